@@ -18,8 +18,8 @@ from tilestone import (
     _converters,
     _core,
     _entities,
-    _leaves,
-    _megatron,
+    _object_check,
+    _megatron_entities,
     _numpy,
     _object_arrays,
     _pickling,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 # These modules are imported because they register converters.
-_REGISTERED = (_entities, _megatron, _numpy)
+_REGISTERED = (_entities, _megatron_entities, _numpy)
 
 
 class _DtypeConverter(_converters.Converter):
@@ -243,7 +243,7 @@ class Bridge:
         Raises:
             InvalidArgumentError: the object can't be pickled, or could not be read back.
         """
-        _leaves.check(item)
+        _object_check.check(item)
         pickled, archive = _pickling.dumps(item, key)
         _pickling.check(pickled, archive, key, self.rank == 0, self.harmless)
         return pickled, archive

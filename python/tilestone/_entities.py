@@ -47,7 +47,7 @@ class ShardedTensor:
         holders: Sequence[int] | None = None,
         **arguments: Any,
     ) -> None:
-        """Called by the from_... methods: make(key, view, **arguments) makes the engine's entity."""
+        """Called by the from_... methods; make(key, view, **arguments): the engine's entity."""
         self._make = make
         self._key: str | None = _options.entity_key(key)
         self._arguments = arguments

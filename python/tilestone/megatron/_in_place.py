@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilestone import _api, _calls, _megatron
+from tilestone import _api, _calls, _megatron_entities
 from tilestone._errors import InvalidArgumentError, StorageError
-from tilestone.megatron import _parts, _ranks
+from tilestone.megatron import _engine_calls, _ranks
 from tilestone.megatron._files import sync_folder
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
@@ -47,7 +47,7 @@ def entities(tree: Any) -> list[Any]:
     """
     found = []
     for path, leaf in _leaves(tree):
-        if _megatron.kind_of(type(leaf)) not in _SHARDED:
+        if _megatron_entities.kind_of(type(leaf)) not in _SHARDED:
             raise InvalidArgumentError(
                 f"a {type(leaf).__name__} is not a ShardedTensor or ShardedObject; only these "
                 "belong to the sharded part of a checkpoint",
@@ -61,7 +61,7 @@ def entities(tree: Any) -> list[Any]:
 
 def _has_common_state(tree: Any) -> bool:
     return any(
-        _megatron.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
+        _megatron_entities.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
         for _, leaf in _leaves(tree)
     )
 
@@ -119,7 +119,7 @@ class _Shards(_calls.Prepared):
             _remove_seals(self._path, _has_common_state(self._tree))
         kept = [
             entity
-            for entity in entities(_parts.built(self._tree))
+            for entity in entities(_engine_calls.built(self._tree))
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]

@@ -10,7 +10,7 @@ from typing import Any, Dict
 
 from tilestone import _calls
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone.megatron import _parts
+from tilestone.megatron import _engine_calls
 from tilestone.megatron.strategies._engine import ASYNC_HINT, COPIES
 from tilestone.megatron.strategies.base import engine_options_of
 from tilestone.megatron.utils import _clean_metadata_for_serialization
@@ -110,12 +110,12 @@ def with_content_metadata(state: Any, content_metadata: Any) -> Any:
     if not isinstance(state, dict):
         return state
     if content_metadata is not None:
-        if _parts.holds_entities(content_metadata):
+        if _engine_calls.holds_entities(content_metadata):
             raise InvalidArgumentError(
                 "content_metadata holds sharded entities, but it is saved as common state",
                 key=CONTENT_METADATA_KEY,
             )
-        if _parts.holds_entities(state.get(CONTENT_METADATA_KEY)):
+        if _engine_calls.holds_entities(state.get(CONTENT_METADATA_KEY)):
             raise InvalidArgumentError(
                 "content_metadata would replace sharded entities of the state dict",
                 key=CONTENT_METADATA_KEY,

@@ -15,7 +15,13 @@ from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
-from tilestone.megatron import _foreign, _parts, _ranks, _save_arguments, _stored
+from tilestone.megatron import (
+    _engine_calls,
+    _ranks,
+    _save_arguments,
+    _stored,
+    _user_strategies,
+)
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -115,7 +121,7 @@ def load(
     options = _load_options(strategies)
     if options is None:
         assert strategies is not None
-        result = _foreign.load(
+        result = _user_strategies.load(
             sharded_state_dict, checkpoint_dir, *strategies, validate_access_integrity, mode
         )
         return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
@@ -131,8 +137,8 @@ def load(
         if mode in _LOGS + _RAISES:
             maybe_report_missing_and_unexpected_keys(missing, unexpected, mode in _RAISES)
 
-    asked = _parts.Asked(sharded_state_dict, check, judge)
-    state = _parts.engine_load(
+    asked = _engine_calls.Asked(sharded_state_dict, check, judge)
+    state = _engine_calls.engine_load(
         asked,
         checkpoint_dir,
         group=process_group,
@@ -222,7 +228,7 @@ def load_sharded_metadata(
     strategies = verify_checkpoint_and_load_strategy(
         checkpoint_dir, sharded_strategy, common_strategy
     )
-    return _foreign.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
+    return _user_strategies.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
 
 
 def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
@@ -244,8 +250,8 @@ def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
 
     if _load_options(strategies) is None:
         return load(wanted, checkpoint_dir, validate_access_integrity=False)  # type: ignore[return-value]
-    asked = _parts.Asked(wanted, _parts.raiser(failure))
-    return _parts.engine_load(asked, checkpoint_dir)
+    asked = _engine_calls.Asked(wanted, _engine_calls.raiser(failure))
+    return _engine_calls.engine_load(asked, checkpoint_dir)
 
 
 def load_content_metadata(
@@ -416,7 +422,7 @@ def save(
     if failure is not None:
         strategy, options = None, {}
     if options is None and not by_files:
-        _foreign.save(
+        _user_strategies.save(
             state, checkpoint_dir, strategy, get_default_save_common_strategy(),
             validate_access_integrity, preprocess_common_before_consistancy_check,
         )  # fmt: skip
@@ -436,10 +442,11 @@ def save(
             failure = error
 
     preprocess = preprocess_common_before_consistancy_check if validate_access_integrity else None
-    given = _parts.Given(
-        state, checkpoint_dir, _parts.raiser(failure), process_group, preprocess, not by_files
-    )
-    _parts.engine_save(
+    given = _engine_calls.Given(
+        state, checkpoint_dir, _engine_calls.raiser(failure), process_group, preprocess,
+        replaces=not by_files,
+    )  # fmt: skip
+    _engine_calls.engine_save(
         given,
         checkpoint_dir,
         group=None if by_files else process_group,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
-from tilestone.megatron import _parts, _stored
+from tilestone.megatron import _engine_calls, _stored
 from tilestone.megatron._in_place import save_in_place
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
 from tilestone.megatron.strategies.async_utils import AsyncRequest
@@ -90,7 +90,7 @@ class EngineLoadStrategy(LoadShardedStrategy):
         Raises:
             CheckpointingException: the load failed; on every rank.
         """
-        return _parts.load_sharded(sharded_state_dict, checkpoint_dir)
+        return _engine_calls.load_sharded(sharded_state_dict, checkpoint_dir)
 
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Any = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilestone import _pickling
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone.megatron.training import _program
+from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
 # Every argument that is read, with its default if the program's arguments do not have it.
@@ -102,7 +102,7 @@ def given_or_global(args: Any) -> Any:
     Raises:
         InvalidArgumentError: there are none.
     """
-    found = _program.arguments() if args is None else args
+    found = _megatron_globals.arguments() if args is None else args
     if found is None:
         raise InvalidArgumentError(
             "args was not given, and Megatron's global arguments (get_args() of "

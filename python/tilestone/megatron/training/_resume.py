@@ -11,7 +11,7 @@ from tilestone.megatron import groups, serialization
 from tilestone.megatron._model_tensors import to_pass
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from tilestone.megatron.training import _alike, _arguments, _program, state
+from tilestone.megatron.training import _arguments, _decisions, _megatron_globals, state
 from tilestone.megatron.training._choice import Places
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._look import Found
@@ -74,7 +74,7 @@ class Resume:
 
     def decisions(self) -> Dict[str, str]:
         """What must be equal on all ranks: a description of each decision -> its value."""
-        return _alike.of_a_load(self.args, self._given_strategy)
+        return _decisions.of_a_load(self.args, self._given_strategy)
 
     def report_none(self) -> None:
         """Logs or raises that there is no checkpoint.
@@ -268,7 +268,7 @@ class Resume:
         is_named = isinstance(allow_classes, str)  # the load refuses a str
         if is_named or not self._with_rerun:
             return allow_classes
-        return [*allow_classes, *_program.RERUN_CLASSES]
+        return [*allow_classes, *_megatron_globals.RERUN_CLASSES]
 
     def load(
         self,
@@ -337,7 +337,7 @@ class Resume:
             self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
         if self._takes_over:
             _arguments.take_over(self.args, self._stored)
-            _program.update_num_microbatches(self.args.consumed_train_samples)
+            _megatron_globals.update_num_microbatches(self.args.consumed_train_samples)
         if self._with_rng:
             found = self._groups.for_random_states(self.args)
             restore_rng_state(

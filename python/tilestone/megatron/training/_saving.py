@@ -14,7 +14,7 @@ from tilestone.megatron import _files, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from tilestone.megatron.training import _alike, _arguments, _removal, names
+from tilestone.megatron.training import _arguments, _decisions, _removal, names
 from tilestone.megatron.training._choice import (
     check_non_persistent_type,
     non_persistent_directory,
@@ -147,7 +147,7 @@ class Saving:
 
     def decisions(self) -> Dict[str, str]:
         """What must be equal on all ranks: a description of each decision -> its value."""
-        return _alike.of_a_save(self.args, self.strategy)
+        return _decisions.of_a_save(self.args, self.strategy)
 
     def random_states(self, key_prefix: str, rng_tracker: Any, deadline: Deadline) -> Any:
         """The random states' entity. With data_parallel_random_init all of dp_group must call."""

@@ -19,8 +19,8 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import Deadline, agreed, together
-from tilestone.megatron.training import _arguments, _program, state
-from tilestone.megatron.training._alike import prepared
+from tilestone.megatron.training import _arguments, _megatron_globals, state
+from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._choice import Places, load_latest
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._look import Found
@@ -154,7 +154,7 @@ def save_checkpoint(
 
     def generate() -> Dict[str, Any]:
         save.rng = save.random_states(rng_state_key_prefix, rng_tracker, deadline)
-        machine = rerun_state_machine or _program.rerun_state_machine()
+        machine = rerun_state_machine or _megatron_globals.rerun_state_machine()
         rerun = None if machine is None else machine.state_dict(
             data_iterator=train_data_iterator, ckpt_format=_arguments.read(save.args, "ckpt_format")
         )  # fmt: skip
@@ -284,7 +284,7 @@ def load_checkpoint(
         return Resume(
             found, Places.of(found, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
             rng_state_key_prefix, rng_tracker,
-            rerun_state_machine or _program.rerun_state_machine(), _ranks.size(group),
+            rerun_state_machine or _megatron_globals.rerun_state_machine(), _ranks.size(group),
             checkpointing_context,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
 from tilestone.megatron import groups
 from tilestone.megatron.mapping import ShardedObject
 from tilestone.megatron.strategies._together import Deadline, agreed
-from tilestone.megatron.training import _arguments, _program
+from tilestone.megatron.training import _arguments, _megatron_globals
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -77,7 +77,7 @@ def get_rng_state(
     tp = groups.find_group("tp", tp_group, module)
     pp = groups.find_group("pp", pp_group, module)
     dp_cp = groups.find_group("dp_cp", dp_cp_group, module)
-    tracker = _program.rng_tracker() if rng_tracker is None else rng_tracker
+    tracker = _megatron_globals.rng_tracker() if rng_tracker is None else rng_tracker
     if _arguments.read(args, "data_parallel_random_init"):
         dp = groups.find_group("dp", dp_group, module)
         states = _of_all(lambda: _own_state(tracker), dp, Deadline(timeout))
@@ -176,9 +176,8 @@ def restore_rng_state(
     np.random.set_state(own["np_rng_state"])
     torch.set_rng_state(own["torch_rng_state"])
     _restore_cuda(own["cuda_rng_state"])
-    _restore_tracker(
-        own["rng_tracker_states"], _program.rng_tracker() if rng_tracker is None else rng_tracker
-    )
+    tracker = _megatron_globals.rng_tracker() if rng_tracker is None else rng_tracker
+    _restore_tracker(own["rng_tracker_states"], tracker)
     return True
 
 
@@ -200,6 +199,7 @@ def _restore_tracker(states: Mapping[str, Any], rng_tracker: Any) -> None:
             ", ".join(map(repr, states)),
         )
         return
+    convert = _megatron_globals.to_tracker_state
     rng_tracker.set_states(
-        {name: _program.to_tracker_state(rng_tracker, state) for name, state in states.items()}
+        {name: convert(rng_tracker, state) for name, state in states.items()}
     )

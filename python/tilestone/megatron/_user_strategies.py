@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone._errors import StorageError
-from tilestone.megatron import _parts, _ranks
+from tilestone.megatron import _engine_calls, _ranks
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import extract_matching_values, merge
 from tilestone.megatron.mapping import (
@@ -39,8 +39,8 @@ def _is_object(item: Any) -> bool:
 def _make_directory(checkpoint_dir: Any) -> None:
     """Rank 0 creates the directory if it does not exist. Every rank calls."""
     if _ranks.rank() == 0:
-        if replaced := _parts.replaced_by(checkpoint_dir):
-            _parts.logger.warning(replaced)
+        if replaced := _engine_calls.replaced_by(checkpoint_dir):
+            _engine_calls.logger.warning(replaced)
         try:
             os.makedirs(checkpoint_dir, exist_ok=True)
         except OSError as error:
