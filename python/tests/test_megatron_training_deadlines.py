@@ -105,7 +105,7 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     saving = _saving.Saving
     for step, leave, more in (
         ("preparation of a save", (checkpointing, "prepared", False), {}),
-        ("random states of data parallel ranks", (checkpointing, "_one_works", False), random),
+        ("random states of data parallel ranks", (checkpointing, "then_one", False), random),
         ("check of the ranks' entities", (serialization, "save", False), full),
         ("tracker of a training run", (saving, "write", True), full),
     ):

@@ -58,7 +58,27 @@ def together(
     deadline: Deadline | None = None,
 ) -> Result:
     """Calls step() on every rank of a group. If it raises on one rank, all ranks raise."""
-    return agreed(work, group, step, lambda result: b"", lambda said: b"", deadline)[0]
+    return agreed(work, group, step, _no_words, lambda said: b"", deadline)[0]
+
+
+def then_one(
+    work: str,
+    group: Group | None,
+    step: Callable[[], Result],
+    last: Callable[[], bytes],
+    deadline: Deadline | None = None,
+) -> tuple[Result, bytes]:
+    """Calls step() on every rank, then last() on rank 0. If one raises, all ranks raise.
+
+    Returns:
+        This rank's result, and rank 0's answer.
+    """
+    return agreed(work, group, step, _no_words, lambda said: last(), deadline)
+
+
+def _no_words(result: object) -> bytes:
+    """The message of a rank that has nothing to say."""
+    return b""
 
 
 def agreed(

@@ -24,7 +24,7 @@ from tilestone._errors import (
 )
 from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron.strategies._together import Deadline, agreed
+from tilestone.megatron.strategies._together import Deadline, then_one
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError
 
@@ -141,10 +141,10 @@ def load_latest(
 def _all_hear_that_it_is_gone(
     places: Places, found: Found, group: Any, deadline: Deadline
 ) -> bool:
-    def decide(said: List[bytes]) -> bytes:
+    def look() -> bytes:
         return b"gone" if _is_gone(places, found) else b""
 
-    return agreed(_WORK, group, lambda: None, lambda none: b"", decide, deadline)[1] != b""
+    return then_one(_WORK, group, lambda: None, look, deadline)[1] != b""
 
 
 def _is_gone(places: Places, found: Found) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Dict, List, Tuple, TypeVar
+from typing import Any, Dict, Tuple
 
 import torch.distributed as dist
 
@@ -18,7 +18,7 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies._together import Deadline, agreed, together
+from tilestone.megatron.strategies._together import Deadline, then_one, together
 from tilestone.megatron.training import _arguments, _megatron_globals, state
 from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._choice import Places, load_latest
@@ -37,8 +37,6 @@ from tilestone.megatron.training.state import (
     generate_state_dict,
     unwrap_model,
 )
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -163,13 +161,19 @@ def save_checkpoint(
         made["num_floating_point_operations_so_far"] = num_floating_point_operations_so_far
         return made
 
+    def begin() -> bytes:
+        save.locks.begin(deadline)
+        return b""
+
+    def publish() -> bytes:
+        save.publish(deadline)
+        return b""
+
     try:
-        made = _one_works(
-            "state of a training run", group, generate, save.locks.begin, deadline
-        )
+        made, _ = then_one("state of a training run", group, generate, begin, deadline)
         preprocess = preprocess_common_state_dict_fn or without_own_arguments
         save.write(made, preprocess, process_group, deadline)
-        _one_works("tracker of a training run", group, _nothing, save.publish, deadline)
+        then_one("tracker of a training run", group, lambda: None, publish, deadline)
     finally:
         save.locks.end()
     if _ranks.rank(group) == 0:
@@ -188,26 +192,6 @@ def _group(given: Any) -> Any:
             hint="call only on the ranks of the group",
         )
     return _ranks.default_group(given)
-
-
-def _one_works(
-    work: str,
-    group: Any,
-    step: Callable[[], Result],
-    then: Callable[[Deadline], None],
-    deadline: Deadline,
-) -> Result:
-    """Calls step() on every rank, then then() on one rank. If one raises, all ranks raise."""
-
-    def decide(said: List[bytes]) -> bytes:
-        then(deadline)
-        return b""
-
-    return agreed(work, group, step, lambda result: b"", decide, deadline)[0]
-
-
-def _nothing() -> None:
-    """The step of the ranks while one rank works."""
 
 
 def _first(model: Any) -> Any:
