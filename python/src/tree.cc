@@ -121,6 +121,8 @@ class TreeMaker {
     const Inside inside(*this, mapping, path);
     StateDict out;
     auto& entries = out.entries();
+    if (PyDict_Check(mapping.ptr()))
+      entries.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
     bool distinct = is_plain_dict(mapping);
     nb::object items = mapping.attr("items")();
     Path below = path;

@@ -357,9 +357,7 @@ nb::object from_value(const Value& value, nb::handle original, const Bridge& bri
 void bind_value(nb::module_& m) {
   m.def(
       "pickled_classes",
-      [](const nb::bytes& bytes, bool archive) {
-        return classes_in(byte_view(bytes), archive);
-      },
+      [](const nb::bytes& bytes, bool archive) { return classes_in(byte_view(bytes), archive); },
       nb::arg("pickled"), nb::arg("archive"),
       "The names of the classes whose objects a load of this pickle would return as Opaque.\n\n"
       "Raises InvalidArgumentError if the pickle could not be read back.");
