@@ -15,53 +15,11 @@ namespace {
 
 using nb::literals::operator""_a;
 
-SaveOptions::Agreement agreement_named(const std::string& name) {
-  if (name == "exchange") return SaveOptions::Agreement::kExchange;
-  if (name == "rule") return SaveOptions::Agreement::kRule;
-  throw Error(ErrorCode::kInvalidArgument,
-              "agreement must be \"exchange\" or \"rule\", not \"" + name + "\"");
-}
-
-SaveOptions::Differing differing_named(const std::string& name) {
-  if (name == "ignore") return SaveOptions::Differing::kIgnore;
-  if (name == "warn") return SaveOptions::Differing::kWarn;
-  if (name == "error") return SaveOptions::Differing::kError;
-  throw Error(ErrorCode::kInvalidArgument,
-              "common_differs must be \"ignore\", \"warn\" or \"error\", not \"" + name + "\"");
-}
-
-SaveOptions::Replicate replicate_named(const std::string& name) {
-  if (name == "none") return SaveOptions::Replicate::kNone;
-  if (name == "local") return SaveOptions::Replicate::kLocal;
-  throw Error(ErrorCode::kInvalidArgument,
-              "replicate must be \"none\" or \"local\", not \"" + name + "\"");
-}
-
-LoadOptions::TwoPhase two_phase_named(const std::string& name) {
-  if (name == "auto") return LoadOptions::TwoPhase::kAuto;
-  if (name == "always") return LoadOptions::TwoPhase::kAlways;
-  if (name == "never") return LoadOptions::TwoPhase::kNever;
-  throw Error(ErrorCode::kInvalidArgument,
-              "two_phase must be \"auto\", \"always\" or \"never\", not \"" + name + "\"");
-}
-
-}  // namespace
-
-CachePolicy cache_named(const std::string& name) {
-  if (name == "bypass") return CachePolicy::kBypass;
-  if (name == "keep") return CachePolicy::kKeep;
-  throw Error(ErrorCode::kInvalidArgument,
-              "cache must be \"bypass\" or \"keep\", not \"" + name + "\"");
-}
-
-namespace {
-
-LoadOptions::Policy policy_named(const std::string& option, const std::string& name) {
-  if (name == "error") return LoadOptions::Policy::kError;
-  if (name == "report") return LoadOptions::Policy::kReport;
-  if (name == "ignore") return LoadOptions::Policy::kIgnore;
-  throw Error(ErrorCode::kInvalidArgument,
-              option + " must be \"error\", \"report\" or \"ignore\", not \"" + name + "\"");
+LoadOptions::Policy policy_named(const char* option, const std::string& name) {
+  using Policy = LoadOptions::Policy;
+  return value_named<Policy>(
+      option, name,
+      {{"error", Policy::kError}, {"report", Policy::kReport}, {"ignore", Policy::kIgnore}});
 }
 
 // A rank's request for a load, and the bridge that made its tree.
@@ -99,9 +57,14 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
   request.options.format = format_named(format);
   request.options.dialect = save_dialect_named(dialect);
   request.options.overwrite = overwrite;
-  request.options.agreement = agreement_named(agreement);
+  using Agreement = SaveOptions::Agreement;
+  request.options.agreement = value_named<Agreement>(
+      "agreement", agreement, {{"exchange", Agreement::kExchange}, {"rule", Agreement::kRule}});
   request.options.validate_access = validate_access;
-  request.options.common_differs = differing_named(common_differs);
+  using Differing = SaveOptions::Differing;
+  request.options.common_differs = value_named<Differing>(
+      "common_differs", common_differs,
+      {{"ignore", Differing::kIgnore}, {"warn", Differing::kWarn}, {"error", Differing::kError}});
   request.options.timeout = timeout;
   request.options.threads = threads;
   request.options.buffer_bytes = buffer_bytes;
@@ -111,7 +74,9 @@ SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge
       tensor_attributes_of(nb::cast<nb::dict>(tensor_attributes), bridge);
   request.options.progress = to_progress(progress);
   request.options.by_files = by_files;
-  request.options.replicate = replicate_named(replicate);
+  using Replicate = SaveOptions::Replicate;
+  request.options.replicate = value_named<Replicate>(
+      "replicate", replicate, {{"none", Replicate::kNone}, {"local", Replicate::kLocal}});
   request.options.replicate_group = std::move(replicate_group);
   if (max_copy_bytes) request.options.max_copy_bytes = *max_copy_bytes;
   request.options.tp_replica_names = tp_replica_names;
@@ -137,7 +102,10 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   request.options.subtrees = std::move(claims.subtrees);
   request.options.cast = cast;
   request.options.verify_checksums = verify_checksums;
-  request.options.two_phase = two_phase_named(two_phase);
+  using TwoPhase = LoadOptions::TwoPhase;
+  request.options.two_phase = value_named<TwoPhase>(
+      "two_phase", two_phase,
+      {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
   request.options.cache = cache_named(cache);
   request.options.not_in_checkpoint = policy_named("not_in_checkpoint", not_in_checkpoint);
   if (not_requested) {
@@ -295,6 +263,11 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
 }
 
 }  // namespace
+
+CachePolicy cache_named(const std::string& name) {
+  return value_named<CachePolicy>("cache", name,
+                                  {{"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}});
+}
 
 ProgressFn to_progress(nb::handle callback) {
   if (callback.is_none()) return nullptr;

@@ -31,15 +31,11 @@ LogLevel level_of(int python_level) {
 nb::object logger() { return nb::module_::import_("logging").attr("getLogger")("tilestone"); }
 
 LogLevel level_named(const std::string& name) {
-  static constexpr std::pair<const char*, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
-                                                                 {"info", LogLevel::kInfo},
-                                                                 {"warning", LogLevel::kWarning},
-                                                                 {"error", LogLevel::kError}};
-  for (const auto& [known, level] : kLevels) {
-    if (name == known) return level;
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              "level must be \"debug\", \"info\", \"warning\" or \"error\", not \"" + name + "\"");
+  return value_named<LogLevel>("level", name,
+                               {{"debug", LogLevel::kDebug},
+                                {"info", LogLevel::kInfo},
+                                {"warning", LogLevel::kWarning},
+                                {"error", LogLevel::kError}});
 }
 
 }  // namespace
