@@ -135,6 +135,12 @@ void say_rank(const Raised& raised, int rank, int ranks) {
   if (ranks > 1 && nb::hasattr(exception, "add_rank")) exception.attr("add_rank")(rank);
 }
 
+void say_published(const Raised& raised, const std::optional<SaveResult>& result,
+                   const Location& location) {
+  if (!result || !result->published) return;
+  raised.add_note("this came too late to stop the save: " + location.describe() + " was published");
+}
+
 std::function<SaveRequest()> request_of(const nb::callable& prepare) {
   return [&prepare] {
     return with_gil("making the state dict",
@@ -152,10 +158,7 @@ SaveResult run_save(const Location& location, int rank, int ranks, Deadline dead
     without_gil([&](const Stop& stop) { result = run(deadline.with_interrupt(stop)); });
   } catch (const Raised& raised) {
     say_rank(raised, rank, ranks);
-    if (result && result->published) {
-      raised.add_note("this came too late to stop the save: " + location.describe() +
-                      " was published");
-    }
+    say_published(raised, result, location);
     throw;
   }
   return *std::move(result);
@@ -208,15 +211,12 @@ std::vector<CopyCost> plan_copies_of(const nb::callable& prepare, const nb::byte
   const Location location(path_of(path));
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
-  try {
+  return as_rank(communicator.rank(), communicator.size(), [&] {
     return without_gil([&](const Stop& stop) {
       return plan_copies(request_of(prepare), location.place(), communicator,
                          deadline.with_interrupt(stop));
     });
-  } catch (const Raised& raised) {
-    say_rank(raised, communicator.rank(), communicator.size());
-    throw;
-  }
+  });
 }
 
 CopyCost plan_copies_by_files_of(const SaveRequest& options, const nb::callable& prepare) {
@@ -252,14 +252,11 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
     });
   };
   const std::string place = Location(path_of(path)).place();
-  try {
+  as_rank(communicator.rank(), communicator.size(), [&] {
     without_gil([&](const Stop& stop) {
       load(request, give, place, communicator, deadline.with_interrupt(stop));
     });
-  } catch (const Raised& raised) {
-    say_rank(raised, communicator.rank(), communicator.size());
-    throw;
-  }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // Sessions: what is kept from one save to the next.
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,18 +15,13 @@ using nb::literals::operator""_a;
 Session session_of(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
-  std::optional<Session> made;
   const Deadline deadline = end_after(seconds);
   const auto checked = [&] { with_gil("checking a session's arguments", [&] { check(); }); };
-  try {
-    without_gil([&](const Stop& stop) {
-      made.emplace(communicator, deadline.with_interrupt(stop), checked);
+  return as_rank(communicator.rank(), communicator.size(), [&] {
+    return without_gil([&](const Stop& stop) {
+      return Session(communicator, deadline.with_interrupt(stop), checked);
     });
-  } catch (const Raised& raised) {
-    say_rank(raised, communicator.rank(), communicator.size());
-    throw;
-  }
-  return *std::move(made);
+  });
 }
 
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.

@@ -71,10 +71,7 @@ class StepwiseSave {
         return Over();
       });
     } catch (const Raised& raised) {
-      if (result && result->published) {
-        raised.add_note("this came too late to stop the save: " + location_.describe() +
-                        " was published");
-      }
+      say_published(raised, result, location_);
       throw;
     }
     return *std::move(result);
@@ -137,7 +134,7 @@ class StepwiseSave {
     } catch (...) {
       step_ = Over();
       if (next) end_after_raising(*std::move(next));
-      name_rank();
+      as_rank(rank_, ranks_, [] { throw; });
     }
     step_ = *std::move(next);
   }
@@ -147,15 +144,6 @@ class StepwiseSave {
     try {
       give_up();
     } catch (const Raised&) {  // another signal; the first exception is already being raised
-    }
-  }
-
-  [[noreturn]] void name_rank() const {
-    try {
-      throw;
-    } catch (const Raised& raised) {
-      say_rank(raised, rank_, ranks_);
-      throw;
     }
   }
 
