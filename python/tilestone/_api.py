@@ -7,11 +7,10 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _options
-from tilestone._bridge import Bridge
-from tilestone._calls import LoadReport, SaveCall, communicator, prepared
+from tilestone import _core
+from tilestone._calls import LoadCall, LoadReport, SaveCall
 from tilestone._errors import InvalidArgumentError
-from tilestone._progress import ProgressCallback, reporting
+from tilestone._progress import ProgressCallback
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
@@ -341,69 +340,14 @@ def load(
         CorruptError, UnsafeError: the files are damaged, or look like an attack.
         StorageError, TimeoutError, RankFailedError: the checkpoint could not be read.
     """
-    alone = None if own_rank is None else _options.whole("own_rank", own_rank)
-    if alone is not None and group is not None:
-        raise InvalidArgumentError("own_rank and group exclude each other: own_rank loads alone")
-    comm = comm or _core.solo() if alone is not None else communicator(group, comm)
-    where: Any = wanted if path is None else path
-    place = b"" if isinstance(where, Mapping) else _options.place(where)
-    template = prepared(wanted)
-    result: dict[Any, Any] = {}
-    bridge: Bridge | None = None
     with contextlib.ExitStack() as until_the_end:
-
-        def prepare() -> _core.LoadRequest:
-            nonlocal bridge
-            if isinstance(where, Mapping):
-                raise InvalidArgumentError("a template needs the checkpoint's path with it")
-            if report is not None and not isinstance(report, LoadReport):
-                raise InvalidArgumentError(f"report must be a LoadReport or None, not {report!r}")
-            if report is not None:
-                vars(report).update(vars(LoadReport()))
-            shown = reporting(_options.sink("progress", progress), "load", comm.rank)
-            allowed = _options.names("allow_classes", allow_classes)
-            bridge = Bridge(
-                True, allowed, group=group, ranks=comm.size, harmless=template.harmless
-            )
-            state = template.make()
-            return _core.LoadRequest(
-                None if path is None else state,
-                _options.directory(where),
-                bridge,
-                _options.flag("follow_links", follow_links),
-                _options.flag("cast", cast),
-                _options.flag("verify_checksums", verify_checksums),
-                _options.word("two_phase", two_phase),
-                _options.word("cache", cache),
-                _options.word("not_in_checkpoint", not_in_checkpoint),
-                None if not_requested is None else _options.word("not_requested", not_requested),
-                _options.word("other_shape", other_shape),
-                _options.flag("sharded_only", sharded_only),
-                _options.flag("validate_access", validate_access),
-                _options.seconds("timeout", timeout),
-                _options.whole("threads", threads),
-                _options.whole("buffer_bytes", buffer_bytes, 64),
-                until_the_end.enter_context(shown),
-                objects_by_grid=template.objects_by_grid,
-                log_report=template.log_report,
-                own_rank=alone,
-            )
-
-        def take(
-            loaded: dict[Any, Any],
-            missing: list[str],
-            rest: list[str],
-            other: list[str],
-            kept: set[str],
-        ) -> None:
-            nonlocal result
-            assert bridge is not None
-            if report is not None:
-                report.not_in_checkpoint = missing
-                report.not_requested = rest
-                report.other_shape = other
-            bridge.give_back()
-            result = template.take(loaded, LoadReport(missing, rest, other), kept)
-
-        _core.load(prepare, take, place, comm, _options.limit_of(timeout))
-    return result
+        call = LoadCall(
+            wanted, path, until_the_end, group=group, comm=comm, own_rank=own_rank, report=report,
+            cast=cast, allow_classes=allow_classes, verify_checksums=verify_checksums,
+            two_phase=two_phase, cache=cache, not_in_checkpoint=not_in_checkpoint,
+            not_requested=not_requested, other_shape=other_shape, sharded_only=sharded_only,
+            validate_access=validate_access, timeout=timeout, threads=threads,
+            buffer_bytes=buffer_bytes, follow_links=follow_links, progress=progress,
+        )  # fmt: skip
+        _core.load(call.prepare, call.take, call.place, call.comm, call.limit)
+    return call.result

@@ -1,4 +1,4 @@
-"""What all collective calls have in common, and the arguments of a save."""
+"""What all collective calls have in common, and the arguments of a save and of a load."""
 
 from __future__ import annotations
 
@@ -354,3 +354,125 @@ class SaveCall:
             max_copy_bytes=None if most is None else _options.whole("max_copy_bytes", most, 64),
             tp_replica_names=_options.flag("tp_replica_names", given["tp_replica_names"]),
         )
+
+
+class LoadCall:
+    """One rank's call of `tilestone.load`: its arguments, the checks of them, and its result.
+
+    As in SaveCall, only the arguments that say who takes part are checked here.
+
+    Args:
+        wanted, path: as for `tilestone.load`.
+        until_the_end: receives context managers that must stay open until the load ends.
+        group, comm, own_rank: who takes part, as for `tilestone.load`.
+        report: as for `tilestone.load`.
+        options: all other options of `tilestone.load`.
+
+    Attributes:
+        comm: the communicator.
+        result: what the load returns; set by `take`.
+
+    Raises:
+        InvalidArgumentError: an argument that says who takes part can't be used.
+    """
+
+    def __init__(
+        self,
+        wanted: Any,
+        path: str | os.PathLike[str] | None,
+        until_the_end: contextlib.ExitStack,
+        *,
+        group: ProcessGroup | None,
+        comm: CommunicatorLike | None,
+        own_rank: int | None,
+        report: LoadReport | None,
+        **options: Any,
+    ) -> None:
+        self._alone = None if own_rank is None else _options.whole("own_rank", own_rank)
+        if self._alone is not None and group is not None:
+            raise InvalidArgumentError(
+                "own_rank and group exclude each other: own_rank loads alone"
+            )
+        is_alone = self._alone is not None
+        self.comm = comm or _core.solo() if is_alone else communicator(group, comm)
+        self._template = prepared(wanted)
+        self._has_template = path is not None
+        self._path: Any = wanted if path is None else path
+        self._until_the_end = until_the_end
+        self._group = group
+        self._report = report
+        self._options = options
+        self._bridge: Bridge | None = None
+        self.result: dict[Any, Any] = {}
+
+    @property
+    def place(self) -> bytes:
+        """The location as bytes; empty for an invalid path, which the first round reports."""
+        return b"" if isinstance(self._path, Mapping) else _options.place(self._path)
+
+    @property
+    def limit(self) -> float:
+        """Seconds for the whole load."""
+        return _options.limit_of(self._options["timeout"])
+
+    def prepare(self) -> _core.LoadRequest:
+        """This rank's request, with its template. The engine calls it inside the first round."""
+        given, report = self._options, self._report
+        if isinstance(self._path, Mapping):
+            raise InvalidArgumentError("a template needs the checkpoint's path with it")
+        if report is not None and not isinstance(report, LoadReport):
+            raise InvalidArgumentError(f"report must be a LoadReport or None, not {report!r}")
+        if report is not None:
+            vars(report).update(vars(LoadReport()))
+        shown = reporting(_options.sink("progress", given["progress"]), "load", self.comm.rank)
+        allowed = _options.names("allow_classes", given["allow_classes"])
+        self._bridge = Bridge(
+            True, allowed, group=self._group, ranks=self.comm.size,
+            harmless=self._template.harmless,
+        )  # fmt: skip
+        template = self._template.make()
+        not_requested = given["not_requested"]
+        return _core.LoadRequest(
+            template if self._has_template else None,
+            _options.directory(self._path),
+            self._bridge,
+            _options.flag("follow_links", given["follow_links"]),
+            _options.flag("cast", given["cast"]),
+            _options.flag("verify_checksums", given["verify_checksums"]),
+            _options.word("two_phase", given["two_phase"]),
+            _options.word("cache", given["cache"]),
+            _options.word("not_in_checkpoint", given["not_in_checkpoint"]),
+            None if not_requested is None else _options.word("not_requested", not_requested),
+            _options.word("other_shape", given["other_shape"]),
+            _options.flag("sharded_only", given["sharded_only"]),
+            _options.flag("validate_access", given["validate_access"]),
+            _options.seconds("timeout", given["timeout"]),
+            _options.whole("threads", given["threads"]),
+            _options.whole("buffer_bytes", given["buffer_bytes"], 64),
+            self._until_the_end.enter_context(shown),
+            objects_by_grid=self._template.objects_by_grid,
+            log_report=self._template.log_report,
+            own_rank=self._alone,
+        )
+
+    def take(
+        self,
+        loaded: dict[Any, Any],
+        missing: list[str],
+        rest: list[str],
+        other: list[str],
+        kept: set[str],
+    ) -> None:
+        """Takes what was loaded. The engine calls it inside the last round.
+
+        Args:
+            loaded: the loaded tree.
+            missing, rest, other: the lists of a LoadReport, in its order.
+            kept: as for Prepared.take.
+        """
+        assert self._bridge is not None
+        found = LoadReport(missing, rest, other)
+        if self._report is not None:
+            vars(self._report).update(vars(found))
+        self._bridge.give_back()
+        self.result = self._template.take(loaded, found, kept)
