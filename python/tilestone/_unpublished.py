@@ -21,8 +21,9 @@ def unpublished(path: str | os.PathLike[str], *, watch: float = 0) -> list[_core
     Returns:
         The saves in the order of their save_id, each with save_id, world_size, format, dialect,
         missing_count and missing (ranks that have not written; the lowest 16), failure (an error
-        that a rank recorded, or ""), complete, abandoned and alive. A save with damaged files is
-        listed too; its str() says what is damaged. Empty if there is no directory.
+        that a rank recorded, that of reports that contradict each other, or ""), complete,
+        abandoned and alive. A save with damaged files is listed too. Its str() says what is damaged
+        and what can be done. Empty if there is no directory.
 
     Raises:
         InvalidArgumentError: `watch` is not a number of seconds.

@@ -261,6 +261,18 @@ TEST_F(Cli, LinksThatLeadOutAreFollowedByEverySubcommandWhenAsked) {
   }
 }
 
+TEST_F(Cli, AMissingDataFileIsDamageAndAMissingCheckpointIsNot) {
+  const std::string name = std::filesystem::path(data_file()).filename();
+  std::filesystem::remove(data_file());
+  const Ran read = tilestone_command({"cat", path_, "w"});
+  EXPECT_EQ(read.code, kDamaged);
+  EXPECT_THAT(read.err, AllOf(HasSubstr("a data file of the checkpoint is missing"),
+                              HasSubstr(name), HasSubstr("`tilestone verify` shows")));
+  EXPECT_EQ(tilestone_command({"verify", path_}).code, kDamaged);
+  EXPECT_EQ(tilestone_command({"ls", path_}).code, kOk);
+  EXPECT_EQ(tilestone_command({"cat", path_ + "-typo", "w"}).code, kIoFailed);
+}
+
 TEST_F(Cli, ANameThatLeavesTheDirectoryIsUnsafe) {
   // The metadata names its data files; one that points outside is refused.
   const std::string metadata = path_ + "/.metadata";

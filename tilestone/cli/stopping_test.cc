@@ -5,6 +5,8 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdio>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 

@@ -243,7 +243,8 @@ TEST(SaveByFiles, GcLeavesNoEmptyDirectoriesOfAnAbandonedSave) {
   // Those of a save that may just begin stay.
   const std::string other = engine::attempt_directory(engine::save_id_of("another run", 0));
   storage->make_directory(other);
-  save(state_of(0, 2, 3), location, by_files(0, 2, "a third run"));
+  options.by_files->token = "a third run";
+  save(state_of(0, 2, 3), location, options);
   abandon(location, at_once);
   remove_leftovers(location);
   EXPECT_EQ(storage->list_directories(".tilestone/"), std::vector<std::string>{other});

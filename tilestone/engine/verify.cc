@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -57,11 +58,16 @@ class Verifier {
   // A file that is missing or not a regular file is damage. A file that can't be opened (kIo), or
   // that a later save has removed (kNotFound), is an error.
   void open_files() {
+    std::optional<uint32_t> missing;
     for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
       int64_t size = kMissing;
       try {
-        size = static_cast<int64_t>(reader_.open(file).size());
+        if (context_.storage.stat(name)) {
+          size = static_cast<int64_t>(reader_.open(file).size());
+        } else {
+          missing = file;
+        }
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kNotFound) throw;
         if (!is_missing(error)) {
@@ -71,6 +77,17 @@ class Verifier {
         }
       }
       sizes_.push_back(size);
+    }
+    if (missing) expect_not_replaced(*missing);
+  }
+
+  // Throws if files are missing because a save has replaced the checkpoint. One look is enough for
+  // all of them; it may read the whole index.
+  void expect_not_replaced(uint32_t missing) {
+    try {
+      reader_.open(missing);
+    } catch (const Error& error) {
+      if (!is_missing(error)) throw;
     }
   }
 
