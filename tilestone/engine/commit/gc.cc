@@ -107,8 +107,8 @@ class Cleaning {
   // again.
   void remove_empty_directories() {
     for (const std::string& name : storage_.list_directories(std::string(kOwnDirectory) + "/")) {
-      const auto save_id = parse_attempt_name(name + "/");
-      if (!save_id || !storage_.stat(outcome_name(*save_id))) continue;
+      const auto own = parse_in_own_directory(name + "/");
+      if (!own || !storage_.stat(outcome_name(own->save_id))) continue;
       if (storage_.list(name + "/").empty()) storage_.remove_tree(name);
     }
   }
