@@ -133,7 +133,7 @@ def test_a_missing_data_file_is_damage_and_not_a_missing_checkpoint(tmp_path: pa
         lambda: tilestone.load({"w": numpy.zeros(3)}, tmp_path),
         lambda: tilestone.open(tmp_path).read("w"),
         lambda: tilestone.open(tmp_path).read_many(["w"]),
-        lambda: tilestone.open(tmp_path).read_object("o"),
+        lambda: tilestone.open(tmp_path).object("o"),
     ):
         with pytest.raises(tilestone.CorruptError, match="data file .* is missing") as raised:
             read()
