@@ -72,7 +72,7 @@ function(tilestone_layer name)
   if(TILESTONE_TESTS)
     _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock")
     if(helpers)
-      _tilestone_test_code(tilestone_${name}_testing)
+      _tilestone_test_code(tilestone_${name}_testing ${layers} ${name})
     endif()
     if(tests)
       tilestone_test(
@@ -101,10 +101,10 @@ function(tilestone_test name)
   _tilestone_link_layers(${name} TESTING ${arg_LAYERS})
   target_link_libraries(${name} PRIVATE GTest::gmock GTest::gtest_main ${arg_LINK})
   tilestone_warnings(${name})
-  _tilestone_test_code(${name})
+  _tilestone_test_code(${name} ${arg_LAYERS})
   if(TILESTONE_UNITY)
     # Each file has its own namespace, named like the file, so names don't clash.
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endif()
   if(arg_SHARDS GREATER 1 AND TILESTONE_SANITIZE)
     foreach(shard RANGE 1 ${arg_SHARDS})
@@ -145,12 +145,19 @@ function(tilestone_mpi_test name target ranks)
              "OMPI_MCA_rmaps_base_oversubscribe=1")
 endfunction()
 
-# tilestone_program(<target> LAYERS <layer>...): links a plain program of tests/, bench/ or fuzz/
-# with the objects of these layers and of their dependencies.
+# tilestone_program(<target> [TEST] LAYERS <layer>...): links a plain program of tests/, bench/ or
+# fuzz/ with the objects of these layers and of their dependencies. TEST: its code is compiled like
+# that of the tests.
 function(tilestone_program target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LAYERS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TEST" "" "LAYERS")
   _tilestone_link_layers(${target} "" ${arg_LAYERS})
   tilestone_warnings(${target})
+  if(arg_TEST)
+    if(TILESTONE_TEST_PCH)
+      target_link_libraries(${target} PRIVATE GTest::gmock) # for the precompiled headers
+    endif()
+    _tilestone_test_code(${target} ${arg_LAYERS})
+  endif()
 endfunction()
 
 # Makes the library of all declared layers: tilestone, alias Tilestone::tilestone.
@@ -204,27 +211,38 @@ function(_tilestone_test_flags target)
   endif()
 endfunction()
 
+# Further arguments are the layers that the target uses.
 function(_tilestone_test_code target)
   _tilestone_test_flags(${target})
   get_target_property(type ${target} TYPE)
   if(TILESTONE_TEST_PCH AND type STREQUAL "EXECUTABLE")
-    _tilestone_reuse_test_headers(${target})
+    _tilestone_closure(layers ${ARGN})
+    _tilestone_reuse_test_headers(${target} "${layers}")
   endif()
 endfunction()
 
-# GoogleTest's headers take a third of a test's compile time, so they are precompiled once. This is
-# done in a program, because objects of libraries have other flags.
-function(_tilestone_reuse_test_headers target)
-  if(NOT TARGET tilestone_test_headers)
-    _tilestone_empty_source(source test_headers "int main() { return 0; }\n")
-    add_executable(tilestone_test_headers ${source})
-    target_link_libraries(tilestone_test_headers PRIVATE GTest::gmock)
-    tilestone_warnings(tilestone_test_headers)
-    _tilestone_test_flags(tilestone_test_headers)
-    target_precompile_headers(tilestone_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
-    _tilestone_cacheable(tilestone_test_headers)
+# GoogleTest's headers take a third of a test's compile time, so they are precompiled once. In unity
+# builds so are the library's public headers, for tests that use the engine; in other builds a
+# change of one header would rebuild all of these tests. This is done in a program, because objects
+# of libraries have other flags.
+function(_tilestone_reuse_test_headers target layers)
+  set(program tilestone_test_headers)
+  set(headers <gmock/gmock.h> <gtest/gtest.h>)
+  if(TILESTONE_UNITY AND engine IN_LIST layers)
+    set(program tilestone_engine_test_headers)
+    list(APPEND headers <filesystem> <tilestone/tilestone.h>)
   endif()
-  _tilestone_reuse(${target} tilestone_test_headers)
+  if(NOT TARGET ${program})
+    _tilestone_empty_source(source ${program} "int main() { return 0; }\n")
+    add_executable(${program} ${source})
+    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(${program} PRIVATE GTest::gmock)
+    tilestone_warnings(${program})
+    _tilestone_test_flags(${program})
+    target_precompile_headers(${program} PRIVATE ${headers})
+    _tilestone_cacheable(${program})
+  endif()
+  _tilestone_reuse(${target} ${program})
 endfunction()
 
 # The standard library's headers take a fifth of a source's compile time. They are not precompiled

@@ -1,19 +1,31 @@
-// Runs a fuzz target once over every file on the command line, and over every file of each folder
-// on the command line. Folders may be missing, but having no file at all is a failure, so that a
-// lost corpus is noticed.
+// fuzz_replay TARGET PATH...: runs a fuzz target once over every file on the command line, and over
+// every file of each folder on the command line. Folders may be missing, but having no file at all
+// is a failure, so that a lost corpus is noticed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+#define FUZZ_TARGET(name) extern "C" int fuzz_##name(const uint8_t* data, size_t size);
+#include "fuzz_targets.inc"
+#undef FUZZ_TARGET
 
 namespace {
 
 namespace fs = std::filesystem;
+
+using Target = int (*)(const uint8_t* data, size_t size);
+
+const std::map<std::string, Target> kTargets = {
+#define FUZZ_TARGET(name) {#name, fuzz_##name},
+#include "fuzz_targets.inc"
+#undef FUZZ_TARGET
+};
 
 std::vector<fs::path> inputs_of(const fs::path& path) {
   if (!fs::is_directory(path))
@@ -26,22 +38,29 @@ std::vector<fs::path> inputs_of(const fs::path& path) {
   return files;
 }
 
-void replay(const fs::path& file) {
+void replay(Target target, const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
   std::vector<char> text((std::istreambuf_iterator<char>(stream)),
                          std::istreambuf_iterator<char>());
   const std::vector<uint8_t> bytes(text.begin(), text.end());
-  LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+  target(bytes.data(), bytes.size());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const auto target = kTargets.find(argc > 1 ? argv[1] : "");
+  if (target == kTargets.end()) {
+    std::fprintf(stderr, "usage: fuzz_replay TARGET PATH...; targets:");
+    for (const auto& [name, run] : kTargets) std::fprintf(stderr, " %s", name.c_str());
+    std::fprintf(stderr, "\n");
+    return 2;
+  }
   size_t count = 0;
-  for (int i = 1; i < argc; ++i) {
+  for (int i = 2; i < argc; ++i) {
     for (const fs::path& file : inputs_of(argv[i])) {
       std::fprintf(stderr, "%s\n", file.c_str());
-      replay(file);
+      replay(target->second, file);
       ++count;
     }
   }

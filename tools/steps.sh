@@ -15,63 +15,82 @@ export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
 all_started=$SECONDS
 
-# CPU seconds (user and system) of all commands that have ended so far.
-cpu_seconds() { awk -v ticks="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / ticks }' /proc/$$/stat; }
+# The steps in the background, by name: process group, and file of the output.
+declare -A beside_pid=() beside_log=()
+beside_last=
+cpu_file=$(mktemp)
+
+end_all() {
+  local pid
+  for pid in "${beside_pid[@]}"; do kill -- "-$pid" 2>/dev/null || true; done
+  rm -f "$cpu_file" "${beside_log[@]}"
+}
+trap end_all EXIT
+
+# CPU seconds (user and system) of all commands of a shell that have ended so far.
+cpu_seconds() {
+  awk -v ticks="$(getconf CLK_TCK)" '{ printf "%d", ($16 + $17) / ticks }' "/proc/$1/stat"
+}
 
 # step NAME COMMAND...
 step() {
-  local name=$1 started=$SECONDS status=0 cpu_started
-  cpu_started=$(cpu_seconds)
+  local name=$1 started=$SECONDS status=0
   shift
   printf '\n==> %s\n' "$name"
   # A subshell instead of `if`, so that `set -e` works inside functions that are steps.
   set +e
-  (set -e; "$@")
+  (
+    set -e
+    trap 'cpu_seconds "$BASHPID" >"$cpu_file"' EXIT
+    "$@"
+  )
   status=$?
   set -e
   if ((status != 0)); then
     printf '\n==> FAILED: %s (exit %d, after %d s)\n' "$name" "$status" "$((SECONDS - started))" >&2
     exit "$status"
   fi
-  printf '==> ok: %s (%d s, %d CPU s)\n' "$name" "$((SECONDS - started))" \
-    "$(($(cpu_seconds) - cpu_started))"
+  printf '==> ok: %s (%d s, %d CPU s)\n' "$name" "$((SECONDS - started))" "$(cat "$cpu_file")"
 }
 
-# beside NAME COMMAND...: starts a step in the background at low priority. `joined` waits for it and
-# prints its output.
+# beside NAME COMMAND...: a step in the background, at low priority. It begins when the background
+# step before it has ended. `joined NAME` waits for it and prints its output.
 beside() {
-  beside_name=$1 beside_started=$SECONDS
+  local name=$1 before=$beside_last
   shift
-  beside_log=$(mktemp)
-  trap 'kill -- "-$beside_pid" 2>/dev/null || true; rm -f "$beside_log"' EXIT
+  beside_log[$name]=$(mktemp)
+  printf '\n==> %s: in the background\n' "$name"
   set -m # a process group of its own, so that it can be killed as a whole if a step fails
   (
     set -e
+    trap - EXIT
     renice -n 10 "$BASHPID" >/dev/null
+    if [[ -n "$before" ]]; then tail --pid="$before" -f /dev/null; fi
+    started=$SECONDS shell=$BASHPID
     "$@"
-  ) >"$beside_log" 2>&1 </dev/null &
-  beside_pid=$!
+    printf '==> ok: %s (%d s in the background, %d CPU s)\n' "$name" "$((SECONDS - started))" \
+      "$(cpu_seconds "$shell")"
+  ) >"${beside_log[$name]}" 2>&1 </dev/null &
+  beside_last=$!
+  beside_pid[$name]=$beside_last
   set +m
-  printf '\n==> %s: begun\n' "$beside_name"
 }
 
 joined() {
-  local status=0
-  wait "$beside_pid" || status=$?
-  printf '\n==> %s\n' "$beside_name"
-  cat "$beside_log"
-  rm -f "$beside_log"
-  trap - EXIT
+  local name=$1 status=0
+  wait "${beside_pid[$name]}" || status=$?
+  unset "beside_pid[$name]"
+  printf '\n==> %s\n' "$name"
+  cat "${beside_log[$name]}"
   if ((status != 0)); then
-    printf '\n==> FAILED: %s (exit %d)\n' "$beside_name" "$status" >&2
+    printf '\n==> FAILED: %s (exit %d)\n' "$name" "$status" >&2
     exit "$status"
   fi
-  printf '==> ok: %s (%d s, beside others)\n' "$beside_name" "$((SECONDS - beside_started))"
 }
 
 all_done() {
   printf '\n==> %s: all steps ok (%d s, %d CPU s)\n' "$1" "$((SECONDS - all_started))" \
-    "$(cpu_seconds)"
+    "$(cpu_seconds $$)"
 }
 
 # configure_and_build PRESET TARGET...

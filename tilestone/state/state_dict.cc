@@ -47,6 +47,39 @@ std::string dotted(const Path& path) {
   return text;
 }
 
+StateDict::StateDict() noexcept = default;
+StateDict::StateDict(const StateDict&) = default;
+StateDict::StateDict(StateDict&&) noexcept = default;
+StateDict& StateDict::operator=(const StateDict&) = default;
+StateDict& StateDict::operator=(StateDict&&) noexcept = default;
+StateDict::~StateDict() = default;
+
+StateDict::Index::Index(const Index&) {}
+StateDict::Index& StateDict::Index::operator=(const Index&) {
+  places.clear();
+  return *this;
+}
+
+StateNode::StateNode() noexcept = default;
+StateNode::StateNode(OfValue, Value value) noexcept : node_(std::move(value)) {}
+StateNode::StateNode(TensorView tensor) : node_(std::move(tensor)) {}
+StateNode::StateNode(ShardedTensor tensor) : node_(std::move(tensor)) {}
+StateNode::StateNode(ShardedObject object) : node_(std::move(object)) {}
+StateNode::StateNode(ShardedTensorFactory factory) : node_(std::move(factory)) {}
+StateNode::StateNode(LocalNonpersistent value) : node_(std::move(value)) {}
+StateNode::StateNode(StateDict dict) : node_(std::move(dict)) {}
+StateNode::StateNode(StateList list) : node_(std::move(list)) {}
+StateNode::StateNode(const StateNode&) = default;
+StateNode::StateNode(StateNode&&) noexcept = default;
+StateNode& StateNode::operator=(const StateNode&) = default;
+StateNode& StateNode::operator=(StateNode&&) noexcept = default;
+StateNode::~StateNode() = default;
+
+std::vector<StateDict::Entry>& StateDict::entries() {
+  index_.places.clear();
+  return entries_;
+}
+
 void StateDict::update_index() {
   if (entries_.size() <= kSmallDict) return;
   if (index_.places.size() > entries_.size()) index_.places.clear();

@@ -33,6 +33,14 @@ std::string dotted(const Path& path);
 // index. Several threads may call const members at the same time.
 class StateDict {
  public:
+  // Defined in state_dict.cc, as Value's and StateNode's are, because they take long to compile.
+  StateDict() noexcept;
+  StateDict(const StateDict&);
+  StateDict(StateDict&&) noexcept;
+  StateDict& operator=(const StateDict&);
+  StateDict& operator=(StateDict&&) noexcept;
+  ~StateDict();
+
   // Inserts a null value if the key is new.
   StateNode& operator[](const PathElement& key);
   template <std::convertible_to<std::string_view> Text>
@@ -56,10 +64,7 @@ class StateDict {
   using Entry = std::pair<PathElement, StateNode>;
   // Entries may be added, removed and renamed through this reference until another member is
   // called. Through begin() and end(), only the nodes may be changed, not the keys.
-  std::vector<Entry>& entries() {
-    index_.places.clear();
-    return entries_;
-  }
+  std::vector<Entry>& entries();
   const std::vector<Entry>& entries() const { return entries_; }
   // Further entries of a common state, under keys that are not PathElements (None, a tuple), in
   // order. A load fills them and a save keeps them. No other member uses them.
@@ -76,12 +81,9 @@ class StateDict {
   // copied StateDict starts with an empty one.
   struct Index {
     Index() = default;
-    Index(const Index&) {}
+    Index(const Index&);
     Index(Index&&) noexcept = default;
-    Index& operator=(const Index&) {
-      places.clear();
-      return *this;
-    }
+    Index& operator=(const Index&);
     Index& operator=(Index&&) noexcept = default;
     std::unordered_map<PathElement, size_t> places;
   };
@@ -105,17 +107,22 @@ class StateNode {
  public:
   using Variant = std::variant<Value, TensorView, ShardedTensor, ShardedObject,
                                ShardedTensorFactory, LocalNonpersistent, StateDict, StateList>;
-  StateNode() = default;  // a null value
+  StateNode() noexcept;  // a null value
   template <typename T>
     requires std::is_constructible_v<Value, T> && (!std::is_same_v<std::decay_t<T>, TensorView>)
-  StateNode(T&& value) : node_(Value(std::forward<T>(value))) {}
-  StateNode(TensorView tensor) : node_(std::move(tensor)) {}
-  StateNode(ShardedTensor tensor) : node_(std::move(tensor)) {}
-  StateNode(ShardedObject object) : node_(std::move(object)) {}
-  StateNode(ShardedTensorFactory factory) : node_(std::move(factory)) {}
-  StateNode(LocalNonpersistent value) : node_(std::move(value)) {}
-  StateNode(StateDict dict) : node_(std::move(dict)) {}
-  StateNode(StateList list) : node_(std::move(list)) {}
+  StateNode(T&& value) : StateNode(OfValue(), Value(std::forward<T>(value))) {}
+  StateNode(TensorView tensor);
+  StateNode(ShardedTensor tensor);
+  StateNode(ShardedObject object);
+  StateNode(ShardedTensorFactory factory);
+  StateNode(LocalNonpersistent value);
+  StateNode(StateDict dict);
+  StateNode(StateList list);
+  StateNode(const StateNode&);
+  StateNode(StateNode&&) noexcept;
+  StateNode& operator=(const StateNode&);
+  StateNode& operator=(StateNode&&) noexcept;
+  ~StateNode();
 
   template <typename T>
   T* get_if() {
@@ -139,6 +146,8 @@ class StateNode {
   const Variant& variant() const { return node_; }
 
  private:
+  struct OfValue {};
+  StateNode(OfValue, Value value) noexcept;
   template <typename T, size_t place = 0>
   static constexpr size_t place_in_variant();
   [[noreturn]] void wrong_type(size_t wanted_place) const;

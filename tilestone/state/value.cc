@@ -95,6 +95,24 @@ struct Value::OpaqueBox {
   Opaque opaque;
 };
 
+Value::Value() noexcept = default;
+Value::Value(std::nullptr_t) noexcept {}
+Value::Value(bool value) noexcept : data_(value) {}
+Value::Value(int value) noexcept : data_(int64_t{value}) {}
+Value::Value(int64_t value) noexcept : data_(value) {}
+Value::Value(double value) noexcept : data_(value) {}
+Value::Value(const char* text) : data_(std::string(text)) {}
+Value::Value(std::string text) noexcept : data_(std::move(text)) {}
+Value::Value(BigInt value) noexcept : data_(std::move(value)) {}
+Value::Value(Bytes bytes) : data_(std::make_shared<const Bytes>(std::move(bytes))) {}
+Value::Value(DType dtype) noexcept : data_(dtype) {}
+Value::Value(Pickled pickled) : data_(std::make_shared<const Pickled>(std::move(pickled))) {}
+Value::Value(const Value&) = default;
+Value::Value(Value&&) noexcept = default;
+Value& Value::operator=(const Value&) = default;
+Value& Value::operator=(Value&&) noexcept = default;
+Value::~Value() = default;
+
 Value::Value(uint64_t value) {
   if (value <= static_cast<uint64_t>(INT64_MAX)) {
     data_ = static_cast<int64_t>(value);

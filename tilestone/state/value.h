@@ -66,22 +66,29 @@ class Value {
     kPickled
   };
 
-  Value() = default;  // null
-  Value(std::nullptr_t) {}
-  Value(bool value) : data_(value) {}
-  Value(int value) : data_(int64_t{value}) {}
-  Value(int64_t value) : data_(value) {}
+  // All constructors and the destructor are defined in value.cc: what std::variant generates for
+  // them takes seconds to compile.
+  Value() noexcept;  // null
+  Value(std::nullptr_t) noexcept;
+  Value(bool value) noexcept;
+  Value(int value) noexcept;
+  Value(int64_t value) noexcept;
   Value(uint64_t value);  // a BigInt if it does not fit an int64
-  Value(double value) : data_(value) {}
-  Value(const char* text) : data_(std::string(text)) {}
-  Value(std::string text) : data_(std::move(text)) {}
-  Value(BigInt value) : data_(std::move(value)) {}
-  Value(Bytes bytes) : data_(std::make_shared<const Bytes>(std::move(bytes))) {}
+  Value(double value) noexcept;
+  Value(const char* text);
+  Value(std::string text) noexcept;
+  Value(BigInt value) noexcept;
+  Value(Bytes bytes);
   Value(TensorView tensor);  // host memory; the value shares the view's owner
   Value(TensorView tensor, Autograd autograd);
-  Value(DType dtype) : data_(dtype) {}
-  Value(Pickled pickled) : data_(std::make_shared<const Pickled>(std::move(pickled))) {}
+  Value(DType dtype) noexcept;
+  Value(Pickled pickled);
   Value(Opaque opaque);
+  Value(const Value&);
+  Value(Value&&) noexcept;
+  Value& operator=(const Value&);
+  Value& operator=(Value&&) noexcept;
+  ~Value();
   static Value list(List items);
   static Value tuple(List items);
   static Value dict(Dict items);
