@@ -152,26 +152,6 @@ def test_odd_keys_of_a_stock_common_state_come_back_at_the_top_and_beside_entiti
     assert everything == stored
 
 
-def test_containers_of_nothing_persistent_leave_nothing_as_in_stock(
-    tmp_path: pathlib.Path, stock: Any
-) -> None:
-    def state(own: Any) -> dict[str, Any]:
-        return {
-            "own": {"deep": {"x": own(1)}, "list": [own([2])]},
-            "mixed": [[own(3)], 7, {"y": own(4)}, "end", [], {}],
-            "empty": {},
-        }
-
-    own = stock.mapping.LocalNonpersistentObject
-    _, common = stock.state_dict_utils.save_preprocess(state(own), validate_access_integrity=False)
-    assert common == {"mixed": [7, "end", [], {}], "empty": {}}
-    megatron.save(state(LocalNonpersistentObject), tmp_path)
-    assert megatron.load_common_state_dict(tmp_path) == common
-    assert torch.load(tmp_path / "common.pt") == common
-    loaded = megatron.load(state(LocalNonpersistentObject), tmp_path)
-    assert loaded == state(lambda value: value)
-
-
 # ---- Tensors of common state ----
 
 

@@ -260,54 +260,34 @@ StateDict build_dict(const StateDict& state, size_t& depth) {
 
 // ---- drop_nonpersistent ----
 
-std::optional<StateNode> drop_from_node(const StateNode& node, size_t& depth);
+StateDict drop_from_dict(const StateDict& state, size_t& depth);
+
+StateNode drop_from_node(const StateNode& node, size_t& depth) {
+  const Level level(depth);
+  if (const auto* dict = node.get_if<StateDict>()) return drop_from_dict(*dict, depth);
+  const auto* list = node.get_if<StateList>();
+  if (list == nullptr) return node;
+  StateList kept;
+  for (const StateNode& element : *list) {
+    if (!is_a<LocalNonpersistent>(element)) kept.push_back(drop_from_node(element, depth));
+  }
+  return kept;
+}
 
 StateDict drop_from_dict(const StateDict& state, size_t& depth) {
   StateDict kept;
   kept.others() = state.others();
   auto& entries = kept.entries();
   for (const auto& [key, node] : state) {
-    if (auto rest = drop_from_node(node, depth)) entries.emplace_back(key, *std::move(rest));
+    if (!is_a<LocalNonpersistent>(node)) entries.emplace_back(key, drop_from_node(node, depth));
   }
   return kept;
 }
 
-// nullopt if nothing is left of the node.
-std::optional<StateNode> drop_from_node(const StateNode& node, size_t& depth) {
-  if (is_a<LocalNonpersistent>(node)) return std::nullopt;
-  const Level level(depth);
-  if (const auto* dict = node.get_if<StateDict>()) {
-    StateDict kept = drop_from_dict(*dict, depth);
-    if (kept.empty() && !dict->empty()) return std::nullopt;
-    return kept;
-  }
-  const auto* list = node.get_if<StateList>();
-  if (list == nullptr) return node;
-  StateList kept;
-  for (const StateNode& element : *list) {
-    if (auto rest = drop_from_node(element, depth)) kept.push_back(*std::move(rest));
-  }
-  if (kept.empty() && !list->empty()) return std::nullopt;
-  return kept;
-}
-
-// Whether drop_nonpersistent leaves nothing of the node.
-bool is_dropped(const StateNode& node) {
-  if (const auto* dict = node.get_if<StateDict>()) {
-    return !dict->empty() && dict->others().empty() &&
-           std::all_of(dict->begin(), dict->end(),
-                       [](const auto& entry) { return is_dropped(entry.second); });
-  }
-  if (const auto* list = node.get_if<StateList>()) {
-    return !list->empty() && std::all_of(list->begin(), list->end(), is_dropped);
-  }
-  return is_a<LocalNonpersistent>(node);
-}
-
-// For each element of the original list, the index of its element in `loaded`, or -1 for an element
-// of which nothing was left.
+// For each element of the original list, the index of its element in `loaded`, or -1 for a
+// LocalNonpersistent element that was dropped.
 std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original, const Path& path) {
-  const auto dropped = std::count_if(original.begin(), original.end(), is_dropped);
+  const auto dropped = std::count_if(original.begin(), original.end(), is_a<LocalNonpersistent>);
   const bool complete = loaded.size() == original.size();
   if (!complete && loaded.size() + static_cast<size_t>(dropped) != original.size()) {
     mismatch(path, "expected a list of " +
@@ -317,7 +297,7 @@ std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original,
   std::vector<ptrdiff_t> places;
   ptrdiff_t next = 0;
   for (const StateNode& element : original) {
-    places.push_back(!complete && is_dropped(element) ? -1 : next++);
+    places.push_back(!complete && is_a<LocalNonpersistent>(element) ? -1 : next++);
   }
   return places;
 }
@@ -415,7 +395,7 @@ class Restorer {
   }
 
  private:
-  // The node for an entry or element of the original, or nullopt if it was neither loaded nor kept.
+  // The node for an entry of the original, or nullopt if it was neither loaded nor kept.
   std::optional<StateNode> restore_entry(StateNode* found, const StateNode& original) {
     if (const auto* local = original.get_if<LocalNonpersistent>()) return value_of(*local);
     if (found != nullptr) return restore(std::move(*found), original);
@@ -448,9 +428,12 @@ class Restorer {
     StateList restored;
     restored.reserve(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
+      if (const auto* local = list[i].get_if<LocalNonpersistent>()) {
+        restored.push_back(value_of(*local));
+        continue;
+      }
       path_.emplace_back(static_cast<int64_t>(i));
-      StateNode* const found = places[i] < 0 ? nullptr : &loaded[static_cast<size_t>(places[i])];
-      if (auto whole = restore_entry(found, list[i])) restored.push_back(*std::move(whole));
+      restored.push_back(restore(std::move(loaded[static_cast<size_t>(places[i])]), list[i]));
       path_.pop_back();
     }
     return restored;

@@ -222,8 +222,8 @@ StateDict build_factories(const StateDict& state);
 // the original, may be absent from it. Throws Error(kMismatch), naming the path, if the structures
 // differ.
 StateDict merge_factories(StateDict loaded, const StateDict& original);
-// Removes LocalNonpersistent nodes, and dicts and lists that contained nothing else, as
-// Megatron-Core does. A container that was empty stays.
+// Removes LocalNonpersistent nodes: dict entries and list elements are removed, but a dict that
+// becomes empty stays.
 StateDict drop_nonpersistent(const StateDict& state);
 // Returns `loaded` with the original's LocalNonpersistent values back in their places. The entries
 // are in the original's order, followed by those that only `loaded` has. Throws Error(kMismatch) as
