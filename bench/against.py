@@ -23,9 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-import torch.distributed as dist
-
 import cases
 import ranks
 from contestants import Tensors, Tilestone
@@ -48,6 +45,7 @@ class Job:
             world.clear(plan.root)
             world.cold()
             ranks.time_one(one, world, Tilestone(), saved, wanted, plan.root)
+            case.failures = one.failures or case.failures
         world.clear(plan.root)
 
 
@@ -82,7 +80,7 @@ def _worker(name: str, options: argparse.Namespace) -> None:
 
 
 def _run(name: str, package: Path | None, options: argparse.Namespace) -> dict[str, float]:
-    environment = dict(os.environ)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if package is not None:
         environment["PYTHONPATH"] = str(package)
     command = [sys.executable, __file__, "--worker", "--dir", str(options.dir),
@@ -131,7 +129,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of packages")
     parser.add_argument("--dir", type=Path, help="where checkpoints are written (about 5 GB)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown case: {', '.join(sorted(unknown))}")
     return options

@@ -15,15 +15,19 @@ export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
 all_started=$SECONDS
 
-# The steps in the background, by name: process group, and file of the output.
+# The steps in the background, by name: process group, and file of the output. A step that has ended
+# makes the file OUTPUT.ended, because its process number may then belong to another process.
 declare -A beside_pid=() beside_log=()
 beside_last=
 cpu_file=$(mktemp)
 
 end_all() {
-  local pid
-  for pid in "${beside_pid[@]}"; do kill -- "-$pid" 2>/dev/null || true; done
-  rm -f "$cpu_file" "${beside_log[@]}"
+  local name
+  for name in "${!beside_pid[@]}"; do
+    [[ -e ${beside_log[$name]}.ended ]] || kill -- "-${beside_pid[$name]}" 2>/dev/null || true
+  done
+  rm -f "$cpu_file"
+  for name in "${!beside_log[@]}"; do rm -f "${beside_log[$name]}" "${beside_log[$name]}.ended"; done
 }
 trap end_all EXIT
 
@@ -63,16 +67,16 @@ beside() {
   set -m # a process group of its own, so that it can be killed as a whole if a step fails
   (
     set -e
-    trap - EXIT
+    trap 'touch "${beside_log[$name]}.ended"' EXIT
     renice -n 10 "$BASHPID" >/dev/null
-    if [[ -n "$before" ]]; then tail --pid="$before" -f /dev/null; fi
+    while [[ -n $before && ! -e $before ]]; do sleep 1; done
     started=$SECONDS shell=$BASHPID
     "$@"
     printf '==> ok: %s (%d s in the background, %d CPU s)\n' "$name" "$((SECONDS - started))" \
       "$(cpu_seconds "$shell")"
   ) >"${beside_log[$name]}" 2>&1 </dev/null &
-  beside_last=$!
-  beside_pid[$name]=$beside_last
+  beside_pid[$name]=$!
+  beside_last=${beside_log[$name]}.ended
   set +m
 }
 

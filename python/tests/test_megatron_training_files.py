@@ -158,9 +158,13 @@ def test_an_iteration_is_chosen_by_ckpt_step(run: pathlib.Path) -> None:
         load_run(run, ckpt_step=150)
 
 
-def test_a_damaged_checkpoint_is_never_taken_for_none(run: pathlib.Path) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "removed"])
+def test_a_damaged_checkpoint_is_never_taken_for_none(run: pathlib.Path, damage: str) -> None:
     newest = run / "iter_0000200"
-    os.truncate(newest / ".metadata", 20)
+    if damage == "truncated":
+        os.truncate(newest / ".metadata", 20)
+    else:  # as a copy without hidden files
+        (newest / ".metadata").unlink()
     with pytest.raises(CorruptError, match=r"no intact checkpoint of iteration 200 \(ckpt_step\)"):
         load_run(run, ckpt_step=200)
     shutil.rmtree(run / "iter_0000100")
@@ -169,6 +173,14 @@ def test_a_damaged_checkpoint_is_never_taken_for_none(run: pathlib.Path) -> None
         load_run(run)
     assert raised.value.hint == "remove it to start a new run"
     shutil.rmtree(newest)
+    assert load_run(run) == 0
+
+
+def test_an_empty_last_file_of_a_save_is_an_unfinished_save(run: pathlib.Path) -> None:
+    os.truncate(run / "iter_0000200" / "metadata.json", 0)
+    tracker_of(run).unlink()
+    assert load_run(run) == 100
+    shutil.rmtree(run / "iter_0000100")
     assert load_run(run) == 0
 
 

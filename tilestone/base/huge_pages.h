@@ -10,8 +10,11 @@ namespace tilestone {
 
 inline constexpr uint64_t kHugePage = uint64_t{2} << 20;  // bytes
 
-// Call before the memory is touched. It concerns the whole pages in [memory, memory + bytes). Does
-// nothing if fewer than kHugePage bytes are left, or if the system has no huge pages.
+// Concerns the pages that contain a byte of [memory, memory + bytes), and of these the ones that
+// are first touched later. The first and the last page may contain other memory too; the advice
+// does it no harm. Whole pages matter: the kernel keeps one record for each run of pages with the
+// same advice, and a process may have only 65,530 of them. Does nothing if bytes < kHugePage, or if
+// the system has no huge pages.
 void prefer_huge_pages(void* memory, uint64_t bytes);
 
 }  // namespace tilestone

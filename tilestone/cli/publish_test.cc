@@ -57,7 +57,7 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
 TEST_F(Unpublished, OfReplicasThatContradictEachOtherTheListSaysThatOnlyAbandoningIsLeft) {
   for (const int rank : {0, 1}) {
     StateDict state;
-    std::vector<float> all(4, 0);
+    std::vector<float> all(5, 0);
     state["p"] = ShardedTensor::from_rank_offsets(
         "p", TensorView::contiguous(all.data(), DType::kFloat32, {4 + rank}), {});
     SaveOptions options;

@@ -24,10 +24,11 @@ void on_signal(int number) {
   errno = before;
 }
 
-// While it exists, the signals request the interrupt.
+// While it exists, the signals request the interrupt. Sets `came` at its end: the signal that has
+// come.
 class Watcher {
  public:
-  Watcher() {
+  explicit Watcher(int& came) : came_(came) {
     if (::pipe2(ends_, O_CLOEXEC) != 0) {
       throw Error(ErrorCode::kIo, "cannot make a pipe").with_errno(errno);
     }
@@ -45,6 +46,7 @@ class Watcher {
     for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &old_[i], nullptr);
     on_signal(0);
     thread_.join();
+    came_ = signal_;
     signal_pipe = -1;
     ::close(ends_[0]);
     ::close(ends_[1]);
@@ -53,7 +55,6 @@ class Watcher {
   Watcher& operator=(const Watcher&) = delete;
 
   std::shared_ptr<const Interrupt> interrupt() const { return interrupt_; }
-  int signal() const { return signal_; }  // that has come; 0: none
 
  private:
   void watch() {
@@ -68,10 +69,11 @@ class Watcher {
     }
   }
 
+  int& came_;
   int ends_[2] = {-1, -1};
   struct sigaction old_[kSignals.size()] = {};
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
-  std::atomic<int> signal_ = 0;
+  int signal_ = 0;  // of the thread until it has ended
   std::thread thread_;
 };
 
@@ -81,12 +83,11 @@ void end_in_order(const std::function<void(std::shared_ptr<const Interrupt>)>& w
   std::exception_ptr failure;
   int number = 0;
   {
-    const Watcher watcher;
+    const Watcher watcher(number);
     try {
       work(watcher.interrupt());
     } catch (...) {
       failure = std::current_exception();
-      number = watcher.signal();
     }
   }
   if (failure == nullptr) return;

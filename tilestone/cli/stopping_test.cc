@@ -20,9 +20,23 @@ void wait_for(const std::shared_ptr<const Interrupt>& interrupt) {
   while (!deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
 }
 
+// Gives a signal its default action, which the program that started the tests may have changed.
+class DefaultAction {
+ public:
+  explicit DefaultAction(int number) : number_(number), before_(::signal(number, SIG_DFL)) {}
+  ~DefaultAction() { ::signal(number_, before_); }
+  DefaultAction(const DefaultAction&) = delete;
+  DefaultAction& operator=(const DefaultAction&) = delete;
+
+ private:
+  int number_;
+  void (*before_)(int);
+};
+
 TEST(Stopping, ASignalInterruptsTheWorkAndThenEndsTheProcess) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    const DefaultAction action(number);
     EXPECT_EXIT(end_in_order([&](const std::shared_ptr<const Interrupt>& interrupt) {
                   ::raise(number);
                   try {
@@ -38,14 +52,17 @@ TEST(Stopping, ASignalInterruptsTheWorkAndThenEndsTheProcess) {
 
 TEST(Stopping, ASecondSignalEndsTheProcessAtOnce) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const DefaultAction action(SIGINT);
   EXPECT_EXIT(end_in_order([](const std::shared_ptr<const Interrupt>&) {
                 ::raise(SIGINT);
+                fprintf(stderr, "still here");
                 ::raise(SIGINT);
               }),
-              testing::KilledBySignal(SIGINT), "");
+              testing::KilledBySignal(SIGINT), "still here");
 }
 
 TEST(Stopping, WithoutASignalWorkAndItsErrorsAreAsWithoutIt) {
+  const DefaultAction action(SIGINT);
   int calls = 0;
   end_in_order([&](const std::shared_ptr<const Interrupt>& interrupt) {
     EXPECT_FALSE(interrupt->requested());

@@ -142,7 +142,9 @@ std::optional<Remade> FileMaker::make(uint32_t file) {
 // Gaps are zeros, except in files where bytes of removed items remain (Manifest::remains).
 void FileMaker::add_gap(uint32_t file, uint64_t begin, uint64_t end, Remade& made) {
   if (begin == end) return;
-  const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_;
+  // What the disk can't read of removed items is replaced by zeros: these bytes belong to no item.
+  const bool remains = opened_.manifest->remains.contains(metadata_.files[file]) && end <= have_ &&
+                       crc_of({{file, begin, end - begin}}).has_value();
   made.sections.push_back({{{remains ? file : Stretch::kZeros, begin, end - begin}}});
   if (remains || end > have_ || made.changes) return;
   const Stretch zeros{Stretch::kZeros, 0, end - begin};

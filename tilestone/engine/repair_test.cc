@@ -5,9 +5,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -331,6 +335,34 @@ TEST(Repair, AMissingFileIsReportedAndMendedThoughKeysWereRemoved) {
   EXPECT_THAT(damages[0].problem, HasSubstr("the file is missing"));
   EXPECT_TRUE(repair(Location(storage)).now.ok());
   EXPECT_TRUE(storage->stat(file));
+}
+
+// Bytes of removed items mean nothing: what the disk can't read of them is replaced by zeros, also
+// beside a damaged item.
+TEST(Repair, UnreadableBytesOfRemovedItemsAreReplacedByZeros) {
+  const auto whole = memory_storage();
+  save_to(whole, false, megatron_dialect());
+  const auto [removed_at, name] = item_of(whole, "a");
+  const ItemLocation removed = removed_at;  // lambdas capture no structured bindings
+  const std::string file = name;
+  remove_keys(Location(whole), "a");
+  const FileImage image = memory_image(*whole);
+  const auto beside = std::find_if(std::begin(kKeys) + 1, std::end(kKeys), [&](const char* key) {
+    return item_of(whole, key).second == file;
+  });
+  ASSERT_NE(beside, std::end(kKeys));
+  for (const FileImage& one : {image, damaged(image, *beside)}) {
+    std::atomic<bool> is_bad = true;
+    const uint64_t sector = removed.offset + removed.length / 2;
+    const auto disk = FaultDisk::create(memory_storage(one), [&](const StorageCall& call) {
+      if (call.op == StorageOp::kRename && call.to == file) is_bad = false;
+      const bool hit = is_bad && call.op == StorageOp::kRead && call.name == file &&
+                       call.offset <= sector && sector < call.offset + call.size;
+      return hit ? FaultAction::fail(EIO) : FaultAction::pass();
+    });
+    EXPECT_FALSE(Checkpoint::open(Location(disk->storage())).verify().ok());
+    EXPECT_TRUE(repair(Location(disk->storage())).now.ok());
+  }
 }
 
 TEST(Repair, TheRestOfAnItemThatIsCutIsNotCalledAGap) {

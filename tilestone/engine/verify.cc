@@ -71,7 +71,7 @@ class Verifier {
       } catch (const Error& error) {
         if (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kNotFound) throw;
         if (!is_missing(error)) {
-          if (was_replaced(context_)) throw;
+          if (is_replaced()) throw;
           damage(name, 0, 0, "", error);
           size = kRefused;
         }
@@ -79,6 +79,12 @@ class Verifier {
       sizes_.push_back(size);
     }
     if (missing) expect_not_replaced(*missing);
+  }
+
+  // Looks once; that may read the whole index.
+  bool is_replaced() {
+    if (!replaced_) replaced_ = was_replaced(context_);
+    return *replaced_;
   }
 
   // Throws if files are missing because a save has replaced the checkpoint. One look is enough for
@@ -401,6 +407,7 @@ class Verifier {
   const ReadContext& context_;
   const Opened& opened_;
   RangeReader reader_;
+  std::optional<bool> replaced_;  // see is_replaced()
   std::vector<int64_t> sizes_;
   std::vector<ItemLocation> parts_;
   VerifyPlan plan_;

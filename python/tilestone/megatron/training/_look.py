@@ -88,7 +88,13 @@ def examine(run_directory: str, iteration: int, release: bool = False) -> Found:
 
 def _examined(path: str, iteration: int, release: bool) -> Found:
     check_is_published(path)
-    with _stored.open_stored(path) as checkpoint:
+    try:
+        opened = _stored.open_stored(path)
+    except NotFoundError as error:
+        check_is_published(path)  # raises if it has been removed meanwhile
+        text = f"{path} has a {CONFIG_FNAME}, but its index is missing: {error}"
+        raise CorruptError(text, file=path) from error
+    with opened as checkpoint:
         common = _stored.common_of(checkpoint)
         grids = _rng_grids(checkpoint.object_keys())
     if common is None:
@@ -105,13 +111,25 @@ def _examined(path: str, iteration: int, release: bool) -> Found:
     )
 
 
+def _is_empty(file: str) -> bool:
+    try:
+        return os.path.getsize(file) == 0
+    except OSError:  # check_is_published() says what is wrong
+        return False
+
+
 def check_is_published(path: str) -> None:
     """Checks that the file that a save writes last exists; the index is not opened.
 
     Raises:
-        NotFoundError, CorruptError: the file does not exist, or is damaged.
+        NotFoundError: the file does not exist, or is empty: Megatron-Core does not write it in one
+            step, so its save has not ended.
+        CorruptError: the file is damaged.
         UnsupportedError: the directory holds a checkpoint of the legacy format.
     """
+    if _is_empty(os.path.join(path, CONFIG_FNAME)):
+        text = f"{path} has an empty {CONFIG_FNAME}: its save has not ended"
+        raise NotFoundError(text, file=path)
     if maybe_load_config(path) is not None:
         return
     try:
