@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -111,6 +112,20 @@ class BlockedSignals {
   sigset_t before_;
 };
 
+// The thread of a call frees tens of megabytes at its end if the state has many tensors. malloc gives
+// these back to the system, and the next call pays for fresh pages (a quarter of a load of 20,000
+// tensors), unless the process has already freed one block of up to 32 MiB, for example a tensor:
+// then it keeps up to twice that size (mallopt(3), M_MMAP_THRESHOLD). This frees such a block, which
+// was never touched.
+void keep_freed_memory() {
+  constexpr size_t kBytes = 31u << 20;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    void* volatile block = std::malloc(kBytes);  // volatile: or the compiler removes both calls
+    std::free(block);
+  });
+}
+
 Raised raised_now() { return Raised(nb::python_error()); }
 
 // Whether the program is ending, in another thread than this one.
@@ -134,8 +149,11 @@ class PythonCall {
     if (parent_ != nullptr) inherit_stop();
   }
   ~PythonCall() {
-    std::lock_guard lock(process().mutex);
-    process().calls.erase(this);
+    {
+      std::lock_guard lock(process().mutex);
+      process().calls.erase(this);
+    }
+    release(std::exchange(dropped_, {}));
   }
   PythonCall(const PythonCall&) = delete;
   PythonCall& operator=(const PythonCall&) = delete;
@@ -161,7 +179,7 @@ class PythonCall {
 
   bool is_of_this_process() const { return process_ == ::getpid(); }
 
-  // The next three are called by threads of the library.
+  // The next four are called by threads of the library.
 
   void ask(const std::function<void()>& task) {
     Request request{&task, false, nullptr};
@@ -179,6 +197,10 @@ class PythonCall {
     changed_.notify_one();
   }
   void stop(const Raised& why) { interrupt_->request(std::make_exception_ptr(why)); }
+  void drop(PyObject* object) {
+    std::lock_guard lock(mutex_);
+    dropped_.push_back(object);
+  }
 
  private:
   struct Request {
@@ -216,11 +238,17 @@ class PythonCall {
     }
   }
 
+  // Needs the GIL.
+  static void release(const std::vector<PyObject*>& dropped) {
+    for (PyObject* object : dropped) Py_DECREF(object);
+  }
+
   // Serves requests, messages and signals until the work has ended. The GIL is held on entry and on
   // return.
   void serve() {
     while (true) {
       std::deque<Request*> requests;
+      std::vector<PyObject*> dropped;
       bool ended = false;
       {
         ReleasedGil released;
@@ -228,8 +256,10 @@ class PythonCall {
         changed_.wait_for(lock, kSignalPoll,
                           [&] { return ended_ || !requests_.empty() || !messages_.empty(); });
         requests = std::exchange(requests_, {});
+        dropped = std::exchange(dropped_, {});
         ended = ended_;
       }
+      release(dropped);
       if (PyErr_CheckSignals() != 0) note(raised_now());
       deliver_messages();
       for (Request* request : requests) answer(*request);
@@ -316,6 +346,7 @@ class PythonCall {
   std::condition_variable changed_, answered_;
   std::deque<Request*> requests_;
   std::vector<Message> messages_;
+  std::vector<PyObject*> dropped_;  // references to release
   bool ended_ = false;
 };
 
@@ -411,6 +442,7 @@ void call_library(WithoutGil::Length length, const CallWork& work) {
 void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
   const Entered entered;
   follow_log_level();
+  keep_freed_memory();
   // In a forked child the call is not destroyed, because its thread does not exist there.
   const auto drop = [](PythonCall* call) {
     if (call->is_of_this_process()) delete call;
@@ -431,7 +463,8 @@ void run_in_python(const std::function<void()>& work) {
 void drop_reference(PyObject* object) {
   if (Py_IsInitialized() == 0) return;
   if (PyGILState_Check() != 0) return Py_DECREF(object);
-  Process& p = process();  // once, because it is a system call and a state has many objects
+  if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->drop(object);
+  Process& p = process();
   bool first = false;
   {
     std::lock_guard lock(p.mutex);

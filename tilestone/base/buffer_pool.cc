@@ -17,6 +17,43 @@
 namespace tilestone {
 namespace {
 
+// Buffers of the default size that belong to no pool now. A call that makes a pool for itself then
+// gets memory that was used before. Thread-safe.
+class SpareBuffers {
+ public:
+  SpareBuffers() { buffers_.reserve(kMost); }
+
+  std::byte* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (bytes != BufferPool::kDefaultBuffer || buffers_.empty()) return nullptr;
+    std::byte* data = buffers_.back();
+    buffers_.pop_back();
+    return data;
+  }
+  void put(std::byte* data, size_t bytes) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (bytes == BufferPool::kDefaultBuffer && buffers_.size() < kMost) {
+        buffers_.push_back(data);
+        return;
+      }
+    }
+    std::free(data);
+  }
+
+ private:
+  static constexpr size_t kMost = BufferPool::kSpareTotal / BufferPool::kDefaultBuffer;
+  std::mutex mutex_;
+  std::vector<std::byte*> buffers_;
+};
+
+// Never destroyed, because pools of other static objects may be destroyed later.
+SpareBuffers& spare_buffers() {
+  static const auto* const spare =
+      new PerProcess<SpareBuffers>([] { return std::make_unique<SpareBuffers>(); });
+  return **spare;
+}
+
 // The buffers of one process.
 struct Buffers {
   Buffers(size_t bytes, size_t most) : buffer_bytes(bytes), limit(most) {
@@ -24,7 +61,7 @@ struct Buffers {
     free.reserve(limit);
   }
   ~Buffers() {
-    for (std::byte* data : free) std::free(data);
+    for (std::byte* data : free) spare_buffers().put(data, buffer_bytes);
   }
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
@@ -54,6 +91,7 @@ struct Buffers {
   // Called without the lock, after take() has set `reserved`. Fresh memory is slow because of the
   // page fault at the first write to each page.
   std::byte* allocate() {
+    if (std::byte* data = spare_buffers().take(buffer_bytes)) return data;
     const bool huge = buffer_bytes >= kHugePage;
     void* memory = nullptr;
     if (posix_memalign(&memory, huge ? kHugePage : BufferPool::kAlignment, buffer_bytes) != 0) {

@@ -42,6 +42,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   static constexpr size_t kAlignment = 4096;           // bytes; direct I/O requires it
   static constexpr size_t kDefaultBuffer = 8u << 20;   // bytes; fastest for direct writes
   static constexpr size_t kDefaultTotal = 256u << 20;  // bytes
+  // Buffers of kDefaultBuffer stay allocated after their pool, for later pools: at most this many
+  // bytes in the process.
+  static constexpr size_t kSpareTotal = 32u << 20;
 
   // A pool of at most max(1, total_bytes / buffer_bytes) buffers, each allocated when first needed.
   // Error(kInvalidArgument) unless buffer_bytes is a positive multiple of kAlignment.

@@ -175,7 +175,8 @@ class Loading {
     progress_->finish();
     shared_.join(read_of(items_));
     if (wanted == nullptr) return tree_of(std::move(items_));
-    StateDict loaded = opened_.dialect->from_items(tree_.asked(), items_);
+    StateDict& asked = tree_.plain ? tree_.built : tree_.persistent;
+    StateDict loaded = opened_.dialect->from_items(std::move(asked), items_);
     if (tree_.plain) return loaded;
     return merge_factories(restore_nonpersistent(std::move(loaded), tree_.built), *wanted);
   }

@@ -79,7 +79,7 @@ class Dialect {
   virtual Items wanted_items(const StateDict& wanted, const Value* common) const = 0;
   // Makes a tree of the loaded items, with the template's structure. `loaded` has the items of
   // wanted_items() in the same order, and the checkpoint's common state in Items::common.
-  virtual StateDict from_items(const StateDict& wanted, const Items& loaded) const = 0;
+  virtual StateDict from_items(StateDict wanted, const Items& loaded) const = 0;
 };
 
 // PyTorch's dialect. The key of a wrapped entity is its own; the key of any other leaf is its

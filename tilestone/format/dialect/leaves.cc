@@ -64,9 +64,8 @@ void check_value(const Value& value, const std::string& key) {
   }
 }
 
-ShardedTensor filled(const ShardedTensor& wanted, const TensorItem& loaded) {
-  if (loaded.pieces.size() != wanted.pieces.size()) disagree(loaded.key);
-  ShardedTensor tensor = wanted;
+ShardedTensor filled(ShardedTensor tensor, const TensorItem& loaded) {
+  if (loaded.pieces.size() != tensor.pieces.size()) disagree(loaded.key);
   tensor.pieces = loaded.pieces;
   if (!tensor.data.has_data()) tensor.data = local_tensor(tensor.data, loaded.pieces);
   return tensor;

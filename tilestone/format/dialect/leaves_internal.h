@@ -26,7 +26,7 @@ ObjectItem item_of(const ShardedObject& object);
 void check_value(const Value& value, const std::string& key);
 
 // The template's sharded tensor with the loaded pieces.
-ShardedTensor filled(const ShardedTensor& wanted, const TensorItem& loaded);
+ShardedTensor filled(ShardedTensor tensor, const TensorItem& loaded);
 
 // Keeps track of the keys in a tree. Several sharded tensors of one tree may be shards of one key
 // (layers stacked along a prepended axis); any other key may occur only once.

@@ -100,7 +100,7 @@ class MegatronDialect : public Dialect {
   Items wanted_items(const StateDict& wanted, const Value* common) const override {
     return wanted_of(wanted, common == nullptr ? Value::dict({}) : *common);
   }
-  StateDict from_items(const StateDict& wanted, const Items& loaded) const override {
+  StateDict from_items(StateDict wanted, const Items& loaded) const override {
     return merged(wanted, loaded);
   }
 };

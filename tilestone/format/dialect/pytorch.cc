@@ -143,42 +143,35 @@ class Unflattener {
  public:
   explicit Unflattener(const Items& loaded) : loaded_(loaded) {}
 
-  StateDict run(const StateDict& original) {
-    StateDict tree = rebuild(original);
+  StateDict run(StateDict tree) {
+    fill(tree);
     loaded_.expect_end();
     return tree;
   }
 
  private:
-  StateDict rebuild(const StateDict& dict) {
-    StateDict tree;
-    auto& entries = tree.entries();
-    entries.reserve(dict.size());
-    for (const auto& [key, node] : dict.entries()) {
-      at(key_text(key), [&] { entries.emplace_back(key, rebuild_node(node)); });
-    }
-    for (const auto& [key, value] : dict.others()) {
-      at(key_text(key), [&] { tree.others().emplace_back(key, rebuild(value)); });
-    }
-    return tree;
+  // Replaces the template's content by what was loaded.
+  void fill(StateDict& dict) {
+    for (auto& [key, node] : dict.entries()) at(key_text(key), [&] { fill(node); });
+    for (auto& [key, value] : dict.others()) at(key_text(key), [&] { fill(value); });
   }
-  StateNode rebuild_node(const StateNode& node) {
-    return std::visit([&](const auto& content) { return StateNode(rebuild(content)); },
-                      node.variant());
-  }
-  StateNode rebuild(const StateList& list) {
-    StateList tree;
-    if (!is_descended(list)) {
-      const Value value = loaded_.next_object(dotted(path_));
-      if (value.kind() != Value::Kind::kList) return value;
-      for (const Value& item : value.items()) tree.emplace_back(item);
-      return tree;
+  void fill(StateNode& node) {
+    if (auto* list = node.get_if<StateList>(); list != nullptr && !is_descended(*list)) {
+      node = loaded_list(loaded_.next_object(dotted(path_)));
+    } else {
+      std::visit([&](auto& content) { fill(content); }, node.variant());
     }
+  }
+  void fill(StateList& list) {
     for (size_t i = 0; i < list.size(); ++i) {
-      at(static_cast<int64_t>(i), [&] { tree.push_back(rebuild_node(list[i])); });
+      at(static_cast<int64_t>(i), [&] { fill(list[i]); });
     }
-    return tree;
   }
+  static StateNode loaded_list(const Value& value) {
+    if (value.kind() != Value::Kind::kList) return value;
+    return StateList(value.items().begin(), value.items().end());
+  }
+  void fill(Value& value) { value = rebuild(value); }
   Value rebuild(const Value& value) {
     if (value.kind() == Value::Kind::kDict) {
       Value::Dict items;
@@ -202,16 +195,14 @@ class Unflattener {
     if (item.pieces.size() != 1 || !(item.pieces[0].data.shape == tensor.shape)) disagree(item.key);
     return item.pieces[0].data;
   }
-  ShardedTensor rebuild(const ShardedTensor& tensor) {
-    return filled(tensor, loaded_.next_tensor(tensor.key));
+  void fill(TensorView& tensor) { tensor = rebuild(tensor); }
+  void fill(ShardedTensor& tensor) {
+    const TensorItem& item = loaded_.next_tensor(tensor.key);
+    tensor = filled(std::move(tensor), item);
   }
-  ShardedObject rebuild(const ShardedObject& object) {
-    ShardedObject loaded = object;
-    loaded.data = loaded_.next_object(object.unique_key());
-    return loaded;
-  }
-  StateNode rebuild(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
-  StateNode rebuild(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
+  void fill(ShardedObject& object) { object.data = loaded_.next_object(object.unique_key()); }
+  void fill(ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
+  void fill(LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
 
   template <typename Element, typename Body>
   void at(Element&& element, const Body& body) {
@@ -236,8 +227,8 @@ class PyTorchDialect final : public Dialect {
   Items wanted_items(const StateDict& wanted, const Value*) const override {
     return Flattener().run(wanted);
   }
-  StateDict from_items(const StateDict& wanted, const Items& loaded) const override {
-    return Unflattener(loaded).run(wanted);
+  StateDict from_items(StateDict wanted, const Items& loaded) const override {
+    return Unflattener(loaded).run(std::move(wanted));
   }
 };
 
