@@ -112,11 +112,11 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-// The thread of a call frees tens of megabytes at its end if the state has many tensors. malloc gives
-// these back to the system, and the next call pays for fresh pages (a quarter of a load of 20,000
-// tensors), unless the process has already freed one block of up to 32 MiB, for example a tensor:
-// then it keeps up to twice that size (mallopt(3), M_MMAP_THRESHOLD). This frees such a block, which
-// was never touched.
+// The thread of a call frees tens of megabytes at its end if the state has many tensors. malloc
+// gives these back to the system, and the next call pays for fresh pages (a quarter of a load of
+// 20,000 tensors), unless the process has already freed one block of up to 32 MiB, for example a
+// tensor: then it keeps up to twice that size (mallopt(3), M_MMAP_THRESHOLD). This frees such a
+// block, which was never touched.
 void keep_freed_memory() {
   constexpr size_t kBytes = 31u << 20;
   static std::once_flag once;
