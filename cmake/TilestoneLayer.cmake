@@ -196,9 +196,15 @@ function(_tilestone_closure out)
 endfunction()
 
 # The tests' own code is the larger part of a build. To build it fast, it is compiled without the
-# undefined behaviour sanitizer and with little optimisation.
+# undefined behaviour sanitizer and with little optimisation. In a sanitizer build the helpers share
+# the libraries' precompiled headers and therefore their flags, and only the programs' own code is
+# compiled without optimisation.
 function(_tilestone_test_flags target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Dev>:-O1>)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Sanitized>:-O0>)
+  endif()
   tilestone_test_warnings(${target})
   if(TILESTONE_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)

@@ -29,11 +29,11 @@ Bytes sealed(ByteView bytes) {
 // The bytes with a correct checksum of the head, whose size the bytes state.
 Bytes with_sealed_head(ByteView bytes) {
   Bytes out(bytes.begin(), bytes.end());
-  constexpr uint64_t kSizeAt = 12, kSum = 8;
-  if (bytes.size() < tilestone::kManifestStart + kSum) return out;
+  constexpr uint64_t kStart = 20, kSizeAt = 12, kSum = 8;
+  if (bytes.size() < kStart + kSum) return out;
   uint64_t head = 0;
   std::memcpy(&head, bytes.data() + kSizeAt, sizeof head);
-  if (head < tilestone::kManifestStart + kSum || head > bytes.size()) return out;
+  if (head < kStart + kSum || head > bytes.size()) return out;
   const uint64_t sum = tilestone::xxh3_64(bytes.first(head - kSum));
   std::memcpy(out.data() + head - kSum, &sum, sizeof sum);
   return out;

@@ -188,6 +188,27 @@ TEST(LostFiles, AMissingOneIsDamageOfACheckpointAndNotAMissingCheckpoint) {
   }
 }
 
+TEST(LostFiles, TheIndexThatMetadataJsonNamesIsDamageToo) {
+  const auto storage = memory_storage();
+  SaveOptions options;
+  options.dialect = megatron_dialect();
+  save(row_state(solo(), 1), Location(storage), options);
+  const Location location(storage);
+  const std::function<void()> reads[] = {[&] { Checkpoint::open(location); },
+                                         [&] { load_all(location); }};
+  storage->remove(".metadata");
+  for (const auto& read : reads) {
+    expect_error(read, ErrorCode::kCorrupt, "whose index is missing");
+    expect_error(read, ErrorCode::kCorrupt, "metadata.json");
+  }
+  {
+    const auto lock = storage->try_lock(".tilestone/lock");  // as while a save is under way
+    for (const auto& read : reads) expect_error(read, ErrorCode::kNotFound, "no checkpoint");
+  }
+  storage->remove("metadata.json");
+  for (const auto& read : reads) expect_error(read, ErrorCode::kNotFound, "no checkpoint");
+}
+
 TEST(LostFiles, OfACheckpointThatWasReplacedOrRemovedAreNoDamage) {
   for (const FileImage& image : {saved(true), without_manifest(saved(true))}) {
     for (const bool removed : {false, true}) {

@@ -19,8 +19,9 @@ constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kLongestSaveId = 200;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
-constexpr uint64_t kSmallestSum = 18;   // bytes of an encoded IndexSum
-constexpr uint64_t kSmallestPlace = 9;  // bytes of an encoded ReportPlace
+constexpr uint64_t kSmallestSum = 18;    // bytes of an encoded IndexSum
+constexpr uint64_t kManifestStart = 20;  // bytes: magic, version and the size of the head
+constexpr uint64_t kSmallestPlace = 9;   // bytes of an encoded ReportPlace
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -173,6 +174,18 @@ Manifest decode_without_table(ByteView bytes) {
   return manifest;
 }
 
+// Where a rank's report is in the manifest.
+struct ReportPlace {
+  uint64_t offset = 0;  // bytes
+  uint64_t size = 0;    // bytes
+  uint64_t xxh3 = 0;    // of the report's bytes
+};
+
+struct ManifestTable {
+  ManifestHead head;
+  std::vector<ReportPlace> places;  // by rank
+};
+
 ManifestTable decode_head(ByteView head) {
   ByteReader reader = checked_body(head, kManifestStart);
   ManifestTable table;
@@ -275,26 +288,6 @@ Manifest Manifest::decode(ByteView bytes, const std::string& file) {
     return version_of(bytes) == kWithoutTable ? decode_without_table(bytes)
                                               : decode_with_table(bytes);
   });
-}
-
-uint64_t manifest_head_bytes(ByteView start, const std::string& file) {
-  return with_file(file, [&] {
-    if (version_of(start) == kFormatVersion) return head_bytes(start);
-    throw Error(ErrorCode::kUnsupported,
-                "manifest: version " + std::to_string(kWithoutTable) + " has no table of reports");
-  });
-}
-
-ManifestTable decode_manifest_head(ByteView head, const std::string& file) {
-  return with_file(file, [&] {
-    if (head.size() < kManifestStart + kChecksumSize) corrupt("the file ends within its head");
-    return decode_head(head);
-  });
-}
-
-RankReport decode_report(const ManifestTable& table, int rank, ByteView bytes,
-                         const std::string& file) {
-  return with_file(file, [&] { return report_in(table, static_cast<size_t>(rank), bytes); });
 }
 
 std::string manifest_name(std::string_view save_id) {

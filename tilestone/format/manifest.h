@@ -54,32 +54,6 @@ struct Manifest : ManifestHead {
   static Manifest decode(ByteView bytes, const std::string& file);
 };
 
-// ---- Reading one rank's report from the manifest of a large job
-
-// How many bytes of a manifest must be read to know the size of its head.
-inline constexpr uint64_t kManifestStart = 20;
-
-// Where a rank's report is in the manifest.
-struct ReportPlace {
-  uint64_t offset = 0;  // bytes
-  uint64_t size = 0;    // bytes
-  uint64_t xxh3 = 0;    // of the report's bytes
-};
-
-struct ManifestTable {
-  ManifestHead head;
-  std::vector<ReportPlace> places;  // by rank
-};
-
-// The size of the head in bytes. `start`: the manifest's first kManifestStart bytes.
-// Error(kUnsupported) for a version without a table of reports; such a manifest must be read whole.
-uint64_t manifest_head_bytes(ByteView start, const std::string& file);
-// `head`: the manifest's first manifest_head_bytes() bytes. Error(kCorrupt) if they are damaged.
-ManifestTable decode_manifest_head(ByteView head, const std::string& file);
-// `bytes`: those at table.places[rank]. Error(kCorrupt) if they are damaged.
-RankReport decode_report(const ManifestTable& table, int rank, ByteView bytes,
-                         const std::string& file);
-
 std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.manifest"
 // False for a save id that can't be part of a file name; another program's metadata may name one.
 bool may_have_manifest(std::string_view save_id);

@@ -108,7 +108,8 @@ Bytes version_2(const Manifest& manifest, ByteView optional_fields) {
 }
 
 uint64_t head_bytes_of(const Bytes& manifest) {
-  return manifest_head_bytes(ByteView(manifest).first(kManifestStart), "m");
+  ByteReader reader(ByteView(manifest).subspan(12), "manifest");
+  return reader.u64();
 }
 
 // A manifest with extra bytes at the end of its head. The head's checksum and size are adapted.
@@ -154,37 +155,6 @@ TEST(Manifest, OptionalFieldsOfLaterVersionsAreSkipped) {
   for (const char* text : {"a", "1", "a", "2"}) attributes.string(text);
   write_named_fields(twice, {{"attributes", attributes.bytes()}});
   EXPECT_THROW(Manifest::decode(with_tail(example().encode(), twice.bytes()), "m"), Error);
-}
-
-// Reads like a rank of a large job: the start, the head, the rank's own report.
-TEST(Manifest, ARankReadsItsOwnReportOnly) {
-  const Manifest manifest = example();
-  const Bytes bytes = manifest.encode();
-  const ByteView view(bytes);
-  const ByteView head = view.first(head_bytes_of(bytes));
-  const ManifestTable table = decode_manifest_head(head, "m");
-  EXPECT_EQ(table.head.save_id, "a1");
-  EXPECT_EQ(table.head.index, manifest.index);
-  ASSERT_EQ(table.places.size(), 2u);
-  const ReportPlace& place = table.places[1];
-  const ByteView mine = view.subspan(place.offset, place.size);
-  EXPECT_EQ(decode_report(table, 1, mine, "m").encode(), manifest.reports[1].encode());
-
-  const Bytes damaged(mine.size());
-  const Bytes other(view.begin() + static_cast<ptrdiff_t>(table.places[0].offset),
-                    view.begin() + static_cast<ptrdiff_t>(place.offset));
-  for (const ByteView wrong : {ByteView(damaged), ByteView(other), mine.first(mine.size() - 1)}) {
-    const Error error = error_of([&] { decode_report(table, 1, wrong, "m"); });
-    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-    EXPECT_EQ(error.file(), "m");
-  }
-  for (const size_t at : {size_t{25}, head.size() - 1}) {
-    Bytes changed(head.begin(), head.end());
-    changed[at] ^= std::byte{1};
-    EXPECT_THROW(decode_manifest_head(changed, "m"), Error) << at;
-  }
-  const Bytes earlier = version_2(manifest, {});
-  EXPECT_EQ(error_of([&] { head_bytes_of(earlier); }).code(), ErrorCode::kUnsupported);
 }
 
 TEST(Manifest, ErrorsNameTheFile) {

@@ -327,6 +327,22 @@ void take_common(Opened& opened) {
   opened.metadata.index();
 }
 
+// Megatron-Core's and Tilestone's saves write metadata.json last, and removals take it away first.
+// So if the index of the format that it names does not exist, the index was lost.
+void expect_no_index_lost(Storage& storage, std::span<const std::string> names) {
+  const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
+  const auto megatron = find_megatron_mark(names, read);
+  if (!megatron || is_saved_to(storage)) return;
+  if (!storage.stat(std::string(kMegatronConfig))) return;  // a removal has begun
+  for (const auto& format : known_formats()) {
+    if (format->name() != megatron->backend) continue;
+    throw Error(ErrorCode::kCorrupt, "the file names a checkpoint in the format " +
+                                         megatron->backend + ", whose index is missing")
+        .with_file(std::string(kMegatronConfig))
+        .with_hint("copy the checkpoint once more, if it still exists elsewhere");
+  }
+}
+
 // The format and dialect of the checkpoint. `wanted` overrides the detected format.
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names) {
@@ -336,6 +352,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
     if (found.dialect == nullptr) found.dialect = pytorch_dialect();
   }
   if (found.format != nullptr) return found;
+  expect_no_index_lost(storage, names);
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
   const Notes notes = read_notes(storage, names);
   const auto lost = find_lost(storage, names, notes);
