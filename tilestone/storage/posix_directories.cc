@@ -70,9 +70,9 @@ void make_root(PosixContext& context) {
   }
 }
 
-void make_directories(PosixContext& context, const std::string& name, bool durably) {
+// Makes the directory and those that contain it, below the root.
+void make_each_directory(PosixContext& context, const std::string& name, bool durably) {
   constexpr const char* kWhat = "cannot make a directory";
-  make_root(context);
   for (size_t end = 0; end < name.size(); ++end) {
     end = std::min(name.find('/', end), name.size());
     const std::string part = name.substr(0, end);
@@ -84,6 +84,21 @@ void make_directories(PosixContext& context, const std::string& name, bool durab
     if (errno != EEXIST) fail_errno(kWhat, context.path_of(part), errno);
     if (!context.open_at_root(part, O_PATH | O_DIRECTORY)) {
       fail_errno(kWhat, context.path_of(part), errno);
+    }
+  }
+}
+
+// Another process may remove an outer directory, while it is empty, before the inner one is made.
+// Then both are made again.
+void make_directories(PosixContext& context, const std::string& name, bool durably) {
+  constexpr int kMaxTries = 100;
+  make_root(context);
+  for (int tries = 1;; ++tries) {
+    try {
+      return make_each_directory(context, name, durably);
+    } catch (const Error& error) {
+      const bool is_inner = name.find('/') != std::string::npos;
+      if (error.code() != ErrorCode::kNotFound || !is_inner || tries == kMaxTries) throw;
     }
   }
 }

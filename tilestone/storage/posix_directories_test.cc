@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <stop_token>
+#include <thread>
 
 #include "tilestone/base/error_testing.h"
 #include "tilestone/storage/posix_internal.h"
@@ -100,6 +102,25 @@ TEST_F(PosixDirectories, ALinkThatPointsNowhereIsNamedByListingAndMaking) {
   fs::create_directory(root() + "/absent");
   posix_storage(link + "/below/it")->make_directory("");
   EXPECT_TRUE(fs::is_directory(root() + "/absent/below/it"));
+}
+
+TEST_F(PosixDirectories, AnOuterOneThatIsRemovedMeanwhileIsMadeAgain) {
+  constexpr int kRounds = 2000;  // some of them meet the removal
+  const std::jthread remover([&](const std::stop_token& done) {
+    const auto other = posix_storage(root());
+    while (!done.stop_requested()) {
+      try {
+        other->remove_directory("outer");
+      } catch (const Error&) {
+        // It does not exist, or is not empty.
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  });
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_NO_THROW(storage_->make_directory("outer/inner"));
+    storage_->remove_directory("outer/inner");
+  }
 }
 
 TEST_F(PosixDirectories, WhetherItCanExchangeIsTriedOnce) {

@@ -27,8 +27,8 @@ bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) 
   const int group = head_.group_of(rank);
   const std::string name = report_name(head_, rank);
   const Bytes bytes = left.encode();
-  location_->make_directory(group_directory(head_.save_id, group));
   try {
+    location_->make_directory(group_directory(head_.save_id, group));
     location_->publish(name, group_temporary(head_.save_id, group, "report"), bytes, false,
                        deadline);
     location_->sync_directory(attempt_directory(head_.save_id));
