@@ -282,7 +282,8 @@ def test_content_metadata_is_saved_without_its_group_and_read_back(ckpt: str) ->
 
 
 def test_plain_objects_of_megatrons_programs_come_back_as_what_they_were(ckpt: str) -> None:
-    class_of_megatron = pytest.importorskip("megatron.core.transformer.enums").AttnBackend
+    from megatron.core.transformer.enums import AttnBackend as class_of_megatron
+
     args = argparse.Namespace(signal=signal.SIGTERM, backend=class_of_megatron.flash, own=_Own())
     state = {"args": args, "o": ShardedObject("o", io.BytesIO(b"state"), (1,), (0,))}
     megatron.save(state, ckpt)

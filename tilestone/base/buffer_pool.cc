@@ -21,7 +21,7 @@ namespace {
 // gets memory that was used before. Thread-safe.
 class SpareBuffers {
  public:
-  SpareBuffers() { buffers_.reserve(kMost); }
+  SpareBuffers() { buffers_.reserve(kMaxBuffers); }
 
   std::byte* take(size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -33,7 +33,7 @@ class SpareBuffers {
   void put(std::byte* data, size_t bytes) {
     {
       const std::lock_guard lock(mutex_);
-      if (bytes == BufferPool::kDefaultBuffer && buffers_.size() < kMost) {
+      if (bytes == BufferPool::kDefaultBuffer && buffers_.size() < kMaxBuffers) {
         buffers_.push_back(data);
         return;
       }
@@ -42,7 +42,7 @@ class SpareBuffers {
   }
 
  private:
-  static constexpr size_t kMost = BufferPool::kSpareTotal / BufferPool::kDefaultBuffer;
+  static constexpr size_t kMaxBuffers = BufferPool::kSpareTotal / BufferPool::kDefaultBuffer;
   std::mutex mutex_;
   std::vector<std::byte*> buffers_;
 };

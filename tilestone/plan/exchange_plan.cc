@@ -16,7 +16,7 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kLargestStripe = 8u << 20;   // bytes
+constexpr uint64_t kMaxStripe = 8u << 20;       // bytes
 constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
 constexpr uint64_t kStripesPerRank = 4;
 constexpr uint64_t kSendShare = 4;
@@ -102,7 +102,7 @@ StripeOwners::StripeOwners(const Metadata& metadata, int world, std::vector<int>
     }
   }
   for (const uint64_t end : ends_) total = try_add(total, end).value_or(total);
-  stripe_bytes_ = std::clamp(total / (world_ * kStripesPerRank), kSmallestStripe, kLargestStripe);
+  stripe_bytes_ = std::clamp(total / (world_ * kStripesPerRank), kSmallestStripe, kMaxStripe);
   uint64_t stripes = 0;
   for (const uint64_t end : ends_) {
     firsts_.push_back(stripes);

@@ -1,6 +1,7 @@
-// Options of save, load and Checkpoint. Each option has a default that suits most callers, and a
-// Python keyword of the same name. No environment variable changes them. A number outside its
-// limits is Error(kInvalidArgument) with the option's name, on every rank.
+// Options of save, load and Checkpoint. Each option has a default that suits most callers. Most
+// have a Python keyword of the same name; Python finds out the others itself (such as `complete`),
+// or has a function instead (`by_files`). No environment variable changes them. A number outside
+// its limits is Error(kInvalidArgument) with the option's name, on every rank.
 #pragma once
 
 #include <cstdint>
@@ -195,8 +196,8 @@ struct LoadOptions {
   std::vector<Path> complete = {};
   // What to do about a difference between `wanted` and the checkpoint. kReport: the LoadReport
   // lists it, and rank 0 logs a warning. kIgnore: neither. When the load goes on, the leaf keeps
-  // what the template has: a tensor its elements (or none), a value itself. Keys inside a
-  // dialect's common state are not compared.
+  // what the template has: a tensor its elements (or none), a value itself. Keys that
+  // only a dialect's common state has are never a difference: a load adds them to what it returns.
   enum class Policy : uint8_t { kError, kReport, kIgnore };
   Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
   // In the checkpoint, but wanted by no rank. nullopt: ignored, except below `complete`.

@@ -18,8 +18,6 @@ inline constexpr uint64_t kCentralHeaderSize = 46;
 inline constexpr uint64_t kEndSize = 22;
 inline constexpr uint64_t kEnd64Size = 56;
 inline constexpr uint64_t kLocator64Size = 20;
-inline constexpr uint64_t kDescriptorSize = 16;    // with its signature
-inline constexpr uint64_t kDescriptor64Size = 24;  // with its signature
 
 inline constexpr uint16_t kStored = 0;
 inline constexpr uint16_t kFlagEncrypted = 1u << 0;
