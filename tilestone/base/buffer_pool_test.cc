@@ -116,6 +116,15 @@ TEST(BufferPool, NeverLendsABufferTwiceAtOnce) {
   EXPECT_LE(pool->peak_bytes(), 3 * kSize);
 }
 
+TEST(BufferPool, BuffersOfTheDefaultSizeServeALaterPool) {
+  std::byte* const first = BufferPool::create()->acquire().data();
+  const auto later = BufferPool::create();
+  EXPECT_EQ(later->acquire().data(), first);
+  // One of another size gets memory of its own.
+  const auto other = BufferPool::create(4 * kSize, 2 * kSize);
+  EXPECT_NE(other->acquire().data(), first);
+}
+
 TEST(Buffer, OutlivesTheLastHolderOfItsPool) {
   Buffer buffer = BufferPool::create(kSize, kSize)->acquire();
   std::memset(buffer.data(), 1, kSize);

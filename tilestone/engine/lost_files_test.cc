@@ -198,7 +198,7 @@ TEST(LostFiles, TheIndexThatMetadataJsonNamesIsDamageToo) {
                                          [&] { load_all(location); }};
   storage->remove(".metadata");
   for (const auto& read : reads) {
-    expect_error(read, ErrorCode::kCorrupt, "whose index is missing");
+    expect_error(read, ErrorCode::kCorrupt, "is missing");
     expect_error(read, ErrorCode::kCorrupt, "metadata.json");
   }
   {

@@ -16,7 +16,7 @@ constexpr std::string_view kMagic = "TILEMAN\n";
 constexpr uint32_t kFormatVersion = 3;
 constexpr uint32_t kWithoutTable = 2;  // an earlier version without a table of reports
 constexpr uint64_t kChecksumSize = 8;
-constexpr size_t kLongestSaveId = 200;
+constexpr size_t kMaxSaveIdSize = 200;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
 constexpr uint64_t kSmallestSum = 18;    // bytes of an encoded IndexSum
@@ -295,7 +295,7 @@ std::string manifest_name(std::string_view save_id) {
 }
 
 bool may_have_manifest(std::string_view save_id) {
-  return !save_id.empty() && save_id.size() <= kLongestSaveId && save_id != "." &&
+  return !save_id.empty() && save_id.size() <= kMaxSaveIdSize && save_id != "." &&
          save_id != ".." && save_id.find('/') == std::string_view::npos &&
          save_id.find('\0') == std::string_view::npos;
 }

@@ -336,8 +336,9 @@ void expect_no_index_lost(Storage& storage, std::span<const std::string> names) 
   if (!storage.stat(std::string(kMegatronConfig))) return;  // a removal has begun
   for (const auto& format : known_formats()) {
     if (format->name() != megatron->backend) continue;
-    throw Error(ErrorCode::kCorrupt, "the file names a checkpoint in the format " +
-                                         megatron->backend + ", whose index is missing")
+    throw Error(ErrorCode::kCorrupt, "the index of the checkpoint at " + storage.describe() +
+                                         " is missing; this file says that its format is " +
+                                         megatron->backend)
         .with_file(std::string(kMegatronConfig))
         .with_hint("copy the checkpoint once more, if it still exists elsewhere");
   }
