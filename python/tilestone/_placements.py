@@ -42,8 +42,11 @@ def to_placement(given: Any) -> Placement:
 
 
 @functools.lru_cache(maxsize=64)
-def _of_device_mesh(device_mesh: Any) -> _core.Mesh:
-    ranks = device_mesh.mesh
+def _of_device_mesh(device_mesh: Any) -> _core.Mesh | None:
+    # torch computes this tensor anew for each caller, which takes as long as converting a tensor.
+    ranks = getattr(device_mesh, "mesh", None)
+    if ranks is None:
+        return None
     names = list(device_mesh.mesh_dim_names or ())
     return _core.Mesh(tuple(ranks.shape), [int(rank) for rank in ranks.flatten().tolist()], names)
 
@@ -56,8 +59,9 @@ def to_mesh(given: Any) -> _core.Mesh:
     """
     if isinstance(given, _core.Mesh):
         return given
-    if hasattr(given, "mesh") and hasattr(given, "mesh_dim_names"):
-        return _of_device_mesh(given)
+    mesh = _of_device_mesh(given) if hasattr(given, "mesh_dim_names") else None
+    if mesh is not None:
+        return mesh
     kind = type(given).__name__
     raise InvalidArgumentError(
         f"a mesh must be a torch DeviceMesh or a tilestone.geometry.Mesh, not {kind}"

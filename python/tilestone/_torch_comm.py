@@ -50,9 +50,10 @@ from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
 from tilestone._torch_group import shared_by
 
 _PIECE_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
-_SHORTEST_POLL = 0.0005  # seconds
+_SHORTEST_POLL = 0.0002  # seconds
 _LONGEST_POLL = 0.05  # seconds
 _QUICK_POLL = 0.002  # seconds: the longest pause if there are few ranks
+_FIRST_POLL = 0.02  # the first pause, as a share of the longest
 _PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,000 times a second
 # The least time, in seconds, for a transfer that all ranks have agreed on. The caller only waits
 # until its deadline. But a transfer that is given up breaks the process group, and a busy machine
@@ -465,7 +466,7 @@ class TorchCommunicator:
 
         `longest`: the longest pause between two calls of done(), in seconds.
         """
-        pause = _SHORTEST_POLL
+        pause = max(_SHORTEST_POLL, longest * _FIRST_POLL)
         while not done():
             left = min(task.end, end) - time.monotonic()
             if left <= 0:
