@@ -197,7 +197,8 @@ Value read_common(const Checkpoint& checkpoint) {
 
 // Whether the common state is wanted. Its key is not the key of an object.
 bool is_common(const Checkpoint& checkpoint, const CatOptions& options) {
-  return options.common || (options.key == kCommonKey && checkpoint.dialect().name() == "megatron");
+  const bool has_common = !checkpoint.dialect().common_object().empty();
+  return options.common || (options.key == kCommonKey && has_common);
 }
 
 int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {

@@ -172,7 +172,7 @@ void Commit::begin_staged() {
   staging_.emplace(storage_, save_id_);
   staging_->begin();
   refuse_existing();
-  expect_only_checkpoint(*storage_, format_, overwrite_ && dialect_->name() == "megatron");
+  expect_only_checkpoint(*storage_, format_, overwrite_ ? dialect_.get() : nullptr);
   storage_ = staging_->storage();
 }
 

@@ -47,7 +47,7 @@ Opened open_standing(const std::shared_ptr<Storage>& storage) {
 
 void expect_possible(const Opened& opened, const Storage& storage) {
   const bool one_file = !opened.format->has_fixed_names() && !opened.metadata.rank_local;
-  if (opened.dialect->name() != megatron_dialect()->name() || !one_file) {
+  if (!opened.dialect->can_lose_keys() || !one_file) {
     throw Error(ErrorCode::kUnsupported,
                 "keys can be removed only from checkpoints of Megatron-Core in the format "
                 "torch_dist; the checkpoint at " +

@@ -244,11 +244,11 @@ bool is_unfinished_stock_file(Storage& location, const std::string& name) {
 }  // namespace
 
 void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
-                            bool or_remains) {
+                            const Dialect* remains_of) {
   const std::vector<std::string> names = location.list();
   const Standing standing = expect_readable(location, format);
-  const bool unfinished =
-      or_remains && standing.save_id.empty() && !contains_name(names, kMegatronConfig);
+  const std::string_view mark = remains_of == nullptr ? "" : remains_of->mark();
+  const bool unfinished = !mark.empty() && standing.save_id.empty() && !contains_name(names, mark);
   const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
   const auto is_left = [&](const std::string& name) {
     const auto own = parse_own_name(name);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
 
@@ -56,11 +57,11 @@ void clean_siblings(Storage& location, std::string_view own = "");
 
 // Checks that replacing the directory would remove no foreign file. Error(kUnsupported), naming one
 // of the files, where some belong neither to a checkpoint nor to a save that failed there, or where
-// that can't be determined. `format`: of the new checkpoint. `or_remains`: also accept the files of
-// an unfinished save of stock Megatron-Core, if there is no metadata.json: common.pt, .metadata.tmp
-// and data files with its names.
+// that can't be determined. `format`: of the new checkpoint. `remains_of`: null, or the new
+// checkpoint's dialect; then the files of a stock save that did not get as far as the dialect's
+// mark (metadata.json) are accepted too: common.pt, .metadata.tmp and data files with stock names.
 void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
-                            bool or_remains);
+                            const Dialect* remains_of);
 
 // The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
 // Error(kMismatch) where it does not exist, because then the rank's path leads to another

@@ -260,6 +260,14 @@ bool same_files(const Description& a, const Description& b) {
          a.manifest == b.manifest;
 }
 
+// "" for a dialect that this version does not know.
+std::string_view mark_of(const std::string& dialect) {
+  for (const auto& known : known_dialects()) {
+    if (known->name() == dialect) return known->mark();
+  }
+  return "";
+}
+
 // A checkpoint whose switch is missing or damaged may look like one of another dialect.
 void check_dialect(const Opened& opened, const Manifest& manifest) {
   if (manifest.dialect == opened.dialect->name()) return;
@@ -267,8 +275,9 @@ void check_dialect(const Opened& opened, const Manifest& manifest) {
                                  [](const IndexSum& s) { return s.role == IndexRole::kSwitch; });
   Error error(ErrorCode::kCorrupt, "the checkpoint was saved in the dialect " + manifest.dialect +
                                        ", but the file that says so is missing or damaged");
-  if (manifest.dialect == megatron_dialect()->name()) {
-    error.with_file(std::string(kMegatronConfig));  // whether Tilestone or Megatron-Core writes it
+  const std::string_view mark = mark_of(manifest.dialect);
+  if (!mark.empty()) {
+    error.with_file(std::string(mark));  // whether Tilestone or another program writes it
   } else if (last != manifest.index.end()) {
     error.with_file(last->name);
   }

@@ -54,6 +54,9 @@ class Dialect {
 
   // ---- Opening
 
+  // The index file that only checkpoints of this dialect have, and that is written last; "": there
+  // is none.
+  virtual std::string_view mark() const { return ""; }
   // The dialect's index files among the names of all files in a directory.
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
   // The common state, if it is stored in an index file; else nullopt. `files.contents` has the
@@ -65,6 +68,8 @@ class Dialect {
   virtual std::string_view common_object() const { return ""; }
   // What that object holds, of the common state that parse_common() returns.
   virtual Value common_as_object(Value common) const { return common; }
+  // True if only the items' index lists the keys, so that keys can be removed from it alone.
+  virtual bool can_lose_keys() const { return false; }
   // Checks the dialect's index files, for verify. `files.contents` has their bytes.
   virtual std::vector<IndexFault> verify_index(const DirectoryFiles&) const { return {}; }
 

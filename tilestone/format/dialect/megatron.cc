@@ -47,6 +47,8 @@ class MegatronDialect : public Dialect {
  public:
   std::string_view name() const override { return "megatron"; }
   bool has_replica_names() const override { return true; }
+  std::string_view mark() const override { return kMegatronConfig; }
+  bool can_lose_keys() const override { return true; }
 
   Items to_items(const StateDict& state, const Format& format) const override {
     return split(state, format);
