@@ -14,16 +14,12 @@
 #include "tilestone/base/host.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
-#include "tilestone/engine/open/tp_replicas_internal.h"
-#include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
-#include "tilestone/engine/read/shared_targets_internal.h"
-#include "tilestone/engine/read/subtrees_internal.h"
-#include "tilestone/engine/read/targets_internal.h"
+#include "tilestone/engine/read/requested_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
@@ -56,17 +52,20 @@ class Loading {
     if (options().validate_access) validate();
     StateDict loaded;
     const auto load = [&](Deadline deadline) {
-      loaded = load_rank(brought_.wanted, deadline);
+      loaded = load_rank(deadline);
       return std::move(message_);
     };
-    const auto judge = [&](const std::vector<Bytes>& of_ranks) { return judge_ranks(of_ranks); };
+    const auto judge = [&](const std::vector<Bytes>& of_ranks) {
+      const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
+      return std::vector<Bytes>(of_ranks.size(), encode_report(report));
+    };
     if (!take) {
       report_ = decode_report(rounds_.run_last("loading", load, judge));
       return loaded;
     }
     report_ = decode_report(rounds_.run("loading", load, judge));
     const auto take_it = [&](Deadline) {
-      take({std::move(loaded), report_, findings_.kept});
+      take({std::move(loaded), report_, requested_.kept()});
       return Bytes();
     };
     const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
@@ -77,14 +76,6 @@ class Loading {
   const LoadReport& report() const { return report_; }
 
  private:
-  // A template while it is being filled.
-  struct Tree {
-    bool plain = false;  // no factories and no non-persistent values
-    StateDict built;
-    StateDict persistent;  // `built` without non-persistent values; empty if plain
-    const StateDict& asked() const { return plain ? built : persistent; }
-  };
-
   const LoadOptions& options() const { return *brought_.options; }
   // After opening: the directory that stood there then, even if a save moves it.
   Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
@@ -158,7 +149,7 @@ class Loading {
     const auto describe_items = [&](Deadline deadline) {
       choose_items(deadline);
       const bool asks = brought_.wanted != nullptr;
-      return encode_access(asks ? items_ : Items());
+      return encode_access(asks ? requested_.items() : Items());
     };
     rounds_.run("validating the requests", describe_items, [](const std::vector<Bytes>& plans) {
       check_access(std::vector<ByteView>(plans.begin(), plans.end()));
@@ -166,26 +157,19 @@ class Loading {
     });
   }
 
-  StateDict load_rank(const StateDict* wanted, Deadline deadline) {
+  StateDict load_rank(Deadline deadline) {
     std::vector<Transfer> left =
-        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, plan(wanted, deadline));
+        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, plan(deadline));
     places_->choose(left);
     std::move(own_.begin(), own_.end(), std::back_inserter(left));
     read_transfers(*context_, left, *progress_);
     progress_->finish();
-    shared_.join(read_of(items_));
-    if (wanted == nullptr) return tree_of(std::move(items_));
-    StateDict& asked = tree_.plain ? tree_.built : tree_.persistent;
-    StateDict loaded = opened_.dialect->from_items(std::move(asked), items_);
-    if (tree_.plain) return loaded;
-    return merge_factories(restore_nonpersistent(std::move(loaded), tree_.built), *wanted);
+    return requested_.take_loaded(opened_);
   }
 
   void choose_items(Deadline deadline) {
     if (of_own_rank_) {
       if (has_all_of_own_rank(deadline)) return;
-      tree_ = {};
-      findings_ = {};
       take_found(find_checkpoint(brought_.location->shared(), options().format));
     }
     look_for_items(deadline);
@@ -195,11 +179,12 @@ class Loading {
   bool has_all_of_own_rank(Deadline deadline) {
     try {
       look_for_items(deadline);
-      plan_load(items_.tensors, opened_.metadata, {.cast = options().cast});
+      plan_load(requested_.items().tensors, opened_.metadata, {.cast = options().cast});
     } catch (const Error&) {
       return false;
     }
-    return std::all_of(items_.objects.begin(), items_.objects.end(), [&](const ObjectItem& item) {
+    const std::vector<ObjectItem>& objects = requested_.items().objects;
+    return std::all_of(objects.begin(), objects.end(), [&](const ObjectItem& item) {
       return opened_.metadata.find_object(item.key) != nullptr;
     });
   }
@@ -207,26 +192,22 @@ class Loading {
   void look_for_items(Deadline deadline) {
     open(deadline);
     make_context({}, deadline);
-    std::optional<Value> common = common_state();
-    const StateDict* wanted = brought_.wanted;
-    items_ = wanted != nullptr ? ask(*wanted, common, tree_) : all_items(opened_.metadata);
-    items_.common = std::move(common);
+    requested_ = Requested(brought_.wanted, opened_, options(), common_state());
   }
 
   // Returns an error instead of throwing it: the exchange passes it to the other ranks, so a failed
   // rank must still take part.
-  std::variant<Wanted, Error> plan(const StateDict* wanted, Deadline deadline) {
+  std::variant<Wanted, Error> plan(Deadline deadline) {
     try {
       if (!options().validate_access) choose_items(deadline);
-      choose_read(items_);
-      shared_.part(read_of(items_));
-      make_context(items_, deadline);
-      if (wanted == nullptr) give_memory(items_, *context_);
-      message_ = message_of(items_);
+      const std::vector<TensorItem>& read = requested_.begin_reading();
+      make_context(requested_.items(), deadline);
+      if (brought_.wanted == nullptr) give_memory(requested_.items(), *context_);
+      message_ = requested_.message(opened_.metadata, options());
       places_.emplace(opened_, comm_.rank(), comm_.size());
-      load_objects(*context_, items_);
-      std::vector<Transfer> transfers = plan_tensors(read_of(items_));
-      own_ = places_->take_own_copies(transfers, replicas_);
+      load_objects(*context_, requested_.items());
+      std::vector<Transfer> transfers = plan_tensors(read);
+      own_ = places_->take_own_copies(transfers, requested_.replicas());
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -238,73 +219,6 @@ class Loading {
     if (!options().sharded_only) return read_common(*context_, opened_);
     if (opened_.dialect->common_object().empty()) return std::nullopt;
     return Value::dict({});
-  }
-
-  // The items that the template asks for. All that are read have memory.
-  Items ask(const StateDict& wanted, const std::optional<Value>& common, Tree& tree) {
-    const auto items_of = [&](const StateDict& asked) {
-      return opened_.dialect->wanted_items(asked, common ? &*common : nullptr);
-    };
-    tree.plain = is_plain(wanted);
-    tree.built = tree.plain ? wanted : build_factories(wanted);
-    tree.built = with_subtrees(std::move(tree.built), options().subtrees, opened_.metadata);
-    tree.built = as_stored(std::move(tree.built), opened_.metadata);
-    std::set<std::string> second_names;
-    if (opened_.dialect->has_replica_names()) {
-      second_names = ask_for_plain_keys(tree.built, opened_.metadata);
-    }
-    replicas_.clear();
-    for (const std::string& name : second_names) {
-      replicas_.emplace(key_of_replica(name), rank_of_replica(name));
-    }
-    if (keeps_some(options())) {
-      const Items asked = items_of(tree.plain ? tree.built : drop_nonpersistent(tree.built));
-      findings_ = find_kept(asked, opened_.metadata, options());
-      if (keeps()) expect_kept_data(wanted, tree.built, findings_.kept);
-      for (const std::string& name : second_names) {
-        if (is_kept(std::string(key_of_replica(name)))) findings_.kept.keys.insert(name);
-      }
-    }
-    tree.built = with_memory(std::move(tree.built), findings_.kept);
-    if (!tree.plain) tree.persistent = drop_nonpersistent(tree.built);
-    return items_of(tree.asked());
-  }
-
-  bool keeps() const { return !findings_.kept.keys.empty(); }
-  bool is_kept(const std::string& key) const { return findings_.kept.keys.contains(key); }
-
-  // Lists the tensors that are read: all except the kept ones.
-  void choose_read(const Items& items) {
-    for (const TensorItem& item : items.tensors) {
-      if (keeps() && !is_kept(item.key)) read_.push_back(item);
-    }
-  }
-  std::vector<TensorItem>& read_of(Items& items) { return keeps() ? read_ : items.tensors; }
-
-  // This rank's message of the last reading round.
-  Bytes message_of(const Items& items) const {
-    ByteWriter writer;
-    const auto policy = options().not_requested;
-    const bool may_leave_out = policy && *policy != LoadOptions::Policy::kError;
-    const std::vector<Path> none;
-    writer.blob(left_out(may_leave_out ? none : options().complete, items, opened_.metadata));
-    writer.blob(encode_findings(findings_, items, opened_.metadata, options()));
-    return std::move(writer).take();
-  }
-
-  // The coordinator's answer, equal for each rank: the encoded report.
-  std::vector<Bytes> judge_ranks(const std::vector<Bytes>& of_ranks) const {
-    const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
-    std::vector<Bytes> left, findings;
-    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-      ByteReader reader(of_ranks[rank], "the load result of rank " + std::to_string(rank));
-      left.push_back(owned(reader.blob()));
-      findings.push_back(owned(reader.blob()));
-      reader.expect_end();
-    }
-    check_left_out(left, opened_.metadata);
-    const LoadReport report = unite_findings(findings, opened_.metadata, options());
-    return std::vector<Bytes>(of_ranks.size(), encode_report(report));
   }
 
   void make_context(const Items& items, Deadline deadline) {
@@ -327,9 +241,7 @@ class Loading {
     std::vector<ObjectRead> stored;
     std::vector<ObjectItem*> read;
     for (ObjectItem& item : items.objects) {
-      // A key can be kept because of a tensor of another shape. Requesting it as an object is still
-      // an error.
-      if (is_kept(item.key) && opened_.metadata.find_tensor(item.key) == nullptr) continue;
+      if (!requested_.is_read(item, opened_.metadata)) continue;
       const StoredObject* found = opened_.metadata.find_object(item.key);
       if (found == nullptr) fail_not_found(item.key);
       stored.push_back({found, places_->choose(*found)});
@@ -386,19 +298,14 @@ class Loading {
   std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   bool of_own_rank_ = false;  // description_ has only this rank's part of a rank-local checkpoint
   Opened opened_;
-  Tree tree_;  // if there is a template
-  Items items_;
-  AskedReplicas replicas_;
-  Findings findings_;
-  std::vector<TensorItem> read_;  // the tensors to read, if some are kept
-  Bytes message_;                 // to the coordinator, after reading
+  Requested requested_;
+  Bytes message_;  // to the coordinator, after reading
   LoadReport report_;
   ReadFor way_ = ReadFor::kOneself;
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
   std::optional<Places> places_;
   std::vector<Transfer> own_;  // reads from copies in this rank's own file
-  SharedTargets shared_;
 };
 
 }  // namespace
