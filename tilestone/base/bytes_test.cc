@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone::bytes_test {
 
@@ -101,7 +101,7 @@ TEST(ByteReader, NamesTheMessageAndTheOffsetOfDamage) {
     in.u8();
     in.u32();
   });
-  EXPECT_EQ(text, "the report is damaged at offset 1 of 3: expected 4 more bytes, found 2");
+  EXPECT_THAT(text, Mentions("the report", "offset 1 of 3", "4 more bytes", "found 2"));
 }
 
 TEST(ByteReader, RefusesToReadPastTheEnd) {

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone::checked_test {
 
@@ -31,13 +31,9 @@ TEST(Checked, SaysNoPastThem) {
 }
 
 TEST(Checked, TheErrorNamesTheQuantityAndTheValues) {
-  try {
-    checked_mul(kMaxI, int64_t{2}, "bytes of the box");
-    FAIL() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_EQ(error.message(), "bytes of the box: 9223372036854775807 * 2 exceeds 64 bits");
-  }
+  EXPECT_THAT(error_of([] { checked_mul(kMaxI, int64_t{2}, "bytes of the box"); }),
+              IsError(ErrorCode::kInvalidArgument, "", "bytes of the box",
+                      "9223372036854775807 * 2", "64 bits"));
   EXPECT_THROW(checked_add(kMaxI, int64_t{1}, "x"), Error);
   EXPECT_THROW(checked_add(kMaxU, uint64_t{1}, "x"), Error);
   EXPECT_THROW(checked_mul(kMaxU, uint64_t{2}, "x"), Error);

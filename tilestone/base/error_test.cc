@@ -7,6 +7,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "tilestone/base/error_testing.h"
+
 namespace tilestone::error_test {
 
 using ::testing::HasSubstr;
@@ -98,6 +100,21 @@ Error caught(const Exception& exception) {
   } catch (...) {
     return current_error();
   }
+}
+
+// The matcher that most tests check messages with.
+TEST(Mentions, FindsWholeWordsInTheirOrder) {
+  const std::string text = "rank 12 holds box [0:4], rank 3 holds none";
+  EXPECT_THAT(text, Mentions("rank 12", "[0:4]", "rank 3"));
+  EXPECT_THAT(text, Not(Mentions("rank 1")));
+  EXPECT_THAT(text, Not(Mentions("ank 3")));
+  EXPECT_THAT(text, Not(Mentions("rank 3", "rank 12")));
+  EXPECT_THAT(text, Not(Mentions("rank 3", "rank 3")));
+  const Error error = Error(ErrorCode::kIo, text).with_key("w");
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "w", "rank 3"));
+  EXPECT_THAT(error, Not(IsError(ErrorCode::kCorrupt, "w", "rank 3")));
+  EXPECT_THAT(error, Not(IsError(ErrorCode::kIo, "v", "rank 3")));
+  EXPECT_THAT(error, Not(IsError(ErrorCode::kIo, "w", "rank 4")));
 }
 
 TEST(CurrentError, IsTheErrorItselfWithItsContext) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tilestone/base/error_testing.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone::comm_internal::operation_test {
@@ -34,13 +35,11 @@ TEST(Operation, RankListIsShort) {
 
 TEST(Operation, ErrorsNameOperationAndRanks) {
   const Error timeout = timed_out("scatter", {2, 5});
-  EXPECT_EQ(timeout.code(), ErrorCode::kTimeout);
+  EXPECT_THAT(timeout, IsError(ErrorCode::kTimeout, "", "scatter", "deadline", "ranks 2 and 5"));
   EXPECT_EQ(timeout.rank(), 2);
-  EXPECT_EQ(timeout.message(), "scatter: the deadline passed while waiting for ranks 2 and 5");
   const Error failed = rank_failed("gather", {4}, "disk full");
-  EXPECT_EQ(failed.code(), ErrorCode::kRankFailed);
+  EXPECT_THAT(failed, IsError(ErrorCode::kRankFailed, "", "gather", "rank 4", "disk full"));
   EXPECT_EQ(failed.rank(), 4);
-  EXPECT_EQ(failed.message(), "gather: rank 4 is gone: disk full");
 }
 
 }  // namespace tilestone::comm_internal::operation_test

@@ -95,46 +95,39 @@ TEST(MergeReports, TensorsWithoutElementsKeepOneEmptyChunk) {
 TEST(MergeReports, ReportsOfOtherSavesAndMissingRanksAreRefused) {
   const RankReport zero = report_of(0, 2);
   const RankReport one = report_of(1, 2);
-  Error error = merge_error({});
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error.message(), "there are no rank reports");
+  constexpr auto kInvalid = ErrorCode::kInvalidArgument;
+  EXPECT_THAT(merge_error({}), IsError(kInvalid, "", "no rank reports"));
 
-  error = merge_error({zero});
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  const Error error = merge_error({zero});
+  EXPECT_THAT(error, IsError(kInvalid, "", "rank 1", "2", "missing"));
   EXPECT_EQ(error.rank(), 1);
-  EXPECT_EQ(error.message(), "the report of rank 1 of 2 is missing");
 
-  EXPECT_EQ(merge_error({zero, zero}).message(), "rank 0 has two reports");
-  EXPECT_EQ(merge_error({zero, one, one}).message(), "rank 1 has two reports");
+  EXPECT_THAT(merge_error({zero, zero}), IsError(kInvalid, "", "rank 0", "two reports"));
+  EXPECT_THAT(merge_error({zero, one, one}), IsError(kInvalid, "", "rank 1", "two reports"));
 
   RankReport other = one;
   other.save_id = "s2";
-  EXPECT_EQ(merge_error({zero, other}).message(),
-            "the report of rank 1 is from save s2, but that of rank 0 is from save s1");
-  EXPECT_EQ(
-      merge_error({zero, report_of(1, 3)}).message(),
-      "the report of rank 1 is from a save by 3 ranks, but that of rank 0 is from a save by 2");
+  EXPECT_THAT(merge_error({zero, other}), IsError(kInvalid, "", "rank 1", "s2", "rank 0", "s1"));
+  EXPECT_THAT(merge_error({zero, report_of(1, 3)}),
+              IsError(kInvalid, "", "rank 1", "3 ranks", "rank 0", "2"));
   other = one;
   other.rank = 2;
-  EXPECT_EQ(merge_error({zero, other}).message(), "rank 2 is outside a world of 2 ranks");
+  EXPECT_THAT(merge_error({zero, other}), IsError(kInvalid, "", "rank 2", "2 ranks"));
 }
 
 TEST(MergeReports, FilesBelongToOneRankAndItemsToTheirFile) {
   std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].files[0].name = reports[0].files[0].name;
   Error error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error, IsError(ErrorCode::kInvalidArgument, "", "rank 0", "rank 1", "same file"));
   EXPECT_EQ(error.file(), "__0_0.distcp");
-  EXPECT_EQ(error.message(), "rank 0 and rank 1 report the same file");
 
   reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].files[0].size = 99;
   error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error.key(), "w");
+  EXPECT_THAT(error, IsError(ErrorCode::kInvalidArgument, "w", "100 bytes", "0", "99 bytes"));
   EXPECT_EQ(error.file(), "__1_0.distcp");
   EXPECT_EQ(error.rank(), 1);
-  EXPECT_EQ(error.message(), "an item of 100 bytes at offset 0 is outside its file of 99 bytes");
 
   for (const uint64_t offset : {uint64_t{3997}, uint64_t{4097}, UINT64_MAX}) {
     reports = {report_of(0, 2), report_of(1, 2)};
@@ -147,50 +140,37 @@ TEST(MergeReports, DisagreementsNameKeyAndRanks) {
   std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].tensors[0].dtype = DType::kBFloat16;
   Error error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-  EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(
-      error.message(),
-      "two ranks disagree on a tensor: rank 0 has float32 [4, 3], rank 1 has bfloat16 [4, 3]");
+  EXPECT_THAT(error, IsError(ErrorCode::kMismatch, "w", "rank 0", "float32 [4, 3]", "rank 1",
+                             "bfloat16 [4, 3]"));
 
   reports = {report_of(0, 2), report_of(1, 2)};
   reports[1].objects.push_back({"w", {}, at(0, 0, 10)});
-  error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-  EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(error.message(), "rank 1 uses a key that is also the key of a tensor");
+  EXPECT_THAT(merge_error(reports), IsError(ErrorCode::kMismatch, "w", "rank 1", "tensor"));
 
   reports = {report_of(0, 2), report_of(1, 2)};
   reports[0].objects.push_back({"o", {}, at(0, 0, 10)});
   reports[1].tensors.push_back(tensor("o", {0}));
-  EXPECT_EQ(merge_error(reports).message(), "rank 1 uses a key that is also the key of an object");
+  EXPECT_THAT(merge_error(reports), IsError(ErrorCode::kMismatch, "o", "rank 1", "object"));
 }
 
 TEST(MergeReports, WhatIsWrittenTwiceOrByNobodyNamesKeyBoxAndRanks) {
   std::vector<RankReport> reports = {report_of(0, 3), report_of(1, 3), report_of(2, 3)};
   reports[2].chunks[0].box = {{1, 1}, {2, 1}};
-  Error error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
-  EXPECT_EQ(error.key(), "w");
-  EXPECT_THAT(error.message(), HasSubstr("rank 2 wrote box [1:3, 1:2]"));
-  EXPECT_THAT(error.message(), HasSubstr("are written twice"));
+  EXPECT_THAT(merge_error(reports),
+              IsError(ErrorCode::kCoverage, "w", "rank 2", "[1:3, 1:2]", "twice"));
 
   reports[2].chunks.clear();
-  error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
-  EXPECT_EQ(error.key(), "w");
-  EXPECT_EQ(error.message(), "no rank wrote box [4:6, 0:3] of a tensor of shape [6, 3]");
+  EXPECT_THAT(merge_error(reports),
+              IsError(ErrorCode::kCoverage, "w", "no rank", "[4:6, 0:3]", "[6, 3]"));
 
   reports[2].chunks.push_back({0, {{4, 0}, {3, 3}}, at(0, 0, 100)});
-  EXPECT_EQ(merge_error(reports).message(),
-            "rank 2 wrote box [4:7, 0:3] outside a tensor of shape [6, 3]");
+  EXPECT_THAT(merge_error(reports),
+              IsError(ErrorCode::kCoverage, "w", "rank 2", "[4:7, 0:3]", "[6, 3]"));
 
   reports = {report_of(0, 2), report_of(1, 2)};
   for (RankReport& report : reports) report.objects.push_back({"o", {}, at(0, 0, 10)});
-  error = merge_error(reports);
-  EXPECT_EQ(error.code(), ErrorCode::kCoverage);
-  EXPECT_EQ(error.key(), "o");
-  EXPECT_EQ(error.message(), "an object is written twice, by rank 0 and by rank 1");
+  EXPECT_THAT(merge_error(reports),
+              IsError(ErrorCode::kCoverage, "o", "twice", "rank 0", "rank 1"));
 }
 
 TEST(MergeReports, ASingleChunkThatDoesNotCoverItsTensorIsRefused) {

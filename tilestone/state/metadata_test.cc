@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone::metadata_test {
 
@@ -33,21 +33,11 @@ TEST(Metadata, FindsWhatItHoldsOnceIndexed) {
 }
 
 TEST(Metadata, AKeyTwiceIsCorrupt) {
-  const auto error_of = [](Metadata metadata) {
-    try {
-      metadata.index();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-      return error.key() + ": " + error.message();
-    }
-    return std::string("no error");
-  };
-  EXPECT_EQ(error_of(with_keys({"a", "b", "a"})),
-            "a: the checkpoint's metadata contains the key twice");
-  EXPECT_EQ(error_of(with_keys({}, {"o", "o"})),
-            "o: the checkpoint's metadata contains the key twice");
-  EXPECT_EQ(error_of(with_keys({"a"}, {"a"})),
-            "a: the checkpoint's metadata contains the key twice, as a tensor and as an object");
+  const auto index_error = [](Metadata metadata) { return error_of([&] { metadata.index(); }); };
+  EXPECT_THAT(index_error(with_keys({"a", "b", "a"})), IsError(ErrorCode::kCorrupt, "a", "twice"));
+  EXPECT_THAT(index_error(with_keys({}, {"o", "o"})), IsError(ErrorCode::kCorrupt, "o", "twice"));
+  EXPECT_THAT(index_error(with_keys({"a"}, {"a"})),
+              IsError(ErrorCode::kCorrupt, "a", "twice", "tensor", "object"));
 }
 
 TEST(Metadata, HugeTensorsDoNotWrapTheTotal) {

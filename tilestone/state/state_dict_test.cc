@@ -208,8 +208,8 @@ TEST(Factories, ErrorsCarryTheFactorysKey) {
                 };
               }),
               HasSubstr("halves differ"));
-  EXPECT_EQ(error_of([](auto& f) { f.build = nullptr; }), "the factory has no build function");
-  EXPECT_EQ(error_of([](auto& f) { f.merge = nullptr; }), "the factory has no merge function");
+  EXPECT_THAT(error_of([](auto& f) { f.build = nullptr; }), Mentions("no build function"));
+  EXPECT_THAT(error_of([](auto& f) { f.merge = nullptr; }), Mentions("no merge function"));
   EXPECT_THAT(error_of([](auto& f) {
                 f.build = [](auto&&...) -> StateNode { return StateList{adder("x")}; };
               }),
@@ -233,7 +233,7 @@ TEST(Factories, ALoadedStateOfAnotherStructureIsRefusedWithItsPath) {
   EXPECT_THAT(error_of([](StateDict& s) { s["inner"] = 1; }), HasSubstr("expected a dict"));
   EXPECT_THAT(error_of([](StateDict& s) { s["list"] = 1; }), HasSubstr("expected a list"));
   EXPECT_THAT(error_of([](StateDict& s) { s["list"] = StateList{1}; }),
-              HasSubstr("a list of 2 elements, found 1"));
+              Mentions("list", "2 elements", "1"));
   EXPECT_EQ(error_of([](StateDict& s) { s.entries().erase(s.entries().begin()); }), "no error");
 }
 
@@ -269,12 +269,8 @@ TEST(StateDict, TreesDeeperThanTheLimitAreRefused) {
   StateDict state;
   state["deep"] = std::move(node);
   for (auto* function : {&build_factories, &drop_nonpersistent}) {
-    try {
-      (*function)(state);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.message(), "the state dict is nested deeper than 1000 levels");
-    }
+    EXPECT_THAT(error_of([&] { (*function)(state); }),
+                IsError(ErrorCode::kInvalidArgument, "", std::to_string(kMaxStateDepth)));
   }
 }
 

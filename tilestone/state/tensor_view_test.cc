@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_testing.h"
 
 namespace tilestone::tensor_view_test {
 
@@ -30,12 +30,12 @@ std::string error_of(Body&& body) {
 TEST(TensorView, ContiguousRefusesWhatNoMemoryHolds) {
   float x = 0;
   EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kFloat32, {2, -1}); }),
-              HasSubstr("shape [2, -1] has a negative dim"));
+              Mentions("[2, -1]", "negative"));
   EXPECT_THAT(error_of([&] { TensorView::contiguous(nullptr, DType::kFloat32, {2}); }),
-              HasSubstr("data is null for a tensor of shape [2]"));
+              Mentions("null", "[2]"));
   const int64_t huge = std::numeric_limits<int64_t>::max();
   EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kUInt8, {huge, 2}); }),
-              HasSubstr("more than 2^63 - 1 elements"));
+              Mentions("2^63 - 1 elements"));
   EXPECT_THAT(error_of([&] { TensorView::contiguous(&x, DType::kComplex128, {huge}); }),
               HasSubstr("bytes of the tensor"));
 }
@@ -84,14 +84,13 @@ TEST(TensorView, StridedRefusesToReachOutsideItsAllocation) {
   EXPECT_EQ(view(memory + 11, {12}, {-1}).bytes(), 48u);
   EXPECT_EQ(view(memory + 11, {1}, {1000}).bytes(), 4u);
   EXPECT_THAT(error_of([&] { view(memory, {3, 4}, {4, 2}); }),
-              HasSubstr("shape [3, 4] and strides [4, 2] of float32 elements reach bytes [0, 60), "
-                        "but the allocation has 48 bytes"));
+              Mentions("[3, 4]", "[4, 2]", "float32", "[0, 60)", "48 bytes"));
   EXPECT_THAT(error_of([&] { view(memory + 1, {3, 4}, {4, 1}); }), HasSubstr("[4, 52)"));
   EXPECT_THAT(error_of([&] { view(memory, {2}, {-1}); }), HasSubstr("[-4, 4)"));
   EXPECT_THAT(error_of([&] { view(memory, {2}, {std::numeric_limits<int64_t>::max()}); }),
               HasSubstr("reach"));
   EXPECT_THAT(error_of([&] { view(memory, {3, 4}, {1}); }),
-              HasSubstr("strides [1] don't have as many dims as shape [3, 4]"));
+              Mentions("strides [1]", "shape [3, 4]"));
   EXPECT_THAT(error_of([&] { view(nullptr, {1}, {1}); }), HasSubstr("data is null"));
 }
 
