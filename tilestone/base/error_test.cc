@@ -130,7 +130,7 @@ TEST(CurrentError, AnExceptionOfTheCallersCodeIsNoDefectOfTilestone) {
   EXPECT_THAT(caught(42).what(), HasSubstr("unknown type"));
 }
 
-TEST(CurrentError, TheExceptionItStandsForStaysWithTheErrorAndLeavesTheLibraryAsItself) {
+TEST(CurrentError, TheOriginalExceptionStaysWithTheErrorAndIsRethrown) {
   try {
     try {
       throw caught(42).with_key("k");

@@ -127,7 +127,7 @@ TEST(Pickle, ProtocolsWithoutBytesAreRead) {
   }
 }
 
-TEST(Pickle, UnknownCallsAreToldAndNeverMade) {
+TEST(Pickle, UnknownCallsAreReportedAndNeverMade) {
   const Value value = read("cposix\nsystem\nX\x02\0\0\0ls\x85R."s);
   const Opaque& call = value.as_opaque();
   EXPECT_EQ(call.kind, Opaque::Kind::kCall);
@@ -228,7 +228,7 @@ TEST(Pickle, DisorderedStacksAreCorrupt) {
   EXPECT_EQ(refusal("X\x01\0\0\0\xff."s), ErrorCode::kCorrupt);  // not UTF-8
 }
 
-TEST(Pickle, WhatStandsOutsideThePickleIsRefused) {
+TEST(Pickle, WhatIsOutsideThePickleIsRefused) {
   EXPECT_EQ(refusal("\x82\x01)R."), ErrorCode::kUnsafe);  // a class named by an extension code
   EXPECT_EQ(refusal("\x97."), ErrorCode::kUnsupported);   // an out-of-band buffer
   EXPECT_THROW(read_pickle(as_bytes("\x80\x06N.")), Error);

@@ -23,7 +23,7 @@ std::string found(std::vector<std::string> names, std::string_view metadata_json
 constexpr std::string_view kTorchDist =
     R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1})";
 
-TEST(DetectFormat, MetadataJsonTellsTheDialectsApart) {
+TEST(DetectFormat, MetadataJsonDistinguishesTheDialects) {
   EXPECT_EQ(found({".metadata", "__0_0.distcp"}), "torch_dist, pytorch");
   EXPECT_EQ(found({"__0.metadata", "__0_0.distcp"}), "torch_dist, pytorch");
   EXPECT_EQ(found({".metadata", "common.pt", "metadata.json"}, kTorchDist), "torch_dist, megatron");

@@ -193,7 +193,7 @@ TEST(MegatronDialect, AnObjectOfTorchDistIsTheFirstOfItsList) {
   }
 }
 
-TEST(MegatronDialect, PickledObjectsStandInTheCommonStateAsTheyAreRead) {
+TEST(MegatronDialect, PickledObjectsAreInTheCommonStateAsTheyAreRead) {
   // collections.OrderedDict by name, as Python pickles a class.
   const Bytes pickle = to_bytes("\x80\x02\x63ollections\nOrderedDict\n.");
   StateDict state;
