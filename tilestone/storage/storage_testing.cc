@@ -320,7 +320,7 @@ TEST_P(StorageConformance, CreateRefusesANameThatIsTaken) {
   EXPECT_EQ(as_text(read_file(storage(), "taken", 10)), "old");
 }
 
-TEST_P(StorageConformance, ACreatedFileStandsAtOnceAndAClosedOneTakesNothing) {
+TEST_P(StorageConformance, ACreatedFileExistsAtOnceAndAClosedOneRefusesWrites) {
   const auto file = storage().create("f");
   EXPECT_TRUE(storage().stat("f").has_value());
   file->append(as_bytes("abc"));
