@@ -9,12 +9,13 @@
 #include <regex>
 
 #include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::crash_points_of_kinds_test {
 
@@ -238,7 +239,7 @@ class CrashPointsOfKinds : public testing::TestWithParam<int> {
   LogLevel level_;
 };
 
-TEST_P(CrashPointsOfKinds, OverNothingAndOverEachKindOneSaveStands) {
+TEST_P(CrashPointsOfKinds, OverNothingAndOverEachKindOneSaveIsTheCheckpoint) {
   const std::vector<Kind> kinds = all_kinds();
   const Kind& after = kinds[static_cast<size_t>(GetParam())];
   uint64_t points = crash_everywhere(Scenario({}, after));

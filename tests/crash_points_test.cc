@@ -15,10 +15,11 @@
 #include <set>
 
 #include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::crash_points_test {
 

@@ -15,6 +15,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::damage_test {
 

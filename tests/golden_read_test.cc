@@ -10,12 +10,13 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/log.h"
 #include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::golden_read_test {

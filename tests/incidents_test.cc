@@ -15,6 +15,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 
 namespace tilestone::incidents_test {

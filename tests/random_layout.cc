@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "tilestone/geometry/strided_copy_testing.h"
+
 namespace tilestone::tests {
 namespace {
 

@@ -198,12 +198,6 @@ size_t BufferPool::buffer_bytes() const { return state_->buffer_bytes; }
 
 size_t BufferPool::buffers() const { return state_->limit; }
 
-size_t BufferPool::peak_bytes() const {
-  Buffers& buffers = *state_->buffers;
-  const std::lock_guard lock(buffers.mutex);
-  return buffers.allocated * buffers.buffer_bytes;
-}
-
 void BufferPool::give_back(std::byte* data) {
   Buffers& buffers = *state_->buffers;
   {

@@ -59,7 +59,6 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   size_t buffer_bytes() const;  // bytes per buffer
   size_t buffers() const;       // the largest number of buffers
-  size_t peak_bytes() const;    // bytes allocated; never decreases
 
  private:
   friend class Buffer;

@@ -100,7 +100,7 @@ TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndWithoutAManif
   EXPECT_EQ(whole["attributes"]["iteration"], "100");
 }
 
-TEST_F(Unpublished, WhereOnlyAnUnpublishedSaveStandsEveryCommandSaysWhatIsMissing) {
+TEST_F(Unpublished, OnAnUnpublishedSaveEveryCommandSaysWhatIsMissing) {
   save_rank(0);
   const char* const text = "1 of its 2 ranks has not written (rank 1)";
   for (const char* command : {"ls", "inspect", "verify"}) {

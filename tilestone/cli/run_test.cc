@@ -72,7 +72,7 @@ TEST_F(Cli, LsFiltersByPatternAndPrintsJson) {
   EXPECT_EQ(out["total"]["tensor_bytes"], 96);
 }
 
-TEST_F(Cli, InspectTellsTheWriterAndDrawsAKey) {
+TEST_F(Cli, InspectNamesTheWriterAndDrawsAKey) {
   const Ran whole = tilestone_command({"inspect", path_});
   EXPECT_EQ(whole.code, kOk);
   EXPECT_THAT(whole.out, HasSubstr("Tilestone " + std::string(kVersion)));
@@ -161,7 +161,7 @@ TEST_F(Cli, VerifyFindsAFlippedByteAndNamesKeyFileAndOffset) {
   EXPECT_FALSE(json::parse(tilestone_command({"verify", path_, "--json"}).out)["ok"]);
 }
 
-TEST_F(Cli, GcListsLeftoversAndRemovesThemOnlyWhenTold) {
+TEST_F(Cli, GcListsLeftoversAndRemovesThemOnlyOnRequest) {
   const std::string dead = "01234567-89ab-4cde-8f01-23456789abcd__0_0.distcp";
   std::ofstream(path_ + "/" + dead) << "half";
   // Without a .begun file it may have been copied to the location.

@@ -5,6 +5,7 @@
 
 namespace tilestone::cli::slice_test {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 Box box(Dims offset, Dims shape) { return {std::move(offset), std::move(shape)}; }
@@ -38,10 +39,11 @@ TEST(Slice, NegativeNumbersCountFromTheEndAndEndsAreCut) {
 }
 
 TEST(Slice, WhatCannotBeMeantIsNamed) {
-  EXPECT_THAT(message_of("5", {5}), HasSubstr("index 5 is outside dim 0 of size 5"));
-  EXPECT_THAT(message_of("0:1,0:1", {5}), HasSubstr("2 parts, but the tensor has 1 dims"));
-  EXPECT_THAT(message_of("0:4:2", {5}), HasSubstr("steps are not supported"));
-  EXPECT_THAT(message_of("x", {5}), HasSubstr("\"x\" is not an integer"));
+  EXPECT_THAT(message_of("5", {5}),
+              AllOf(HasSubstr("index 5"), HasSubstr("dim 0"), HasSubstr("size 5")));
+  EXPECT_THAT(message_of("0:1,0:1", {5}), AllOf(HasSubstr("2 parts"), HasSubstr("1 dims")));
+  EXPECT_THAT(message_of("0:4:2", {5}), HasSubstr("steps"));
+  EXPECT_THAT(message_of("x", {5}), AllOf(HasSubstr("\"x\""), HasSubstr("integer")));
   EXPECT_THAT(message_of("1,", {5, 5}), HasSubstr("dim 1"));
 }
 

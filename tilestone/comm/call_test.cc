@@ -12,7 +12,7 @@
 #include "tilestone/base/interrupt.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::call_test {
 

@@ -357,13 +357,6 @@ std::vector<Communicator> threads(int n) {
   return group;
 }
 
-std::vector<std::exception_ptr> run_ranks_collect(int n,
-                                                  const std::function<void(Communicator)>& body) {
-  std::vector<std::exception_ptr> errors;
-  for (Ending& ending : run_all(n, body)) errors.push_back(std::move(ending.thrown));
-  return errors;
-}
-
 void run_ranks(int n, const std::function<void(Communicator)>& body) {
   if (const std::exception_ptr original = original_of(run_all(n, body))) {
     std::rethrow_exception(original);

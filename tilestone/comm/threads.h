@@ -21,8 +21,4 @@ std::vector<Communicator> threads(int n);
 // there is none, it is found by following rank() from the error that was thrown first.
 void run_ranks(int n, const std::function<void(Communicator)>& body);
 
-// Does the same, but returns the error of every rank (null: none), for tests that check all errors.
-std::vector<std::exception_ptr> run_ranks_collect(int n,
-                                                  const std::function<void(Communicator)>& body);
-
 }  // namespace tilestone

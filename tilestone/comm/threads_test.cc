@@ -9,6 +9,7 @@
 
 #include "tilestone/base/error_testing.h"
 #include "tilestone/comm/comm_testing.h"
+#include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::threads_test {
 

@@ -8,6 +8,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::copies_test {
 

@@ -7,6 +7,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/geometry/strided_copy_testing.h"
 
 namespace tilestone::device_memory_test {
 

@@ -15,6 +15,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::differing_ranks_test {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 
 namespace tilestone {

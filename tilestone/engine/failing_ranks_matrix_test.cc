@@ -13,7 +13,7 @@
 
 #include "tilestone/base/log.h"
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_internal.h"
@@ -375,7 +375,7 @@ std::vector<Cell> all_cells() {
 }
 
 // All cases run at the same time, because most of them wait.
-TEST(FailingRankMatrix, EachRankHearsInTimeWhatStandsIsWholeAndTheNextSaveWorks) {
+TEST(FailingRankMatrix, EachRankGetsAnErrorInTimeTheCheckpointIsWholeAndTheNextSaveWorks) {
   set_log_level(LogLevel::kOff);
   const std::vector<Cell> cells = all_cells();
   std::vector<std::thread> threads;

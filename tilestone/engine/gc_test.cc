@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "tilestone/base/error_testing.h"
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
@@ -17,6 +18,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::gc_test {
@@ -211,7 +213,7 @@ TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
   EXPECT_EQ(remove_leftovers(Location(storage), true).size(), 2u);
 }
 
-TEST(Gc, WhatAFailedSaveLeftIsALeftoverThoughItsManifestStands) {
+TEST(Gc, FilesOfAFailedSaveAreLeftoversThoughItsManifestExists) {
   const auto failed = [] {
     FileImage image = saved();
     image.erase(".metadata");
@@ -269,9 +271,9 @@ TEST(Gc, NoSaveRemovesCopiedDataFilesThoughOneHasFailedAmongThem) {
 
 TEST(Gc, OpeningACopyWithoutItsHiddenFilesSaysSo) {
   const auto storage = memory_storage(without_hidden_files(saved()));
-  expect_error([&] { Checkpoint::open(Location(storage)); }, ErrorCode::kNotFound,
-               "without the hidden files (.metadata, .tilestone) of their checkpoint; copy the "
-               "checkpoint once more with its hidden files (cp -a FROM/. TO)");
+  const Error error = error_of([&] { Checkpoint::open(Location(storage)); });
+  EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+  EXPECT_THAT(error.what(), Mentions("(.metadata, .tilestone)", "cp -a FROM/. TO"));
   StateDict state = row_state(solo(), 0);
   expect_error([&] { load(state, Location(storage)); }, ErrorCode::kNotFound, "cp -a FROM/. TO");
 }
@@ -289,7 +291,7 @@ TEST(Gc, ASaveKeepsWhatHasOnlyLostItsMetadata) {
 }
 
 // The new checkpoint might not become durable.
-TEST(Gc, WhatMayBeAWholeCheckpointGoesOnlyOnceTheNewOneStands) {
+TEST(Gc, APossiblyWholeCheckpointIsRemovedOnlyOnceTheNewOneExists) {
   FileImage image = saved();
   image.erase(".metadata");
   image[engine::note_name(save_id_in(image))] = {};

@@ -16,6 +16,7 @@
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::local_copies_test {
 

@@ -20,6 +20,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::lost_files_test {

@@ -14,6 +14,7 @@
 #include "tilestone/engine/repair.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::object_copies_test {
 

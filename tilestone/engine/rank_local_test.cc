@@ -15,6 +15,7 @@
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::rank_local_test {
 
@@ -198,7 +199,7 @@ TEST(RankLocalSave, TheRanksOfAnAbandonedSaveAreNotMissingInTheOneThatCameAfterI
   expect_state(storage);
 }
 
-TEST(RankLocalSave, ARanksMetadataStandsOnceItHasWrittenAndReadersNameTheRanksThatAreMissing) {
+TEST(RankLocalSave, ARanksMetadataExistsOnceItHasWrittenAndReadersNameTheRanksThatAreMissing) {
   const auto storage = memory_storage();
   const Location location(storage);
   EXPECT_FALSE(save(state_of(1, 3), location, rank_local(1)).published);
@@ -328,7 +329,7 @@ TEST(RankLocalSave, ADirectoryNeverHoldsBothKinds) {
   EXPECT_FALSE(has(late, "__1.metadata"));
 }
 
-TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreToldApart) {
+TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreDistinguished) {
   const auto storage = memory_storage();
   save_rank(storage, 0);
   SaveOptions plain = rank_local(1);

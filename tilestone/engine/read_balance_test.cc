@@ -12,6 +12,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::read_balance_test {
 

@@ -16,6 +16,7 @@
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::removal_test {
@@ -247,7 +248,7 @@ TEST(RemoveKeys, ACrashAtAnyMomentLeavesTheOldCheckpointOrTheNewOne) { crash_eve
 
 TEST(RemoveKeys, SoDoesOneInAnotherWritersCheckpoint) { crash_everywhere(of_another_writer()); }
 
-TEST(RemoveKeys, WhoReadsTheOldCheckpointMeanwhileReadsItOrIsToldThatItWasReplaced) {
+TEST(RemoveKeys, AReaderOfTheOldCheckpointGetsItsDataOrAnErrorThatItWasReplaced) {
   for (const FileImage& before : {saved(), of_another_writer()}) {
     const auto inner = memory_storage(before);
     const Checkpoint old = Checkpoint::open(Location(inner));
@@ -258,7 +259,7 @@ TEST(RemoveKeys, WhoReadsTheOldCheckpointMeanwhileReadsItOrIsToldThatItWasReplac
         ++read;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
-        EXPECT_THAT(error.what(), HasSubstr("another save may have replaced the checkpoint"));
+        EXPECT_THAT(error.what(), HasSubstr("another save"));
         ++told;
       }
     };

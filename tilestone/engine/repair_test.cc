@@ -30,6 +30,7 @@
 #include "tilestone/engine/repair_from_index_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 

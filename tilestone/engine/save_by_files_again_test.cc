@@ -168,7 +168,8 @@ bool is_warned_of(const LoggedWarnings& logged) {
   });
 }
 
-TEST(SaveByFilesAgain, WhoComesWithAnotherStateToASaveThatWasPublishedHearsThatNothingIsWritten) {
+TEST(SaveByFilesAgain,
+     ARankWithAnotherStateThanThatOfAPublishedSaveGetsAnErrorThatNothingIsWritten) {
   const Location location(memory_storage());
   {
     const LoggedWarnings logged;
@@ -226,7 +227,7 @@ TEST(SaveByFilesAgain, WhoHasReportedGoesOnWithItsStateAndIsRefusedWithAStateOfA
 
 // ---- Another checkpoint comes first
 
-TEST(SaveByFilesAgain, WhoWaitsHearsAtOnceThatAnotherCheckpointHasComeFirst) {
+TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorAtOnceIfAnotherCheckpointCameFirst) {
   const auto storage = memory_storage();
   const Location location(storage);
   Clock::time_point told;
@@ -249,7 +250,7 @@ TEST(SaveByFilesAgain, WhoWaitsHearsAtOnceThatAnotherCheckpointHasComeFirst) {
   expect_rows(location, 9, 1);
 }
 
-TEST(SaveByFilesAgain, WhoWaitsForASaveThatWasTakenBackWhereItBeganHearsSo) {
+TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorIfItsSaveWasTakenBackWhereItBegan) {
   const auto storage = memory_storage();
   std::thread other([&] {
     wait_for(*storage, engine::report_name(head_for(2), 0));
@@ -354,7 +355,7 @@ TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefusedBeforeAnythi
   EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
 }
 
-TEST(SaveByFilesAgain, WhatMayBeAliveStandsInTheWayAndTheErrorSaysWhatEndsIt) {
+TEST(SaveByFilesAgain, ASaveThatMayBeRunningBlocksAnotherAndTheErrorSaysWhatEndsIt) {
   // Refused if a rank has written, if none has failed, and if the save is of another run.
   const auto refused = [](const std::function<void(const Location&)>& before) {
     const Location location(memory_storage());
@@ -404,7 +405,7 @@ TEST(SaveByFilesAgain, ARankLocalCheckpointShowsItsAttributesBeforeItIsPublished
   }
 }
 
-TEST(SaveByFilesAgain, ObjectsAreComparedByKeyInWhateverOrderTheyStand) {
+TEST(SaveByFilesAgain, ObjectsAreComparedByKeyInAnyOrder) {
   const auto plan_of = [](const std::vector<std::pair<std::string, uint64_t>>& objects) {
     LocalSavePlan plan;
     for (const auto& [key, content] : objects) plan.objects.push_back({key, true, true, content});

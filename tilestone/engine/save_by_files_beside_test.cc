@@ -90,7 +90,7 @@ TEST_F(SaveByFilesBeside, ASaveWithACommunicatorLooksForOthersAgainBeforeItsSwit
 
 // The save with a communicator takes the lock after the first rank has looked for it, and has not
 // looked for attempts yet.
-TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadStands) {
+TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadExists) {
   const auto inner = memory_storage();
   std::unique_ptr<StorageLock> lock;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {

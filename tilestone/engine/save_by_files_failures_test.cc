@@ -82,7 +82,7 @@ std::shared_ptr<FaultDisk> failing_once(const std::shared_ptr<Storage>& inner,
 // ---- What the other ranks learn
 
 // Rank 0 has joined, and waits for a rank that fails at any of its calls before it begins to write.
-TEST(SaveByFilesFailures, OneThatFailsWhileItJoinsIsHeardOfByThoseThatHaveCome) {
+TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHaveJoined) {
   int failures = 0;
   for (uint64_t at = 0;; ++at) {
     const auto inner = memory_storage();
@@ -108,7 +108,7 @@ TEST(SaveByFilesFailures, OneThatFailsWhileItJoinsIsHeardOfByThoseThatHaveCome) 
   EXPECT_GT(failures, 3);
 }
 
-TEST(SaveByFilesFailures, OptionsThatAreWrongOnOneRankAreHeardOfByTheOthers) {
+TEST(SaveByFilesFailures, TheErrorInOneRanksOptionsReachesTheOthers) {
   const std::vector<std::function<void(SaveOptions&)>> wrong = {
       [](SaveOptions& options) { options.threads = -1; },
       [](SaveOptions& options) { options.buffer_bytes = 1; },
@@ -148,7 +148,7 @@ void save_names_that_meet(const Location& location, int rank, bool wait) {
   save(state, location, options);
 }
 
-TEST(SaveByFilesFailures, NamesOfReplicasThatMeetAKeyAreHeardOfAndTheSaveCanBeAbandoned) {
+TEST(SaveByFilesFailures, NamesOfReplicasThatAreAlsoKeysAreReportedAndTheSaveCanBeAbandoned) {
   const auto storage = memory_storage();
   const Location location(storage);
   save_names_that_meet(location, 0, false);
@@ -218,7 +218,7 @@ TEST(SaveByFilesFailures, FilesThatAreLargerThanAnyOfTheirKindAreDamagedOnesAndN
 // ---- Reports
 
 // The first answer of a file server may be lost.
-TEST(SaveByFilesFailures, AReportThatStandsAndIsSyncedCountsWhateverTheCallSays) {
+TEST(SaveByFilesFailures, AReportThatIsWrittenAndSyncedCountsWhateverTheCallReturns) {
   const auto inner = memory_storage();
   save(row_state(0, 2), Location(inner), by_files(0, 2));
   const auto disk = failing_once(
@@ -272,7 +272,7 @@ TEST(SaveByFilesFailures, WhoCannotLeaveItsReportTakesItsFilesAway) {
 }
 
 // If the disk does not answer, it is unknown whether the report exists.
-TEST(SaveByFilesFailures, WhoseReportMayStandKeepsItsFiles) {
+TEST(SaveByFilesFailures, ARankWhoseReportMayExistKeepsItsFiles) {
   const auto inner = memory_storage();
   bool named = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {

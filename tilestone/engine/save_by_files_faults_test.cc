@@ -210,7 +210,7 @@ class Crowd {
   std::set<int64_t> told_;
 };
 
-TEST_F(SaveByFilesFaults, InACrowdNobodyIsToldOfACheckpointThatDoesNotStand) {
+TEST_F(SaveByFilesFaults, AmongManyRanksNoneReportsACheckpointThatDoesNotExist) {
   for (uint64_t seed = 0; seed < kRounds; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Crowd(seed, seed % 2 == 1).run();

@@ -11,6 +11,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
 
 namespace tilestone::save_by_files_hostile_test {
@@ -122,7 +123,7 @@ TEST(SaveByFilesHostile, ARankWhoseReportIsTakenForAnothersKeepsItsFiles) {
   expect_whole(Location(inner), 3, 2);
 }
 
-TEST(SaveByFilesHostile, ASaveThatWasReplacedIsNotSaidToStandWhenItsTokenComesAgain) {
+TEST(SaveByFilesHostile, AReplacedSaveIsNotReportedAsPublishedWhenItsTokenComesAgain) {
   const Location location(memory_storage());
   EXPECT_TRUE(save_rank(location, 0, 1, 3).published);
   EXPECT_TRUE(save_rank(location, 0, 1, 3).published);
@@ -133,7 +134,7 @@ TEST(SaveByFilesHostile, ASaveThatWasReplacedIsNotSaidToStandWhenItsTokenComesAg
   expect_whole(location, 4, 1);
 }
 
-TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverToldThatItIsPublished) {
+TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverReportedAsPublished) {
   const Location location(memory_storage());
   save_rank(location, 0, 2, 3, "the first run");
   for (const int rank : {0, 1}) save_rank(location, rank, 2, 4, "the second run");

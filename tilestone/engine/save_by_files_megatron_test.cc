@@ -19,6 +19,7 @@
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::save_by_files_megatron_test {
@@ -198,7 +199,7 @@ TEST(SaveByFilesMegatron, TheSecondOfTwoRunsChangesNothingAndItsFilesAreLeftover
 }
 
 // At each call of the process that publishes one run, another run happens completely.
-TEST(SaveByFilesMegatron, OfTwoRunsThatPublishAtAnyMomentOneStands) {
+TEST(SaveByFilesMegatron, OfTwoRunsThatPublishAtAnyMomentOneIsPublished) {
   set_log_level(LogLevel::kError);
   int seconds = 0;
   bool reached = true;
@@ -341,7 +342,7 @@ TEST(SaveByFilesMegatron, ASaveWithACommunicatorThatBeginsAtTheSameTimeIsSeen) {
   EXPECT_EQ(stands_at(inner), 3);
 }
 
-TEST(SaveByFilesMegatron, NoDeadlineEndsTheCallOnceTheClaimStands) {
+TEST(SaveByFilesMegatron, NoDeadlineEndsTheCallOnceTheClaimExists) {
   const auto inner = memory_storage();
   bool claimed = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -394,7 +395,7 @@ TEST(SaveByFilesMegatron, AReaderThatStallsFindsNoCheckpointOrTheWholeOne) {
   }
 }
 
-TEST(SaveByFilesMegatron, FilesOfItsNamesThatStandThereAreNamedBeforeAnythingIsMade) {
+TEST(SaveByFilesMegatron, ExistingFilesOfItsNamesAreNamedBeforeAnythingIsMade) {
   // As an interrupted save of Megatron-Core leaves it.
   const auto storage = memory_storage({{"common.pt", to_bytes("mine")}});
   expect_error([&] { save_rank(Location(storage), 0, 2, 3); }, ErrorCode::kAlreadyExists,

@@ -14,7 +14,7 @@
 #include "tilestone/engine/open/attempt_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::save_by_files_test {
 
@@ -111,7 +111,7 @@ TEST(SaveByFiles, RanksThatWaitForOneThatNeverComesNameItAndItCanStillCompleteTh
   EXPECT_EQ(save(state_of(1, 3, 3), location, by_files(1, 3)).bytes_written, 0u);
 }
 
-TEST(SaveByFiles, AFailedRankIsHeardOfBeforeTheDeadlineAndCanTryAgain) {
+TEST(SaveByFiles, AFailureOfARankIsReportedBeforeTheDeadlineAndTheRankCanTryAgain) {
   const Location location(memory_storage());
   const auto failing = [](int rank) {
     SaveOptions options = by_files(rank, 2);
@@ -182,7 +182,7 @@ TEST(SaveByFiles, ObjectsThatOnlySomeRanksHaveAreRefused) {
   }
 }
 
-TEST(SaveByFiles, RanksThatContradictEachOtherAreToldAtOnce) {
+TEST(SaveByFiles, RanksThatContradictEachOtherGetAnErrorAtOnce) {
   const Location location(memory_storage());
   SaveOptions first = by_files(0, 2);
   first.by_files->wait = false;
@@ -302,7 +302,7 @@ TEST(SaveByFiles, ARankThatIsStartedAgainWritesBehindAnyDataFileThatItHasLeft) {
   }
 }
 
-TEST(SaveByFiles, OpeningWhereOnlyAnUnpublishedSaveStandsSaysWhatIsMissingAndWhatCanBeDone) {
+TEST(SaveByFiles, OpeningAnUnpublishedSaveSaysWhatIsMissingAndWhatCanBeDone) {
   const auto storage = memory_storage();
   const Location location(storage);
   for (const int rank : {0, 3}) save(state_of(rank, 12, 3), location, without_waiting(rank, 12));
@@ -369,7 +369,7 @@ TEST(SaveByFiles, AnUnpublishedSaveThatIsWatchedShowsThatItIsAlive) {
   EXPECT_THROW(find_unpublished(location, {-1, nullptr}), Error);
 }
 
-TEST(SaveByFiles, ARankThatCanNotSaveWhatItHasIsHeardOfByThoseWhoWait) {
+TEST(SaveByFiles, TheErrorOfARankThatCanNotSaveItsStateReachesTheWaitingRanks) {
   const auto refused_by = [](const std::function<void(const Location&)>& second) {
     const Location location(memory_storage());
     const auto thrown = each_rank(2, [&](int rank) {

@@ -55,9 +55,7 @@ class SaveStep {
   SaveStep& operator=(SaveStep&& other) noexcept;  // gives up the save that this object had
   ~SaveStep();
 
-  // False after the next step was taken, and after a move.
-  bool is_open() const { return save_ != nullptr; }
-  // The following throw Error(kInvalidArgument) if the step is not open.
+  // The following throw Error(kInvalidArgument) after the next step was taken, and after a move.
   const std::string& save_id() const;
   // What this rank writes. items(): chunks of tensors, and objects, without copies. bytes(): the
   // bytes of the tensors' elements, including copies. Both are 0 if this rank's part was already

@@ -15,6 +15,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::save_test {
@@ -153,7 +154,7 @@ TEST(Save, TheDeadlineIsKeptInTheMiddleOfALargeTensor) {
   EXPECT_LT(blocks, 4);  // of eight blocks
 }
 
-TEST(Save, AStandingCheckpointIsNotReplacedUnlessAskedFor) {
+TEST(Save, AnExistingCheckpointIsNotReplacedUnlessRequested) {
   const Location location(memory_storage());
   save_rows(location, 2, 1);
   const auto texts =

@@ -146,7 +146,6 @@ Session& Session::operator=(Session&& other) noexcept = default;
 int Session::rank() const { return kept_->rank; }
 int Session::world_size() const { return kept_->world_size; }
 const std::string& Session::token() const { return kept_->token; }
-bool Session::has_communicator() const { return kept_->comm.has_value(); }
 SessionStats Session::stats() const { return kept_->parts->stats(); }
 
 ByFiles Session::by_files(const Location& location) {

@@ -63,7 +63,6 @@ class Session {
   int rank() const;
   int world_size() const;
   const std::string& token() const;
-  bool has_communicator() const;
 
   // These do the same as the functions of the same names. options.comm is ignored.
   // options.by_files, if set, is used unchanged (see by_files()); a session without a communicator

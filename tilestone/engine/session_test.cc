@@ -528,7 +528,6 @@ TEST(Session, ByFilesRanksCountTheirSavesByLocation) {
   expect_rows(at[1], 2, 2);
   run_ranks(2, [&](const Communicator& comm) {
     Session session(comm.rank(), comm.size(), "a run of a test");
-    EXPECT_FALSE(session.has_communicator());
     const StateDict state = row_state(comm, 3);
     EXPECT_TRUE(session.begin_save(state, at[2], within_seconds())
                     .stage(Payload::kStaged)

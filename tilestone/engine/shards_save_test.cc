@@ -14,6 +14,7 @@
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::shards_save_test {

@@ -26,6 +26,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::staged_save_test {
@@ -90,7 +91,7 @@ TEST(StagedSave, ANewDirectoryAppearsWithAllFilesAndNothingBesideIt) {
   expect_only(*posix_storage(folder.path() + "/deep"), "absent", 6, true);
 }
 
-TEST(StagedSave, WhatStandsIsReplacedAsAWholeByEitherKindOfSave) {
+TEST(StagedSave, AnExistingCheckpointIsReplacedAsAWholeByEitherKindOfSave) {
   for (const bool old_fixed : {false, true}) {
     for (const bool new_fixed : {false, true}) {
       const TempDirectory folder;
@@ -121,7 +122,7 @@ TEST(StagedSave, ALinkToTheDirectoryStaysALink) {
   expect_rows(folder.path() + "/real", 2, 1);
 }
 
-TEST(StagedSave, WithoutOverwriteNothingThatStandsIsReplaced) {
+TEST(StagedSave, WithoutOverwriteNothingThatExistsIsReplaced) {
   const auto parent = memory_storage();
   save_one(parent->child("ckpt"), 1, megatron_dialect());
   const FileImage before = memory_image(*parent);

@@ -6,6 +6,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::verify_test {
 

@@ -72,7 +72,7 @@ TEST(Dims, ComparesLexicographicallyShorterFirst) {
   EXPECT_FALSE((Dims{1, 0}) < (Dims{1, 0}));
 }
 
-TEST(Dims, HashTellsOrderAndLengthApart) {
+TEST(Dims, HashDependsOnOrderAndLength) {
   EXPECT_NE(hash_of(Dims{1, 2}), hash_of(Dims{2, 1}));
   EXPECT_NE(hash_of(Dims{}), hash_of(Dims{0}));
   EXPECT_EQ(hash_of(Dims{5, 6}), hash_of(Dims{5, 6}));

@@ -67,12 +67,6 @@ Mesh Mesh::grid(Dims shape, std::vector<std::string> names) {
   return Mesh(std::move(shape), std::move(ranks), std::move(names));
 }
 
-std::optional<size_t> Mesh::find_dim(std::string_view name) const {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  if (found == names_.end()) return std::nullopt;
-  return static_cast<size_t>(found - names_.begin());
-}
-
 std::optional<Dims> Mesh::coordinate(int rank) const {
   const auto found = std::lower_bound(by_rank_.begin(), by_rank_.end(), rank,
                                       [&](size_t place, int r) { return ranks_[place] < r; });

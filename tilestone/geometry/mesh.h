@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tilestone/geometry/dims.h"
@@ -23,7 +22,6 @@ class Mesh {
   size_t dims() const { return shape_.size(); }
   const std::vector<int>& ranks() const { return ranks_; }
   const std::vector<std::string>& names() const { return names_; }
-  std::optional<size_t> find_dim(std::string_view name) const;
 
   // The coordinate of a global rank, or nullopt if the rank is not in the mesh.
   std::optional<Dims> coordinate(int rank) const;

@@ -32,13 +32,6 @@ TEST(Mesh, NoDimsIsOneRank) {
   EXPECT_EQ(mesh.rank_at(Dims()), 5);
 }
 
-TEST(Mesh, FindsDimsByName) {
-  const Mesh mesh = Mesh::grid({2, 3}, {"dp", "tp"});
-  EXPECT_EQ(mesh.find_dim("tp"), 1u);
-  EXPECT_EQ(mesh.find_dim("pp"), std::nullopt);
-  EXPECT_EQ(Mesh::grid({2}).find_dim(""), std::nullopt);
-}
-
 TEST(Mesh, BadArgumentsAreRefused) {
   expect_refused({2, 2}, {0, 1, 2}, {}, "expected 4 ranks, got 3");
   expect_refused({2}, {3, 3}, {}, "rank 3 appears twice");

@@ -95,35 +95,6 @@ void check_range(const StridedView& view, uint64_t begin, uint64_t size) {
   }
 }
 
-// Visits bytes [begin, begin + flat_size) of the flattened view in order; they correspond to the
-// contiguous memory at `flat`. Calls copy_bytes(flat bytes, view bytes, size) for parts of an
-// element, and copy_boxes(flat view, part of the view) for whole elements.
-template <typename CopyBytes, typename CopyBoxes>
-void walk_range(const StridedView& whole, uint64_t begin, std::byte* flat, uint64_t flat_size,
-                CopyBytes copy_bytes, CopyBoxes copy_boxes) {
-  check_range(whole, begin, flat_size);
-  if (flat_size == 0) return;
-  if (whole.is_contiguous()) return copy_bytes(flat, whole.data + begin, flat_size);
-
-  const StridedView view = coalesced(whole);
-  uint64_t left = flat_size;
-  const uint64_t item = view.itemsize;
-  if (const uint64_t inside = begin % item; inside != 0) {
-    const uint64_t size = std::min(left, item - inside);
-    copy_bytes(flat, element(view, static_cast<int64_t>(begin / item)) + inside, size);
-    flat += size;
-    begin += size;
-    left -= size;
-  }
-  const auto first = static_cast<int64_t>(begin / item);
-  const auto last = first + static_cast<int64_t>(left / item);
-  for (const Box& box : flat_range_to_boxes(view.shape, {first, last})) {
-    copy_boxes(StridedView::contiguous(flat, box.shape, item), view.narrow(box));
-    flat += static_cast<uint64_t>(box.numel()) * item;
-  }
-  if (const uint64_t rest = left % item; rest != 0) copy_bytes(flat, element(view, last), rest);
-}
-
 }  // namespace
 
 StridedView StridedView::contiguous(std::byte* data, const Dims& shape, uint64_t itemsize) {
@@ -169,22 +140,31 @@ void strided_copy(const StridedView& target, const StridedView& source, ThreadPo
 }
 
 void pack_range(const StridedView& source, uint64_t begin, MutableByteView out) {
-  walk_range(
-      source, begin, out.data(), out.size(),
-      [](std::byte* flat, const std::byte* strided, uint64_t size) {
-        std::memcpy(flat, strided, size);
-      },
-      [](const StridedView& flat, const StridedView& part) { strided_copy(flat, part); });
-}
+  check_range(source, begin, out.size());
+  if (out.empty()) return;
+  std::byte* target = out.data();
+  uint64_t left = out.size();
+  const auto copy_bytes = [&](const std::byte* from, uint64_t size) {  // of one element, or of all
+    std::memcpy(target, from, size);
+    target += size;
+    begin += size;
+    left -= size;
+  };
+  if (source.is_contiguous()) return copy_bytes(source.data + begin, left);
 
-void unpack_range(const StridedView& target, uint64_t begin, ByteView in) {
-  // The walk only passes on pointers to the flat bytes. They are read here and never written.
-  walk_range(
-      target, begin, const_cast<std::byte*>(in.data()), in.size(),
-      [](const std::byte* flat, std::byte* strided, uint64_t size) {
-        std::memcpy(strided, flat, size);
-      },
-      [](const StridedView& flat, const StridedView& part) { strided_copy(part, flat); });
+  const StridedView view = coalesced(source);
+  const uint64_t item = view.itemsize;
+  if (const uint64_t inside = begin % item; inside != 0) {
+    const auto index = static_cast<int64_t>(begin / item);
+    copy_bytes(element(view, index) + inside, std::min(left, item - inside));
+  }
+  const auto first = static_cast<int64_t>(begin / item);
+  const auto last = first + static_cast<int64_t>(left / item);
+  for (const Box& box : flat_range_to_boxes(view.shape, {first, last})) {
+    strided_copy(StridedView::contiguous(target, box.shape, item), view.narrow(box));
+    target += static_cast<uint64_t>(box.numel()) * item;
+  }
+  if (const uint64_t rest = left % item; rest != 0) copy_bytes(element(view, last), rest);
 }
 
 uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,

@@ -37,8 +37,6 @@ void strided_copy(const StridedView& target, const StridedView& source, ThreadPo
 // of the flattened C-contiguous tensor to `out`. The range need not consist of whole elements.
 // Throws Error(kInternal) if it exceeds the tensor.
 void pack_range(const StridedView& source, uint64_t begin, MutableByteView out);
-// The inverse: writes `in` to bytes [begin, begin + in.size()) of the flattened tensor.
-void unpack_range(const StridedView& target, uint64_t begin, ByteView in);
 // As pack_range(). Also continues the CRC-32 `seed` over the bytes written, while they are in the
 // cache, and returns it.
 uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,

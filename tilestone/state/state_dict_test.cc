@@ -72,7 +72,7 @@ StateDict sample() {
   return state;
 }
 
-TEST(StateDict, IsPlainUntilAFactoryOrALocalValueStandsInIt) {
+TEST(StateDict, IsPlainUntilItHoldsAFactoryOrALocalValue) {
   StateDict inner;
   inner["x"] = 5;
   StateDict state;
@@ -89,7 +89,7 @@ TEST(StateDict, IsPlainUntilAFactoryOrALocalValueStandsInIt) {
   EXPECT_FALSE(is_plain(other));
 }
 
-TEST(StateDict, KeepsOrderAndTellsTextFromIntKeys) {
+TEST(StateDict, KeepsOrderAndDistinguishesTextFromIntKeys) {
   StateDict dict;
   dict["b"] = 1;
   dict[int64_t{1}] = 2;

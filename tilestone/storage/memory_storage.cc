@@ -357,18 +357,4 @@ std::shared_ptr<Storage> memory_storage(FileImage initial) {
   return std::make_shared<MemoryStorage>(std::move(initial));
 }
 
-FileImage memory_image(Storage& storage) {
-  const auto* memory = dynamic_cast<MemoryStorage*>(&storage);
-  if (memory == nullptr) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "memory_image needs a memory storage, not " + storage.describe());
-  }
-  FileImage image;
-  for (const auto& [name, file] : memory->entries()) {
-    std::lock_guard lock(file->mutex);
-    image.emplace(name, file->data);
-  }
-  return image;
-}
-
 }  // namespace tilestone

@@ -1,5 +1,5 @@
-// A storage of files in memory, for tests and simulated machines. The files exist as long as the
-// object. Everything counts as durable at once; wrap it in a fault storage to lose unsynced bytes.
+// A storage of files in memory: a location for programs that check their own saves and loads
+// without a disk. The files exist as long as the object. Everything counts as durable at once.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,4 @@
 namespace tilestone {
 
 std::shared_ptr<Storage> memory_storage(FileImage initial = {});
-// A copy of the files in a memory storage. Error(kInvalidArgument) for any other kind of storage.
-FileImage memory_image(Storage& storage);
-
 }  // namespace tilestone

@@ -49,7 +49,7 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
   EXPECT_THAT(leftovers(names, {}, {random_save_id()}), testing::IsEmpty());
 }
 
-TEST(Cleanup, ANoteSpeaksOfItsSaveAndOfThoseThatItReplacesOnceItStands) {
+TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
   const auto storage = memory_storage();
   storage->make_directory(std::string(kOwnDirectory));
   const std::string id = random_save_id(), old = random_save_id(), torn = random_save_id();

@@ -41,7 +41,7 @@ const StateDict& dict_at(const StateDict& dict, const PathElement& key) {
   return *dict.find(key)->get_if<StateDict>();
 }
 
-TEST(Subtrees, WhatStandsBelowIsLoadedUnderTheKeysOfTheTree) {
+TEST(Subtrees, WhatIsStoredBelowIsLoadedUnderTheKeysOfTheTree) {
   LoadOptions options;
   options.subtrees = {{"opt", "state", int64_t{0}}, {"nothing", "there"}};
   const StateDict loaded = load(without_state(), save_optimizer(), options);

@@ -95,13 +95,12 @@ TEST(Location, ATildeWithAUsersNameIsThatUsersHomeDirectory) {
   const Home none(nullptr);
   EXPECT_EQ(Location("~/x").identity(), home + "/x");
   expect_error([] { save(one_value(), "~no-such-user/x"); }, ErrorCode::kInvalidArgument,
-               "the home directory of \"~no-such-user\" is not known");
+               "\"~no-such-user\"");
 }
 
 TEST(Location, WhatIsNoPathIsRefusedWhenItIsUsed) {
   const Location empty(""), nul(std::string("/tmp/a\0b", 8)), nothing(std::shared_ptr<Storage>{});
-  expect_error([&] { save(one_value(), empty); }, ErrorCode::kInvalidArgument,
-               "the path of a checkpoint is empty");
+  expect_error([&] { save(one_value(), empty); }, ErrorCode::kInvalidArgument, "empty");
   expect_error([&] { save(one_value(), nul); }, ErrorCode::kInvalidArgument, "NUL");
   expect_error([&] { save(one_value(), nothing); }, ErrorCode::kInvalidArgument,
                "without a storage");

@@ -7,6 +7,7 @@
 #include <limits>
 #include <new>
 
+#include "tilestone/base/error_testing.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -24,7 +25,7 @@ constexpr int kFailing = 1;
 
 template <typename Options>
 struct BadNumber {
-  std::string said;  // a part of the message
+  std::vector<std::string> facts;  // what the message mentions
   std::function<void(Options&)> set;
 };
 
@@ -32,32 +33,31 @@ struct BadNumber {
 template <typename Options>
 std::vector<BadNumber<Options>> common() {
   return {
-      {"threads is -1; expected 1 to 1024", [](Options& o) { o.threads = -1; }},
-      {"threads is 1025", [](Options& o) { o.threads = 1025; }},
-      {"buffer_bytes is 0; expected 131072 to", [](Options& o) { o.buffer_bytes = 0; }},
-      {"buffer_bytes is 131071", [](Options& o) { o.buffer_bytes = kMinBufferBytes - 1; }},
-      {"buffer_bytes is 18446744073709551615", [](Options& o) { o.buffer_bytes = UINT64_MAX; }},
+      {{"threads", "-1", "1 to 1024"}, [](Options& o) { o.threads = -1; }},
+      {{"threads", "1025"}, [](Options& o) { o.threads = 1025; }},
+      {{"buffer_bytes", "0", "131072"}, [](Options& o) { o.buffer_bytes = 0; }},
+      {{"buffer_bytes", "131071"}, [](Options& o) { o.buffer_bytes = kMinBufferBytes - 1; }},
+      {{"buffer_bytes", "18446744073709551615"}, [](Options& o) { o.buffer_bytes = UINT64_MAX; }},
   };
 }
 
 template <typename Options>
 std::vector<BadNumber<Options>> with_timeouts() {
   auto all = common<Options>();
-  const std::string expected = "; expected seconds, more than 0";
-  all.push_back({"timeout is -1" + expected, [](Options& o) { o.timeout = -1; }});
-  all.push_back({"timeout is 0" + expected, [](Options& o) { o.timeout = 0; }});
-  all.push_back({"timeout is nan" + expected, [](Options& o) { o.timeout = NAN; }});
-  all.push_back({"timeout is -inf" + expected, [](Options& o) { o.timeout = -INFINITY; }});
+  all.push_back({{"timeout", "-1", "0"}, [](Options& o) { o.timeout = -1; }});
+  all.push_back({{"timeout", "0", "0"}, [](Options& o) { o.timeout = 0; }});
+  all.push_back({{"timeout", "nan", "0"}, [](Options& o) { o.timeout = NAN; }});
+  all.push_back({{"timeout", "-inf", "0"}, [](Options& o) { o.timeout = -INFINITY; }});
   return all;
 }
 
 TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfASave) {
   auto bad = with_timeouts<SaveOptions>();
-  bad.push_back({"files_per_rank is 0; expected 1 to 1024",
+  bad.push_back({{"files_per_rank", "0", "1 to 1024"},
                  [](SaveOptions& options) { options.files_per_rank = 0; }});
   bad.push_back(
-      {"files_per_rank is -3", [](SaveOptions& options) { options.files_per_rank = -3; }});
-  bad.push_back({"files_per_rank is 2147483647",
+      {{"files_per_rank", "-3"}, [](SaveOptions& options) { options.files_per_rank = -3; }});
+  bad.push_back({{"files_per_rank", "2147483647"},
                  [](SaveOptions& options) { options.files_per_rank = 2147483647; }});
   const auto storage = memory_storage();
   for (const auto& number : bad) {
@@ -67,7 +67,7 @@ TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfASave) {
       if (comm.rank() == kFailing) number.set(options);
       save(row_state(comm, 1), Location(storage), options);
     });
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr(number.said), HasSubstr("rank 1"))));
+    EXPECT_THAT(texts, Each(AllOf(MentionsAll(number.facts), HasSubstr("rank 1"))));
   }
   EXPECT_THAT(storage->list(), IsEmpty());
 }
@@ -82,13 +82,14 @@ TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfALoad) {
       if (comm.rank() == kFailing) number.set(options);
       load(StateDict(), Location(storage), options);
     });
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr(number.said), HasSubstr("rank 1"))));
+    EXPECT_THAT(texts, Each(AllOf(MentionsAll(number.facts), HasSubstr("rank 1"))));
   }
   for (const auto& number : common<OpenOptions>()) {
     OpenOptions options;
     number.set(options);
-    expect_error([&] { Checkpoint::open(Location(storage), options); }, ErrorCode::kInvalidArgument,
-                 number.said);
+    const Error error = error_of([&] { Checkpoint::open(Location(storage), options); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.message(), MentionsAll(number.facts));
   }
 }
 
@@ -135,7 +136,7 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
 }
 
 // Failures on one rank before it has a state, a location or options.
-TEST(Options, ARequestThatCantBeMadeIsHeardOfByEveryRank) {
+TEST(Options, TheErrorOfARequestThatCantBeMadeReachesEveryRank) {
   const auto storage = memory_storage();
   const auto save_texts = failures(kRanks, [&](Communicator comm) {
     const auto prepare = [&]() -> SaveRequest {

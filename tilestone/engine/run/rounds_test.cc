@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/interrupt.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 
 namespace tilestone::engine::rounds_test {
@@ -127,7 +127,7 @@ TEST(Rounds, WhatAHandlerThrowsInACollectiveReachesTheOthersAsItIsWithItsRank) {
   }
 }
 
-TEST(Rounds, AnOutcomeOfTheLastRoundStandsThoughItCouldNotBeDelivered) {
+TEST(Rounds, AnOutcomeOfTheLastRoundCountsThoughItCouldNotBeDelivered) {
   run_ranks(kRanks, [](const Communicator& plain) {
     const Communicator comm(std::make_shared<LosesAnOutcome>(plain));
     Rounds rounds(comm, "save", "a", plenty());
