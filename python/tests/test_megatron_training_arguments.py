@@ -51,7 +51,7 @@ def test_unsupported_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> No
         save_run(tmp_path, non_persistent_ckpt=True)
     with pytest.raises(InvalidArgumentError, match="args.save must name"):
         save_run(tmp_path, save=None)
-    with pytest.raises(InvalidArgumentError, match="an iteration must be an int"):
+    with pytest.raises(InvalidArgumentError, match="iteration .*int"):
         save_run(tmp_path, 1.5)  # type: ignore[arg-type]
     model = make_model(None)
     with pytest.raises(UnsupportedError, match="args.dataloader_save"):
@@ -62,7 +62,7 @@ def test_unsupported_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> No
     with pytest.raises(InvalidArgumentError, match="Adam has no method sharded_state_dict"):
         adam = torch.optim.Adam(model.parameters())
         training.save_checkpoint(1, model, adam, None, 0, args=arguments(tmp_path))
-    with pytest.raises(InvalidArgumentError, match="process_group must be 'dp' or 'ep_dp', not 'tp'"):
+    with pytest.raises(InvalidArgumentError, match="process_group .*'dp' .*'ep_dp'.* 'tp'"):
         group = "ckpt_fully_parallel_save_process_group"
         save_run(tmp_path, ckpt_fully_parallel_save=True, **{group: "tp"})
     assert list(tmp_path.iterdir()) == []
@@ -124,11 +124,11 @@ def test_invalid_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     for iteration in (True, -1, 10**70):
         with pytest.raises(InvalidArgumentError, match="at most 18 digits, not"):
             save_run(tmp_path, iteration, release=True)
-    with pytest.raises(InvalidArgumentError, match="args.save must be a path, not int"):
+    with pytest.raises(InvalidArgumentError, match="args.save .*path.* int"):
         args: Any = argparse.Namespace(save=5)
         training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
     for args in (_Program, types, {"save": str(tmp_path)}):
-        with pytest.raises(InvalidArgumentError, match="args must be a Namespace"):
+        with pytest.raises(InvalidArgumentError, match="args .*Namespace"):
             training.save_checkpoint(1, make_model(None), None, None, 0, args=args)
     assert list(tmp_path.iterdir()) == []
     args = _Program(tmp_path)
@@ -143,9 +143,9 @@ def test_invalid_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> None:
                 make_model(None), None, None, args=argparse.Namespace(**{name: value})
             )
     for step in ("1", 1.0, True, -1):
-        with pytest.raises(InvalidArgumentError, match="args.ckpt_step must be 0 or more, or None"):
+        with pytest.raises(InvalidArgumentError, match="args.ckpt_step .*0 .*None"):
             load_run(tmp_path, ckpt_step=step)
-    with pytest.raises(InvalidArgumentError, match="save_retain_interval must be 1 or more"):
+    with pytest.raises(InvalidArgumentError, match="save_retain_interval .*1"):
         save_run(tmp_path, 2, save_retain_interval=1.5)
 
 

@@ -196,10 +196,10 @@ def _other_files(rank: int, folder: str) -> None:
             )
         else:
             _alone()
-        with pytest.raises(MismatchError, match="rank 0 sees no checkpoint in run, and rank 1 "):
+        with pytest.raises(MismatchError, match="rank 0 .*no checkpoint in run.* rank 1 "):
             training.load_checkpoint(model, None, None, **keywords)
         os.chdir(f"{folder}/{1 - rank}")
-        with pytest.raises(MismatchError, match="iter_0000007, and rank 1 sees none there"):
+        with pytest.raises(MismatchError, match="iter_0000007.* rank 1 .*none"):
             training.load_checkpoint(model, None, None, **keywords)
     finally:
         os.chdir(here)

@@ -34,7 +34,7 @@ def _prepare(example: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.split("\n")[0][:60])
-def test_an_example_of_saving_md_runs_as_it_stands(
+def test_an_example_of_saving_md_runs_unchanged(
     example: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "step-100")
