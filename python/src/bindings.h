@@ -28,6 +28,7 @@ void bind_value(nb::module_& m);
 void bind_entities(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_comm(nb::module_& m);
+void bind_options(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);
@@ -167,7 +168,7 @@ std::string any_of(const std::vector<std::string>& words);
 // The value of an option that is given as a word. Error(kInvalidArgument) for an unknown word.
 template <typename Value>
 Value value_named(const std::string& option, const std::string& given,
-                  std::initializer_list<std::pair<const char*, Value>> known) {
+                  const std::vector<std::pair<const char*, Value>>& known) {
   std::vector<std::string> words;
   for (const auto& [word, value] : known) {
     if (given == word) return value;

@@ -1,5 +1,4 @@
 // The functions save, plan_copies and load.
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/unordered_set.h>
 
 #include <functional>
@@ -14,13 +13,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-
-LoadOptions::Policy policy_named(const char* option, const std::string& name) {
-  using Policy = LoadOptions::Policy;
-  return value_named<Policy>(
-      option, name,
-      {{"error", Policy::kError}, {"report", Policy::kReport}, {"ignore", Policy::kIgnore}});
-}
 
 // A rank's request for a load, and the bridge that made its tree.
 struct BridgedLoad {
@@ -41,85 +33,30 @@ std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
   return found;
 }
 
-SaveRequest make_save(nb::handle state, const nb::bytes& path, nb::handle bridge_object,
-                      const std::string& format, const std::string& dialect, bool overwrite,
-                      const std::string& agreement, bool validate_access,
-                      const std::string& common_differs, double timeout, int threads,
-                      uint64_t buffer_bytes, int files_per_rank,
-                      std::map<std::string, std::string> attributes, nb::handle tensor_attributes,
-                      nb::handle progress, nb::handle compared_common,
-                      const std::optional<ByFiles>& by_files, const std::string& replicate,
-                      std::vector<int> replicate_group, std::optional<uint64_t> max_copy_bytes,
-                      bool tp_replica_names) {
+// `options` has the fields that need no Python object.
+SaveRequest make_save(
+    nb::handle state, const nb::bytes& path, nb::handle bridge_object, const SaveOptions& options,
+    const nb::typed<nb::dict, nb::str, nb::typed<nb::dict, nb::str, nb::object>>& tensor_attributes,
+    nb::handle progress, nb::handle compared_common) {
   const Bridge bridge(bridge_object);
-  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), {}, {}};
+  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), options, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
-  request.options.format = format_named(format);
-  request.options.dialect = save_dialect_named(dialect);
-  request.options.overwrite = overwrite;
-  using Agreement = SaveOptions::Agreement;
-  request.options.agreement = value_named<Agreement>(
-      "agreement", agreement, {{"exchange", Agreement::kExchange}, {"rule", Agreement::kRule}});
-  request.options.validate_access = validate_access;
-  using Differing = SaveOptions::Differing;
-  request.options.common_differs = value_named<Differing>(
-      "common_differs", common_differs,
-      {{"ignore", Differing::kIgnore}, {"warn", Differing::kWarn}, {"error", Differing::kError}});
-  request.options.timeout = timeout;
-  request.options.threads = threads;
-  request.options.buffer_bytes = buffer_bytes;
-  request.options.files_per_rank = files_per_rank;
-  request.options.attributes = std::move(attributes);
-  request.options.tensor_attributes =
-      tensor_attributes_of(nb::cast<nb::dict>(tensor_attributes), bridge);
+  request.options.tensor_attributes = tensor_attributes_of(tensor_attributes, bridge);
   request.options.progress = to_progress(progress);
-  request.options.by_files = by_files;
-  using Replicate = SaveOptions::Replicate;
-  request.options.replicate = value_named<Replicate>(
-      "replicate", replicate, {{"none", Replicate::kNone}, {"local", Replicate::kLocal}});
-  request.options.replicate_group = std::move(replicate_group);
-  if (max_copy_bytes) request.options.max_copy_bytes = *max_copy_bytes;
-  request.options.tp_replica_names = tp_replica_names;
   return request;
 }
 
 BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
-                      bool follow_links, bool cast, bool verify_checksums,
-                      const std::string& two_phase, const std::string& cache,
-                      const std::string& not_in_checkpoint,
-                      const std::optional<std::string>& not_requested,
-                      const std::string& other_shape, bool sharded_only, bool validate_access,
-                      double timeout, int threads, uint64_t buffer_bytes, nb::handle progress,
-                      bool objects_by_grid, bool log_report, std::optional<int> own_rank) {
+                      bool follow_links, const LoadOptions& options, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  LoadRequest request{std::nullopt, location_of(path, follow_links), {}};
+  LoadRequest request{std::nullopt, location_of(path, follow_links), options};
   if (!wanted.is_none()) {
     request.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
     check_writable(*request.wanted);
   }
   request.options.complete = std::move(claims.complete);
   request.options.subtrees = std::move(claims.subtrees);
-  request.options.cast = cast;
-  request.options.verify_checksums = verify_checksums;
-  using TwoPhase = LoadOptions::TwoPhase;
-  request.options.two_phase = value_named<TwoPhase>(
-      "two_phase", two_phase,
-      {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
-  request.options.cache = cache_named(cache);
-  request.options.not_in_checkpoint = policy_named("not_in_checkpoint", not_in_checkpoint);
-  if (not_requested) {
-    request.options.not_requested = policy_named("not_requested", *not_requested);
-  }
-  request.options.other_shape = policy_named("other_shape", other_shape);
-  request.options.sharded_only = sharded_only;
-  request.options.validate_access = validate_access;
-  request.options.objects_by_grid = objects_by_grid;
-  request.options.log_report = log_report;
-  request.options.own_rank = own_rank;
-  request.options.timeout = timeout;
-  request.options.threads = threads;
-  request.options.buffer_bytes = buffer_bytes;
   request.options.progress = to_progress(progress);
   return {std::move(request), bridge};
 }
@@ -261,11 +198,6 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
 
 }  // namespace
 
-CachePolicy cache_named(const std::string& name) {
-  return value_named<CachePolicy>("cache", name,
-                                  {{"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}});
-}
-
 ProgressFn to_progress(nb::handle callback) {
   if (callback.is_none()) return nullptr;
   return [kept = keep_alive(callback)](const Progress& progress) {
@@ -303,29 +235,12 @@ void bind_engine(nb::module_& m) {
         return "CopyCost(copies=" + std::to_string(cost.copies) +
                ", bytes=" + std::to_string(cost.bytes) + ")";
       });
-  nb::class_<ByFiles>(m, "ByFiles", "A rank's part in a save without a communicator.")
-      .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait,
-                       bool torch_rank_local) {
-             return ByFiles{rank, world_size, std::move(token), number, wait, torch_rank_local};
-           }),
-           "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a, "torch_rank_local"_a)
-      .def_ro("rank", &ByFiles::rank)
-      .def_ro("world_size", &ByFiles::world_size)
-      .def_ro("number", &ByFiles::number);
   nb::class_<SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
-      .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "format"_a, "dialect"_a,
-           "overwrite"_a, "agreement"_a, "validate_access"_a, "common_differs"_a, "timeout"_a,
-           "threads"_a, "buffer_bytes"_a, "files_per_rank"_a, "attributes"_a, "tensor_attributes"_a,
-           "progress"_a.none(), "compared_common"_a.none() = nb::none(),
-           "by_files"_a.none() = nb::none(), "replicate"_a = "none",
-           "replicate_group"_a = std::vector<int>(), "max_copy_bytes"_a.none() = nb::none(),
-           "tp_replica_names"_a = false);
+      .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),
+           "tensor_attributes"_a, "progress"_a.none(), "compared_common"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
-           "cast"_a, "verify_checksums"_a, "two_phase"_a, "cache"_a, "not_in_checkpoint"_a,
-           "not_requested"_a.none(), "other_shape"_a, "sharded_only"_a, "validate_access"_a,
-           "timeout"_a, "threads"_a, "buffer_bytes"_a, "progress"_a.none(),
-           "objects_by_grid"_a = false, "log_report"_a = true, "own_rank"_a.none() = nb::none());
+           "options"_a, nb::kw_only(), "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
@@ -344,8 +259,6 @@ void bind_engine(nb::module_& m) {
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "
                 "set[str]], object], path: bytes, comm: "
                 "object, seconds: float) -> None"));
-  m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
-  m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
 }
 
 }  // namespace tilestone::python

@@ -16,6 +16,7 @@ NB_MODULE(_core, m) {
   bind_plan(m);
   bind_comm(m);
   bind_session(m);
+  bind_options(m);
   bind_engine(m);
   bind_steps(m);
   bind_checkpoint(m);

@@ -162,7 +162,7 @@ void bind_tensor(nb::module_& m) {
                   "Memory at address `data`, which must be inside [begin, begin + bytes); strides "
                   "are in elements.")
       .def_static("on_device", &on_device, "dtype"_a, "shape"_a, "memory"_a, "owner"_a,
-                  "Memory on a device, which is copied from and to piece by piece.")
+                  "Memory on a device, which is copied from and to block by block.")
       .def_static(
           "without_data",
           [](std::string_view dtype, Dims shape) {

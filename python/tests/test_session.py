@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 from typing import Any
 
@@ -11,6 +12,7 @@ import ranks
 import torch
 
 import tilestone
+from tilestone import _calls, _option_types
 
 TOKEN = "one run of a test"
 
@@ -225,3 +227,20 @@ def test_torch_ranks_keep_a_session_over_their_default_group(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     assert worlds[2].run(on_ranks, ckpt) == [(1, 2)] * 2
+
+
+def test_the_types_of_the_passed_on_options_are_those_of_save_and_load() -> None:
+    def named(function: Any) -> set[str]:
+        parameters = inspect.signature(function).parameters.values()
+        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    fixed = {"group", "comm", "coordination", "rank", "world_size", "token", "number"}
+    assert set(_option_types.AllSaveOptions.__annotations__) >= fixed
+    assert all_names(_option_types.AllSaveOptions) == named(tilestone.save)
+    assert all_names(_option_types.SessionSaveOptions) == named(tilestone.save) - fixed
+    assert all_names(_option_types.SaveOptions) == set(_calls.USUAL_OPTIONS)
+    assert all_names(_option_types.SessionLoadOptions) == named(tilestone.load) - {"group", "comm"}
+
+
+def all_names(options: Any) -> set[str]:
+    return set(options.__required_keys__ | options.__optional_keys__)

@@ -329,31 +329,40 @@ class SaveCall:
         given = self._options | _LATER_OPTIONS if bare else self._options
         own, _ = self._who()
         shown = reporting(_options.sink("progress", given["progress"]), "save", own)
-        most = given["max_copy_bytes"]
+        state = {} if bare else self._state.make()
+        options = self._engine_options(given, bare)
         return _core.SaveRequest(
-            {} if bare else self._state.make(),
+            state,
             _options.directory(self.path),
             self._bridge(),
-            _options.word("format", given["format"]),
-            _options.word("dialect", given["dialect"]),
-            _options.flag("overwrite", given["overwrite"]),
-            _options.word("agreement", given["agreement"]),
-            _options.flag("validate_access", given["validate_access"]),
-            _options.word("common_differs", given["common_differs"]),
-            self.limit if bare else _options.seconds("timeout", given["timeout"]),
-            _options.whole("threads", given["threads"]),
-            _options.whole("buffer_bytes", given["buffer_bytes"], 64),
-            _options.whole("files_per_rank", given["files_per_rank"]),
-            _options.texts("attributes", given["attributes"]),
-            _options.by_key("tensor_attributes", given["tensor_attributes"]),
-            None if bare else self._until_the_end.enter_context(shown),
+            options,
+            tensor_attributes=_options.by_key("tensor_attributes", given["tensor_attributes"]),
+            progress=None if bare else self._until_the_end.enter_context(shown),
             compared_common=None if bare else self._state.compared_common(),
-            by_files=self.files,
-            replicate=_options.word("replicate", given["replicate"]),
-            replicate_group=[] if bare else self._copied_ranks(),
-            max_copy_bytes=None if most is None else _options.whole("max_copy_bytes", most, 64),
-            tp_replica_names=_options.flag("tp_replica_names", given["tp_replica_names"]),
         )
+
+    def _engine_options(self, given: Mapping[str, Any], bare: bool) -> _core.SaveOptions:
+        """The checked options, without those that need the state or Python's functions."""
+        options = _core.SaveOptions()
+        options.format = _options.word("format", given["format"])
+        options.dialect = _options.word("dialect", given["dialect"])
+        options.overwrite = _options.flag("overwrite", given["overwrite"])
+        options.agreement = _options.word("agreement", given["agreement"])
+        options.validate_access = _options.flag("validate_access", given["validate_access"])
+        options.common_differs = _options.word("common_differs", given["common_differs"])
+        options.timeout = self.limit if bare else _options.seconds("timeout", given["timeout"])
+        options.threads = _options.whole("threads", given["threads"])
+        options.buffer_bytes = _options.whole("buffer_bytes", given["buffer_bytes"], 64)
+        options.files_per_rank = _options.whole("files_per_rank", given["files_per_rank"])
+        options.attributes = _options.texts("attributes", given["attributes"])
+        options.by_files = self.files
+        options.replicate = _options.word("replicate", given["replicate"])
+        options.replicate_group = [] if bare else self._copied_ranks()
+        if given["max_copy_bytes"] is not None:
+            most = _options.whole("max_copy_bytes", given["max_copy_bytes"], 64)
+            options.max_copy_bytes = most
+        options.tp_replica_names = _options.flag("tp_replica_names", given["tp_replica_names"])
+        return options
 
 
 class LoadCall:
@@ -431,29 +440,36 @@ class LoadCall:
             harmless=self._template.harmless,
         )  # fmt: skip
         template = self._template.make()
-        not_requested = given["not_requested"]
         return _core.LoadRequest(
             template if self._has_template else None,
             _options.directory(self._path),
             self._bridge,
             _options.flag("follow_links", given["follow_links"]),
-            _options.flag("cast", given["cast"]),
-            _options.flag("verify_checksums", given["verify_checksums"]),
-            _options.word("two_phase", given["two_phase"]),
-            _options.word("cache", given["cache"]),
-            _options.word("not_in_checkpoint", given["not_in_checkpoint"]),
-            None if not_requested is None else _options.word("not_requested", not_requested),
-            _options.word("other_shape", given["other_shape"]),
-            _options.flag("sharded_only", given["sharded_only"]),
-            _options.flag("validate_access", given["validate_access"]),
-            _options.seconds("timeout", given["timeout"]),
-            _options.whole("threads", given["threads"]),
-            _options.whole("buffer_bytes", given["buffer_bytes"], 64),
-            self._until_the_end.enter_context(shown),
-            objects_by_grid=self._template.objects_by_grid,
-            log_report=self._template.log_report,
-            own_rank=self._alone,
+            self._engine_options(),
+            progress=self._until_the_end.enter_context(shown),
         )
+
+    def _engine_options(self) -> _core.LoadOptions:
+        """The checked options, without those that need Python's functions."""
+        given = self._options
+        options = _core.LoadOptions()
+        options.cast = _options.flag("cast", given["cast"])
+        options.verify_checksums = _options.flag("verify_checksums", given["verify_checksums"])
+        options.two_phase = _options.word("two_phase", given["two_phase"])
+        options.cache = _options.word("cache", given["cache"])
+        options.not_in_checkpoint = _options.word("not_in_checkpoint", given["not_in_checkpoint"])
+        if given["not_requested"] is not None:
+            options.not_requested = _options.word("not_requested", given["not_requested"])
+        options.other_shape = _options.word("other_shape", given["other_shape"])
+        options.sharded_only = _options.flag("sharded_only", given["sharded_only"])
+        options.validate_access = _options.flag("validate_access", given["validate_access"])
+        options.timeout = _options.seconds("timeout", given["timeout"])
+        options.threads = _options.whole("threads", given["threads"])
+        options.buffer_bytes = _options.whole("buffer_bytes", given["buffer_bytes"], 64)
+        options.objects_by_grid = self._template.objects_by_grid
+        options.log_report = self._template.log_report
+        options.own_rank = self._alone
+        return options
 
     def take(
         self,

@@ -222,7 +222,7 @@ class TensorView:
 
     @staticmethod
     def on_device(dtype: str, shape: Sequence[int], memory: object, owner: object) -> TensorView:
-        """Memory on a device, which is copied from and to piece by piece."""
+        """Memory on a device, which is copied from and to block by block."""
 
     @staticmethod
     def without_data(dtype: str, shape: Sequence[int]) -> TensorView:
@@ -443,6 +443,220 @@ class Session:
         This rank's part in the next save by files to a path. Each call counts as one save.
         """
 
+class ByFiles:
+    """A rank's part in a save without a communicator."""
+
+    def __init__(self, rank: int, world_size: int, token: str, number: int, wait: bool, torch_rank_local: bool) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def number(self) -> int: ...
+
+class SaveOptions:
+    """How a save is made."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def overwrite(self) -> bool: ...
+
+    @overwrite.setter
+    def overwrite(self, arg: bool, /) -> None: ...
+
+    @property
+    def validate_access(self) -> bool: ...
+
+    @validate_access.setter
+    def validate_access(self, arg: bool, /) -> None: ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @threads.setter
+    def threads(self, arg: int, /) -> None: ...
+
+    @property
+    def buffer_bytes(self) -> int: ...
+
+    @buffer_bytes.setter
+    def buffer_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def files_per_rank(self) -> int: ...
+
+    @files_per_rank.setter
+    def files_per_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def attributes(self) -> dict[str, str]: ...
+
+    @attributes.setter
+    def attributes(self, arg: Mapping[str, str], /) -> None: ...
+
+    @property
+    def by_files(self) -> ByFiles | None: ...
+
+    @by_files.setter
+    def by_files(self, arg: ByFiles | None, /) -> None: ...
+
+    @property
+    def replicate_group(self) -> list[int]: ...
+
+    @replicate_group.setter
+    def replicate_group(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def max_copy_bytes(self) -> int: ...
+
+    @max_copy_bytes.setter
+    def max_copy_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def tp_replica_names(self) -> bool: ...
+
+    @tp_replica_names.setter
+    def tp_replica_names(self, arg: bool, /) -> None: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @format.setter
+    def format(self, arg: str, /) -> None: ...
+
+    @property
+    def dialect(self) -> str: ...
+
+    @dialect.setter
+    def dialect(self, arg: str, /) -> None: ...
+
+    @property
+    def agreement(self) -> str: ...
+
+    @agreement.setter
+    def agreement(self, arg: str, /) -> None: ...
+
+    @property
+    def common_differs(self) -> str: ...
+
+    @common_differs.setter
+    def common_differs(self, arg: str, /) -> None: ...
+
+    @property
+    def replicate(self) -> str: ...
+
+    @replicate.setter
+    def replicate(self, arg: str, /) -> None: ...
+
+class LoadOptions:
+    """How a load is made."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def own_rank(self) -> int | None: ...
+
+    @own_rank.setter
+    def own_rank(self, arg: int | None, /) -> None: ...
+
+    @property
+    def cast(self) -> bool: ...
+
+    @cast.setter
+    def cast(self, arg: bool, /) -> None: ...
+
+    @property
+    def verify_checksums(self) -> bool: ...
+
+    @verify_checksums.setter
+    def verify_checksums(self, arg: bool, /) -> None: ...
+
+    @property
+    def sharded_only(self) -> bool: ...
+
+    @sharded_only.setter
+    def sharded_only(self, arg: bool, /) -> None: ...
+
+    @property
+    def validate_access(self) -> bool: ...
+
+    @validate_access.setter
+    def validate_access(self, arg: bool, /) -> None: ...
+
+    @property
+    def objects_by_grid(self) -> bool: ...
+
+    @objects_by_grid.setter
+    def objects_by_grid(self, arg: bool, /) -> None: ...
+
+    @property
+    def log_report(self) -> bool: ...
+
+    @log_report.setter
+    def log_report(self, arg: bool, /) -> None: ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @threads.setter
+    def threads(self, arg: int, /) -> None: ...
+
+    @property
+    def buffer_bytes(self) -> int: ...
+
+    @buffer_bytes.setter
+    def buffer_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def two_phase(self) -> str: ...
+
+    @two_phase.setter
+    def two_phase(self, arg: str, /) -> None: ...
+
+    @property
+    def cache(self) -> str: ...
+
+    @cache.setter
+    def cache(self, arg: str, /) -> None: ...
+
+    @property
+    def not_in_checkpoint(self) -> str: ...
+
+    @not_in_checkpoint.setter
+    def not_in_checkpoint(self, arg: str, /) -> None: ...
+
+    @property
+    def other_shape(self) -> str: ...
+
+    @other_shape.setter
+    def other_shape(self, arg: str, /) -> None: ...
+
+    @property
+    def not_requested(self) -> str | None: ...
+
+    @not_requested.setter
+    def not_requested(self, arg: str | None, /) -> None: ...
+
+DEFAULT_TIMEOUT: float = 1800.0
+
+DEFAULT_BUFFER_BYTES: int = 268435456
+
 class SaveResult:
     """What a save did."""
 
@@ -493,29 +707,15 @@ class CopyCost:
 
     def __repr__(self) -> str: ...
 
-class ByFiles:
-    """A rank's part in a save without a communicator."""
-
-    def __init__(self, rank: int, world_size: int, token: str, number: int, wait: bool, torch_rank_local: bool) -> None: ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    @property
-    def number(self) -> int: ...
-
 class SaveRequest:
     """A rank's state, path and options for a save."""
 
-    def __init__(self, state: object, path: bytes, bridge: object, format: str, dialect: str, overwrite: bool, agreement: str, validate_access: bool, common_differs: str, timeout: float, threads: int, buffer_bytes: int, files_per_rank: int, attributes: Mapping[str, str], tensor_attributes: object, progress: object | None, compared_common: object | None = None, by_files: ByFiles | None = None, replicate: str = 'none', replicate_group: Sequence[int] = [], max_copy_bytes: int | None = None, tp_replica_names: bool = False) -> None: ...
+    def __init__(self, state: object, path: bytes, bridge: object, options: SaveOptions, *, tensor_attributes: dict[str, dict[str, object]], progress: object | None, compared_common: object | None) -> None: ...
 
 class LoadRequest:
     """A rank's template, path and options for a load."""
 
-    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, cast: bool, verify_checksums: bool, two_phase: str, cache: str, not_in_checkpoint: str, not_requested: str | None, other_shape: str, sharded_only: bool, validate_access: bool, timeout: float, threads: int, buffer_bytes: int, progress: object | None, objects_by_grid: bool = False, log_report: bool = True, own_rank: int | None = None) -> None: ...
+    def __init__(self, wanted: object | None, path: bytes, bridge: object, follow_links: bool, options: LoadOptions, *, progress: object | None) -> None: ...
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
@@ -526,10 +726,6 @@ def plan_copies(prepare: Callable[[], SaveRequest], path: bytes, comm: object, s
 def plan_copies_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest]) -> CopyCost: ...
 
 def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
-
-DEFAULT_TIMEOUT: float = 1800.0
-
-DEFAULT_BUFFER_BYTES: int = 268435456
 
 class StepwiseSave:
     """A save between its steps."""

@@ -51,7 +51,7 @@ class ShardedTensor:
         self._make = make
         self._key: str | None = _options.entity_key(key)
         self._arguments = arguments
-        self.data = data
+        self.data: _params.ParamLike = data
         self.allow_shape_mismatch = allow_shape_mismatch
         self.holders = None if holders is None else tuple(holders)
         self._entity()
@@ -158,9 +158,9 @@ class ShardedTensor:
     @classmethod
     def from_param(
         cls,
-        param: Any,
-        checkpoint_mesh: Any,
-        placements: Any,
+        param: _params.ParamLike,
+        checkpoint_mesh: _params.MeshLike,
+        placements: _params.PlacementsLike,
         *,
         key: str | None = None,
         rank: int | None = None,
@@ -348,7 +348,11 @@ class _OfParam(ShardedTensor):
     __slots__ = ("_place",)
 
     def __init__(
-        self, place: _params.Param, data: Any, key: str | None, allow_shape_mismatch: bool
+        self,
+        place: _params.Param,
+        data: _params.ParamLike,
+        key: str | None,
+        allow_shape_mismatch: bool,
     ) -> None:
         self._place = place
         self._key = key

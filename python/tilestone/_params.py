@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
 
 from tilestone import _converters, _core, _placements
 from tilestone._converters import Layout
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError
-from tilestone._placements import PlacementRules
+from tilestone._placements import Placement, PlacementRules
+from tilestone._protocols import DeviceMeshLike, DtensorLike, PlacementLike, SupportsDlpack
+
+ParamLike: TypeAlias = SupportsDlpack | DtensorLike
+MeshLike: TypeAlias = _core.Mesh | DeviceMeshLike
+#: One placement, or a placement's class that needs no argument.
+OnePlacement: TypeAlias = Placement | PlacementLike | type[Placement] | type[PlacementLike]
+PlacementsLike: TypeAlias = (
+    PlacementRules | OnePlacement | Sequence[OnePlacement] | Mapping[str, OnePlacement]
+)
 
 
 class Param:
@@ -28,7 +38,11 @@ class Param:
     __slots__ = ("_mesh", "_param", "_placements", "_rank")
 
     def __init__(
-        self, param: Any, checkpoint_mesh: Any, placements: Any, rank: int | None
+        self,
+        param: ParamLike,
+        checkpoint_mesh: MeshLike,
+        placements: PlacementsLike,
+        rank: int | None,
     ) -> None:
         self._param = param
         self._mesh = _placements.to_mesh(checkpoint_mesh)
@@ -74,12 +88,12 @@ class Param:
         if found is not None:
             return found
         if hasattr(self._param, "device_mesh") and hasattr(self._param, "placements"):
-            return _like_dtensor(self._param, for_load)
+            return _like_dtensor(cast("DtensorLike", self._param), for_load)
         local = _converters.view_or_description(self._param, for_load)
         return Layout(local, local.shape, _core.Mesh((), [self._rank]), [])
 
 
-def _like_dtensor(param: Any, for_load: bool | None) -> Layout:
+def _like_dtensor(param: DtensorLike, for_load: bool | None) -> Layout:
     """The layout of an object that is like a DTensor; a load returns the object itself."""
     if not callable(getattr(param, "to_local", None)):
         raise InvalidArgumentError(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tilestone import _core
 
 
 class SupportsDlpack(Protocol):
@@ -54,3 +57,51 @@ class CommunicatorLike(Protocol):
     def all_to_all(self, to: Sequence[bytes], timeout: float | None = None, /) -> list[bytes]:
         """Sends to[r] to rank r; element r of the result came from rank r."""
         ...
+
+
+class PlacementLike(Protocol):
+    """A placement of torch: Shard, Replicate, or another one with these methods."""
+
+    def is_shard(self) -> bool: ...
+
+    def is_replicate(self) -> bool: ...
+
+    def is_partial(self) -> bool: ...
+
+
+class RankArray(Protocol):
+    """An array of global ranks, as torch's DeviceMesh holds it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def flatten(self) -> RankArray: ...
+
+    def tolist(self) -> Any: ...
+
+
+class DeviceMeshLike(Protocol):
+    """torch's DeviceMesh."""
+
+    @property
+    def mesh(self) -> RankArray: ...
+
+    @property
+    def mesh_dim_names(self) -> Sequence[str] | None: ...
+
+    def get_rank(self) -> int: ...
+
+
+class DtensorLike(Protocol):
+    """torch's DTensor, or an object like it. to_local() returns its memory, not a copy."""
+
+    @property
+    def device_mesh(self) -> _core.Mesh | DeviceMeshLike: ...
+
+    @property
+    def placements(self) -> Sequence[_core.Shard | _core.Replicate | PlacementLike]: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def to_local(self) -> SupportsDlpack: ...

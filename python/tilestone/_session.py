@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tilestone import _core, _options
 from tilestone._api import load, save
@@ -16,12 +16,19 @@ from tilestone._steps import BegunSave, begin_save
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import (
+        AllSaveOptions,
+        SessionLoadOptions,
+        SessionSaveOptions,
+    )
 
 #: Options of save and load that are fixed by the session.
 _OWN = ("group", "comm", "coordination", "rank", "world_size", "token", "number")
 
 
-def _files_alone(files: Mapping[str, Any]) -> _core.Session:
+def _files_alone(files: Mapping[str, object]) -> _core.Session:
     """The engine's session for saves by files without a communicator."""
     for name, value in files.items():
         if value is None:
@@ -95,7 +102,7 @@ class Session:
             raise InvalidArgumentError("the session is closed")
         return self._core
 
-    def _refuse(self, options: Mapping[str, Any]) -> None:
+    def _refuse(self, options: Mapping[str, object]) -> None:
         for name in _OWN:
             if name in options:
                 raise InvalidArgumentError(f"{name} is fixed by the session: pass it to Session")
@@ -120,7 +127,7 @@ class Session:
         """The counters of this session so far, on this rank."""
         return self._open().stats
 
-    def prepare(self, state: Mapping[Any, Any], **options: Any) -> int:
+    def prepare(self, state: Mapping[Any, Any], **options: Unpack[SessionSaveOptions]) -> int:
         """Prepares the memory into which `BegunSave.stage` copies such a state.
 
         Touching memory for the first time takes several times as long as the copy itself. After
@@ -141,13 +148,16 @@ class Session:
                 unknown, or the state can't be saved.
             StorageError: there is not enough memory.
         """
-        who = self._who(options)
+        all_options: AllSaveOptions = {**self._who(options), **options}
         with contextlib.ExitStack() as until_the_end:
-            call = SaveCall(state, os.curdir, until_the_end, **who, **options)
+            call = SaveCall(state, os.curdir, until_the_end, **all_options)
             return self._open().prepare(call.prepare)
 
     def save(
-        self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
+        self,
+        state: Mapping[Any, Any],
+        path: str | os.PathLike[str],
+        **options: Unpack[SessionSaveOptions],
     ) -> _core.SaveResult:
         """Saves as `tilestone.save` does.
 
@@ -166,10 +176,14 @@ class Session:
             InvalidArgumentError: the session is closed, or an option is fixed by the session.
             Also everything that `tilestone.save` raises.
         """
-        return save(state, path, **self._next_save(path, options), **options)
+        all_options: AllSaveOptions = {**self._next_save(path, options), **options}
+        return save(state, path, **all_options)
 
     def begin_save(
-        self, state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
+        self,
+        state: Mapping[Any, Any],
+        path: str | os.PathLike[str],
+        **options: Unpack[SessionSaveOptions],
     ) -> BegunSave:
         """Begins a save as `tilestone.begin_save` does, with the session's memory.
 
@@ -187,23 +201,25 @@ class Session:
             InvalidArgumentError: the session is closed, or an option is fixed by the session.
             Also everything that `tilestone.begin_save` raises.
         """
-        return begin_save(state, path, **self._next_save(path, options), **options)
+        all_options: AllSaveOptions = {**self._next_save(path, options), **options}
+        return begin_save(state, path, **all_options)
 
-    def _who(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _who(self, options: Mapping[str, object]) -> AllSaveOptions:
         """The options that say who takes part in a save. `options`: the caller's options."""
         session = self._open()
         self._refuse(options)
         # A save accepts a session in place of a communicator.
+        comm = cast("CommunicatorLike", session)
         if not self._by_files:
-            return {"group": self._group, "comm": session}
+            return {"group": self._group, "comm": comm}
         return {
-            "comm": session, "coordination": "files", "rank": session.rank,
+            "comm": comm, "coordination": "files", "rank": session.rank,
             "world_size": session.size, "token": session.token,
         }  # fmt: skip
 
     def _next_save(
-        self, path: str | os.PathLike[str], options: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, path: str | os.PathLike[str], options: Mapping[str, object]
+    ) -> AllSaveOptions:
         """The same for the next save to a path; by files, it is counted."""
         who = self._who(options)
         if self._by_files:
@@ -214,7 +230,7 @@ class Session:
         self,
         wanted: Mapping[Any, Any] | str | os.PathLike[str],
         path: str | os.PathLike[str] | None = None,
-        **options: Any,
+        **options: Unpack[SessionLoadOptions],
     ) -> dict[Any, Any]:
         """Loads as `tilestone.load` does, with the session's group or comm.
 

@@ -6,11 +6,15 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilestone import _core
 from tilestone._calls import SaveCall
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import AllSaveOptions
 
 Result = TypeVar("Result")
 
@@ -131,7 +135,9 @@ def _give_up(core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> N
 
 
 def begin_save(
-    state: Mapping[Any, Any], path: str | os.PathLike[str], **options: Any
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    **options: Unpack[AllSaveOptions],
 ) -> BegunSave:
     """Begins a save: the ranks agree who writes what, and the save is started at `path`.
 

@@ -1,0 +1,76 @@
+"""The types of the options that are passed on to `save` and `load` as keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from tilestone._calls import LoadReport
+    from tilestone._progress import ProgressCallback
+    from tilestone._protocols import CommunicatorLike
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options of `tilestone.save`, without those that say who takes part."""
+
+    format: str
+    dialect: str
+    overwrite: bool
+    agreement: str
+    validate_access: bool
+    common_differs: str
+    timeout: float | None
+    threads: int
+    buffer_bytes: int
+    files_per_rank: int
+    attributes: Mapping[str, str] | None
+    tensor_attributes: Mapping[str, Mapping[str, Any]] | None
+    progress: bool | ProgressCallback
+    replicate: str
+    replicate_group: ProcessGroup | Collection[int] | None
+    max_copy_bytes: int | None
+    tp_replica_names: bool
+
+
+class SessionSaveOptions(SaveOptions, total=False):
+    """The options of a session's saves: those that the session does not fix."""
+
+    wait: bool
+    torch_rank_local: bool
+
+
+class AllSaveOptions(SessionSaveOptions, total=False):
+    """All options of `tilestone.save`."""
+
+    group: ProcessGroup | None
+    comm: CommunicatorLike | None
+    coordination: str
+    rank: int | None
+    world_size: int | None
+    token: str | None
+    number: int
+
+
+class SessionLoadOptions(TypedDict, total=False):
+    """The options of a session's loads: those of `tilestone.load`, without its group or comm."""
+
+    cast: bool
+    allow_classes: Collection[str]
+    verify_checksums: bool
+    two_phase: str
+    cache: str
+    not_in_checkpoint: str
+    not_requested: str | None
+    other_shape: str
+    sharded_only: bool
+    validate_access: bool
+    report: LoadReport | None
+    own_rank: int | None
+    timeout: float | None
+    threads: int
+    buffer_bytes: int
+    follow_links: bool
+    progress: bool | ProgressCallback
