@@ -132,14 +132,14 @@ def test_an_expanded_tensor_can_not_be_loaded_into(ckpt: str) -> None:
 
 
 class OnDevice(tilestone.ShardedTensor):
-    """A sharded tensor whose memory is treated as device memory, which is copied piece by piece."""
+    """A sharded tensor whose memory is treated as device memory, which is copied block by block."""
 
     def _view(self, for_load: bool | None):
         return _torch_bridge.view(self.data, bool(for_load), staged=True)
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_device_tensors_are_staged_piece_by_piece(name: str, ckpt: str) -> None:
+def test_device_tensors_are_staged_block_by_block(name: str, ckpt: str) -> None:
     whole = random_tensor(name, (6, 8, 5), seed=3)
     views = {"plain": whole[:, :, 1:].contiguous(), "strided": whole[::2].transpose(0, 2)}
     state = {key: OnDevice.from_rank_offsets(key, view) for key, view in views.items()}
@@ -186,8 +186,8 @@ def test_flat_ranges_of_device_tensors_are_staged(ckpt: str) -> None:
     data = torch.arange(17, dtype=torch.int64)
     flat = OnDevice.from_rank_offsets_flat("w", data, (4, 5), flattened_range=(2, 19))
     rest = [
-        tilestone.ShardedTensor.from_rank_offsets_flat("w", piece, (4, 5), flattened_range=where)
-        for piece, where in ((torch.tensor([-1, -2]), (0, 2)), (torch.tensor([-3]), (19, 20)))
+        tilestone.ShardedTensor.from_rank_offsets_flat("w", data, (4, 5), flattened_range=where)
+        for data, where in ((torch.tensor([-1, -2]), (0, 2)), (torch.tensor([-3]), (19, 20)))
     ]
     tilestone.save({"a": flat, "b": rest[0], "c": rest[1]}, ckpt)
     with tilestone.open(ckpt) as opened:

@@ -182,7 +182,7 @@ class MissingRanks {
 
 // The state that the operations of one communicator share.
 struct Channel {
-  Channel(MPI_Comm original, size_t piece_bytes, size_t tree_bytes, Deadline deadline);
+  Channel(MPI_Comm original, size_t fragment_bytes, size_t tree_bytes, Deadline deadline);
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -193,7 +193,7 @@ struct Channel {
   int rank = 0;
   int size = 0;
   uint64_t tags = kMaxTags;
-  size_t piece_bytes;
+  size_t fragment_bytes;
   size_t tree_bytes;
   uint64_t operation = 0;  // number of the last operation or call
   uint64_t call = 0;       // number of the current call; 0 outside of calls
@@ -219,9 +219,9 @@ MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
   return copy->comm;
 }
 
-Channel::Channel(MPI_Comm original, size_t piece, size_t tree, Deadline deadline)
+Channel::Channel(MPI_Comm original, size_t fragment, size_t tree, Deadline deadline)
     : comm(duplicate(original, deadline)),
-      piece_bytes(piece),
+      fragment_bytes(fragment),
       tree_bytes(tree),
       notices([this](int from) { missing.heard_of(from); }) {
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -306,7 +306,7 @@ class Operation {
             peer,
             static_cast<int>(channel_.operation % channel_.tags),
             channel_.operation,
-            channel_.piece_bytes};
+            channel_.fragment_bytes};
   }
   void post(std::unique_ptr<MpiTransfer> transfer) {
     transfers_.push_back(std::move(transfer));
@@ -393,8 +393,8 @@ Bytes opening(ByteView payload, bool tree) {
 
 class Mpi final : public CommunicatorImpl, private CallPort {
  public:
-  Mpi(MPI_Comm original, size_t piece_bytes, size_t tree_bytes, Deadline deadline)
-      : channel_(original, piece_bytes, tree_bytes, deadline) {}
+  Mpi(MPI_Comm original, size_t fragment_bytes, size_t tree_bytes, Deadline deadline)
+      : channel_(original, fragment_bytes, tree_bytes, deadline) {}
 
   int rank() const override { return channel_.rank; }
   int size() const override { return channel_.size; }
@@ -520,17 +520,17 @@ Communicator mpi_world(Deadline deadline) {
 }
 
 Communicator mpi_communicator(const void* handle, Deadline deadline) {
-  return comm_internal::mpi_communicator(handle, comm_internal::kPieceBytes,
+  return comm_internal::mpi_communicator(handle, comm_internal::kFragmentBytes,
                                          comm_internal::kTreeBytes, deadline);
 }
 
 namespace comm_internal {
 
-Communicator mpi_communicator(const void* handle, size_t piece_bytes, size_t tree_bytes,
+Communicator mpi_communicator(const void* handle, size_t fragment_bytes, size_t tree_bytes,
                               Deadline deadline) {
   initialize();
   const MPI_Comm original = *static_cast<const MPI_Comm*>(handle);
-  return Communicator(std::make_shared<Mpi>(original, piece_bytes, tree_bytes, deadline));
+  return Communicator(std::make_shared<Mpi>(original, fragment_bytes, tree_bytes, deadline));
 }
 
 }  // namespace comm_internal

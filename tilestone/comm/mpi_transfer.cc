@@ -7,11 +7,11 @@
 namespace tilestone::comm_internal {
 namespace {
 
-// Calls visit(offset, bytes) for each piece of a payload of `size` bytes.
+// Calls visit(offset, bytes) for each fragment of a payload of `size` bytes.
 template <typename Visit>
-void for_each_piece(size_t size, size_t piece_bytes, Visit visit) {
-  for (size_t offset = 0; offset < size; offset += piece_bytes) {
-    visit(offset, static_cast<int>(std::min(piece_bytes, size - offset)));
+void for_each_fragment(size_t size, size_t fragment_bytes, Visit visit) {
+  for (size_t offset = 0; offset < size; offset += fragment_bytes) {
+    visit(offset, static_cast<int>(std::min(fragment_bytes, size - offset)));
   }
 }
 
@@ -49,8 +49,8 @@ void MpiSend::start() {
     requests_.push_back(request);
   };
   post(&header_, sizeof header_);
-  for_each_piece(payload_->size(), route_.piece_bytes,
-                 [&](size_t offset, int bytes) { post(payload_->data() + offset, bytes); });
+  for_each_fragment(payload_->size(), route_.fragment_bytes,
+                    [&](size_t offset, int bytes) { post(payload_->data() + offset, bytes); });
 }
 
 bool MpiSend::complete() { return requests_complete("send to"); }
@@ -72,7 +72,7 @@ void MpiReceive::start_payload() {
   }
   payload_.resize(header_.size);
   requests_.clear();
-  for_each_piece(payload_.size(), route_.piece_bytes, [&](size_t offset, int bytes) {
+  for_each_fragment(payload_.size(), route_.fragment_bytes, [&](size_t offset, int bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Irecv(payload_.data() + offset, bytes, MPI_BYTE, route_.peer, route_.tag, route_.comm,
                     &request),

@@ -1,8 +1,8 @@
 // One message between two MPI ranks, sent or received without blocking.
 //
-// A message is sent as a header (operation number, payload size) followed by the payload in pieces,
-// all with the same tag. MPI keeps the order of messages with one tag between two ranks, so the
-// messages of an operation arrive in the order in which they were sent.
+// A message is sent as a header (operation number, payload size) followed by the payload in
+// fragments, all with the same tag. MPI keeps the order of messages with one tag between two ranks,
+// so the messages of an operation arrive in the order in which they were sent.
 #pragma once
 
 #include <mpi.h>
@@ -26,7 +26,7 @@ struct MpiRoute {
   int peer = 0;
   int tag = 0;
   uint64_t operation = 0;
-  size_t piece_bytes = 0;
+  size_t fragment_bytes = 0;
 };
 
 // MPI accesses the object's memory until the transfer is complete. Until then the object must not

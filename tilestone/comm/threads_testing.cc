@@ -1,6 +1,7 @@
 #include "tilestone/comm/threads_testing.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tilestone {
 

@@ -98,7 +98,7 @@ void expect_loaded(const Location& location, int ranks, const std::function<Box(
     load(wanted, location, loading(comm));
     EXPECT_EQ(elements(far.content), elements(whole().narrow(box)));
     EXPECT_FALSE(far.calls->overlapped);
-    EXPECT_LE(far.calls->largest, 1u << 20);  // copied in pieces
+    EXPECT_LE(far.calls->largest, 1u << 20);  // copied in blocks
   });
 }
 

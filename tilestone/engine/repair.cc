@@ -196,7 +196,7 @@ class Repair {
   void append(const Section& section, const std::string& name, WritableFile& file) {
     uint32_t crc = 0;
     for (const Stretch& part : section.parts) {
-      maker_.each_piece(part, [&](ByteView bytes) {
+      maker_.each_block(part, [&](ByteView bytes) {
         crc = crc32(bytes, crc);
         file.append(bytes);
         progress_.add(bytes.size());

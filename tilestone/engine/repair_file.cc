@@ -11,7 +11,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kPiece = 8u << 20;  // bytes read at a time
+constexpr uint64_t kBlock = 8u << 20;  // bytes read at a time
 constexpr size_t kMaxFiles = 128;      // open at the same time
 
 }  // namespace
@@ -32,7 +32,7 @@ FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint
       metadata_(opened.metadata),
       deadline_(std::move(deadline)),
       from_index_(opened),
-      buffers_(BufferPool::create(4 * kPiece)) {
+      buffers_(BufferPool::create(4 * kBlock)) {
   for (const RankReport& report : opened.manifest->reports) {
     for (const ReportedFile& file : report.files) written_.emplace(file.name, file.size);
   }
@@ -49,7 +49,7 @@ void FileMaker::list_items(const std::set<uint32_t>& files) {
     const StoredTensor& tensor = metadata_.tensors[t];
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
       if (tensor.first_of_item(c) != c) continue;
-      Places places = {&tensor.chunks[c].at};
+      Locations places = {&tensor.chunks[c].at};
       for (const StoredCopy& copy : metadata_.copies_of(t, c)) places.push_back(&copy.at);
       const StoredChunk& chunk = tensor.chunks[c];
       const auto elements = static_cast<uint64_t>(chunk.box.numel());
@@ -69,7 +69,7 @@ void FileMaker::list_items(const std::set<uint32_t>& files) {
 
 void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files,
                      const Anew& anew) {
-  Places places = {&object.at};
+  Locations places = {&object.at};
   for (const ItemLocation& copy : object.copies) places.push_back(&copy);
   add(files, std::move(places), 0, &object.key, anew);
   for (const ItemLocation& at : object.unlike) add(files, {&at}, 0, &object.key);
@@ -92,11 +92,11 @@ void FileMaker::list_parts(const std::set<uint32_t>& files) {
 
 // The instances of an item share one list of places, because the list may be as long as the number
 // of ranks.
-void FileMaker::add(const std::set<uint32_t>& files, Places places, uint64_t payload,
+void FileMaker::add(const std::set<uint32_t>& files, Locations places, uint64_t payload,
                     const std::string* key, const Anew& anew) {
   const auto is_wanted = [&](const ItemLocation* at) { return files.contains(at->file); };
   if (std::none_of(places.begin(), places.end(), is_wanted)) return;
-  const auto shared = std::make_shared<const Places>(std::move(places));
+  const auto shared = std::make_shared<const Locations>(std::move(places));
   for (const ItemLocation* at : *shared) {
     if (is_wanted(at)) items_[at->file].push_back({at, shared, payload, key, anew});
   }
@@ -199,7 +199,7 @@ std::optional<uint32_t> FileMaker::crc_of(const std::vector<Stretch>& parts) {
   uint32_t crc = 0;
   try {
     for (const Stretch& part : parts) {
-      each_piece(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
+      each_block(part, [&](ByteView bytes) { crc = crc32(bytes, crc); });
     }
   } catch (const Error& error) {
     if (!is_unreadable(error)) throw;
@@ -215,19 +215,19 @@ const ReadableFile& FileMaker::open(uint32_t file) {
   return *files_.emplace(file, storage_.open(metadata_.files[file])).first->second;
 }
 
-void FileMaker::each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take) {
+void FileMaker::each_block(const Stretch& stretch, const std::function<void(ByteView)>& take) {
   if (stretch.encoded != nullptr) return take(*stretch.encoded);
   const bool zeros = stretch.file == Stretch::kZeros;
-  Bytes piece;
-  for (uint64_t done = 0; done < stretch.size; done += piece.size()) {
+  Bytes block;
+  for (uint64_t done = 0; done < stretch.size; done += block.size()) {
     static_cast<void>(deadline_.expired());
-    piece.resize(std::min(kPiece, stretch.size - done));
+    block.resize(std::min(kBlock, stretch.size - done));
     if (!zeros) {
       const uint64_t begin = stretch.offset + done;
-      const ReadOp read{&open(stretch.file), begin, piece.size(), piece.data()};
+      const ReadOp read{&open(stretch.file), begin, block.size(), block.data()};
       storage_.read({&read, 1}, {nullptr, buffers_, deadline_}, [](size_t, ByteView) {});
     }
-    take(piece);
+    take(block);
   }
 }
 

@@ -64,23 +64,23 @@ class FileMaker {
   // the manifest does not list it; or one of its items has no checksum, overlaps another item or
   // lies outside the file.
   std::optional<Remade> make(uint32_t file);
-  // Passes the bytes of the stretch to `take`, piece by piece.
-  void each_piece(const Stretch& stretch, const std::function<void(ByteView)>& take);
+  // Passes the bytes of the stretch to `take`, block by block.
+  void each_block(const Stretch& stretch, const std::function<void(ByteView)>& take);
   // The size that the save wrote, bytes; 0: the manifest does not list the file.
   uint64_t written_size(uint32_t file) const;
   // Call this after the file was replaced: closes the old one.
   void forget(uint32_t file) { files_.erase(file); }
 
  private:
-  using Places = std::vector<const ItemLocation*>;
+  using Locations = std::vector<const ItemLocation*>;
   // Encodes the item at this place anew.
   using Anew = std::function<std::optional<FromIndex::Encoded>(const ItemLocation&)>;
 
   // An item of a file.
   struct Item {
     const ItemLocation* at = nullptr;
-    std::shared_ptr<const Places> places;  // of all instances of the item, including `at`
-    uint64_t payload = 0;                  // bytes of a chunk's elements; 0: an object or file part
+    std::shared_ptr<const Locations> places;  // of all instances of the item, including `at`
+    uint64_t payload = 0;  // bytes of a chunk's elements; 0: an object or file part
     const std::string* key = nullptr;
     Anew anew = {};  // empty if only the item's own bytes, or a copy's, say what it holds
   };
@@ -88,8 +88,8 @@ class FileMaker {
   void list_items(const std::set<uint32_t>& files);
   void list_parts(const std::set<uint32_t>& files);
   void list(const StoredObject& object, const std::set<uint32_t>& files, const Anew& anew = {});
-  void add(const std::set<uint32_t>& files, Places places, uint64_t payload, const std::string* key,
-           const Anew& anew = {});
+  void add(const std::set<uint32_t>& files, Locations places, uint64_t payload,
+           const std::string* key, const Anew& anew = {});
   // Sets have_ and size_. Returns false if the file must not be changed.
   bool look_at(uint32_t file);
   std::vector<Stretch> bytes_of(const Item& item, Remade& made);

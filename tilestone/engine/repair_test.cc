@@ -182,7 +182,7 @@ TEST(Repair, FilesThatItReadsDoNotAllStayOpen) {
   engine::FileMaker maker(*storage, opened, all_files(opened));
   size_t bytes = 0;
   for (const uint32_t file : all_files(opened)) {
-    maker.each_piece({file, 0, 4}, [&](ByteView piece) { bytes += piece.size(); });
+    maker.each_block({file, 0, 4}, [&](ByteView block) { bytes += block.size(); });
   }
   EXPECT_EQ(bytes, 1600u);
 }

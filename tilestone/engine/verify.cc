@@ -46,7 +46,7 @@ class Verifier {
     check_dialect();
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
-    read_pieces();
+    read_ranges();
     context_.threads.parallel_for(plan_.alone.size(),
                                   [&](size_t i) { check_alone(plan_.alone[i]); });
     check_large();
@@ -185,11 +185,11 @@ class Verifier {
   // are missing or too short, also lists what is lost with them.
   void look_for_copies() {
     for (const FoundDamage& found : found_) {
-      if (found.item != VerifyPiece::kGap) damaged_.insert(plan_.items[found.item].at);
+      if (found.item != VerifyRange::kGap) damaged_.insert(plan_.items[found.item].at);
     }
     const std::vector<std::string>& files = context_.metadata.files;
     for (auto& [damage, number, of_file] : found_) {
-      if (number == VerifyPiece::kGap) continue;
+      if (number == VerifyRange::kGap) continue;
       const VerifyItem& item = plan_.items[number];
       damage.item_offset = item.at->offset;
       damage.copy = item.at != places_of(context_.metadata, item).front();
@@ -259,56 +259,56 @@ class Verifier {
     return text;
   }
 
-  void read_pieces() {
-    size_t first = 0;  // piece of the batch
+  void read_ranges() {
+    size_t first = 0;  // range of the batch
     const auto read_batch = [&] {
-      const std::vector<ByteRange> ranges = reader_.read(
+      const std::vector<ByteRange> done = reader_.read(
           [&](size_t i, ByteView bytes) {
-            check_piece(plan_.pieces[first + i], bytes);
+            check_range(plan_.ranges[first + i], bytes);
             progress_->add(bytes.size());
           },
-          [&](size_t i, const Error& error) { note_unreadable(plan_.pieces[first + i], error); });
-      for (size_t i = 0; i < ranges.size(); ++i) {
-        const VerifyPiece& piece = plan_.pieces[first + i];
-        if (!piece.summed) continue;
-        RecordSum& sum = sums_[piece.item];
-        sum.add(sum.size(), ranges[i].size, ranges[i].crc32);
+          [&](size_t i, const Error& error) { note_unreadable(plan_.ranges[first + i], error); });
+      for (size_t i = 0; i < done.size(); ++i) {
+        const VerifyRange& range = plan_.ranges[first + i];
+        if (!range.summed) continue;
+        RecordSum& sum = sums_[range.item];
+        sum.add(sum.size(), done[i].size, done[i].crc32);
       }
-      first += ranges.size();
+      first += done.size();
     };
-    for (const VerifyPiece& piece : plan_.pieces) {
-      reader_.add({.file = piece.file,
-                   .begin = piece.begin,
-                   .size = piece.end - piece.begin,
-                   .summed = piece.summed});
+    for (const VerifyRange& range : plan_.ranges) {
+      reader_.add({.file = range.file,
+                   .begin = range.begin,
+                   .size = range.end - range.begin,
+                   .summed = range.summed});
       if (reader_.full()) read_batch();
     }
     read_batch();
   }
 
-  // The disk can't read the piece. An item of several pieces is reported once.
-  void note_unreadable(const VerifyPiece& piece, const Error& error) {
+  // The disk can't read the range. An item of several ranges is reported once.
+  void note_unreadable(const VerifyRange& range, const Error& error) {
     const std::string problem = unreadable_problem(error);
-    if (piece.item == VerifyPiece::kGap) {
-      return damage(context_.metadata.files[piece.file], piece.begin, piece.end - piece.begin, "",
+    if (range.item == VerifyRange::kGap) {
+      return damage(context_.metadata.files[range.file], range.begin, range.end - range.begin, "",
                     problem + "; they belong to no item");
     }
-    if (!unreadable_.insert(piece.item).second) return;
-    const VerifyItem& item = plan_.items[piece.item];
+    if (!unreadable_.insert(range.item).second) return;
+    const VerifyItem& item = plan_.items[range.item];
     damage(item, 0, item.at->length, problem);
   }
 
-  void check_piece(const VerifyPiece& piece, ByteView bytes) {
-    if (piece.item != VerifyPiece::kGap) {
-      if (piece.whole) check_item(plan_.items[piece.item], bytes);
+  void check_range(const VerifyRange& range, ByteView bytes) {
+    if (range.item != VerifyRange::kGap) {
+      if (range.whole) check_item(plan_.items[range.item], bytes);
       return;
     }
-    const std::string& name = context_.metadata.files[piece.file];
+    const std::string& name = context_.metadata.files[range.file];
     if (!opened_.manifest || opened_.manifest->remains.contains(name)) return;
     const auto found =
         std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
     if (found == bytes.end()) return;
-    damage(name, piece.begin + static_cast<uint64_t>(found - bytes.begin()),
+    damage(name, range.begin + static_cast<uint64_t>(found - bytes.begin()),
            static_cast<uint64_t>(bytes.end() - found), "",
            "bytes that belong to no item are not zero; this damages no tensor or object");
   }
@@ -412,7 +412,7 @@ class Verifier {
   std::vector<ItemLocation> parts_;
   VerifyPlan plan_;
   std::map<uint32_t, RecordSum> sums_;  // of large items
-  std::set<uint32_t> unreadable_;       // items of which the disk can't read some piece
+  std::set<uint32_t> unreadable_;       // items of which the disk can't read some range
   ProgressMeter* progress_ = nullptr;
   std::mutex mutex_;
   std::vector<FoundDamage> found_;

@@ -38,7 +38,7 @@ class Planner {
   }
   void damage_of_file(uint32_t file, uint64_t offset, uint64_t size, std::string problem) {
     plan_.damages.push_back(
-        {{name(file), offset, size, "", std::move(problem)}, VerifyPiece::kGap, true});
+        {{name(file), offset, size, "", std::move(problem)}, VerifyRange::kGap, true});
   }
 
   void list_items() {
@@ -149,7 +149,7 @@ class Planner {
 
   void add_gap(uint32_t file, uint64_t begin, uint64_t end) {
     for (; begin < end; begin += std::min(buffer(), end - begin)) {
-      add_piece({file, VerifyPiece::kGap, begin, begin + std::min(buffer(), end - begin)});
+      add_range({file, VerifyRange::kGap, begin, begin + std::min(buffer(), end - begin)});
     }
   }
 
@@ -157,7 +157,7 @@ class Planner {
     const VerifyItem& item = plan_.items[index];
     const ItemLocation& at = *item.at;
     if (at.length <= buffer()) {
-      add_piece({file, index, at.offset, at.offset + at.length, true});
+      add_range({file, index, at.offset, at.offset + at.length, true});
     } else if (at.checksums && at.codec == Codec::kNone) {
       plan_.expected[index] = at.checksums->item_crc32;
       add_large(file, index, 0, at.length, true);
@@ -195,14 +195,14 @@ class Planner {
   void add_large(uint32_t file, uint32_t index, uint64_t begin, uint64_t end, bool summed) {
     const uint64_t start = plan_.items[index].at->offset;
     for (; begin < end; begin += std::min(buffer(), end - begin)) {
-      add_piece({file, index, start + begin, start + begin + std::min(buffer(), end - begin), false,
+      add_range({file, index, start + begin, start + begin + std::min(buffer(), end - begin), false,
                  summed});
     }
   }
 
-  void add_piece(const VerifyPiece& piece) {
-    plan_.bytes += piece.end - piece.begin;
-    plan_.pieces.push_back(piece);
+  void add_range(const VerifyRange& range) {
+    plan_.bytes += range.end - range.begin;
+    plan_.ranges.push_back(range);
   }
 
   const ReadContext& context_;

@@ -32,21 +32,21 @@ struct FoundDamage {
 
 // A range of bytes of a file: a gap, a whole item, or a part of an item that is larger than a
 // buffer.
-struct VerifyPiece {
+struct VerifyRange {
   static constexpr uint32_t kGap = ~uint32_t{0};
   uint32_t file = 0;     // index into Metadata::files
   uint32_t item = kGap;  // index into VerifyPlan::items
   uint64_t begin = 0;    // in the file
   uint64_t end = 0;
-  bool whole = true;    // the piece contains the whole item
+  bool whole = true;    // the range contains the whole item
   bool summed = false;  // included in the checksum of a large item
 };
 
 struct VerifyPlan {
   std::vector<VerifyItem> items;
-  std::vector<VerifyPiece> pieces;        // by file and offset
+  std::vector<VerifyRange> ranges;        // by file and offset
   std::vector<uint32_t> alone;            // items that are read one by one, into separate memory
-  std::map<uint32_t, uint32_t> expected;  // large items: CRC-32 of their summed pieces
+  std::map<uint32_t, uint32_t> expected;  // large items: CRC-32 of their summed ranges
   std::vector<FoundDamage> damages;       // found from sizes and locations, without reading
   uint64_t files = 0;
   uint64_t bytes = 0;

@@ -134,7 +134,7 @@ TEST(Verify, NamesKeyFileAndOffset) {
   EXPECT_THAT(text, HasSubstr("expected CRC-32"));
 }
 
-TEST(Verify, ItemsLargerThanABufferAreCheckedInPieces) {
+TEST(Verify, ItemsLargerThanABufferAreCheckedInRanges) {
   const auto storage = memory_storage();
   StateDict state;
   state["w"] = counting(DType::kFloat32, {100'000});

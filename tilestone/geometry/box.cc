@@ -89,7 +89,7 @@ std::vector<Box> subtract(const Box& a, const Box& b) {
   const auto common = intersect(a, b);
   if (!common) return {a};
   std::vector<Box> parts;
-  Box rest = a;  // shrinks dim by dim to the common part; each piece cut off goes to `parts`
+  Box rest = a;  // shrinks dim by dim to the common part; each box cut off goes to `parts`
   for (size_t d = 0; d < a.rank(); ++d) {
     const int64_t begin = common->offset[d];
     const int64_t end = common->end(d);

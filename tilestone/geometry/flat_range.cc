@@ -7,9 +7,9 @@
 // A flat index is a number whose digits, in the mixed radix of the shape, are the coordinates. The
 // range [begin, end) is cut where carries happen. In decimal, [187, 523) becomes 187..190,
 // 190..200, 200..500, 500..520, 520..523: up from `begin` in steps that grow coarser, then up to
-// `end` in steps that grow finer. Each piece fixes the leading coordinates, covers an interval of
+// `end` in steps that grow finer. Each box fixes the leading coordinates, covers an interval of
 // the next dim and spans the following dims, so it is a box. Each half cuts at most once in each of
-// the n - 1 dims after the common prefix, and there is one piece between them: 2n - 1 boxes.
+// the n - 1 dims after the common prefix, and there is one box between them: 2n - 1 boxes.
 
 namespace tilestone {
 namespace {

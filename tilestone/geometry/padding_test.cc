@@ -18,7 +18,7 @@ Bytes padded_by_copy(Bytes& tensor, const Dims& shape, const Dims& padded, uint6
   return larger;
 }
 
-TEST(Padding, PieceByPieceGivesTheSameBytesAsACopy) {
+TEST(Padding, BlockByBlockGivesTheSameBytesAsACopy) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 2000; ++round) {
     Dims shape, padded;
@@ -41,13 +41,13 @@ TEST(Padding, PieceByPieceGivesTheSameBytesAsACopy) {
       const Padding::Inner range = padding.inside(begin, begin + size);
       ASSERT_EQ(range.begin, taken);
       taken = range.end;
-      Bytes piece(size, std::byte{0});
-      for (std::byte& byte : piece) byte = static_cast<std::byte>(random());
+      Bytes block(size, std::byte{0});
+      for (std::byte& byte : block) byte = static_cast<std::byte>(random());
       if (range.end > range.begin) {
-        std::memcpy(piece.data(), tensor.data() + range.begin, range.end - range.begin);
+        std::memcpy(block.data(), tensor.data() + range.begin, range.end - range.begin);
       }
-      padding.spread(begin, piece);
-      found.insert(found.end(), piece.begin(), piece.end());
+      padding.spread(begin, block);
+      found.insert(found.end(), block.begin(), block.end());
     }
     EXPECT_EQ(found, wanted) << to_string(shape) << " in " << to_string(padded);
     EXPECT_EQ(taken, tensor.size());

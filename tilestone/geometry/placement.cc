@@ -8,8 +8,8 @@
 // How the boxes are computed. Placements are applied one mesh dim at a time, outer to inner, each
 // to the result of the previous ones. So each tensor dim has an ordered list of runs [begin, end)
 // of global indices: the i-th element of the local dim is the i-th element of the concatenated
-// runs. A Shard keeps one contiguous piece of that list. A StridedShard(d, s) keeps s pieces of it:
-// piece number `index` of each of its s chunks. The boxes are the product of the runs of all dims.
+// runs. A Shard keeps one contiguous part of that list. A StridedShard(d, s) keeps s parts of it:
+// part number `index` of each of its s chunks. The boxes are the product of the runs of all dims.
 
 namespace tilestone {
 namespace {
@@ -45,20 +45,20 @@ class PlacementWalk {
  public:
   explicit PlacementWalk(const Runs& runs) : runs_(runs) {}
 
-  // Appends the elements [piece.begin, piece.end) of the concatenated runs. Pieces must come in
+  // Appends the elements [part.begin, part.end) of the concatenated runs. Parts must come in
   // ascending order.
-  void append(Run piece, Runs& out) {
-    while (piece.begin < piece.end) {
-      while (piece.begin >= before_ + runs_[at_].size()) before_ += runs_[at_++].size();
+  void append(Run part, Runs& out) {
+    while (part.begin < part.end) {
+      while (part.begin >= before_ + runs_[at_].size()) before_ += runs_[at_++].size();
       const Run& run = runs_[at_];
-      const int64_t begin = run.begin + (piece.begin - before_);
-      const int64_t end = std::min(run.end, run.begin + (piece.end - before_));
+      const int64_t begin = run.begin + (part.begin - before_);
+      const int64_t end = std::min(run.end, run.begin + (part.end - before_));
       if (!out.empty() && out.back().end == begin) {
         out.back().end = end;
       } else {
         out.push_back({begin, end});
       }
-      piece.begin += end - begin;
+      part.begin += end - begin;
     }
   }
 

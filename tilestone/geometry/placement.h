@@ -110,7 +110,7 @@ struct MergedSharding {
 // tensor dim d are numbered over their mesh dims from outer to inner: rank = rank * size +
 // coordinate and fragments *= size. The tensor's dim is `fragments` times the parameter's dim, and
 // the parameter's boxes are shifted by `rank` times the parameter's dim. For example, with a mesh
-// [edp, ep], expert-parallel rank 1 holds the second half of the experts, cut into pieces over edp.
+// [edp, ep], expert-parallel rank 1 holds the second half of the experts, divided over edp.
 //
 // Which dims match. Ranks are compared, never names. A mesh dim stands for the line of ranks
 // through this rank along that dim. The other mesh knows the dim if it contains these ranks, along

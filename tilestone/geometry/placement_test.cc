@@ -80,11 +80,11 @@ TEST(Placement, ALoneStridedShardIsSeveralBoxesWithTheirPlaceInTheLocalTensor) {
   EXPECT_THAT(held.locals, ElementsAre(Box{{0, 0}, {2, 3}}, Box{{2, 0}, {2, 3}}));
 }
 
-TEST(Placement, AdjoiningPiecesOfAStridedShardAreOneBox) {
+TEST(Placement, AdjoiningPartsOfAStridedShardAreOneBox) {
   EXPECT_THAT(on_line({8}, 1, 0, StridedShard{0, 4}).boxes, ElementsAre(Box{{0}, {8}}));
 }
 
-TEST(Placement, ASplitBeyondTheDimIsAsManyPiecesAsElements) {
+TEST(Placement, ASplitBeyondTheDimIsAsManyPartsAsElements) {
   EXPECT_THAT(on_line({3}, 2, 0, StridedShard{0, INT64_MAX}).boxes, ElementsAre(Box{{0}, {3}}));
   EXPECT_EQ(on_line({3}, 2, 1, StridedShard{0, INT64_MAX}).local_shape, Dims{0});
 }

@@ -34,7 +34,7 @@ CopyNest part_of_run(const CopyNest& nest, int64_t from, int64_t to) {
 }
 
 // Splits the copy into about `tasks` parts of about equal size. Splits the longest loop, or the
-// runs if they can be cut into more pieces.
+// runs if they can be cut into more parts.
 void run_over_threads(const CopyNest& nest, ThreadPool& pool, int64_t tasks) {
   constexpr int64_t kRunStep = 64 << 10;  // bytes; runs are cut at multiples of it
   const auto longest =
@@ -169,17 +169,17 @@ void pack_range(const StridedView& source, uint64_t begin, MutableByteView out) 
 
 uint32_t pack_range_crc32(const StridedView& source, uint64_t begin, MutableByteView out,
                           uint32_t seed) {
-  constexpr size_t kPiece = 256 << 10;  // bytes; fits the L2 cache between packing and checksumming
+  constexpr size_t kBlock = 256 << 10;  // bytes; fits the L2 cache between packing and checksumming
   if (source.is_contiguous()) {
     check_range(source, begin, out.size());
     return copy_crc32(out, {source.data + begin, out.size()}, seed);
   }
   while (!out.empty()) {
-    const MutableByteView piece = out.first(std::min(kPiece, out.size()));
-    pack_range(source, begin, piece);
-    seed = crc32(piece, seed);
-    begin += piece.size();
-    out = out.subspan(piece.size());
+    const MutableByteView block = out.first(std::min(kBlock, out.size()));
+    pack_range(source, begin, block);
+    seed = crc32(block, seed);
+    begin += block.size();
+    out = out.subspan(block.size());
   }
   return seed;
 }

@@ -126,7 +126,7 @@ TEST(StridedCopy, PacksAnyByteRange) {
   }
 }
 
-TEST(StridedCopy, LongStridedMemoryIsChecksummedAcrossPieces) {
+TEST(StridedCopy, LongStridedMemoryIsChecksummedAcrossBlocks) {
   std::mt19937_64 random(6);
   Bytes memory(3 << 20);
   for (std::byte& byte : memory) byte = static_cast<std::byte>(random());

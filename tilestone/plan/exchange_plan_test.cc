@@ -195,7 +195,7 @@ TEST(Verdict, ColumnsOfNarrowRowsAreReadTogether) {
   EXPECT_TRUE(worth({8192, 256}, columns_of({8192, 256}, 4)));
 }
 
-// Pieces of 256 KiB, which are worth separate reads unless reads are expensive.
+// Tiles of 256 KiB, which are worth separate reads unless reads are expensive.
 TEST(Verdict, DependsOnWhatAReadCosts) {
   const Dims shape{64, 1 << 17};
   EXPECT_FALSE(worth(shape, columns_of(shape, 2), 64u << 10));

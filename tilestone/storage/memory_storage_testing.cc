@@ -1,5 +1,7 @@
 #include "tilestone/storage/memory_storage_testing.h"
 
+#include <mutex>
+
 #include "tilestone/base/error.h"
 #include "tilestone/storage/memory_internal.h"
 

@@ -42,7 +42,7 @@ class ReadChoice {
 
   // Call when a batch of `bytes` begins.
   void begin(uint64_t bytes);
-  bool pick_direct();  // whether to read the next uncached piece directly
+  bool pick_direct();  // whether to read the next uncached block directly
   void started(bool direct, double now);
   void finished(uint64_t bytes, bool direct, double now);
 
@@ -51,7 +51,7 @@ class ReadChoice {
   std::mutex mutex_;
   Phase phase_ = Phase::kUntried;
   uint64_t bytes_ = 0;           // finished in this window
-  std::optional<double> since_;  // when the window began; empty: set when its first piece starts
+  std::optional<double> since_;  // when the window began; empty: set when its first block starts
   double direct_rate_ = 0;       // bytes per second
   uint64_t direct_under_way_ = 0;
 };

@@ -56,7 +56,7 @@ TEST(PosixPrefetch, PrefetchingReadsWhereTheKernelCannotPopulate) {
   }));
 }
 
-TEST(PosixPrefetch, PrefetchingMorePiecesThanAreUnderWayAtOnceBringsInAll) {
+TEST(PosixPrefetch, PrefetchingMoreBlocksThanAreReadAtOnceBringsInAll) {
   for (const bool missing : {false, true}) {
     EXPECT_TRUE(in_some_trial([&] {
       FailingDisk disk;

@@ -1,24 +1,24 @@
 // How a batch of ops is read:
 //
-// Each op is cut into pieces of at most kMaxPiece bytes of the file, at aligned offsets. If the
+// Each op is cut into blocks of at most kMaxBlock bytes of the file, at aligned offsets. If the
 // file range and the memory have the same alignment, the unaligned bytes at the two ends of the op
-// are pieces of their own. The workers take pieces from a common counter. Each worker has its own
-// queue with up to `queue_depth` pieces in progress. How a piece is read:
-//   - A piece in the page cache is copied at once by a plain call. For a small piece, the call
+// are blocks of their own. The workers take blocks from a common counter. Each worker has its own
+// queue with up to `queue_depth` blocks in progress. How a block is read:
+//   - A block in the page cache is copied at once by a plain call. For a small block, the call
 //   fails
-//     if it would have to wait. For a large piece, the worker first checks that all of it is
+//     if it would have to wait. For a large block, the worker first checks that all of it is
 //     cached.
-//   - A piece to be kept in the page cache (CachePolicy::kKeep) is first read into the page cache
+//   - A block to be kept in the page cache (CachePolicy::kKeep) is first read into the page cache
 //     and then copied. In a very large op it is read into large folios, from which later loads copy
 //     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
-//     random access. In other ops the worker asks the kernel for several pieces in advance, so that
+//     random access. In other ops the worker asks the kernel for several blocks in advance, so that
 //     the disk has work.
-//   - Any other small piece is read through the page cache by the queue.
-//   - Any other large piece is read by direct I/O. If the file range and the memory have the same
+//   - Any other small block is read through the page cache by the queue.
+//   - Any other large block is read by direct I/O. If the file range and the memory have the same
 //     alignment, it is read into the target. Otherwise an aligned range that includes it is read
 //     into a pooled buffer and copied.
-// The worker that finishes the last piece of an op calls `done`. After a failure no worker takes a
-// new piece. Each worker waits for its pieces in progress, because the kernel writes to their
+// The worker that finishes the last block of an op calls `done`. After a failure no worker takes a
+// new block. Each worker waits for its blocks in progress, because the kernel writes to their
 // memory.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -42,9 +42,9 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kMaxPiece = 8u << 20;     // bytes
-constexpr uint64_t kSmallPiece = 64u << 10;  // bytes
-constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not cut into three pieces
+constexpr uint64_t kMaxBlock = 8u << 20;     // bytes
+constexpr uint64_t kSmallBlock = 64u << 10;  // bytes
+constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not cut into three blocks
 constexpr uint64_t kReadAhead = 12u << 20;  // bytes; the kernel's 8 MiB and the folios at both ends
 constexpr uint64_t kMinFolios = 64u << 20;  // bytes; smaller ops are not worth kReadAhead
 constexpr uint64_t kCrcBlock = 256u << 10;  // bytes; stays in cache from the read to the checksum
@@ -55,87 +55,87 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A piece of an op.
+// A block of an op.
 struct PartialRead {
   size_t op = 0;                // the index of the op
-  uint64_t number = 0;          // the index of the piece in its op
+  uint64_t number = 0;          // the index of the block in its op
   uint64_t begin = 0, end = 0;  // the byte range in the file
   uint64_t size() const { return end - begin; }
 };
 
-// The ops of a batch and their pieces, shared by the workers.
+// The ops of a batch and their blocks, shared by the workers.
 class ReadBatch {
  public:
   // With done == nullptr the ops are only read into the page cache.
   ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone* done)
       : context_(context), ops_(ops), options_(options), done_(done), remaining_(ops.size()) {
-    piece_ = kMaxPiece;
+    block_bytes_ = kMaxBlock;
     if (options.buffers != nullptr) {
-      piece_ = std::min<uint64_t>(piece_, align_down(options.buffers->buffer_bytes()));
+      block_bytes_ = std::min<uint64_t>(block_bytes_, align_down(options.buffers->buffer_bytes()));
     }
     uint64_t bytes = 0;
-    first_piece_.reserve(ops.size() + 1);
-    first_piece_.push_back(0);
+    first_block_.reserve(ops.size() + 1);
+    first_block_.push_back(0);
     bool checksums = false;
     for (size_t i = 0; i < ops.size(); ++i) {
-      const uint64_t pieces = pieces_of(ops[i]);
-      remaining_[i].store(pieces, std::memory_order_relaxed);
-      first_piece_.push_back(first_piece_.back() + pieces);
+      const uint64_t blocks = blocks_of(ops[i]);
+      remaining_[i].store(blocks, std::memory_order_relaxed);
+      first_block_.push_back(first_block_.back() + blocks);
       bytes += ops[i].size;
       checksums = checksums || ops[i].crc32 != nullptr;
     }
-    if (checksums) crcs_.resize(first_piece_.back());
+    if (checksums) crcs_.resize(first_block_.back());
     if (!keeps()) context.read_choice().begin(bytes);
   }
 
   PosixContext& context() { return context_; }
   const ReadOp& op(size_t index) const { return ops_[index]; }
   const ReadOptions& options() const { return options_; }
-  uint64_t pieces() const { return first_piece_.back(); }
+  uint64_t blocks() const { return first_block_.back(); }
 
-  // Returns the next piece, or nullopt if there is none or the batch was stopped.
+  // Returns the next block, or nullopt if there is none or the batch was stopped.
   std::optional<PartialRead> take() {
     if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
     const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-    if (number >= pieces()) return std::nullopt;
-    const auto after = std::upper_bound(first_piece_.begin(), first_piece_.end(), number);
-    const auto index = static_cast<size_t>(after - first_piece_.begin()) - 1;
-    return piece(index, number - first_piece_[index]);
+    if (number >= blocks()) return std::nullopt;
+    const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), number);
+    const auto index = static_cast<size_t>(after - first_block_.begin()) - 1;
+    return block(index, number - first_block_[index]);
   }
 
   bool prefetches() const { return done_ == nullptr; }
   bool keeps() const { return options_.cache == CachePolicy::kKeep; }
-  // Whether to read the piece into large folios. When such a folio is copied, the kernel reads
+  // Whether to read the block into large folios. When such a folio is copied, the kernel reads
   // ahead, so up to kReadAhead bytes after the op would be read too.
-  bool wants_large_folios(const PartialRead& piece) const {
-    const ReadOp& op = ops_[piece.op];
-    return op.size >= kMinFolios && op.offset + op.size - piece.end >= kReadAhead;
+  bool wants_large_folios(const PartialRead& block) const {
+    const ReadOp& op = ops_[block.op];
+    return op.size >= kMinFolios && op.offset + op.size - block.end >= kReadAhead;
   }
-  bool wants_crc(const PartialRead& piece) const {
-    return !prefetches() && ops_[piece.op].crc32 != nullptr;
+  bool wants_crc(const PartialRead& block) const {
+    return !prefetches() && ops_[block.op].crc32 != nullptr;
   }
 
-  // Records that the piece has been read to its target. For an op without a target, `bytes` is the
-  // whole op. Calls `done` after the last piece of an op.
-  void finished(const PartialRead& piece, ByteView bytes, uint32_t crc) {
+  // Records that the block has been read to its target. For an op without a target, `bytes` is the
+  // whole op. Calls `done` after the last block of an op.
+  void finished(const PartialRead& block, ByteView bytes, uint32_t crc) {
     if (prefetches()) return;
-    const ReadOp& op = ops_[piece.op];
-    if (op.crc32 != nullptr) crcs_[first_piece_[piece.op] + piece.number] = crc;
-    if (remaining_[piece.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const ReadOp& op = ops_[block.op];
+    if (op.crc32 != nullptr) crcs_[first_block_[block.op] + block.number] = crc;
+    if (remaining_[block.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     if (stopped_.load(std::memory_order_relaxed)) return;
-    if (op.crc32 != nullptr) *op.crc32 = combined_crc(piece.op);
-    (*done_)(piece.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
+    if (op.crc32 != nullptr) *op.crc32 = combined_crc(block.op);
+    (*done_)(block.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
   }
 
-  void fetches(const PartialRead& piece) { fetched_ += piece.size(); }
+  void fetches(const PartialRead& block) { fetched_ += block.size(); }
   uint64_t fetched() const { return fetched_; }
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
  private:
-  // How an op is cut: an aligned middle [begin, end) of the file, which is cut every piece_ bytes,
-  // and possibly a piece before it (head) and one after it (tail).
+  // How an op is cut: an aligned middle [begin, end) of the file, which is cut every block_bytes_
+  // bytes, and possibly a block before it (head) and one after it (tail).
   struct BatchLayout {
     uint64_t begin = 0;
     uint64_t end = 0;
@@ -152,28 +152,28 @@ class ReadBatch {
     return {first, align_down(end), first > op.offset, align_down(end) < end};
   }
 
-  uint64_t pieces_of(const ReadOp& op) const {
+  uint64_t blocks_of(const ReadOp& op) const {
     if (op.target == nullptr || op.size == 0) return 1;
     const BatchLayout at = layout(op);
-    return (at.end - at.begin + piece_ - 1) / piece_ + at.head + at.tail;
+    return (at.end - at.begin + block_bytes_ - 1) / block_bytes_ + at.head + at.tail;
   }
 
-  PartialRead piece(size_t index, uint64_t number) const {
+  PartialRead block(size_t index, uint64_t number) const {
     const ReadOp& op = ops_[index];
     const uint64_t op_end = op.offset + op.size;
     if (op.target == nullptr || op.size == 0) return {index, number, op.offset, op_end};
     const BatchLayout at = layout(op);
     if (at.head && number == 0) return {index, number, op.offset, at.begin};
-    const uint64_t grid = at.begin + (number - at.head) * piece_;
+    const uint64_t grid = at.begin + (number - at.head) * block_bytes_;
     if (grid >= at.end) return {index, number, at.end, op_end};
-    return {index, number, std::max(grid, op.offset), std::min(grid + piece_, at.end)};
+    return {index, number, std::max(grid, op.offset), std::min(grid + block_bytes_, at.end)};
   }
 
   uint32_t combined_crc(size_t index) const {
     uint32_t crc = 0;
-    const uint64_t count = first_piece_[index + 1] - first_piece_[index];
+    const uint64_t count = first_block_[index + 1] - first_block_[index];
     for (uint64_t number = 0; number < count; ++number) {
-      crc = crc32_combine(crc, crcs_[first_piece_[index] + number], piece(index, number).size());
+      crc = crc32_combine(crc, crcs_[first_block_[index] + number], block(index, number).size());
     }
     return crc;
   }
@@ -182,10 +182,10 @@ class ReadBatch {
   std::span<const ReadOp> ops_;
   const ReadOptions& options_;
   const ReadDone* done_;
-  uint64_t piece_;
-  std::vector<uint64_t> first_piece_;  // by op, the number of its first piece; then the total
-  std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of pieces not yet read
-  std::vector<uint32_t> crcs_;                    // by piece; empty if no op wants a checksum
+  uint64_t block_bytes_;
+  std::vector<uint64_t> first_block_;  // by op, the number of its first block; then the total
+  std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of blocks not yet read
+  std::vector<uint32_t> crcs_;                    // by block; empty if no op wants a checksum
   std::atomic<uint64_t> next_ = 0;
   std::atomic<uint64_t> fetched_ = 0;  // bytes that were not in the page cache before a prefetch
   std::atomic<bool> stopped_ = false;
@@ -220,26 +220,26 @@ class ReadWorker {
   struct ReadSlot {
     bool busy = false;
     bool direct = false;
-    PartialRead piece;
+    PartialRead block;
     Buffer buffer;
     int fd = -1;
     std::byte* data = nullptr;
     uint64_t offset = 0, size = 0, needed = 0, done = 0;
-    std::optional<uint32_t> crc;  // the checksum of the piece, if computed while it was read
+    std::optional<uint32_t> crc;  // the checksum of the block, if computed while it was read
   };
 
-  const PosixReadable& file(const PartialRead& piece) const {
-    return static_cast<const PosixReadable&>(*batch_.op(piece.op).file);
+  const PosixReadable& file(const PartialRead& block) const {
+    return static_cast<const PosixReadable&>(*batch_.op(block.op).file);
   }
 
-  // The address of the piece in the op's target; null if the op has no target or is prefetched.
-  std::byte* place(const PartialRead& piece) const {
-    const ReadOp& op = batch_.op(piece.op);
+  // The address of the block in the op's target; null if the op has no target or is prefetched.
+  std::byte* place(const PartialRead& block) const {
+    const ReadOp& op = batch_.op(block.op);
     const bool nowhere = op.target == nullptr || batch_.prefetches();
-    return nowhere ? nullptr : op.target + (piece.begin - op.offset);
+    return nowhere ? nullptr : op.target + (block.begin - op.offset);
   }
 
-  // Starts pieces until the queue is full. Returns false if no piece is left to start.
+  // Starts blocks until the queue is full. Returns false if no block is left to start.
   bool fill() {
     while (under_way_ < slots_.size()) {
       if (batch_.options().deadline.expired()) {
@@ -253,90 +253,90 @@ class ReadWorker {
     return true;
   }
 
-  // Returns false if the piece must wait for a buffer of which this worker may be the holder.
-  bool start(const PartialRead& piece) {
-    if (batch_.prefetches()) return start_prefetch(piece);
-    const bool targeted = place(piece) != nullptr || piece.size() == 0;
+  // Returns false if the block must wait for a buffer of which this worker may be the holder.
+  bool start(const PartialRead& block) {
+    if (batch_.prefetches()) return start_prefetch(block);
+    const bool targeted = place(block) != nullptr || block.size() == 0;
     Buffer buffer;
     if (!targeted && !get_buffer(buffer)) return false;
-    if (copied_from_cache(piece, buffer)) return true;
-    const bool resident = piece.size() == 0 || in_page_cache(piece);
+    if (copied_from_cache(block, buffer)) return true;
+    const bool resident = block.size() == 0 || in_page_cache(block);
     if (!resident && batch_.keeps() && !bypasses_cache()) {
-      if (!batch_.wants_large_folios(piece)) return ask(piece);
+      if (!batch_.wants_large_folios(block)) return ask(block);
       // If this fails, the plain read below reports the error.
-      context_.system().populate_large_folios(file(piece).fd(), piece.begin, piece.size());
-      start_cached(piece, std::move(buffer), true);
+      context_.system().populate_large_folios(file(block).fd(), block.begin, block.size());
+      start_cached(block, std::move(buffer), true);
       return true;
     }
-    const bool direct = !resident && wants_direct(piece);
-    const bool straight = targeted && piece.begin % kAlignment == 0 &&
-                          piece.end % kAlignment == 0 &&
-                          reinterpret_cast<uintptr_t>(place(piece)) % kAlignment == 0;
-    const bool bounced = direct && !straight && fits_buffer(piece);
+    const bool direct = !resident && wants_direct(block);
+    const bool straight = targeted && block.begin % kAlignment == 0 &&
+                          block.end % kAlignment == 0 &&
+                          reinterpret_cast<uintptr_t>(place(block)) % kAlignment == 0;
+    const bool bounced = direct && !straight && fits_buffer(block);
     if (bounced && !buffer && !get_buffer(buffer)) return false;
     if (direct && straight) {
-      start_direct(piece, Buffer(), place(piece), piece.begin, piece.end);
+      start_direct(block, Buffer(), place(block), block.begin, block.end);
     } else if (bounced) {
       std::byte* const memory = buffer.data();
-      start_direct(piece, std::move(buffer), memory, align_down(piece.begin),
-                   align_up(piece.end, kAlignment));
+      start_direct(block, std::move(buffer), memory, align_down(block.begin),
+                   align_up(block.end, kAlignment));
     } else {
-      start_cached(piece, std::move(buffer), resident);
+      start_cached(block, std::move(buffer), resident);
     }
     return true;
   }
 
-  // Asks the kernel for the piece at once, so that the disk has work. settle_prefetch() waits for
+  // Asks the kernel for the block at once, so that the disk has work. settle_prefetch() waits for
   // it.
-  bool start_prefetch(const PartialRead& piece) {
-    if (piece.size() == 0 || is_cached(piece)) return true;
-    if (!ask(piece)) return false;
-    batch_.fetches(piece);
+  bool start_prefetch(const PartialRead& block) {
+    if (block.size() == 0 || is_cached(block)) return true;
+    if (!ask(block)) return false;
+    batch_.fetches(block);
     return true;
   }
 
-  // Asks the kernel to read the piece into the page cache. If too many pieces have been asked for,
+  // Asks the kernel to read the block into the page cache. If too many blocks have been asked for,
   // settles the oldest first. Returns false if that must wait for a buffer.
-  bool ask(const PartialRead& piece) {
+  bool ask(const PartialRead& block) {
     if (asked_.size() == slots_.size() && !settle()) return false;
-    context_.system().will_need(file(piece).fd(), piece.begin, piece.size());
-    asked_.push_back(piece);
+    context_.system().will_need(file(block).fd(), block.begin, block.size());
+    asked_.push_back(block);
     return true;
   }
 
-  // Reads or waits for the piece that was asked for first. Returns false if that must wait for a
+  // Reads or waits for the block that was asked for first. Returns false if that must wait for a
   // buffer.
   bool settle() { return batch_.prefetches() ? settle_prefetch() : settle_kept(); }
 
   bool settle_kept() {
-    const PartialRead piece = asked_.front();
+    const PartialRead block = asked_.front();
     Buffer buffer;
-    if (place(piece) == nullptr && !get_buffer(buffer)) return false;
+    if (place(block) == nullptr && !get_buffer(buffer)) return false;
     asked_.pop_front();
-    start_cached(piece, std::move(buffer), true);
+    start_cached(block, std::move(buffer), true);
     return true;
   }
 
-  // If populate is not supported or fails, the piece is read into a buffer instead.
+  // If populate is not supported or fails, the block is read into a buffer instead.
   bool settle_prefetch() {
-    const PartialRead& piece = asked_.front();
-    if (context_.system().populate(file(piece).fd(), piece.begin, piece.size()) != 0) {
+    const PartialRead& block = asked_.front();
+    if (context_.system().populate(file(block).fd(), block.begin, block.size()) != 0) {
       Buffer buffer;
       if (!get_buffer(buffer)) return false;
-      start_cached(piece, std::move(buffer), false);
+      start_cached(block, std::move(buffer), false);
     }
     asked_.pop_front();
     return true;
   }
 
-  bool fits_buffer(const PartialRead& piece) const {
+  bool fits_buffer(const PartialRead& block) const {
     const auto& pool = batch_.options().buffers;
-    return pool != nullptr && align_up(piece.end, kAlignment) - align_down(piece.begin) <=
+    return pool != nullptr && align_up(block.end, kAlignment) - align_down(block.begin) <=
                                   align_down(pool->buffer_bytes());
   }
 
   // Gets a free buffer. Returns false, without blocking, if there is none and this worker has
-  // pieces in progress: all other threads may be waiting for the buffers that it holds.
+  // blocks in progress: all other threads may be waiting for the buffers that it holds.
   bool get_buffer(Buffer& buffer) {
     buffer = batch_.options().buffers->try_acquire();
     if (!buffer && under_way_ > 0) return false;
@@ -344,26 +344,26 @@ class ReadWorker {
     return true;
   }
 
-  bool wants_direct(const PartialRead& piece) {
+  bool wants_direct(const PartialRead& block) {
     const auto cache = context_.options().read_cache;
     if (cache == PosixOptions::Cache::kBuffered) return false;
     if (cache == PosixOptions::Cache::kAuto &&
-        (piece.size() < kDirectRead || !context_.read_choice().pick_direct())) {
+        (block.size() < kDirectRead || !context_.read_choice().pick_direct())) {
       return false;
     }
-    return file(piece).direct_fd() >= 0;
+    return file(block).direct_fd() >= 0;
   }
 
-  // Reads a small piece if all of it is in the page cache, else returns false. The system call
+  // Reads a small block if all of it is in the page cache, else returns false. The system call
   // neither waits nor starts I/O.
-  bool copied_from_cache(const PartialRead& piece, const Buffer& buffer) {
-    if (piece.size() == 0 || piece.size() >= kSmallPiece || bypasses_cache()) return false;
-    std::byte* const data = buffer ? buffer.data() : place(piece);
+  bool copied_from_cache(const PartialRead& block, const Buffer& buffer) {
+    if (block.size() == 0 || block.size() >= kSmallBlock || bypasses_cache()) return false;
+    std::byte* const data = buffer ? buffer.data() : place(block);
     const ssize_t n =
-        context_.system().read_cached(file(piece).fd(), data, piece.size(), piece.begin);
-    if (n < 0 || static_cast<uint64_t>(n) < piece.size()) return false;
-    const ByteView bytes(data, piece.size());
-    batch_.finished(piece, bytes, batch_.wants_crc(piece) ? crc32(bytes) : 0);
+        context_.system().read_cached(file(block).fd(), data, block.size(), block.begin);
+    if (n < 0 || static_cast<uint64_t>(n) < block.size()) return false;
+    const ByteView bytes(data, block.size());
+    batch_.finished(block, bytes, batch_.wants_crc(block) ? crc32(bytes) : 0);
     return true;
   }
 
@@ -372,15 +372,15 @@ class ReadWorker {
     return context_.options().read_cache == PosixOptions::Cache::kDirect;
   }
 
-  bool in_page_cache(const PartialRead& piece) {
-    return !bypasses_cache() && piece.size() >= kSmallPiece && is_cached(piece);
+  bool in_page_cache(const PartialRead& block) {
+    return !bypasses_cache() && block.size() >= kSmallBlock && is_cached(block);
   }
 
-  bool is_cached(const PartialRead& piece) {
+  bool is_cached(const PartialRead& block) {
     uint64_t cached = 0;
-    const uint64_t begin = align_down(piece.begin);
-    const uint64_t size = align_up(piece.end, kAlignment) - begin;
-    return context_.cached_bytes(file(piece).fd(), begin, piece.end - begin, cached) == 0 &&
+    const uint64_t begin = align_down(block.begin);
+    const uint64_t size = align_up(block.end, kAlignment) - begin;
+    return context_.cached_bytes(file(block).fd(), begin, block.end - begin, cached) == 0 &&
            cached >= size;
   }
 
@@ -388,31 +388,31 @@ class ReadWorker {
     return *std::find_if(slots_.begin(), slots_.end(), [](const ReadSlot& s) { return !s.busy; });
   }
 
-  void start_direct(const PartialRead& piece, Buffer buffer, std::byte* data, uint64_t begin,
+  void start_direct(const PartialRead& block, Buffer buffer, std::byte* data, uint64_t begin,
                     uint64_t end) {
     ReadSlot& slot = free_slot();
     slot = {.direct = true,
-            .piece = piece,
+            .block = block,
             .buffer = std::move(buffer),
-            .fd = file(piece).direct_fd(),
+            .fd = file(block).direct_fd(),
             .data = data,
             .offset = begin,
             .size = end - begin,
-            .needed = piece.end - begin};
+            .needed = block.end - begin};
     submit_new(slot);
   }
 
   // Reads through the page cache: at once if `resident`, else by the queue.
-  void start_cached(const PartialRead& piece, Buffer buffer, bool resident) {
+  void start_cached(const PartialRead& block, Buffer buffer, bool resident) {
     ReadSlot& slot = free_slot();
-    std::byte* const data = buffer ? buffer.data() : place(piece);
-    slot = {.piece = piece,
+    std::byte* const data = buffer ? buffer.data() : place(block);
+    slot = {.block = block,
             .buffer = std::move(buffer),
-            .fd = file(piece).fd(),
+            .fd = file(block).fd(),
             .data = data,
-            .offset = piece.begin,
-            .size = piece.size(),
-            .needed = piece.size()};
+            .offset = block.begin,
+            .size = block.size(),
+            .needed = block.size()};
     if (resident) {
       read_now(slot);
       complete(slot);
@@ -448,14 +448,14 @@ class ReadWorker {
       return;
     }
     const bool direct = slot.direct;
-    context_.read_choice().finished(slot.piece.size(), direct, seconds());
+    context_.read_choice().finished(slot.block.size(), direct, seconds());
     if (result.result == -EINVAL && direct) {
       context_.note_no_direct(EINVAL);
-      file(slot.piece).forget_direct();
+      file(slot.block).forget_direct();
     } else if (result.result < 0) {
       fail_read(slot, static_cast<int>(-result.result));
     } else if (result.result == 0) {
-      fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);
+      fail_beyond_end(batch_.op(slot.block.op), slot.offset + slot.done);
     }
     read_now(slot);
     complete(slot);
@@ -464,37 +464,37 @@ class ReadWorker {
   [[noreturn]] void fail_read(const ReadSlot& slot, int error) const {
     fail_errno("cannot read " + std::to_string(slot.needed - slot.done) + " bytes at offset " +
                    std::to_string(slot.offset + slot.done),
-               context_.path_of(file(slot.piece).name()), error);
+               context_.path_of(file(slot.block).name()), error);
   }
 
   // Reads the bytes that the slot still needs through the page cache.
   void read_now(ReadSlot& slot) {
-    const bool whole = slot.done == 0 && slot.offset == slot.piece.begin;
-    const bool checked = whole && batch_.wants_crc(slot.piece);
+    const bool whole = slot.done == 0 && slot.offset == slot.block.begin;
+    const bool checked = whole && batch_.wants_crc(slot.block);
     const uint64_t most = checked ? kCrcBlock : IoQueue::kMaxRequest;
     uint32_t crc = 0;
     while (slot.done < slot.needed) {
       std::byte* const data = slot.data + slot.done;
-      const ssize_t n = context_.system().pread(file(slot.piece).fd(), data,
+      const ssize_t n = context_.system().pread(file(slot.block).fd(), data,
                                                 std::min<uint64_t>(slot.needed - slot.done, most),
                                                 slot.offset + slot.done);
       if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (n < 0) fail_read(slot, errno);
-      if (n == 0) fail_beyond_end(batch_.op(slot.piece.op), slot.offset + slot.done);
+      if (n == 0) fail_beyond_end(batch_.op(slot.block.op), slot.offset + slot.done);
       if (checked) crc = crc32({data, static_cast<size_t>(n)}, crc);
       slot.done += static_cast<uint64_t>(n);
     }
     if (checked) slot.crc = crc;
   }
 
-  // All bytes of the slot are read: copies them to the target if necessary and ends the piece.
+  // All bytes of the slot are read: copies them to the target if necessary and ends the block.
   void complete(ReadSlot& slot) {
     const Buffer buffer = std::move(slot.buffer);  // returned to the pool after done()
-    const uint64_t size = slot.piece.size();
-    std::byte* const bytes = slot.data + (slot.piece.begin - slot.offset);
-    std::byte* const target = place(slot.piece);
+    const uint64_t size = slot.block.size();
+    std::byte* const bytes = slot.data + (slot.block.begin - slot.offset);
+    std::byte* const target = place(slot.block);
     const bool bounced = buffer && target != nullptr;
-    const bool wanted = batch_.wants_crc(slot.piece) && !slot.crc;
+    const bool wanted = batch_.wants_crc(slot.block) && !slot.crc;
     uint32_t crc = slot.crc.value_or(0);
     if (bounced && wanted) {
       crc = copy_crc32({target, size}, {bytes, size});
@@ -503,7 +503,7 @@ class ReadWorker {
     } else if (wanted) {
       crc = crc32({bytes, size});
     }
-    batch_.finished(slot.piece, {bytes, size}, crc);
+    batch_.finished(slot.block, {bytes, size}, crc);
   }
 
   // Ends the process if wait() throws: the kernel may still be writing to the buffers and targets,
@@ -521,15 +521,15 @@ class ReadWorker {
   std::unique_ptr<IoQueue> queue_;
   std::vector<ReadSlot> slots_;
   size_t under_way_ = 0;
-  std::optional<PartialRead> waiting_;  // the piece that waits for a buffer
-  std::deque<PartialRead> asked_;       // pieces that the kernel was asked for, oldest first
+  std::optional<PartialRead> waiting_;  // the block that waits for a buffer
+  std::deque<PartialRead> asked_;       // blocks that the kernel was asked for, oldest first
 };
 
 void run(ReadBatch& batch) {
   ThreadPool* const threads = batch.options().threads;
   const auto work = [&](size_t) { ReadWorker(batch).run(); };
   const size_t most = threads == nullptr ? 1 : threads->size();
-  const auto workers = static_cast<size_t>(std::min<uint64_t>(most, batch.pieces()));
+  const auto workers = static_cast<size_t>(std::min<uint64_t>(most, batch.blocks()));
   if (workers > 1) {
     threads->parallel_for(workers, work);
   } else if (workers == 1) {

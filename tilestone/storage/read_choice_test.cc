@@ -6,21 +6,21 @@ namespace tilestone::read_choice_test {
 
 constexpr uint64_t kMiB = 1u << 20;
 
-// Simulates the pieces of reads, which overlap as in real batches.
+// Simulates the blocks of reads, which overlap as in real batches.
 struct Trial {
   ReadChoice choice;
   double now = 0;
-  // Reads `bytes` piece by piece. Returns the share that was read directly.
+  // Reads `bytes` block by block. Returns the share that was read directly.
   double read(uint64_t bytes, double direct_rate, double cached_rate) {
-    constexpr uint64_t kPiece = 8 * kMiB;
+    constexpr uint64_t kBlock = 8 * kMiB;
     uint64_t direct_bytes = 0;
     choice.begin(bytes);
-    for (uint64_t at = 0; at < bytes; at += kPiece) {
+    for (uint64_t at = 0; at < bytes; at += kBlock) {
       const bool direct = choice.pick_direct();
       choice.started(direct, now);
-      now += static_cast<double>(kPiece) / (direct ? direct_rate : cached_rate);
-      choice.finished(kPiece, direct, now);
-      direct_bytes += direct ? kPiece : 0;
+      now += static_cast<double>(kBlock) / (direct ? direct_rate : cached_rate);
+      choice.finished(kBlock, direct, now);
+      direct_bytes += direct ? kBlock : 0;
     }
     return static_cast<double>(direct_bytes) / static_cast<double>(bytes);
   }

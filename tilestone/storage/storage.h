@@ -91,7 +91,7 @@ struct ReadOp {
                                 // (for direct I/O at an unaligned offset, buffer_bytes less
                                 // 2 * BufferPool::kAlignment)
   uint32_t* crc32 = nullptr;    // if not null, set to the CRC-32 of the bytes before `done` is
-                                // called; computed as the pieces arrive, while they are in cache
+                                // called; computed as the blocks arrive, while they are in cache
 };
 
 // What happens to the bytes that a read brings from the disk.

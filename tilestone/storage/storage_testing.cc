@@ -82,11 +82,11 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kBuffer = 1 * kMiB;
 
-// Appends `bytes` in pooled buffers of `piece` bytes each.
-void append_buffers(WritableFile& file, BufferPool& pool, ByteView bytes, size_t piece) {
+// Appends `bytes` in pooled buffers of at most `most` bytes each.
+void append_buffers(WritableFile& file, BufferPool& pool, ByteView bytes, size_t most) {
   while (!bytes.empty()) {
     Buffer buffer = pool.acquire();
-    const size_t size = std::min({piece, bytes.size(), buffer.capacity()});
+    const size_t size = std::min({most, bytes.size(), buffer.capacity()});
     std::memcpy(buffer.data(), bytes.data(), size);
     buffer.set_size(size);
     file.append(std::move(buffer));

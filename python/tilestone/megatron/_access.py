@@ -29,7 +29,7 @@ _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
 
 @dataclass
-class Held:
+class HeldEntities:
     """A description of the entities that a rank holds.
 
     Attributes:
@@ -49,7 +49,7 @@ class Held:
         return _framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
 
     @classmethod
-    def decode(cls, words: bytes) -> Held:
+    def decode(cls, words: bytes) -> HeldEntities:
         """Reverses encode()."""
         encoded, problem, key, packed = _unframed(words)
         return cls(encoded, problem.decode(), key.decode(), packed)
@@ -73,7 +73,7 @@ def _unframed(words: bytes) -> list[bytes]:
 class AllRanks(Sequence[List[Any]]):
     """The entities of every rank, without data. A rank's entities are unpacked on access."""
 
-    def __init__(self, ranks: Sequence[Held]) -> None:
+    def __init__(self, ranks: Sequence[HeldEntities]) -> None:
         self.ranks = ranks
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ def gather(entities: Sequence[Any]) -> AllRanks:
         lambda round, said: (_framed(said), True),
         _core.DEFAULT_TIMEOUT,
     )
-    return AllRanks([Held.decode(words) for words in _unframed(answer)])
+    return AllRanks([HeldEntities.decode(words) for words in _unframed(answer)])
 
 
 def _row_of(entity: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _entity_of(row: list[Any]) -> Any:
     return ShardedObject(key, None, tuple(shape), tuple(offset), as_given(replica_id))
 
 
-def held_by(entities: Iterable[Any]) -> Held:
+def held_by(entities: Iterable[Any]) -> HeldEntities:
     """Describes a rank's entities."""
     tensors: list[_Part] = []
     objects: list[Tuple[str, bool]] = []
@@ -145,11 +145,11 @@ def held_by(entities: Iterable[Any]) -> Held:
                 objects.append((entity.unique_key, main))
             else:
                 tensors += _parts(entity, main)
-        return Held(_core.encode_access(tensors, objects))
+        return HeldEntities(_core.encode_access(tensors, objects))
     except CheckpointError as error:
-        return Held(b"", error.message, error.key or key)
+        return HeldEntities(b"", error.message, error.key or key)
     except (AttributeError, TypeError, ValueError) as error:
-        return Held(b"", f"an entity has wrong attributes: {error}", key)
+        return HeldEntities(b"", f"an entity has wrong attributes: {error}", key)
 
 
 def _parts(entity: Any, main: bool) -> list[_Part]:
@@ -180,13 +180,13 @@ def check_access(global_metadata: Iterable[Iterable[Any]]) -> None:
             The same metadata gives the same error on every rank.
     """
     if isinstance(global_metadata, AllRanks):
-        ranks: Sequence[Held] = global_metadata.ranks
+        ranks: Sequence[HeldEntities] = global_metadata.ranks
     else:
         ranks = [held_by(entities) for entities in global_metadata]
     _core.check_access([_encoded(rank, held) for rank, held in enumerate(ranks)])
 
 
-def _encoded(rank: int, held: Held) -> bytes:
+def _encoded(rank: int, held: HeldEntities) -> bytes:
     """Returns what `_core.check_access` takes.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple
 
 
-class Held:
+class WithHolders:
     """An entity whose holders may be known.
 
     Attributes:
@@ -23,7 +23,7 @@ class Held:
         object.__setattr__(self, name, value)
 
 
-def passed_on(factory: Held, built: Any) -> Any:
+def passed_on(factory: WithHolders, built: Any) -> Any:
     """Gives the entities of a subtree that a factory has built the factory's holders, in place.
 
     Entities that have holders keep them. Entities with another replica_id get none.
@@ -33,10 +33,10 @@ def passed_on(factory: Held, built: Any) -> Any:
     return built
 
 
-def _pass_on(factory: Held, built: Any) -> None:
+def _pass_on(factory: WithHolders, built: Any) -> None:
     if isinstance(built, (dict, list)):
         for inner in built.values() if isinstance(built, dict) else built:
             _pass_on(factory, inner)
-    elif isinstance(built, Held) and built.holders is None:
+    elif isinstance(built, WithHolders) and built.holders is None:
         if built.replica_id == factory.replica_id:
             built.holders = factory.holders

@@ -60,7 +60,7 @@ def boxes_of(
     ]
 
 
-def narrowed_pieces(
+def narrowed_runs(
     shape: Tuple[int, ...], flat: slice, dim: int, start: int, length: int
 ) -> list[tuple[slice, slice]]:
     """The runs of a flat slice that remain when a box is narrowed: (in the old box, in the new).
@@ -72,7 +72,7 @@ def narrowed_pieces(
     if length == shape[dim]:
         return [(flat, flat)] if flat.stop > flat.start else []
     old, new = shape[dim] * inner, length * inner
-    pieces = []
+    runs = []
     first = flat.start // old if old else 0
     last = -(-flat.stop // old) if old else 0
     for block in range(first, last):
@@ -80,5 +80,5 @@ def narrowed_pieces(
         begin = max(flat.start, block * new + shift)
         end = min(flat.stop, (block + 1) * new + shift)
         if begin < end:
-            pieces.append((slice(begin, end), slice(begin - shift, end - shift)))
-    return pieces
+            runs.append((slice(begin, end), slice(begin - shift, end - shift)))
+    return runs

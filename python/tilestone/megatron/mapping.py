@@ -20,9 +20,9 @@ import torch
 from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron._entity_type import Entity
-from tilestone.megatron._holders import Held, passed_on
+from tilestone.megatron._holders import WithHolders, passed_on
 from tilestone.megatron._merges import merged
-from tilestone.megatron._places import grid_of, narrowed_pieces, with_entry
+from tilestone.megatron._places import grid_of, narrowed_runs, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ShardedBase(Entity):
 
 
 @dataclass
-class ShardedTensor(Held, ShardedBase):
+class ShardedTensor(WithHolders, ShardedBase):
     """A rank's part of a global tensor: a box of it, or a slice of a flattened box.
 
     Attributes:
@@ -363,7 +363,7 @@ class ShardedTensor(Held, ShardedBase):
             length: number of elements to keep.
 
         Returns:
-            one entity; for a flattened range, one for each piece that is contiguous both before and
+            one entity; for a flattened range, one for each run that is contiguous both before and
             after, which may be several or none.
 
         Raises:
@@ -383,7 +383,7 @@ class ShardedTensor(Held, ShardedBase):
         if self.flattened_range is None:
             data = None if self.data is None else self.data.narrow(dim, start, length)
             return [replace(self, data=data, **narrowed)]
-        pieces = narrowed_pieces(tuple(self.local_shape), self.flattened_range, dim, start, length)
+        runs = narrowed_runs(tuple(self.local_shape), self.flattened_range, dim, start, length)
         begin = self.flattened_range.start
         return [
             replace(
@@ -392,7 +392,7 @@ class ShardedTensor(Held, ShardedBase):
                 flattened_range=new,
                 **narrowed,
             )
-            for old, new in pieces
+            for old, new in runs
         ]
 
     def _narrowed_size(self, dim: int, start: int, length: int) -> int:
@@ -514,7 +514,7 @@ FactoryMergeFn = Callable[[StateDict], torch.Tensor]
 
 
 @dataclass
-class ShardedTensorFactory(Held, ShardedBase):
+class ShardedTensorFactory(WithHolders, ShardedBase):
     """A tensor that is stored as a subtree of entities.
 
     The subtree depends only on the arguments of build_fn, so the same factory also serves the

@@ -39,19 +39,21 @@ Communicator split(const Communicator& world, int color) {
   return group;
 }
 
-// Small limits for pieces and trees test every path without gigabytes of memory.
-Communicator with_small_pieces() {
+// Small limits for fragments and trees test every path without gigabytes of memory.
+Communicator with_small_fragments() {
   const MPI_Comm world = MPI_COMM_WORLD;
   return comm_internal::mpi_communicator(&world, 30000, 2000);
 }
 
 TEST(Mpi, EveryOperation) { comm_testing::check_every_operation(mpi_world()); }
 
-TEST(Mpi, EveryOperationInManyPieces) { comm_testing::check_every_operation(with_small_pieces()); }
+TEST(Mpi, EveryOperationInManyFragments) {
+  comm_testing::check_every_operation(with_small_fragments());
+}
 
 TEST(Mpi, RandomOperations) {
   comm_testing::check_random_operations(mpi_world(), 3, 200);
-  comm_testing::check_random_operations(with_small_pieces(), 4, 200);
+  comm_testing::check_random_operations(with_small_fragments(), 4, 200);
 }
 
 TEST(Mpi, BadArgumentsAreRefused) { comm_testing::check_bad_arguments(mpi_world()); }

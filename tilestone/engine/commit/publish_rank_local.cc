@@ -27,7 +27,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kPieceBytes = 1u << 20;  // the most that one checksummed read takes
+constexpr uint64_t kMaxReadBytes = 1u << 20;  // the most that one checksummed read takes
 
 // Makes one rank's report from its metadata and the contents of its files.
 class RankReader {
@@ -67,7 +67,7 @@ class RankReader {
   }
 
  private:
-  struct Payload {
+  struct RecordedPayload {
     uint64_t size = 0;                   // bytes of the elements
     std::optional<uint32_t> crc32 = {};  // as recorded in the item itself
     ChunkRef chunk = {};
@@ -111,10 +111,11 @@ class RankReader {
 
   // An item with its elements in another order gets no payload, so the checksum covers the whole
   // item: replicas are equal if their items are.
-  Payload payload_of(ChunkRef ref, const StoredPayload& found) {
+  RecordedPayload payload_of(ChunkRef ref, const StoredPayload& found) {
     const StoredTensor& tensor = metadata_.tensors[ref.tensor];
     const Box& box = tensor.chunks[ref.chunk].box;
-    const Payload payload{static_cast<uint64_t>(box.numel()) * itemsize(tensor.dtype), {}, ref};
+    const RecordedPayload payload{
+        static_cast<uint64_t>(box.numel()) * itemsize(tensor.dtype), {}, ref};
     if (payload.size == 0) return payload;
     if (found.dtype != tensor.dtype || !in_c_order(found)) {
       in_c_order_ = false;
@@ -137,10 +138,10 @@ class RankReader {
   void request(ReportedItem& item, uint64_t payload_size) {
     const uint64_t begin = payload_size == 0 ? item.length : item.checksums.payload_offset;
     const uint64_t end = begin + payload_size;
-    const uint64_t step = std::min<uint64_t>(kPieceBytes, context_.buffers->buffer_bytes() / 2);
+    const uint64_t step = std::min<uint64_t>(kMaxReadBytes, context_.buffers->buffer_bytes() / 2);
     const auto cut = [&](uint64_t from, uint64_t to, bool of_payload) {
       for (uint64_t at = from; at < to; at += step) {
-        pieces_.push_back({&item, at, of_payload});
+        reads_.push_back({&item, at, of_payload});
         sizes_.push_back(std::min(step, to - at));
       }
     };
@@ -149,27 +150,27 @@ class RankReader {
     cut(end, item.length, false);
   }
 
-  // Reads all pieces and sets the items' checksums. The pieces of an item follow one another.
+  // Makes all reads and sets the items' checksums. The reads of an item follow one another.
   void sum() {
     RangeReader reader(context_, &context_.threads);
     size_t first = 0;
     RecordSum of_item, of_payload;
     const auto read_batch = [&] {
       for (const ByteRange& range : reader.read()) {
-        const SummedRead& piece = pieces_[first];
-        if (piece.within == 0) of_item = of_payload = RecordSum();
+        const SummedRead& read = reads_[first];
+        if (read.within == 0) of_item = of_payload = RecordSum();
         of_item.add(of_item.size(), range.size, range.crc32);
-        if (piece.of_payload) of_payload.add(of_payload.size(), range.size, range.crc32);
-        piece.item->checksums.item_crc32 = of_item.crc32();
-        piece.item->checksums.payload_crc32 =
+        if (read.of_payload) of_payload.add(of_payload.size(), range.size, range.crc32);
+        read.item->checksums.item_crc32 = of_item.crc32();
+        read.item->checksums.payload_crc32 =
             of_payload.size() == 0 ? of_item.crc32() : of_payload.crc32();
         ++first;
       }
     };
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      const SummedRead& piece = pieces_[i];
-      reader.add({.file = piece.item->file,
-                  .begin = piece.item->offset + piece.within,
+    for (size_t i = 0; i < reads_.size(); ++i) {
+      const SummedRead& read = reads_[i];
+      reader.add({.file = read.item->file,
+                  .begin = read.item->offset + read.within,
                   .size = sizes_[i],
                   .summed = true});
       if (reader.full()) read_batch();
@@ -188,9 +189,9 @@ class RankReader {
 
   const ReadContext context_;
   const Metadata& metadata_;
-  std::vector<Payload> payloads_;  // by chunk
-  std::vector<SummedRead> pieces_;
-  std::vector<uint64_t> sizes_;  // of the pieces
+  std::vector<RecordedPayload> payloads_;  // by chunk
+  std::vector<SummedRead> reads_;
+  std::vector<uint64_t> sizes_;  // of the reads
   bool in_c_order_ = true;
 };
 

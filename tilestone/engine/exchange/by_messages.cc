@@ -99,8 +99,8 @@ class ByMessages final : public Carrier {
     damaged();  // checks the records; without copies it was not called before
     asker_.expect_all(delivered_);
     std::vector<Transfer> rest = asker_.unserved();
-    for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
-      for (const Asker::Asked& asked : of_owner) {
+    for (const std::vector<Asker::AskedTransfer>& of_owner : asker_.asked()) {
+      for (const Asker::AskedTransfer& asked : of_owner) {
         if (asked.served && is_damaged(asked)) {
           rest.push_back(cut_out(asked));
           rest.back().copy = substitute_of(asked);
@@ -114,7 +114,7 @@ class ByMessages final : public Carrier {
 
  private:
   struct Arrival {
-    const Asker::Asked* asked;
+    const Asker::AskedTransfer* asked;
     const SentBox* sent;
     ByteView bytes;
   };
@@ -194,7 +194,7 @@ class ByMessages final : public Carrier {
   void find_arrivals(int owner, const RoundMessage& message, std::vector<Arrival>& arrivals) {
     ByteView left = message.elements;
     for (const SentBox& sent : message.boxes) {
-      const Asker::Asked& asked = asker_.find(owner, sent.request);
+      const Asker::AskedTransfer& asked = asker_.find(owner, sent.request);
       const Box& box = asked.request.box;
       if (sent.box.rank() != box.rank() || !box.contains(sent.box)) {
         fail_exchange(owner, "a rank sent elements beyond the requested box");
@@ -208,18 +208,18 @@ class ByMessages final : public Carrier {
     if (!left.empty()) fail_exchange(owner, "the message of a rank is too long");
   }
 
-  bool is_damaged(const Asker::Asked& asked) const {
+  bool is_damaged(const Asker::AskedTransfer& asked) const {
     return damaged_.contains({asked.request.tensor, asked.request.chunk});
   }
   // kNoCopy if no file with a copy is left: reading the chunk's own item then reports its damage.
-  uint32_t substitute_of(const Asker::Asked& asked) const {
+  uint32_t substitute_of(const Asker::AskedTransfer& asked) const {
     return LostFiles(context_)
         .place_besides(asked.request.tensor, asked.request.chunk, {kNoCopy})
         .value_or(kNoCopy);
   }
 
   // Writes the elements of a request that are in `part` to their target. Called from any thread.
-  void put(const Asker::Asked& asked, const StoredPayload& payload, const Part& part,
+  void put(const Asker::AskedTransfer& asked, const StoredPayload& payload, const Part& part,
            ByteView bytes) {
     const auto common = intersect(part.box, asked.request.box);
     if (!common) return;
@@ -239,7 +239,7 @@ class ByMessages final : public Carrier {
   }
 
   // The part of a transfer that a request covers.
-  Transfer cut_out(const Asker::Asked& asked) const {
+  Transfer cut_out(const Asker::AskedTransfer& asked) const {
     const Transfer& t = asker_.wanted().transfers[asked.transfer];
     const Box& box = asked.request.box;
     return {t.tensor, t.chunk, box, narrow_to(t.target, relative_to(box, t.box.offset))};

@@ -137,8 +137,8 @@ class ByPageCache final : public Carrier {
  private:
   void await() {
     awaited_.assign(asker_.wanted().transfers.size(), 0);
-    for (const std::vector<Asker::Asked>& of_owner : asker_.asked()) {
-      for (const Asker::Asked& asked : of_owner) {
+    for (const std::vector<Asker::AskedTransfer>& of_owner : asker_.asked()) {
+      for (const Asker::AskedTransfer& asked : of_owner) {
         const auto elements = static_cast<uint64_t>(asked.request.box.numel());
         if (asked.served) awaited_[asked.transfer] += elements;
       }

@@ -27,9 +27,9 @@ Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
 
 std::vector<Bytes> Asker::requests() const {
   std::vector<Bytes> messages;
-  for (const std::vector<Asked>& asked : asked_) {
-    std::vector<Request> requests;
-    for (const Asked& one : asked) requests.push_back(one.request);
+  for (const std::vector<AskedTransfer>& asked : asked_) {
+    std::vector<TileRequest> requests;
+    for (const AskedTransfer& one : asked) requests.push_back(one.request);
     messages.push_back(encode_requests(requests));
   }
   return messages;
@@ -38,7 +38,7 @@ std::vector<Bytes> Asker::requests() const {
 void Asker::take_verdicts(const std::vector<Bytes>& messages) {
   for (size_t owner = 0; owner < messages.size(); ++owner) {
     const std::vector<bool> served = decode_verdicts(messages[owner], static_cast<int>(owner));
-    std::vector<Asked>& asked = asked_[owner];
+    std::vector<AskedTransfer>& asked = asked_[owner];
     if (served.size() != asked.size()) {
       fail_exchange(static_cast<int>(owner), std::to_string(served.size()) +
                                                  " verdicts arrived, expected " +
@@ -53,8 +53,8 @@ void Asker::take_verdicts(const std::vector<Bytes>& messages) {
   }
 }
 
-const Asker::Asked& Asker::find(int owner, uint32_t request) const {
-  const std::vector<Asked>& asked = asked_[static_cast<size_t>(owner)];
+const Asker::AskedTransfer& Asker::find(int owner, uint32_t request) const {
+  const std::vector<AskedTransfer>& asked = asked_[static_cast<size_t>(owner)];
   if (request >= asked.size()) fail_exchange(owner, "a rank sent elements that were not requested");
   return asked[request];
 }

@@ -13,8 +13,8 @@ namespace tilestone::engine {
 
 class Asker {
  public:
-  struct Asked {
-    Request request;
+  struct AskedTransfer {
+    TileRequest request;
     size_t transfer = 0;  // index into Wanted::transfers
     bool served = false;  // the owner's verdict
   };
@@ -28,8 +28,8 @@ class Asker {
 
   // The request with number `request` among those to `owner`. Error(kInternal) if there is none.
   // May be called from any thread.
-  const Asked& find(int owner, uint32_t request) const;
-  const std::vector<std::vector<Asked>>& asked() const { return asked_; }  // by owner
+  const AskedTransfer& find(int owner, uint32_t request) const;
+  const std::vector<std::vector<AskedTransfer>>& asked() const { return asked_; }  // by owner
   bool any_served(size_t transfer) const { return !unserved_[transfer]; }
   // The transfers of which no request is served.
   std::vector<Transfer> unserved() const;
@@ -38,9 +38,9 @@ class Asker {
 
  private:
   Wanted wanted_;
-  std::vector<std::vector<Asked>> asked_;  // by owner
-  std::vector<bool> unserved_;             // by transfer: none of its requests is served
-  uint64_t promised_ = 0;                  // elements of the served requests
+  std::vector<std::vector<AskedTransfer>> asked_;  // by owner
+  std::vector<bool> unserved_;                     // by transfer: none of its requests is served
+  uint64_t promised_ = 0;                          // elements of the served requests
 };
 
 }  // namespace tilestone::engine

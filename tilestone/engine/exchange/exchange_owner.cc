@@ -47,10 +47,10 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
   std::vector<ServedTile> tiles;
   for (size_t r = 0; r < requests.size(); ++r) {
     const auto rank = static_cast<int>(r);
-    const std::vector<Request> asked = decode_requests(requests[r], rank);
+    const std::vector<TileRequest> asked = decode_requests(requests[r], rank);
     verdicts[r].resize(asked.size(), false);
     for (uint32_t i = 0; i < asked.size(); ++i) {
-      const Request& request = asked[i];
+      const TileRequest& request = asked[i];
       const std::vector<StoredTensor>& tensors = context_.metadata.tensors;
       if (request.tensor >= tensors.size() ||
           request.chunk >= tensors[request.tensor].chunks.size()) {
@@ -78,12 +78,12 @@ void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
   for (ServedTile& tile : tiles) {
     if (lost.place_of_chunk(tile.tensor, tile.chunk, kNoCopy) != kNoCopy) continue;
     boxes.clear();
-    for (const ServedTile::Asked& asked : tile.asked) boxes.push_back(asked.box);
+    for (const ServedTile::AskedBox& asked : tile.asked) boxes.push_back(asked.box);
     if (!worth_exchanging(chunk_of(tile).box.shape, itemsize(tensor_of(tile).dtype), boxes,
                           request_bytes)) {
       continue;
     }
-    for (const ServedTile::Asked& asked : tile.asked) {
+    for (const ServedTile::AskedBox& asked : tile.asked) {
       verdicts[asked.rank][asked.request] = true;
     }
     served_.push_back(std::move(tile));
@@ -117,7 +117,7 @@ void TileOwner::find_places(Verdicts& verdicts) {
   std::vector<ServedTile> served;
   for (size_t i = 0; i < served_.size(); ++i) {
     if (unread.contains(chunk_index[i])) {
-      for (const ServedTile::Asked& asked : served_[i].asked) {
+      for (const ServedTile::AskedBox& asked : served_[i].asked) {
         verdicts[asked.rank][asked.request] = false;
       }
       continue;
@@ -135,7 +135,7 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
   const uint64_t part_bytes =
       std::min({pair_bytes, kMaxTemporary, uint64_t{context_.buffers->buffer_bytes()}});
   std::vector<Box> boxes;
-  for (const ServedTile::Asked& asked : served.asked) boxes.push_back(asked.box);
+  for (const ServedTile::AskedBox& asked : served.asked) boxes.push_back(asked.box);
   boxes = merged_boxes(boxes);
   for (const Box& box : boxes) {
     split(served.payload, box, part_bytes, [&](Part part) { parts_.push_back(std::move(part)); });
@@ -155,7 +155,7 @@ bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes
   const ServedTile& served = served_[next_];
   const size_t first = round.packed.size();
   bool fits = !reader.full();
-  for (const ServedTile::Asked& asked : served.asked) {
+  for (const ServedTile::AskedBox& asked : served.asked) {
     const auto common = intersect(part.box, asked.box);
     if (!common) continue;
     uint64_t& filled = round.filled[asked.rank];

@@ -16,7 +16,7 @@ namespace tilestone::engine {
 
 // A tile that is read for others.
 struct ServedTile {
-  struct Asked {
+  struct AskedBox {
     size_t rank = 0;
     uint32_t request = 0;
     Box box;
@@ -24,7 +24,7 @@ struct ServedTile {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
   Tile tile;
-  std::vector<Asked> asked;
+  std::vector<AskedBox> asked;
   StoredPayload payload;
 };
 

@@ -100,10 +100,10 @@ std::optional<Error> failure_in(ByteView message) {
 
 bool more_in(ByteView message) { return (opened(message).flags & kMore) != 0; }
 
-Bytes encode_requests(std::span<const Request> requests) {
+Bytes encode_requests(std::span<const TileRequest> requests) {
   ByteWriter writer;
   writer.varint(requests.size());
-  for (const Request& request : requests) {
+  for (const TileRequest& request : requests) {
     writer.varint(request.tensor);
     writer.varint(request.chunk);
     put(writer, request.box);
@@ -111,10 +111,10 @@ Bytes encode_requests(std::span<const Request> requests) {
   return sealed({}, writer.bytes(), 0);
 }
 
-std::vector<Request> decode_requests(ByteView message, int from) {
+std::vector<TileRequest> decode_requests(ByteView message, int from) {
   ByteReader reader = reader_of(opened(message).description, "requests", from);
-  std::vector<Request> requests(reader.count(3));
-  for (Request& request : requests) {
+  std::vector<TileRequest> requests(reader.count(3));
+  for (TileRequest& request : requests) {
     request.tensor = static_cast<uint32_t>(reader.varint());
     request.chunk = static_cast<uint32_t>(reader.varint());
     request.box = get_box(reader);

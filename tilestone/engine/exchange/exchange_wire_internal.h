@@ -26,14 +26,14 @@ bool more_in(ByteView message);
 
 // A box of a chunk that a rank requests from a tile's owner. A request's number is its index among
 // the requests of that rank to that owner.
-struct Request {
+struct TileRequest {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
   Box box;  // in the chunk's own coordinates, inside one tile
 };
-Bytes encode_requests(std::span<const Request> requests);
+Bytes encode_requests(std::span<const TileRequest> requests);
 // `from`: the sender's rank, for error messages.
-std::vector<Request> decode_requests(ByteView message, int from);
+std::vector<TileRequest> decode_requests(ByteView message, int from);
 
 // Damaged chunks; ChunkRef::copy is not sent.
 Bytes encode_chunks(std::span<const ChunkRef> chunks);

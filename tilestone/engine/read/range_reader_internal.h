@@ -102,11 +102,11 @@ class RangeReader {
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;
 };
 
-// Computes the CRC-32 of a record from the CRC-32s of its pieces. They may come in any order, and
+// Computes the CRC-32 of a record from the CRC-32s of its ranges. They may come in any order, and
 // some may be missing.
 class RecordSum {
  public:
-  // Adds a piece. Pieces must not overlap. `offset` is in the record, in bytes.
+  // Adds a range. Ranges must not overlap. `offset` is in the record, in bytes.
   void add(uint64_t offset, uint64_t size, uint32_t crc32);
   // The number of bytes from the start of the record up to the first hole, and their CRC-32.
   uint64_t size() const { return size_; }
@@ -119,7 +119,7 @@ class RecordSum {
   };
   uint64_t size_ = 0;
   uint32_t crc32_ = 0;
-  std::map<uint64_t, EarlyRange> early_;  // pieces behind a hole, by offset
+  std::map<uint64_t, EarlyRange> early_;  // ranges behind a hole, by offset
 };
 
 }  // namespace tilestone::engine

@@ -238,15 +238,15 @@ TEST_F(RangesOfManyFiles, AreReadInBatches) {
   EXPECT_EQ(opens_, static_cast<int>(metadata_.files.size()));
 }
 
-TEST(RecordSum, IsThatOfTheWholeInWhateverOrderThePiecesCome) {
+TEST(RecordSum, IsThatOfTheWholeInWhateverOrderTheRangesCome) {
   const Bytes record = pattern_bytes(1000);
-  std::vector<std::pair<uint64_t, uint64_t>> pieces = {
+  std::vector<std::pair<uint64_t, uint64_t>> ranges = {
       {0, 1}, {1, 99}, {100, 0}, {100, 400}, {500, 500}};
   std::mt19937_64 random(3);
   for (int trip = 0; trip < 50; ++trip) {
-    std::shuffle(pieces.begin(), pieces.end(), random);
+    std::shuffle(ranges.begin(), ranges.end(), random);
     RecordSum sum;
-    for (const auto& [offset, size] : pieces) {
+    for (const auto& [offset, size] : ranges) {
       sum.add(offset, size, crc32(ByteView(record).subspan(offset, size)));
     }
     EXPECT_EQ(sum.size(), record.size());

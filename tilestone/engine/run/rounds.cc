@@ -96,10 +96,10 @@ Rounds::Begun Rounds::take_local_step(std::string_view phase, const LocalStep& l
 
 Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) {
   const std::string& phase = begun.phase;
-  const Outcome& mine = begun.mine;
+  const RoundResult& mine = begun.mine;
   std::vector<Bytes> payloads;
   std::optional<Error> failure = gather(phase, mine, begun.gather_deadline, payloads);
-  Outcome outcome;
+  RoundResult outcome;
   if (comm_.is_coordinator()) {
     std::vector<Bytes> messages;
     outcome = decide(coordinate, std::move(failure), std::move(payloads), messages);
@@ -114,7 +114,7 @@ Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) 
   throw error;
 }
 
-Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
+Rounds::RoundResult Rounds::local_outcome(const LocalStep& local, Deadline deadline) {
   if (undelivered_) return {undelivered_, {}};
   try {
     return {std::nullopt, local(deadline)};
@@ -124,8 +124,8 @@ Rounds::Outcome Rounds::local_outcome(const LocalStep& local, Deadline deadline)
   }
 }
 
-std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine, Deadline deadline,
-                                    std::vector<Bytes>& payloads) {
+std::optional<Error> Rounds::gather(std::string_view phase, const RoundResult& mine,
+                                    Deadline deadline, std::vector<Bytes>& payloads) {
   try {
     // A rank that is late still sends its message, because the coordinator may be waiting for it.
     payloads = comm_.gather(encode(mine.error, mine.answer), 0,
@@ -144,8 +144,8 @@ std::optional<Error> Rounds::gather(std::string_view phase, const Outcome& mine,
   }
 }
 
-Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
-                               std::vector<Bytes> payloads, std::vector<Bytes>& messages) {
+Rounds::RoundResult Rounds::decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
+                                   std::vector<Bytes> payloads, std::vector<Bytes>& messages) {
   const auto size = static_cast<size_t>(comm_.size());
   for (size_t rank = 0; rank < payloads.size() && !failure; ++rank) {
     failure = decode(payloads[rank], static_cast<int>(rank));
@@ -171,8 +171,8 @@ Rounds::Outcome Rounds::decide(const CoordinatorStep& coordinate, std::optional<
   return {std::move(failure), std::move(answers.front())};
 }
 
-void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
-                          bool last) {
+void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages,
+                          const RoundResult& own, bool last) {
   // The outcome of the last round is final: the others get it even after an interrupt.
   const bool brief = last && interrupted();
   try {
@@ -194,8 +194,8 @@ void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages, c
   }
 }
 
-Rounds::Outcome Rounds::receive_outcome(std::string_view phase, const std::optional<Error>& unsent,
-                                        bool last) {
+Rounds::RoundResult Rounds::receive_outcome(std::string_view phase,
+                                            const std::optional<Error>& unsent, bool last) {
   Bytes message;
   try {
     message = comm_.scatter({}, 0, deadline_);

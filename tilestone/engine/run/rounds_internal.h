@@ -73,25 +73,26 @@ class Rounds {
   Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
  private:
-  struct Outcome {
+  struct RoundResult {
     std::optional<Error> error;
     Bytes answer;
   };
   struct Begun {
     std::string phase;
     Deadline gather_deadline;
-    Outcome mine;
+    RoundResult mine;
   };
   Begun take_local_step(std::string_view phase, const LocalStep& local);
   Bytes finish(Begun begun, const CoordinatorStep& coordinate, bool last);
-  Outcome local_outcome(const LocalStep& local, Deadline deadline);
-  std::optional<Error> gather(std::string_view phase, const Outcome& mine, Deadline deadline,
+  RoundResult local_outcome(const LocalStep& local, Deadline deadline);
+  std::optional<Error> gather(std::string_view phase, const RoundResult& mine, Deadline deadline,
                               std::vector<Bytes>& payloads);
-  Outcome decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
-                 std::vector<Bytes> payloads, std::vector<Bytes>& messages);
-  void send_outcome(std::string_view phase, std::vector<Bytes> messages, const Outcome& own,
+  RoundResult decide(const CoordinatorStep& coordinate, std::optional<Error> failure,
+                     std::vector<Bytes> payloads, std::vector<Bytes>& messages);
+  void send_outcome(std::string_view phase, std::vector<Bytes> messages, const RoundResult& own,
                     bool last);
-  Outcome receive_outcome(std::string_view phase, const std::optional<Error>& unsent, bool last);
+  RoundResult receive_outcome(std::string_view phase, const std::optional<Error>& unsent,
+                              bool last);
 
   bool interrupted() const;
   // If an interrupt was requested: reports it to the others and throws its reason.

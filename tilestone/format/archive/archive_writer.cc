@@ -221,7 +221,7 @@ ItemRecipe TensorArchives::recipe(const Piece& piece, uint64_t file_offset) {
   return recipe;
 }
 
-TensorArchives::Archive TensorArchives::make(const Kind& kind, uint64_t size) {
+TensorArchives::ArchiveEnds TensorArchives::make(const Kind& kind, uint64_t size) {
   PickleWriter pickle(2);
   write_tensor_node(pickle, kind.dtype, kind.shape, "0");
   ZipWriter archive;

@@ -35,13 +35,13 @@ class TensorArchives {
       return hash_of(kind.shape) + static_cast<size_t>(kind.dtype);
     }
   };
-  struct Archive {
+  struct ArchiveEnds {
     std::shared_ptr<const Literal> head;
     std::shared_ptr<const Literal> tail;
   };
-  static Archive make(const Kind& kind, uint64_t size);
+  static ArchiveEnds make(const Kind& kind, uint64_t size);
 
-  std::unordered_map<Kind, Archive, KindHash> known_;
+  std::unordered_map<Kind, ArchiveEnds, KindHash> known_;
 };
 
 // Error(kInvalidArgument) for a value that can't be pickled; see check_value().

@@ -24,7 +24,7 @@ from tilestone.megatron.distributed_optimizer.formats import (
 from tilestone.megatron.distributed_optimizer.layout import Layout, Slice
 from tilestone.megatron.distributed_optimizer.pieces import Piece
 from tilestone.megatron.distributed_optimizer.shard import OptimizerShard
-from tilestone.megatron.distributed_optimizer.sources import Found, Sources
+from tilestone.megatron.distributed_optimizer.sources import SharedBox, Sources
 from tilestone.megatron.distributed_optimizer.stored import Stored
 from tilestone.megatron.mapping import ShardedObject, StateDict
 
@@ -265,7 +265,7 @@ class _Plan:
                         self._read_bucket(one, part, state, memory)
         return sorted(read)
 
-    def _read_bucket(self, found: Found, part: Slice, state: str, memory: torch.Tensor) -> None:
+    def _read_bucket(self, found: SharedBox, part: Slice, state: str, memory: torch.Tensor) -> None:
         layout, theirs, ours = found.source.layout, found.theirs, found.ours
         key = f"{layout.bucket_key(*found.source.place)}.{state}"
         numel = self._bucket_numel(key, layout, found.source.place, part)
@@ -303,7 +303,7 @@ class _Plan:
         return numel
 
     def _copy_of_object(
-        self, found: Found, part: Slice, state: str, memory: torch.Tensor
+        self, found: SharedBox, part: Slice, state: str, memory: torch.Tensor
     ) -> None:
         layout = found.source.layout
         key = f"{layout.prefix}.{PARAM_STATE}"

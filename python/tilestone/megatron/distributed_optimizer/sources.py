@@ -27,7 +27,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
+class SharedBox:
     """A box of a slice, and the bucket that holds it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sources:
                         boxes = self._by_key.setdefault(piece.key, {})
                         boxes.setdefault((piece.offset, piece.shape), source)
 
-    def find(self, part: Slice) -> list[Found]:
+    def find(self, part: Slice) -> list[SharedBox]:
         """Finds the elements of a slice.
 
         Raises:
@@ -94,13 +94,13 @@ class Sources:
             )
         return found
 
-    def _find_piece(self, part: Slice, piece: Piece) -> Iterator[Found]:
+    def _find_piece(self, part: Slice, piece: Piece) -> Iterator[SharedBox]:
         for source in self._by_key.get(piece.key, {}).values():
             shared = piece.cut(source.piece.offset, source.piece.shape)
             for ours in [] if shared is None else shared.within(part.begin, part.end):
                 theirs = source.piece.cut(ours.offset, ours.shape)
                 assert theirs is not None
-                yield Found(source, theirs, ours)
+                yield SharedBox(source, theirs, ours)
 
     def _is_other_shape(self, piece: Piece) -> bool:
         """Whether the tensor has another global shape in a layout; raises if it may not."""
