@@ -55,8 +55,8 @@ def every_operation(rank: int, world: int) -> None:
         lambda sender, receiver: MIB,
         lambda sender, receiver: sender * 777 + receiver % 3 * 5000,
     ]
-    for piece_bytes in (1 << 30, 100_000):
-        comm = TorchCommunicator(piece_bytes=piece_bytes)
+    for fragment_bytes in (1 << 30, 100_000):
+        comm = TorchCommunicator(fragment_bytes=fragment_bytes)
         assert (comm.rank, comm.size) == (rank, world)
         assert comm.describe() == "torch.distributed (gloo)"
         number = 0

@@ -49,7 +49,7 @@ from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingE
 from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
 from tilestone._torch_group import shared_by
 
-_PIECE_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
+_FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
 _SHORTEST_POLL = 0.0002  # seconds
 _LONGEST_POLL = 0.05  # seconds
 _QUICK_POLL = 0.002  # seconds: the longest pause if there are few ranks
@@ -106,12 +106,12 @@ class TorchCommunicator:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, piece_bytes: int = _PIECE_BYTES
+        self, group: dist.ProcessGroup | None = None, *, fragment_bytes: int = _FRAGMENT_BYTES
     ) -> None:
         """Uses `group` (None: the default group). Not collective.
 
         Args:
-            piece_bytes: longer messages are split into pieces; the same on every rank.
+            fragment_bytes: longer messages are split into fragments; the same on every rank.
 
         Raises:
             ValueError: this rank is outside the group.
@@ -123,7 +123,7 @@ class TorchCommunicator:
             raise ValueError("this rank is not in the process group")
         self._group = group
         self._device = _transfer_device(group)
-        self._piece_bytes = piece_bytes
+        self._fragment_bytes = fragment_bytes
         self._shared = shared_by(group)
         self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)
@@ -347,12 +347,12 @@ class TorchCommunicator:
         self._broadcast_tensor(size, root, end)
         total = int(size.item())
         buffer = bytearray(mine) if self.rank == root else bytearray(total)
-        for begin in range(0, total, self._piece_bytes):
-            piece = self._view(buffer, begin)
-            moving = piece.to(self._device)
+        for begin in range(0, total, self._fragment_bytes):
+            fragment = self._view(buffer, begin)
+            moving = fragment.to(self._device)
             self._broadcast_tensor(moving, root, end)
             if self.rank != root:
-                self._land(piece, moving)
+                self._land(fragment, moving)
         return bytes(buffer)
 
     def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
@@ -489,18 +489,20 @@ class TorchCommunicator:
             end,
         )
         buffers = {rank: bytearray(int(size.item())) for rank, size in sizes.items()}
-        arriving = [(rank, piece) for rank, data in buffers.items() for piece in self._cut(data)]
+        arriving = [
+            (rank, fragment) for rank, data in buffers.items() for fragment in self._cut(data)
+        ]
         landing = [(rank, torch.empty_like(p, device=self._device)) for rank, p in arriving]
         if self._device.type == "cpu":
             landing = arriving
         leaving = [
-            (rank, piece.to(self._device))
+            (rank, fragment.to(self._device))
             for rank, data in outgoing.items()
-            for piece in self._cut(bytearray(data))
+            for fragment in self._cut(bytearray(data))
         ]
         self._move(name, leaving, landing, end)
-        for (_, piece), (_, landed) in zip(arriving, landing, strict=True):
-            self._land(piece, landed)
+        for (_, fragment), (_, landed) in zip(arriving, landing, strict=True):
+            self._land(fragment, landed)
         return {rank: bytes(data) for rank, data in buffers.items()}
 
     def _move(
@@ -558,17 +560,17 @@ class TorchCommunicator:
         return torch.tensor([value], dtype=torch.int64, device=self._device)
 
     def _view(self, buffer: bytearray, begin: int) -> torch.Tensor:
-        """The piece of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
-        count = min(self._piece_bytes, len(buffer) - begin)
+        """The fragment of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
+        count = min(self._fragment_bytes, len(buffer) - begin)
         return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=begin)
 
     def _cut(self, buffer: bytearray) -> list[torch.Tensor]:
-        return [self._view(buffer, begin) for begin in range(0, len(buffer), self._piece_bytes)]
+        return [self._view(buffer, begin) for begin in range(0, len(buffer), self._fragment_bytes)]
 
     @staticmethod
-    def _land(piece: torch.Tensor, landed: torch.Tensor) -> None:
-        if landed.data_ptr() != piece.data_ptr():
-            piece.copy_(landed)
+    def _land(fragment: torch.Tensor, landed: torch.Tensor) -> None:
+        if landed.data_ptr() != fragment.data_ptr():
+            fragment.copy_(landed)
 
     # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
     # which get an error.
