@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,11 @@ Error error_of(Call&& call) {
   }
   ADD_FAILURE() << "no Error was thrown";
   return {ErrorCode::kInternal, "no error"};
+}
+
+// How GoogleTest prints an Error.
+inline void PrintTo(const Error& error, std::ostream* out) {
+  *out << to_string(error.code()) << ": " << error.what();
 }
 
 // Where the first occurrence of `fact` as whole words ends in `text`, from position `begin` on.
