@@ -112,14 +112,14 @@ def view(
 ) -> _core.TensorView:
     """A view of a strided tensor's memory, on any device.
 
-    A CPU tensor is read and filled in place. A tensor on another device is copied piece by piece.
+    A CPU tensor is read and filled in place. A tensor on another device is copied block by block.
     A tensor on the meta device has no memory; a load allocates it. A lazily conjugated or negated
     tensor is resolved to new memory; after a load that memory is copied back to the tensor.
 
     Args:
         tensor: any strided tensor; it may be a parameter, a view, non-contiguous, 0-d or empty.
         owner: the object that a load returns for it; the tensor itself by default.
-        staged: copy piece by piece even if the CPU could address the memory.
+        staged: copy block by block even if the CPU could address the memory.
 
     Raises:
         InvalidArgumentError: the tensor's memory does not hold its elements (sparse, nested, a
