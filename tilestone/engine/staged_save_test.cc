@@ -314,6 +314,11 @@ FileImage with_dead_siblings(FileImage image) {
 
 const std::string kDeadSibling = std::string(".ckpt.tilestone-") + kDeadId;
 
+void put_dead_sibling(Storage& parent) {
+  parent.make_directory(kDeadSibling);
+  put_file(parent, kDeadSibling + "/common.pt", pattern_bytes(70));
+}
+
 TEST(StagedSave, TheNextSaveRemovesWhatDeadOnesHaveLeftAndNothingElse) {
   for (const auto& dialect : {megatron_dialect(), pytorch_dialect()}) {
     FileImage image = with_dead_siblings({});
@@ -389,6 +394,45 @@ TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
       EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
     }
   }
+}
+
+// On FUSE and NFS, a file that is removed while it is open stays in its directory until it is
+// closed. So the directory of a lock can't be removed under the lock.
+TEST(StagedSave, ADirectoryThatCantBeRemovedUnderItsLockIsRemovedAfterwards) {
+  const TempDirectory folder;
+  const auto parent = posix_storage(folder.path());
+  int not_empty = 0;  // that many removals of directories fail
+  bool fails = false;
+  const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kRemoveDirectory && not_empty > 0) {
+      --not_empty;
+      return FaultAction::fail(ENOTEMPTY);
+    }
+    return fails && call.op == StorageOp::kSync ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  const auto place = disk->storage()->child("ckpt");
+  const auto expect_alone = [&](const char* what) {
+    EXPECT_EQ(not_empty, 0) << what;
+    EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt")) << what;
+  };
+  save_one(place, 1, megatron_dialect());
+  fails = true;
+  not_empty = 3;
+  EXPECT_ANY_THROW(save_one(place, 2, megatron_dialect(), true));
+  expect_alone("a failed save");
+  fails = false;
+  not_empty = 3;
+  save_one(place, 3, megatron_dialect(), true);
+  expect_alone("the replaced checkpoint");
+  put_dead_sibling(*parent);
+  not_empty = 3;
+  save_one(place, 4, megatron_dialect(), true);
+  expect_alone("a dead save, found by a save");
+  put_dead_sibling(*parent);
+  not_empty = 3;
+  EXPECT_EQ(remove_leftovers(Location(place)).size(), 1u);
+  expect_alone("a dead save, found by gc");
+  expect_only(*parent, "ckpt", 4, true);
 }
 
 TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {

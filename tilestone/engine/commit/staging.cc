@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -158,13 +161,31 @@ bool Siblings::remove_dead(const Sibling& sibling) const {
   parent.sync_directory("");
   try {
     remove_checkpoint(parent, sibling.name);
+    return true;
   } catch (...) {
-    // Its save may have just begun, and made a new lock file after this call removed the old one.
     lock.reset();
-    if (is_alive(sibling)) return false;
-    throw;
+    return remove_unlocked(sibling);
   }
-  return true;
+}
+
+// Called after a removal under the lock has failed. Its save may have just begun, and made a new
+// lock file after the old one was removed. Or a file that is removed while it is open stays in its
+// directory, under another name, until it is closed: so on FUSE and NFS. That file is the lock's.
+// FUSE closes files a little late.
+bool Siblings::remove_unlocked(const Sibling& sibling) const {
+  constexpr int kMaxTries = 100;
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  for (int tries = 1;; ++tries) {
+    if (is_alive(sibling)) return false;
+    try {
+      remove_checkpoint(*place_->storage, sibling.name);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound) return true;
+      if (error.sys_errno() != ENOTEMPTY || tries == kMaxTries) throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 void clean_siblings(Storage& location, std::string_view own) {
@@ -282,7 +303,8 @@ std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& n
 Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
     : location_(std::move(location)),
       place_(expect_parent(*location_)),
-      name_(sibling_prefix(place_.name) + std::string(save_id)),
+      save_id_(save_id),
+      name_(sibling_prefix(place_.name) + save_id_),
       storage_(place_.storage->child(name_)) {}
 
 // Each save locks its own directory before it looks for others'. So of two saves that begin
@@ -332,12 +354,20 @@ void Staging::publish() {
 }
 
 void Staging::clean() {
-  if (exchanges_) abandon();  // the replaced checkpoint has the directory's name now
+  if (exchanges_) remove(location_lock_);  // the replaced checkpoint has the directory's name now
 }
 
-void Staging::abandon() {
+void Staging::abandon() { remove(lock_); }
+
+void Staging::remove(std::unique_ptr<StorageLock>& lock) {
   try {
-    if (place_.storage->stat(name_)) remove_checkpoint(*place_.storage, name_);
+    if (!place_.storage->stat(name_)) return;
+    try {
+      remove_checkpoint(*place_.storage, name_);
+    } catch (const Error&) {
+      lock.reset();
+      Siblings(*location_).remove_unlocked({name_, save_id_});
+    }
   } catch (const Error& error) {
     log(LogLevel::kWarning,
         std::string("an unneeded directory could not be removed: ") + error.what());

@@ -46,6 +46,9 @@ class Siblings {
   // Removes a sibling; false if its save is under way. Syncs the parent first: after a crash, an
   // exchange that is not durable could put the removed directory back into place.
   bool remove_dead(const Sibling& sibling) const;
+  // The same for a sibling that could not be removed under its lock, which the caller has released.
+  // Waits up to two seconds if a directory is not empty.
+  bool remove_unlocked(const Sibling& sibling) const;
 
  private:
   std::optional<StoragePlace> place_;
@@ -91,8 +94,12 @@ class Staging {
   void abandon();
 
  private:
+  // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
+  void remove(std::unique_ptr<StorageLock>& lock);
+
   std::shared_ptr<Storage> location_;
   StoragePlace place_;
+  std::string save_id_;
   std::string name_;
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<StorageLock> lock_, location_lock_;
