@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
-"""file_systems.py STORAGE_TEST KILLS KILL_SAVER POWER_LOSS [NAME...]
+"""file_systems.py STORAGE_TEST KILLS KILL_SAVER POWER_LOSS OVERWRITES IN_ORDER [NAME...]
 
 Mounts real file systems (ext4, XFS and Btrfs in small image files in memory, tmpfs, overlayfs,
-FUSE by bindfs) below a temporary directory, and on each of them, or those named:
+FUSE by bindfs, and bindfs with IN_ORDER, whose files accept bytes only in order) below a temporary
+directory, and on each of them, or those named:
 
-- runs the storage conformance suite (STORAGE_TEST uses TEST_TMPDIR as its directory);
-- saves, overwrites, kills and checks the result (KILLS with KILL_SAVER);
-- if the file system can be shut down as by a power loss (ext4, XFS): saves, replaces a directory,
+- runs the storage conformance suite (STORAGE_TEST uses TEST_TMPDIR as its directory), and checks
+  that the storage finds out whether two directories can be exchanged;
+- saves checkpoints of three kinds, overwrites them on other numbers of ranks, and loads them in
+  other layouts (OVERWRITES). Where directories can't be exchanged, overwriting two of the kinds
+  must be refused;
+- saves, overwrites, kills and checks the result, also of saves that exchange directories (KILLS
+  with KILL_SAVER);
+- if the file system can be shut down as by a power loss (ext4, XFS): saves, replaces directories,
   shuts down without flushing the journal, mounts again and checks the result (POWER_LOSS).
 
 Prints what was mounted, what was not, and why. It is a failure if a file system that the kernel
@@ -25,9 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-CASES = ("posix", "posix_uring_direct", "child_of_posix")
-KILL_ROUNDS = "6"
+CASES = ("posix", "child_of_posix")
+DIRECT_CASE = "posix_uring_direct"  # writes in any order, because it asks for direct I/O
+KILL_ROUNDS = {"torch": "6", "megatron": "4", "zarr": "4"}
 SHUT_DOWN = 0x8004587D  # _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN
 WITHOUT_FLUSHING = 2
 IMAGE_BYTES = 400 << 20  # sparse; mkfs.xfs wants 300 MiB
@@ -122,23 +131,38 @@ def tmpfs(work, size="300m"):
 
 
 @contextlib.contextmanager
-def overlay(work):
+def layers(work):
+    """Yields a function that mounts an overlay of two directories below `work`, and its place."""
     need_kernel("overlay")
     with tmpfs(work) as (below, _):
         for name in ("lower", "upper", "work"):
             (below / name).mkdir()
         directory = work / "overlay"
         directory.mkdir()
-        options = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
-        run("mount", "-t", "overlay", "-o", options, "overlay", directory)
-        try:
-            yield directory, None
-        finally:
-            unmount(directory)
+        # Without redirect_dir the kernel can't move a directory of the lower layer.
+        options = (
+            f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work,redirect_dir=off"
+        )
+
+        @contextlib.contextmanager
+        def mounted():
+            run("mount", "-t", "overlay", "-o", options, "overlay", directory)
+            try:
+                yield directory
+            finally:
+                unmount(directory)
+
+        yield below / "lower", mounted
 
 
 @contextlib.contextmanager
-def bindfs(work):
+def overlay(work):
+    with layers(work) as (_, mounted), mounted() as directory:
+        yield directory, None
+
+
+@contextlib.contextmanager
+def bindfs(work, preload=None):
     need_kernel("fuse")
     need_tool("bindfs")
     if not pathlib.Path("/dev/fuse").exists():
@@ -147,32 +171,104 @@ def bindfs(work):
         (below / "bound").mkdir()
         directory = work / "bindfs"
         directory.mkdir()
-        run("bindfs", below / "bound", directory)
+        loaded = {} if preload is None else {"LD_PRELOAD": str(preload)}
+        run("bindfs", below / "bound", directory, env={**os.environ, **loaded})
         try:
             yield directory, None
         finally:
             unmount(directory)
 
 
-FILE_SYSTEMS = {
-    "ext4": lambda work: image(work, "ext4", "mkfs.ext4", "-q", "-F"),
-    "xfs": lambda work: image(work, "xfs", "mkfs.xfs", "-q", "-f"),
-    "btrfs": lambda work: image(work, "btrfs", "mkfs.btrfs", "-q", "-f"),
-    "tmpfs": tmpfs,
-    "overlay": overlay,
-    "bindfs": bindfs,
-}
+class Programs(NamedTuple):
+    """The paths of the programs, and of the library that makes bindfs accept bytes in order."""
+
+    storage_test: pathlib.Path
+    kills: pathlib.Path
+    kill_saver: pathlib.Path
+    power_loss: pathlib.Path
+    overwrites: pathlib.Path
+    in_order: pathlib.Path
 
 
-def conformance(program, directory):
-    cases = ":".join(f"Storages/StorageConformance.*/{case}" for case in CASES)
+class FileSystem(NamedTuple):
+    """How to mount a file system, and what Linux lets it do."""
+
+    mount: Callable[[pathlib.Path], Any]
+    exchanges: bool  # two directories that it has made, by renameat2
+    in_order: bool = False  # refuses a write that does not continue at a file's end
+
+
+def file_systems(programs):
+    return {
+        "ext4": FileSystem(lambda work: image(work, "ext4", "mkfs.ext4", "-q", "-F"), True),
+        "xfs": FileSystem(lambda work: image(work, "xfs", "mkfs.xfs", "-q", "-f"), True),
+        "btrfs": FileSystem(lambda work: image(work, "btrfs", "mkfs.btrfs", "-q", "-f"), True),
+        "tmpfs": FileSystem(tmpfs, True),
+        "overlay": FileSystem(overlay, True),
+        # The library of bindfs, libfuse 2, does not know the flags of renameat2.
+        "bindfs": FileSystem(bindfs, False),
+        "bindfs_in_order": FileSystem(
+            lambda work: bindfs(work, programs.in_order), False, in_order=True
+        ),
+    }
+
+
+def accepts_only_in_order(directory):
+    """Whether a file refuses a write that does not begin at its end."""
+    name = directory / "in_any_order"
+    file = os.open(name, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(file, b"x" * 4096, 4096)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+        name.unlink()
+    return False
+
+
+def conformance(programs, file_system, directory):
+    cases = CASES if file_system.in_order else (*CASES, DIRECT_CASE)
+    names = ":".join(f"Storages/StorageConformance.*/{case}" for case in cases)
     environment = {**os.environ, "TEST_TMPDIR": str(directory)}
-    output = run(program, f"--gtest_filter={cases}:Storage.SaysWhatItCan", env=environment)
+    output = run(
+        programs.storage_test, f"--gtest_filter={names}:Storage.SaysWhatItCan", env=environment
+    )
     can = [line for line in output.splitlines() if line.startswith("can: ")]
     passed = [line for line in output.splitlines() if "PASSED" in line]
     if len(can) != 1 or len(passed) != 1:
-        raise Failed(f"{program} ran no tests:\n{output[-4000:]}")
+        raise Failed(f"{programs.storage_test} ran no tests:\n{output[-4000:]}")
+    expected = f"can: exchange {yes_or_no(file_system.exchanges)}"
+    if can[0] != expected:
+        raise Failed(f"the storage has found out \"{can[0]}\" instead of \"{expected}\"")
     return f"{passed[0].split(']')[1].strip()} {can[0]}"
+
+
+def yes_or_no(value):
+    return "yes" if value else "no"
+
+
+def overwrites(program, directory, can):
+    run(program, "save", directory)
+    return run(program, "overwrite", directory, yes_or_no(can)).strip()
+
+
+def overwrites_of_lower_layer(program, work):
+    """The checkpoints are in the lower layer of an overlay, which can't exchange its directories."""
+    with layers(work) as (lower, mounted):
+        place = lower / "checkpoints"
+        place.mkdir()
+        run(program, "save", place)
+        with mounted() as directory:
+            return run(program, "overwrite", directory / place.name, "no").strip()
+
+
+def kills(programs, file_system, directory):
+    kinds = KILL_ROUNDS if file_system.exchanges else ["torch"]
+    for kind in kinds:
+        place = directory / f"kills.{kind}"
+        output = run(programs.kills, programs.kill_saver, place, kind, KILL_ROUNDS[kind], "1")
+        yield output.splitlines()[-1]
 
 
 def shut_down(directory):
@@ -198,20 +294,31 @@ def power_loss(program, directory, mount_again):
     return run(program, "judge", place).strip()
 
 
-def try_one(name, work, programs):
-    storage_test, kills, kill_saver, loss = programs
-    with FILE_SYSTEMS[name](work) as (directory, mount_again):
-        print(f"{name}: mounted; {conformance(storage_test, directory)}", flush=True)
-        output = run(kills, kill_saver, directory / "kills", KILL_ROUNDS, "1").splitlines()
-        print(f"{name}: {output[-1]}", flush=True)
-        print(f"{name}: {power_loss(loss, directory, mount_again)}", flush=True)
+def try_one(name, file_system, work, programs):
+    with file_system.mount(work) as (directory, mount_again):
+        if accepts_only_in_order(directory) != file_system.in_order:
+            raise Failed("it accepts writes in another order than expected")
+        print(f"{name}: mounted; {conformance(programs, file_system, directory)}", flush=True)
+        place = directory / "checkpoints"
+        place.mkdir()
+        print(f"{name}: {overwrites(programs.overwrites, place, file_system.exchanges)}")
+        for line in kills(programs, file_system, directory):
+            print(f"{name}: {line}", flush=True)
+        print(f"{name}: {power_loss(programs.power_loss, directory, mount_again)}", flush=True)
+    if name == "overlay":
+        again = work / "again"
+        again.mkdir()
+        said = overwrites_of_lower_layer(programs.overwrites, again)
+        print(f"{name}, lower layer: {said}", flush=True)
 
 
 def main(arguments):
-    if len(arguments) < 5:
+    count = len(Programs._fields)
+    if len(arguments) <= count:
         print(__doc__, file=sys.stderr)
         return 2
-    programs = [pathlib.Path(name).resolve() for name in arguments[1:5]]
+    programs = Programs(*(pathlib.Path(name).resolve() for name in arguments[1 : 1 + count]))
+    known = file_systems(programs)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is unmounted
     failures = 0
     with contextlib.ExitStack() as stack:
@@ -222,12 +329,12 @@ def main(arguments):
         except Failed as error:
             print(f"nothing can be mounted here, so nothing was tested: {error}")
             return NOT_RUN
-        for name in arguments[5:] or FILE_SYSTEMS:
+        for name in arguments[1 + count :] or known:
             begun = time.monotonic()
             work = memory / f"of-{name}"
             work.mkdir()
             try:
-                try_one(name, work, programs)
+                try_one(name, known[name], work, programs)
             except NotHere as why:
                 print(f"{name}: not mounted: {why}")
             except Failed as error:

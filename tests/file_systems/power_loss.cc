@@ -13,7 +13,17 @@
 namespace tilestone::kills {
 namespace {
 
-constexpr int64_t kGeneration = 2;
+constexpr int64_t kGeneration = 2;  // of the last save
+
+std::string checkpoint_of(const std::string& root, Kind kind) {
+  return root + "/checkpoint." + std::string(to_string(kind));
+}
+
+// Without an exchange of directories only checkpoints of the first kind can be overwritten.
+int64_t last_generation(Storage& storage, Kind kind) {
+  const bool can = kind == Kind::kTorch || storage.can(StorageCapability::kExchange);
+  return can ? kGeneration : 1;
+}
 
 void put(Storage& storage, const std::string& name, const std::string& text) {
   const auto file = storage.create(name);
@@ -31,11 +41,12 @@ void put_directory(Storage& storage, const std::string& directory, const std::st
 void save_all(const std::string& root) {
   const auto storage = posix_storage(root);
   storage->make_directory("");
-  for (int64_t generation = 1; generation <= kGeneration; ++generation) {
-    SaveOptions options;
-    options.overwrite = true;
-    save(state_of(solo(), generation), root + "/checkpoint", options);
-    const std::string text = generation < kGeneration ? "old" : "new";
+  for (const Kind kind : kKinds) {
+    for (int64_t generation = 1; generation <= last_generation(*storage, kind); ++generation) {
+      save(state_of(solo(), generation), checkpoint_of(root, kind), options_of(kind));
+    }
+  }
+  for (const char* text : {"old", "new"}) {
     storage->publish("published", "temporary", as_bytes(text), true, Deadline::never());
   }
   put_directory(*storage, "exchanged", "old");
@@ -62,7 +73,11 @@ void judge(const std::string& root) {
   const auto text = [&](const std::string& name) {
     return std::string(as_text(read_file(*storage, name, 100)));
   };
-  expect(whole_generation(root + "/checkpoint") == kGeneration, "the last checkpoint is gone");
+  for (const Kind kind : kKinds) {
+    const std::string location = checkpoint_of(root, kind);
+    expect(whole_generation(location, kind) == last_generation(*storage, kind),
+           location + " is not the last checkpoint");
+  }
   expect(text("published") == "new", "the published file is missing");
   const bool exchanged = storage->can(StorageCapability::kExchange);
   expect(text("exchanged/f") == (exchanged ? "new" : "old"), "the exchange was lost");

@@ -1,4 +1,4 @@
-// kill_saver threads|mpi DIR FIRST TIMEOUT: saves until it is killed; see save_for_ever().
+// kill_saver threads|mpi DIR KIND FIRST TIMEOUT: saves until it is killed; see save_for_ever().
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -7,19 +7,21 @@
 
 int main(int argc, char** argv) {
   using namespace tilestone;
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: kill_saver threads|mpi DIR FIRST TIMEOUT\n");
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: kill_saver threads|mpi DIR torch|megatron|zarr FIRST TIMEOUT\n");
     return 2;
   }
   set_log_level(LogLevel::kOff);  // the judge reads only the logs of Places
   const kills::Places places{argv[2]};
-  const int64_t first = std::atoll(argv[3]);
-  const double timeout = std::atof(argv[4]);
+  const kills::Kind kind = kills::kind_named(argv[3]);
+  const int64_t first = std::atoll(argv[4]);
+  const double timeout = std::atof(argv[5]);
   if (std::string(argv[1]) == "mpi") {
-    kills::save_for_ever(mpi_world(), places, first, timeout);
+    kills::save_for_ever(mpi_world(), places, kind, first, timeout);
     return 0;
   }
-  run_ranks(3,
-            [&](const Communicator& comm) { kills::save_for_ever(comm, places, first, timeout); });
+  run_ranks(3, [&](const Communicator& comm) {
+    kills::save_for_ever(comm, places, kind, first, timeout);
+  });
   return 0;
 }

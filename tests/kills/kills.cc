@@ -1,7 +1,8 @@
-// kills SAVER DIR ROUNDS SEED [MPIRUN]: starts the saver, kills it with SIGKILL at a random moment
-// of its saves, and checks the result. Repeats this ROUNDS times. Without MPIRUN the saver is one
-// process of three ranks. With MPIRUN it is a job of three processes, one of which is killed; the
-// others must end with an error that names the killed one.
+// kills SAVER DIR KIND ROUNDS SEED [MPIRUN]: starts the saver, kills it with SIGKILL at a random
+// moment of its saves, and checks the result. Repeats this ROUNDS times. KIND (torch, megatron or
+// zarr) is what it saves. Without MPIRUN the saver is one process of three ranks. With MPIRUN it is
+// a job of three processes, one of which is killed; the others must end with an error that names
+// the killed one.
 //
 // After a kill each location must hold a whole checkpoint, of the last acknowledged generation or
 // of the one that was being saved. A later save must succeed and leave no leftovers.
@@ -86,9 +87,10 @@ struct Counts {
 
 class Judge {
  public:
-  Judge(std::string saver, Places places, std::string mpirun, uint64_t seed)
+  Judge(std::string saver, Places places, Kind kind, std::string mpirun, uint64_t seed)
       : saver_(std::move(saver)),
         places_(std::move(places)),
+        kind_(kind),
         mpirun_(std::move(mpirun)),
         random_(seed) {
     std::filesystem::remove_all(places_.root);
@@ -119,7 +121,7 @@ class Judge {
     }
     for (std::string word :
          {saver_, std::string(mpirun_.empty() ? "threads" : "mpi"), places_.root.string(),
-          std::to_string(next_), std::to_string(kTimeout)}) {
+          std::string(to_string(kind_)), std::to_string(next_), std::to_string(kTimeout)}) {
       words.push_back(std::move(word));
     }
     return words;
@@ -180,7 +182,7 @@ class Judge {
   }
 
   void judge_location(const std::string& location, int64_t acknowledged, int64_t begun) {
-    const int64_t found = whole_generation(location);
+    const int64_t found = whole_generation(location, kind_);
     const bool under_way = found == begun && places_.location(begun) == location;
     if (found != acknowledged && !under_way) {
       throw std::runtime_error(location + " holds generation " + std::to_string(found) +
@@ -190,11 +192,12 @@ class Judge {
     if (places_.location(begun) == location) {
       ++(found == acknowledged ? counts_.acknowledged : counts_.under_way);
     }
-    save_and_expect_no_leftovers(location, begun + 1);
+    save_and_expect_no_leftovers(location, kind_, begun + 1);
   }
 
   const std::string saver_;
   const Places places_;
+  const Kind kind_;
   const std::string mpirun_;
   std::mt19937_64 random_;
   std::map<std::string, int64_t> standing_;  // generations before the round, by location
@@ -207,20 +210,21 @@ class Judge {
 
 int main(int argc, char** argv) {
   using namespace tilestone::kills;
-  if (argc != 5 && argc != 6) {
-    std::fprintf(stderr, "usage: kills SAVER DIR ROUNDS SEED [MPIRUN]\n");
+  if (argc != 6 && argc != 7) {
+    std::fprintf(stderr, "usage: kills SAVER DIR torch|megatron|zarr ROUNDS SEED [MPIRUN]\n");
     return 2;
   }
-  const uint64_t seed = std::stoull(argv[4]);
+  const uint64_t seed = std::stoull(argv[5]);
   int round = 0;
   try {
-    Judge judge(argv[1], {argv[2]}, argc == 6 ? argv[5] : "", seed);
-    for (; round < std::stoi(argv[3]); ++round) judge.round();
+    const Kind kind = kind_named(argv[3]);
+    Judge judge(argv[1], {argv[2]}, kind, argc == 7 ? argv[6] : "", seed);
+    for (; round < std::stoi(argv[4]); ++round) judge.round();
     const Counts& counts = judge.counts();
     std::printf(
-        "%d kills: %d found the acknowledged generation, %d the one being saved; %d "
+        "%d kills: saving %s, %d found the acknowledged generation, %d the one being saved; %d "
         "surviving ranks named the killed one\n",
-        round, counts.acknowledged, counts.under_way, counts.survivors);
+        round, argv[3], counts.acknowledged, counts.under_way, counts.survivors);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kill %d, seed %llu: %s\n", round, static_cast<unsigned long long>(seed),
