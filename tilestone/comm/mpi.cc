@@ -1,8 +1,9 @@
 // How an operation runs:
 //
 // 1. Every rank counts its operations. All ranks make the same operations in the same order, so an
-//    operation has the same number on every rank. The number modulo the number of tags is the tag
-//    of the messages; the full number is in their headers. A call (call.h) begins with a number
+//    operation has the same number on every rank. Each duplicate of a communicator begins with
+//    another number. The number modulo the number of tags is the tag of the messages; the full
+//    number is in their headers. A call (call.h) begins with a number
 //    that no rank has used.
 // 2. All sends and receives of the operation are posted at once. They are polled (at first with
 //    yields, later with sleeps) until all are complete or the deadline has passed. Nothing blocks
@@ -46,6 +47,7 @@ using comm_internal::MpiTransfer;
 using std::chrono::microseconds;
 
 constexpr uint64_t kMaxTags = uint64_t{1} << 30;
+constexpr uint64_t kOperationsOfGeneration = 1000003;
 constexpr int kYieldingPolls = 100;
 constexpr microseconds kShortestSleep{10};
 constexpr microseconds kLongestSleep{500};
@@ -189,6 +191,9 @@ struct Channel {
 
   void progress_abandoned();
 
+  // MPI gives a new communicator the context of one that was freed, and with it messages that come
+  // late. By this number the ranks know the messages of this one.
+  uint64_t generation = 0;
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 0;
@@ -201,6 +206,25 @@ struct Channel {
   MissingRanks missing;
   MpiNotices notices;
 };
+
+// How many duplicates of the communicator were begun before. All ranks make the same ones, so the
+// number is the same on all of them. A freed and remade communicator begins again.
+uint64_t generation_of(MPI_Comm original) {
+  static std::mutex mutex;
+  static int key = MPI_KEYVAL_INVALID;
+  const std::lock_guard lock(mutex);
+  if (key == MPI_KEYVAL_INVALID) {
+    check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &key, nullptr),
+              "MPI_Comm_create_keyval");
+  }
+  void* before = nullptr;
+  int found = 0;
+  check_mpi(MPI_Comm_get_attr(original, key, &before, &found), "MPI_Comm_get_attr");
+  const uint64_t generation = found ? reinterpret_cast<uintptr_t>(before) : 0;
+  check_mpi(MPI_Comm_set_attr(original, key, reinterpret_cast<void*>(generation + 1)),
+            "MPI_Comm_set_attr");
+  return generation;
+}
 
 // Collective: waits until all ranks have called it. Error(kTimeout) after the deadline.
 MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
@@ -220,7 +244,8 @@ MPI_Comm duplicate(MPI_Comm original, Deadline deadline) {
 }
 
 Channel::Channel(MPI_Comm original, size_t fragment, size_t tree, Deadline deadline)
-    : comm(duplicate(original, deadline)),
+    : generation(generation_of(original)),
+      comm(duplicate(original, deadline)),
       fragment_bytes(fragment),
       tree_bytes(tree),
       notices([this](int from) { missing.heard_of(from); }) {
@@ -231,7 +256,9 @@ Channel::Channel(MPI_Comm original, size_t fragment, size_t tree, Deadline deadl
   int found = 0;
   check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, &upper_bound, &found), "MPI_Comm_get_attr");
   if (found) tags = std::min(tags, static_cast<uint64_t>(*static_cast<int*>(upper_bound)));
-  notices.open(comm, static_cast<int>(tags), rank, size);  // operations use the tags below
+  operation = generation * kOperationsOfGeneration;
+  // Operations use the tags below.
+  notices.open(comm, static_cast<int>(tags), rank, size, generation);
 }
 
 Channel::~Channel() {

@@ -1,5 +1,5 @@
-// A message is one byte for its kind, followed by the notice, or by the call's number and the
-// error.
+// A message is the communicator's generation (see mpi.cc) and one byte for its kind, followed by
+// the notice, or by the call's number and the error.
 #include "tilestone/comm/mpi_notices_internal.h"
 
 #include <string>
@@ -11,7 +11,6 @@ namespace tilestone::comm_internal {
 namespace {
 
 constexpr size_t kMaxAborted = 16;
-enum class NoticeKind : uint8_t { kNotice = 1, kAbort = 2 };
 
 void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -28,17 +27,24 @@ void keep(std::map<uint64_t, Error>& aborted, uint64_t call, const Error& why) {
 
 }  // namespace
 
-void MpiNotices::open(MPI_Comm comm, int tag, int rank, int size) {
+void MpiNotices::open(MPI_Comm comm, int tag, int rank, int size, uint64_t generation) {
   comm_ = comm;
   tag_ = tag;
   rank_ = rank;
   size_ = size;
+  generation_ = generation;
+}
+
+ByteWriter MpiNotices::begin_message(NoticeKind kind) const {
+  ByteWriter writer;
+  writer.u64(generation_);
+  writer.u8(static_cast<uint8_t>(kind));
+  return writer;
 }
 
 void MpiNotices::post(std::vector<Notice> notices) {
   for (const Notice& notice : notices) {
-    ByteWriter writer;
-    writer.u8(static_cast<uint8_t>(NoticeKind::kNotice));
+    ByteWriter writer = begin_message(NoticeKind::kNotice);
     writer.raw(notice.bytes);
     send(notice.rank, std::move(writer).take());
   }
@@ -56,8 +62,7 @@ std::vector<Notice> MpiNotices::take() {
 
 void MpiNotices::abort(uint64_t call, const Error& why) {
   keep(aborted_, call, why);
-  ByteWriter writer;
-  writer.u8(static_cast<uint8_t>(NoticeKind::kAbort));
+  ByteWriter writer = begin_message(NoticeKind::kAbort);
   writer.u64(call);
   writer.raw(why.encode());
   for (int rank = 0; rank < size_; ++rank) {
@@ -113,13 +118,15 @@ void MpiNotices::receive() {
 }
 
 void MpiNotices::deliver(int from, const Bytes& bytes) {
-  heard_of_(from);
   ByteReader reader(bytes, "notice of rank " + std::to_string(from));
+  if (reader.u64() != generation_) return;
+  heard_of_(from);
   if (static_cast<NoticeKind>(reader.u8()) == NoticeKind::kAbort) {
     const uint64_t call = reader.u64();
     keep(aborted_, call, Error::decode(reader.raw(reader.remaining())));
   } else {
-    notices_.insert_or_assign(from, Bytes(bytes.begin() + 1, bytes.end()));
+    const ByteView notice = reader.raw(reader.remaining());
+    notices_.insert_or_assign(from, Bytes(notice.begin(), notice.end()));
   }
 }
 

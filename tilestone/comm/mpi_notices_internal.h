@@ -14,6 +14,8 @@
 
 namespace tilestone::comm_internal {
 
+enum class NoticeKind : uint8_t { kNotice = 1, kAbort = 2 };
+
 class MpiNotices {
  public:
   // `heard_of` is called with the sender's rank for each message that arrives.
@@ -21,7 +23,8 @@ class MpiNotices {
   MpiNotices(const MpiNotices&) = delete;
   MpiNotices& operator=(const MpiNotices&) = delete;
 
-  void open(MPI_Comm comm, int tag, int rank, int size);
+  // `generation`: the same number on all ranks. Messages with another one are dropped.
+  void open(MPI_Comm comm, int tag, int rank, int size, uint64_t generation);
 
   void post(std::vector<Notice> notices);
   // The newest notice of each rank that take() has not returned before.
@@ -43,6 +46,7 @@ class MpiNotices {
     Bytes bytes;
     MPI_Request request = MPI_REQUEST_NULL;
   };
+  ByteWriter begin_message(NoticeKind kind) const;
   void send(int to, Bytes bytes);
   void receive();
   void deliver(int from, const Bytes& bytes);
@@ -52,6 +56,7 @@ class MpiNotices {
   int tag_ = 0;
   int rank_ = 0;
   int size_ = 0;
+  uint64_t generation_ = 0;
   std::list<Message> leaving_, coming_;  // oldest first; a list keeps the addresses of its elements
   std::map<int, Bytes> notices_;         // the newest notice, by rank
   std::map<uint64_t, Error> aborted_;    // by call number

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -57,6 +58,24 @@ TEST(Mpi, RandomOperations) {
 }
 
 TEST(Mpi, BadArgumentsAreRefused) { comm_testing::check_bad_arguments(mpi_world()); }
+
+// MPI gives a new communicator the context of one that was freed, and with it messages that had not
+// arrived when that one was freed.
+TEST(Mpi, ALateNoticeOfAFreedCommunicatorDoesNotReachTheNextOne) {
+  std::optional<Communicator> freed = mpi_world();
+  const int rank = freed->rank();
+  if (rank == 0) freed.reset();
+  all_ranks();
+  if (rank == 1) freed->call_port()->post({{0, Bytes(20), {}}}, Deadline::never());
+  freed.reset();
+  all_ranks();
+  const Communicator next = mpi_world();
+  if (rank == 0 && next.size() > 1) {
+    const Deadline soon = Deadline::after(std::chrono::milliseconds(100));
+    EXPECT_TRUE(next.call_port()->newest(soon, Deadline::never()).empty());
+  }
+  all_ranks();
+}
 
 TEST(Mpi, MissingCallerIsNamedAndTheGroupGoesOn) {
   const Communicator world = mpi_world();
