@@ -6,18 +6,27 @@ namespaces.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import fcntl
+import itertools
 import json
 import os
 import pathlib
 import queue
+import select
+import signal
+import struct
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 RANKS_OF_HOST = 2
 WORLD = 2 * RANKS_OF_HOST
 NETWORK = "10.213.77"
+HANGS = 120.0  # seconds without a line of a rank; starting takes long on a busy machine
 
 
 def run(*command: str) -> None:
@@ -29,13 +38,59 @@ def program(name: str) -> str:
     return str(pathlib.Path(__file__).with_name(name))
 
 
+class SlowLink:
+    """Two tun devices; each packet that is sent to one of them arrives at the other after a delay.
+
+    Not tc's netem, because many kernels don't have it.
+    """
+
+    def __init__(self, names: list[str], delay: float) -> None:
+        self._delay = delay  # seconds
+        self._devices = [self._open(name) for name in names]
+        self._stopping, self._stop = os.pipe()
+        self._thread = threading.Thread(target=self._forward, daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _open(name: str) -> int:
+        set_interface, tun, no_header = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, its flags
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(device, set_interface, struct.pack("16sH22x", name.encode(), tun | no_header))
+        return device
+
+    def _forward(self) -> None:
+        others = dict(zip(self._devices, reversed(self._devices), strict=True))
+        waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
+        while True:
+            pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+            ready = select.select([*self._devices, self._stopping], [], [], pause)[0]
+            if self._stopping in ready:
+                return
+            for device in ready:
+                packet = os.read(device, 65536)
+                waiting.append((time.monotonic() + self._delay, others[device], packet))
+            while waiting and waiting[0][0] <= time.monotonic():
+                _, device, packet = waiting.popleft()
+                with contextlib.suppress(OSError):  # a full queue loses packets, as a network does
+                    os.write(device, packet)
+
+    def close(self) -> None:
+        os.write(self._stop, b"x")
+        self._thread.join()
+        for file in (*self._devices, self._stopping, self._stop):
+            os.close(file)
+
+
+_numbers = itertools.count()
+
+
 class Hosts:
     """Hosts "a" and "b". Each host's network interface has the host's name."""
 
     def __init__(self) -> None:
-        name = f"ts{os.getpid() % 100000}"
+        name = f"ts{os.getpid() % 100000}x{next(_numbers)}"
         self.names = [f"{name}a", f"{name}b"]
-        self.address = f"{NETWORK}.1"  # of the first host
+        self._slow: SlowLink | None = None
 
     def make(self) -> None:
         a, b = self.names
@@ -44,23 +99,74 @@ class Hosts:
         run("ip", "link", "add", a, "netns", a, "type", "veth", "peer", "name", b, "netns", b)
         for number, name in enumerate(self.names):
             inside = ("ip", "-n", name)
-            run(*inside, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", name)
+            run(*inside, "address", "add", f"{self.at(number)}/24", "dev", name)
             run(*inside, "link", "set", "lo", "up")
             run(*inside, "link", "set", name, "up")
+            # Where the kernel has this limit (Linux 6.15), a connection goes on soon after a cut.
+            limit = "/proc/sys/net/ipv4/tcp_rto_max_ms"
+            run("ip", "netns", "exec", name, "sh", "-c", f"[ ! -e {limit} ] || echo 1000 > {limit}")
 
     def remove(self) -> None:
-        for name in self.names:
+        if self._slow is not None:
+            self._slow.close()
+        for host, name in enumerate(self.names):
+            self.kill_all(host)
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
-    def set_link(self, state: str) -> None:
-        """Sets the link "up" or "down"."""
-        run("ip", "-n", self.names[1], "link", "set", self.names[1], state)
+    def kill_all(self, host: int) -> None:
+        """Kills all processes of a host."""
+        command = ["ip", "netns", "pids", self.names[host]]
+        found = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        for process in found.split():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(int(process), signal.SIGKILL)
 
-    def narrow(self, rate: str) -> None:
-        """Limits both directions of the link to this rate in tc's notation, for example 4mbit."""
-        for name in self.names:
+    def cut(self, silently: bool = False) -> None:
+        """Cuts the link.
+
+        Args:
+            silently: packets are lost, and neither host notices. Otherwise the second host's
+                interface is down, so that it gets errors at once.
+        """
+        if silently:
+            for name in self.names:
+                self._tc(name, "add", "dev", name, "root", "blackhole")
+        else:
+            run("ip", "-n", self.names[1], "link", "set", self.names[1], "down")
+
+    def restore(self, silently: bool = False) -> None:
+        """Undoes cut(), which was given the same argument."""
+        if silently:
+            for name in self.names:
+                self._tc(name, "delete", "dev", name, "root")
+        else:
+            run("ip", "-n", self.names[1], "link", "set", self.names[1], "up")
+
+    @staticmethod
+    def _tc(host: str, *words: str) -> None:
+        run("ip", "netns", "exec", host, "tc", "qdisc", *words)
+
+    def make_slow(self, rate: str, delay: float) -> None:
+        """From now on all packets between the hosts take a second, slow link.
+
+        Args:
+            rate: of each direction, in tc's notation, for example 4mbit.
+            delay: of each packet, in seconds.
+        """
+        devices = [f"{name}s" for name in self.names]
+        self._slow = SlowLink(devices, delay)
+        for number, (name, device) in enumerate(zip(self.names, devices, strict=True)):
+            other = f"{NETWORK}.{2 - number}"
             shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
-            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", name, *shape)
+            run("ip", "link", "set", device, "netns", name)
+            run("ip", "-n", name, "link", "set", device, "up")
+            self._tc(name, "add", "dev", device, *shape)
+            run("ip", "-n", name, "route", "add", f"{other}/32", "dev", device)
+
+    @staticmethod
+    def at(host: int) -> str:
+        """The address of a host."""
+        return f"{NETWORK}.{host + 1}"
 
     def on(self, host: int, command: str) -> list[str]:
         """A command line that runs a shell command on a host."""
@@ -91,27 +197,21 @@ class Hosts:
 
 
 class Rank:
-    """A process on one of the hosts, which prints lines of JSON."""
+    """What one rank says: lines of JSON in a named pipe, which say() writes."""
 
-    def __init__(self, hosts: Hosts, rank: int, folder: pathlib.Path, *command: str) -> None:
-        host = rank // RANKS_OF_HOST
-        self._errors = folder / f"stderr-{rank}"
-        self._process = subprocess.Popen(
-            hosts.on(host, " ".join(["exec", sys.executable, *command])),
-            env={**os.environ, "GLOO_SOCKET_IFNAME": hosts.names[host], "USE_LIBUV": "0"},
-            stdout=subprocess.PIPE,
-            stderr=self._errors.open("w"),
-            text=True,
-        )
+    def __init__(self, rank: int, folder: pathlib.Path, errors: pathlib.Path) -> None:
+        self._errors = errors  # the file of its standard error
+        self._pipe = folder / f"said-{rank}"
+        os.mkfifo(self._pipe)
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(json.loads(line))
+        with self._pipe.open() as lines:  # waits until the rank opens it
+            for line in lines:
+                self._lines.put(json.loads(line))
 
-    def next(self, what: str, timeout: float = 60) -> dict[str, Any]:
+    def next(self, what: str, timeout: float = HANGS) -> dict[str, Any]:
         """Returns the next line, which must be `what`."""
         try:
             line = self._lines.get(timeout=timeout)
@@ -120,14 +220,64 @@ class Rank:
         assert line["what"] == what, line
         return line
 
-    def either(self, *what: str, timeout: float = 90) -> dict[str, Any]:
-        """Returns the next line that is one of these, and skips others."""
-        while (line := self._lines.get(timeout=timeout))["what"] not in what:
-            pass
-        return line
 
-    def wait(self) -> int:
-        return self._process.wait(30)
+def say(rank: int, folder: pathlib.Path, what: str, **more: object) -> None:
+    """Called by a rank: writes one line for the Rank object of the test."""
+    global _said
+    if _said is None:
+        _said = os.open(folder / f"said-{rank}", os.O_WRONLY)
+    os.write(_said, (json.dumps({"what": what, **more}) + "\n").encode())
 
-    def kill(self) -> None:
-        self._process.kill()
+
+_said: int | None = None
+
+
+class Job:
+    """Processes on the hosts that are killed when the block ends. Their ranks say() lines."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.ranks = [Rank(rank, folder, folder / "stderr") for rank in range(WORLD)]
+        self._errors = (folder / "stderr").open("w")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: list[str], **environment: str) -> None:
+        self._processes.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdout=self._errors,
+                stderr=self._errors,
+            )
+        )
+
+    def wait(self) -> None:
+        """Checks that every process ends with success."""
+        codes = [process.wait(30) for process in self._processes]
+        assert not any(codes), (codes, pathlib.Path(self._errors.name).read_text())
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._errors.close()
+
+
+def gloo_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
+    """Starts one process per rank. Each gets its rank as its last argument."""
+    job = Job(folder)
+    for rank in range(WORLD):
+        host = rank // RANKS_OF_HOST
+        words = ["exec", sys.executable, *command, str(rank)]
+        interface = hosts.names[host]
+        job.start(hosts.on(host, " ".join(words)), GLOO_SOCKET_IFNAME=interface, USE_LIBUV="0")
+    return job
+
+
+def mpi_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
+    """Starts one job of mpirun."""
+    job = Job(folder)
+    job.start(hosts.mpirun(folder, sys.executable, *command))
+    return job

@@ -1,164 +1,262 @@
-"""One rank of a group over several network namespaces: see test_lost_host.py.
+"""One rank of a job over two network namespaces: see test_lost_host.py.
 
-Prints a line of JSON for each event, and waits for files that tell it to continue.
+It says when it reaches a point (hosts.say), and waits for files that tell it to continue.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
+import hosts
+import numpy
 
 import tilestone
 
-# Points at which ranks wait until the link is cut: the work, and its step.
-CASES = (
-    "save: meet",
-    "save: plan",
-    "save: write",
-    "save: written",
-    "load: meet",
-    "load: plan",
-    "load: read",
-    "load: merge",
-)
+# Points at which ranks wait until the link is cut: the work, and its point.
+# meet, report, publish: the first host is inside this call and waits for the second host.
+# orders, reports, outcome, open: rank 0 has what all ranks have sent, and the others wait for it.
+# Elsewhere every rank is in its own work: it builds its state (plan), is about to stage, writes,
+# has written, reads, or takes what was loaded (merge).
+CASES = {
+    "gloo": (
+        ("save: meet", "save: plan", "save: orders", "save: stage", "save: write", "save: written")
+        + ("save: report", "save: reports"),
+        ("save: publish", "save: outcome")
+        + ("load: meet", "load: plan", "load: open", "load: read", "load: merge"),
+    ),
+}
 TIMEOUT = 7.0  # seconds, for calls during which the link is cut; enough for a busy machine
+PLENTY = 60.0  # seconds, for calls that must succeed
 SIDE = 512  # rows, and columns, of the tensor
 
 
-def tell(what: str, **more: object) -> None:
-    print(json.dumps({"what": what, **more}), flush=True)
+def truth(version: int) -> Any:
+    """All elements. No two versions have an element in common."""
+    first = version * SIDE * SIDE
+    return numpy.arange(first, first + SIDE * SIDE, dtype=numpy.int64).reshape(SIDE, SIDE)
+
+
+def versions(found: Any, expected: Any) -> list[int]:
+    """The versions of elements whose places are those of `expected`, which is of version 0."""
+    return sorted({int(each) for each in numpy.unique((found - expected) / (SIDE * SIDE))})
+
+
+class Gloo:
+    """Joins one process group after another. A cut in a transfer breaks a group."""
+
+    outlasts_planning = True  # no transfer is in progress then
+
+    def __init__(self, rank: int, folder: pathlib.Path, address: str, port: str) -> None:
+        self._rank, self._address, self._port = rank, address, int(port)
+
+    def join(self, member: Member) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        from tilestone._torch_comm import TorchCommunicator
+
+        class Held(TorchCommunicator):
+            """Lets rank 0 wait where it has received what all ranks have sent."""
+
+            def gather(self, mine: bytes, root: int, *more: Any, **named: Any) -> list[bytes]:
+                parts = super().gather(mine, root, *more, **named)
+                if self.rank == root:
+                    member.hold(member.gathers)
+                return parts
+
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{self._address}:{self._port}",
+            rank=self._rank,
+            world_size=hosts.WORLD,
+            timeout=datetime.timedelta(seconds=PLENTY),
+        )
+        self._port += 1
+        return Held()
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    def array(self, data: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(data)
+
+
+class Mpi:
+    """Duplicates MPI_COMM_WORLD again and again. Late messages of old duplicates must not matter."""
+
+    # A message of the failed call that comes late can make the next call on the group fail too.
+    outlasts_planning = False
+
+    def __init__(self, *_: object) -> None: ...
+
+    def join(self, member: Member) -> Any:
+        return tilestone.mpi_world(PLENTY)
+
+    def leave(self) -> None: ...
+
+    def array(self, data: Any) -> Any:
+        return data
 
 
 class Member:
-    """This rank. It joins one group after another."""
+    """This rank."""
 
-    def __init__(self, address: str, port: int, rank: int, world: int, folder: pathlib.Path):
-        self.address, self.port, self.rank, self.world = address, port, rank, world
-        self.folder = folder
+    def __init__(self, rank: int, folder: pathlib.Path, group: Gloo | Mpi) -> None:
+        self.rank, self.folder, self.group = rank, folder, group
         self.path = folder / "checkpoint"
         self.case = ""
+        self.gathers = ""  # the point that rank 0 reaches when it has gathered
+        self.comm = group.join(self)
 
-    def join(self) -> None:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{self.address}:{self.port}",
-            rank=self.rank,
-            world_size=self.world,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        self.port += 1
-
-    def leave(self) -> None:
-        dist.destroy_process_group()
+    def say(self, what: str, **more: object) -> None:
+        hosts.say(self.rank, self.folder, what, **more)
 
     def wait_for(self, name: str) -> None:
         while not (self.folder / name).exists():
             time.sleep(0.02)
 
-    def hold(self, at: str) -> None:
+    def is_at(self, point: str) -> bool:
+        return self.case.endswith(f": {point}")
+
+    def hold(self, point: str) -> None:
         """Waits once for the cut, if it is to happen at this point."""
-        if self.case.endswith(f": {at}"):
+        if point and self.is_at(point):
             case, self.case = self.case, ""
-            tell("inside")
+            self.say("inside")
             self.wait_for(f"cut {case}")
 
-    def meet(self) -> None:
-        """Makes the second host late, so that the first one waits for it inside its call."""
-        if self.rank < self.world // 2 and self.case.endswith(": meet"):
+    def enter(self, call: str, gathers: str) -> None:
+        """Called before a call in which the ranks wait for one another: see CASES."""
+        self.gathers = gathers
+        waits_for_host = self.is_at(call) and self.rank < hosts.RANKS_OF_HOST
+        waits_for_coordinator = self.is_at(gathers) and self.rank != 0
+        if waits_for_host or waits_for_coordinator:
             self.case = ""
-            tell("inside")
-        self.hold("meet")
+            self.say("inside")
+        self.hold(call)
 
     def progress(self, how_far: tilestone.Progress) -> None:
         self.hold(how_far.phase)
         if how_far.phase == "write" and how_far.bytes_done == how_far.bytes_total:
             self.hold("written")
 
-    def factory(self, data: torch.Tensor, axis: int) -> tilestone.ShardedTensorFactory:
+    def factory(self, data: Any, axis: int) -> tilestone.ShardedTensorFactory:
         def build(key: str, part: Any, replica_id: Any, flattened_range: Any) -> Any:
             self.hold("plan")
             return tilestone.ShardedTensor.from_rank_offsets(
-                key, part, (axis, self.rank, self.world)
+                key, part, (axis, self.rank, hosts.WORLD)
             )
 
         def merge(tree: Any) -> Any:
             self.hold("merge")
             return tree
 
-        return tilestone.ShardedTensorFactory("w", data, build, merge)
+        return tilestone.ShardedTensorFactory("w", self.group.array(data), build, merge)
+
+    def part(self, version: int, axis: int) -> Any:
+        return numpy.split(truth(version), hosts.WORLD, axis)[self.rank].copy()
 
     def save(self, version: int, timeout: float) -> None:
-        rows = torch.full((SIDE // self.world, SIDE), float(version))
-        self.meet()
-        tilestone.save(
-            {"w": self.factory(rows, 0)},
+        state = {"w": self.factory(self.part(version, 0), 0)}
+        self.enter("meet", "orders")
+        with tilestone.begin_save(
+            state,
             self.path,
+            comm=self.comm,
             overwrite=True,
             timeout=timeout,
             progress=self.progress,
-        )
+        ) as saving:
+            self.hold("stage")
+            saving.stage()
+            saving.write()
+            self.enter("report", "reports")
+            saving.report()
+            self.enter("publish", "outcome")
+            saving.publish()
 
-    def load(self, timeout: float) -> None:
-        columns = torch.zeros(SIDE, SIDE // self.world)
-        self.meet()
-        tilestone.load(
-            {"w": self.factory(columns, 1)}, self.path, timeout=timeout, progress=self.progress
+    def load(self, timeout: float) -> list[int]:
+        """Loads columns of what was saved as rows. Returns the versions of the elements."""
+        columns = numpy.zeros((SIDE, SIDE // hosts.WORLD), numpy.int64)
+        self.enter("meet", "open")
+        loaded = tilestone.load(
+            {"w": self.factory(columns, 1)},
+            self.path,
+            comm=self.comm,
+            timeout=timeout,
+            progress=self.progress,
         )
+        return versions(numpy.asarray(loaded["w"]), self.part(0, 1))
 
     def cut_in(self, case: str, version: int) -> None:
         """Does the work of a case, during which the link is cut."""
         self.case = case
-        work: dict[str, Callable[[], None]] = {
-            "save": lambda: self.save(version, TIMEOUT),
-            "load": lambda: self.load(TIMEOUT),
-        }
+        found: list[int] = []
+        kind, text = "", ""
         started = time.monotonic()
         try:
-            work[case.split(":")[0]]()
+            if case.startswith("save"):
+                self.save(version, TIMEOUT)
+            else:
+                found = self.load(TIMEOUT)
         except tilestone.CheckpointError as error:
             kind, text = type(error).__name__, str(error)
-        else:
-            kind, text = "", ""
-        tell("ended", kind=kind, text=text, seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self.say("ended", kind=kind, text=text, seconds=seconds, versions=found)
 
-    def check_whole(self) -> None:
-        """Prints the version of all elements, and checks that the group can save and load."""
-        whole = tilestone.load({"w": torch.zeros(SIDE, SIDE)}, self.path)["w"]
-        tell("whole", versions=sorted({float(value) for value in whole.unique()}))
+    def read_whole(self) -> list[int]:
+        whole = tilestone.load({"w": numpy.zeros((SIDE, SIDE), numpy.int64)}, self.path)["w"]
+        return versions(whole, truth(0))
+
+    def go_on(self, version: int) -> None:
+        """Says what the checkpoint is now, saves the next one, and says what remains of it all."""
+        self.group.leave()
+        self.comm = self.group.join(self)
+        self.say("whole", versions=self.load(PLENTY))
+        self.save(version, PLENTY)
+        left = [file.name for file in tilestone.gc(self.path)] if self.rank == 0 else []
+        self.say("saved", versions=self.load(PLENTY), left=left)
 
 
-def main() -> None:
-    address, port, rank, world, shared = sys.argv[1:]
-    me = Member(address, int(port), int(rank), int(world), pathlib.Path(shared))
-    me.join()
-    me.save(0, 60)
-    for number, case in enumerate(CASES, 1):
-        me.cut_in(case, number)
-        me.wait_for(f"restored {case}")
-        if case == "save: plan":  # no transfer was in progress, so the group still works
-            me.save(number, 60)
-            tell("saved")
-        me.leave()
-        me.join()
-        me.check_whole()
-    me.wait_for("slow")
-    me.save(100, 60)
-    me.load(60)
-    tell("slow")
-    me.leave()
-    tell("end")
+def main(cases: Sequence[str], slow: bool, member: Member) -> None:
+    """Version 2n - 1 is saved in the n-th case and version 2n after it.
+
+    Args:
+        slow: at the end version 100 is saved and loaded over a slow link.
+    """
+    member.save(0, PLENTY)
+    # Every rank sends to every other. Open MPI does not repeat the handshake of a new connection.
+    member.load(PLENTY)
+    for number, case in enumerate(cases, 1):
+        member.cut_in(case, 2 * number - 1)
+        member.wait_for(f"restored {case}")
+        if case == "save: plan" and member.group.outlasts_planning:
+            member.save(2 * number - 1, PLENTY)
+        member.go_on(2 * number)
+    if slow:
+        member.wait_for("slow")
+        started = time.monotonic()
+        member.save(100, PLENTY)
+        found = member.load(PLENTY)
+        member.say("slow", versions=found, seconds=time.monotonic() - started)
+    member.wait_for("end")
+    member.group.leave()
 
 
 if __name__ == "__main__":
-    os.environ.update(USE_LIBUV="0", OMP_NUM_THREADS="1")
-    torch.set_num_threads(1)
-    main()
+    os.environ.update(OMP_NUM_THREADS="1")
+    kind, part, shared, address, port, *last = sys.argv[1:]
+    own = int(last[0] if last else os.environ["OMPI_COMM_WORLD_RANK"])
+    group = {"gloo": Gloo, "mpi": Mpi}[kind](own, pathlib.Path(shared), address, port)
+    main(CASES[kind][int(part)], part == "0", Member(own, pathlib.Path(shared), group))
