@@ -3,8 +3,7 @@
 // 1. Every rank counts its operations. All ranks make the same operations in the same order, so an
 //    operation has the same number on every rank. Each duplicate of a communicator begins with
 //    another number. The number modulo the number of tags is the tag of the messages; the full
-//    number is in their headers. A call (call.h) begins with a number
-//    that no rank has used.
+//    number is in their headers. A call (call.h) begins with a number that no rank has used.
 // 2. All sends and receives of the operation are posted at once. They are polled (at first with
 //    yields, later with sleeps) until all are complete or the deadline has passed. Nothing blocks
 //    inside MPI.
