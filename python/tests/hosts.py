@@ -121,30 +121,13 @@ class Hosts:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(int(process), signal.SIGKILL)
 
-    def cut(self, silently: bool = False) -> None:
-        """Cuts the link.
+    def cut(self) -> None:
+        """Cuts the link: the second host's interface is down."""
+        run("ip", "-n", self.names[1], "link", "set", self.names[1], "down")
 
-        Args:
-            silently: packets are lost, and neither host notices. Otherwise the second host's
-                interface is down, so that it gets errors at once.
-        """
-        if silently:
-            for name in self.names:
-                self._tc(name, "add", "dev", name, "root", "blackhole")
-        else:
-            run("ip", "-n", self.names[1], "link", "set", self.names[1], "down")
-
-    def restore(self, silently: bool = False) -> None:
-        """Undoes cut(), which was given the same argument."""
-        if silently:
-            for name in self.names:
-                self._tc(name, "delete", "dev", name, "root")
-        else:
-            run("ip", "-n", self.names[1], "link", "set", self.names[1], "up")
-
-    @staticmethod
-    def _tc(host: str, *words: str) -> None:
-        run("ip", "netns", "exec", host, "tc", "qdisc", *words)
+    def restore(self) -> None:
+        """Undoes cut()."""
+        run("ip", "-n", self.names[1], "link", "set", self.names[1], "up")
 
     def make_slow(self, rate: str, delay: float) -> None:
         """From now on all packets between the hosts take a second, slow link.
@@ -160,7 +143,8 @@ class Hosts:
             shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
             run("ip", "link", "set", device, "netns", name)
             run("ip", "-n", name, "link", "set", device, "up")
-            self._tc(name, "add", "dev", device, *shape)
+            limit = ("tc", "qdisc", "add", "dev", device, *shape)
+            run("ip", "netns", "exec", name, *limit)
             run("ip", "-n", name, "route", "add", f"{other}/32", "dev", device)
 
     @staticmethod
@@ -273,11 +257,4 @@ def gloo_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
         words = ["exec", sys.executable, *command, str(rank)]
         interface = hosts.names[host]
         job.start(hosts.on(host, " ".join(words)), GLOO_SOCKET_IFNAME=interface, USE_LIBUV="0")
-    return job
-
-
-def mpi_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
-    """Starts one job of mpirun."""
-    job = Job(folder)
-    job.start(hosts.mpirun(folder, sys.executable, *command))
     return job

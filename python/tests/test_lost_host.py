@@ -1,6 +1,6 @@
 """A host is lost at each step of a save and of a load, or has a slow link.
 
-Jobs of four ranks, over gloo and over MPI, run on two network namespaces with a link that is cut,
+Jobs of four ranks over gloo run on two network namespaces with a link that is cut,
 restored and made slow (hosts.py). The jobs run at the same time, because they mostly wait for
 deadlines.
 """
@@ -11,8 +11,7 @@ import concurrent.futures
 import pathlib
 import re
 
-import pytest
-from hosts import RANKS_OF_HOST, WORLD, Hosts, Job, gloo_job, mpi_job, program
+from hosts import RANKS_OF_HOST, WORLD, Hosts, Job, gloo_job, program
 from lost_host_rank import CASES, TIMEOUT
 
 LATER = 5.0  # seconds after the deadline by which every rank must have its error
@@ -23,16 +22,15 @@ CLEAR = re.compile(r"ranks? \d|is a host cut off|while staging")
 # checkpoint is published, and rank 0 can tell only its own host.
 MAY_SUCCEED = {"load: merge": range(WORLD), "save: outcome": range(RANKS_OF_HOST)}
 # In these cases the next version exists: the group saves it once more, or it is published.
-NEW = {"gloo": ("save: plan", "save: outcome"), "mpi": ()}
+NEW = ("save: plan", "save: outcome")
 # A slow link. Each host loads 1 MiB, and gets half of it from the other host.
 RATE, DELAY = "4mbit", 0.02  # seconds from one host to the other
 LEAST_SLOW = 0.5  # seconds; at this rate half a MiB takes one second
 
 
-def start(kind: str, part: int, hosts: Hosts, folder: pathlib.Path) -> Job:
-    make = {"gloo": gloo_job, "mpi": mpi_job}[kind]
-    words = [program("lost_host_rank.py"), kind, str(part), str(folder), hosts.at(0), "29517"]
-    return make(hosts, folder, *words)
+def start(part: int, hosts: Hosts, folder: pathlib.Path) -> Job:
+    words = [program("lost_host_rank.py"), str(part), str(folder), hosts.at(0), "29517"]
+    return gloo_job(hosts, folder, *words)
 
 
 def check_ended(job: Job, case: str, stands: int) -> None:
@@ -67,24 +65,22 @@ def check_slow(job: Job, hosts: Hosts, folder: pathlib.Path) -> None:
         assert line["seconds"] > LEAST_SLOW, line
 
 
-def lose_hosts(kind: str, part: int, folder: pathlib.Path) -> None:
-    # Open MPI itself ends a process that can't connect because its own interface is down.
-    silently = kind == "mpi"
+def lose_hosts(part: int, folder: pathlib.Path) -> None:
     hosts = Hosts()
     folder.mkdir()
     try:
         hosts.make()
-        with start(kind, part, hosts, folder) as job:
-            for number, case in enumerate(CASES[kind][part], 1):
+        with start(part, hosts, folder) as job:
+            for number, case in enumerate(CASES[part], 1):
                 for rank in job.ranks:
                     rank.next("inside")
-                hosts.cut(silently)
+                hosts.cut()
                 (folder / f"cut {case}").touch()
                 check_ended(job, case, 2 * number - 2)
-                hosts.restore(silently)
+                hosts.restore()
                 (folder / f"restored {case}").touch()
-                is_new = case in NEW[kind]
-                check_going_on(job, case, 2 * number - 1 if is_new else 2 * number - 2, 2 * number)
+                standing = 2 * number - 1 if case in NEW else 2 * number - 2
+                check_going_on(job, case, standing, 2 * number)
             if part == 0:
                 check_slow(job, hosts, folder)
             (folder / "end").touch()
@@ -93,12 +89,11 @@ def lose_hosts(kind: str, part: int, folder: pathlib.Path) -> None:
         hosts.remove()
 
 
-@pytest.mark.parametrize("kind", CASES)
 def test_every_rank_ends_at_its_deadline_wherever_a_host_is_lost_and_the_checkpoint_stays_whole(
-    kind: str, tmp_path: pathlib.Path
+    tmp_path: pathlib.Path,
 ) -> None:
-    parts = range(len(CASES[kind]))
+    parts = range(len(CASES))
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        jobs = [threads.submit(lose_hosts, kind, part, tmp_path / str(part)) for part in parts]
+        jobs = [threads.submit(lose_hosts, part, tmp_path / str(part)) for part in parts]
         for job in jobs:
             job.result()
