@@ -81,11 +81,6 @@ class Gloo:
 
         dist.destroy_process_group()
 
-    def array(self, data: Any) -> Any:
-        import torch
-
-        return torch.from_numpy(data)
-
 
 class Member:
     """This rank."""
@@ -130,6 +125,8 @@ class Member:
             self.hold("written")
 
     def factory(self, data: Any, axis: int) -> tilestone.ShardedTensorFactory:
+        import torch
+
         def build(key: str, part: Any, replica_id: Any, flattened_range: Any) -> Any:
             self.hold("plan")
             return tilestone.ShardedTensor.from_rank_offsets(
@@ -140,7 +137,7 @@ class Member:
             self.hold("merge")
             return tree
 
-        return tilestone.ShardedTensorFactory("w", self.group.array(data), build, merge)
+        return tilestone.ShardedTensorFactory("w", torch.from_numpy(data), build, merge)
 
     def part(self, version: int, axis: int) -> Any:
         return numpy.split(truth(version), hosts.WORLD, axis)[self.rank].copy()

@@ -396,7 +396,7 @@ TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
   }
 }
 
-// On FUSE and NFS, a file that is removed while it is open stays in its directory until it is
+// On FUSE (and NFS), a file that is removed while it is open stays in its directory until it is
 // closed. So the directory of a lock can't be removed under the lock.
 TEST(StagedSave, ADirectoryThatCantBeRemovedUnderItsLockIsRemovedAfterwards) {
   const TempDirectory folder;

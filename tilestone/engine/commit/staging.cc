@@ -170,8 +170,8 @@ bool Siblings::remove_dead(const Sibling& sibling) const {
 
 // Called after a removal under the lock has failed. Its save may have just begun, and made a new
 // lock file after the old one was removed. Or a file that is removed while it is open stays in its
-// directory, under another name, until it is closed: so on FUSE and NFS. That file is the lock's.
-// FUSE closes files a little late.
+// directory, under another name, until it is closed: seen on FUSE, documented for NFS. That file is
+// the lock's. FUSE closes files a little late.
 bool Siblings::remove_unlocked(const Sibling& sibling) const {
   constexpr int kMaxTries = 100;
   constexpr auto kPause = std::chrono::milliseconds(20);

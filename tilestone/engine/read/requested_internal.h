@@ -25,14 +25,15 @@ class Requested {
   // `wanted`: the template; null for everything in the checkpoint. `common`: the checkpoint's
   // common state; nullopt in dialects without one. Every tensor of a template that is read has
   // memory afterwards. Throws Error for a template that doesn't fit the checkpoint. Borrows
-  // `wanted` and `options`.
+  // `wanted`.
   Requested(const StateDict* wanted, const Opened& opened, const LoadOptions& options,
             std::optional<Value> common);
 
   // All items, also those that are not read because they keep what the template has.
   Items& items() { return items_; }
   const Items& items() const { return items_; }
-  // The tensors that are read. Tensors that share memory with another get temporary memory.
+  // The tensors that are read. Those that share memory with another get temporary memory. Called
+  // once.
   std::vector<TensorItem>& begin_reading();
   std::vector<TensorItem>& read() { return keeps() ? read_ : items_.tensors; }
   // Whether the object of this item is read.
