@@ -10,6 +10,10 @@
 //    has the nonce of the hello and the call's number, which is larger than the number of any
 //    operation or call of any rank. The call's operations continue from that number, so a message
 //    of one call is never mistaken for a message of another.
+//    A hello may be from a call that its rank has left since, if its withdrawal is delayed. So if
+//    the last call failed on a rank, if hellos name different calls, or if a hello has been on its
+//    way for over a second, the coordinator first asks each rank whether it still waits, and a
+//    hello counts only when it is confirmed.
 // 3. If hellos contradict each other, a rank whose call the others have already left is behind. It
 //    gets an error, and the others wait until it arrives at their call. If no rank is known to be
 //    behind, all ranks get the same Error(kMismatch) when all have arrived. So after at most one

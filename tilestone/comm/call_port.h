@@ -27,7 +27,7 @@ struct Hello;
 
 // What a rank's end of a group remembers from one call to the next. Exists as long as the group in
 // this process. If a process has several ends on one rank of a group, they share it. Only call.cc
-// uses the members.
+// and arrival_*.cc use the members.
 struct CallMemory {
   CallMemory();
   ~CallMemory();
@@ -41,7 +41,9 @@ struct CallMemory {
 
   std::deque<uint64_t> recent;  // fingerprints of the last calls, newest first
   uint64_t agreed = 0;          // number of the last call that all ranks made
-  uint64_t since = 0;           // how many of `recent` came after that call
+  // When this rank began that call; before the first one, when it joined the group.
+  std::chrono::steady_clock::time_point agreed_at = std::chrono::steady_clock::now();
+  uint64_t since = 0;  // how many of `recent` came after that call
   // Coordinator: by rank, those that wait for an answer, and those that left and have sent nothing
   // since. Member: at most rank 0, if the coordinator left a call and has sent nothing since.
   std::map<int, comm_internal::Hello> waiting;
@@ -51,6 +53,8 @@ struct CallMemory {
   std::set<int> unaware;
   // How long the others wait for a rank that has left and may arrive again.
   std::chrono::duration<double> grace{5};
+  // Coordinator: a hello that comes older than this counts only when the rank has confirmed it.
+  std::chrono::duration<double> fresh{1};
 };
 
 // A short message that is not part of an operation. Only the newest notice from one rank to another

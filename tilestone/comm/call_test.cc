@@ -6,6 +6,9 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -146,24 +149,28 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
   }
 }
 
-// A signal handler throws on the coordinator after it has answered the others.
-class ThrowsAfterAnswering final : public CommunicatorImpl, private CallPort {
+// A communicator whose notices go through post_through(). Everything else goes straight through.
+class Relay : public CommunicatorImpl, protected CallPort {
  public:
-  explicit ThrowsAfterAnswering(Communicator comm) : comm_(std::move(comm)) {}
+  explicit Relay(Communicator comm) : comm_(std::move(comm)) {}
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   std::string describe() const override { return comm_.describe(); }
-  std::vector<Bytes> gather(ByteView, int, Deadline) override { return {}; }
-  Bytes scatter(std::vector<Bytes>, int, Deadline) override { return {}; }
-  Bytes broadcast(ByteView, int, Deadline) override { return {}; }
-  std::vector<Bytes> all_to_all(std::vector<Bytes>, Deadline) override { return {}; }
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+    return comm_.gather(mine, root, deadline);
+  }
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+    return comm_.scatter(std::move(parts), root, deadline);
+  }
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+    return comm_.broadcast(mine, root, deadline);
+  }
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    return comm_.all_to_all(std::move(to), deadline);
+  }
   CallPort* call_port() override { return this; }
 
- private:
-  void post(std::vector<Notice> notices, Deadline deadline) override {
-    comm_.call_port()->post(std::move(notices), deadline);
-    throw std::runtime_error("SIGTERM came");
-  }
+ protected:
   std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
     return comm_.call_port()->newest(deadline, limit);
   }
@@ -173,7 +180,57 @@ class ThrowsAfterAnswering final : public CommunicatorImpl, private CallPort {
   void leave() override { comm_.call_port()->leave(); }
   CallMemory& memory() override { return comm_.call_port()->memory(); }
 
-  Communicator comm_;
+  const Communicator comm_;
+};
+
+// A signal handler throws on the coordinator after it has answered the others.
+class ThrowsAfterAnswering final : public Relay {
+ public:
+  using Relay::Relay;
+
+ private:
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    comm_.call_port()->post(std::move(notices), deadline);
+    throw std::runtime_error("SIGTERM came");
+  }
+};
+
+// Delivers each notice after a delay. A later notice never overtakes an earlier one.
+class SlowLink final : public Relay {
+ public:
+  // next_delay() is asked for each notice.
+  SlowLink(Communicator comm, std::function<milliseconds()> next_delay)
+      : Relay(std::move(comm)), next_delay_(std::move(next_delay)) {}
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+
+  void post(std::vector<Notice> notices, Deadline) override {
+    const std::lock_guard lock(mutex_);
+    last_ = std::max(last_, std::chrono::steady_clock::now() + next_delay_());
+    queue_.emplace_back(last_, std::move(notices));
+    posted_.notify_one();
+  }
+
+  void deliver(const std::stop_token& stop) {
+    std::unique_lock lock(mutex_);
+    while (posted_.wait(lock, stop, [this] { return !queue_.empty(); })) {
+      const Time due = queue_.front().first;
+      if (std::chrono::steady_clock::now() < due) {
+        posted_.wait_until(lock, stop, due, [] { return false; });
+        continue;
+      }
+      comm_.call_port()->post(std::move(queue_.front().second), plenty());
+      queue_.pop_front();
+    }
+  }
+
+  const std::function<milliseconds()> next_delay_;
+  std::mutex mutex_;
+  std::condition_variable_any posted_;
+  std::deque<std::pair<Time, std::vector<Notice>>> queue_;  // by the time of delivery
+  Time last_;
+  std::jthread deliverer_{[this](const std::stop_token& stop) { deliver(stop); }};
 };
 
 TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirstOperation) {
@@ -293,6 +350,43 @@ TEST_P(LeftBefore, AndComesAgainEndsTheGraceThoughAnotherRankIsMuchLater) {
   });
 }
 
+TEST(Call, ALateNoticeOfACallThatOneRankLeftIsNotTakenForTheNextCallAtTheSamePlace) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    set_grace(comm, kNoEnd);
+    comm.call_port()->memory().fresh = milliseconds(100);
+    int posted = 0;
+    const Communicator slow(std::make_shared<SlowLink>(
+        comm, [&] { return milliseconds(comm.rank() == 2 && posted++ == 0 ? 200 : 700); }));
+    if (comm.rank() == 2) come_and_leave(slow, "a");
+    all.arrive_and_wait();
+    const Call call(slow, "save", "a", plenty());
+    comm_testing::check_random_operations(slow, 12, 3);
+    all.arrive_and_wait();
+  });
+}
+
+TEST(Call, ALateNoticeOfACallThatTimedOutIsNotTakenForTheNextCallAtTheSamePlace) {
+  std::barrier<> all(3);
+  run_ranks(3, [&](const Communicator& comm) {
+    // The first hello comes when the others make their second call, what follows much later.
+    int posted = 0;
+    const Communicator slow(std::make_shared<SlowLink>(comm, [&] {
+      if (comm.rank() != 2) return milliseconds(0);
+      return milliseconds(posted++ == 0 ? 200 : 700);
+    }));
+    EXPECT_THAT(
+        failure_of([&] { const Call call(slow, "save", "a", Deadline::after(milliseconds(100))); }),
+        HasSubstr("the deadline passed"));
+    all.arrive_and_wait();
+    for (int time = 0; time < 2; ++time) {
+      const Call call(slow, "save", "a", plenty());
+      comm_testing::check_random_operations(slow, 11, 3);
+    }
+    all.arrive_and_wait();
+  });
+}
+
 TEST(Call, CallsOfTwoThreadsOfOneRankFollowOneAnother) {
   const std::vector<Communicator> group = threads(2);
   std::atomic<int> inside = 0;
@@ -401,6 +495,14 @@ void disturb(const Sequence& sequence, const Communicator& comm, int number) {
   }
 }
 
+// Most notices come at once, some up to 100 ms later: later than the rank waits that sent them.
+Communicator with_random_delays(const Communicator& comm, uint64_t seed) {
+  comm.call_port()->memory().fresh = milliseconds(0);
+  std::mt19937_64 random(seed * 37 + static_cast<uint64_t>(comm.rank()));
+  return Communicator(std::make_shared<SlowLink>(
+      comm, [random]() mutable { return milliseconds(random() % 3 == 0 ? random() % 100 : 0); }));
+}
+
 void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& meeting) {
   std::mt19937_64 random(sequence.seed * 31 + static_cast<uint64_t>(comm.rank()));
   for (int number = 0; number < 6; ++number) {
@@ -439,7 +541,9 @@ TEST_P(RandomCalls, TheNextCallThatAllMakeWorks) {
   for_each_seed(300, [](uint64_t seed) {
     const Sequence sequence{seed, 2 + static_cast<int>(seed % 3), GetParam()};
     std::barrier<> meeting(sequence.ranks);
-    run_ranks(sequence.ranks, [&](const Communicator& comm) { follow(sequence, comm, meeting); });
+    run_ranks(sequence.ranks, [&](const Communicator& comm) {
+      follow(sequence, seed % 2 == 0 ? comm : with_random_delays(comm, seed), meeting);
+    });
   });
 }
 

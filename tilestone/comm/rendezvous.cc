@@ -75,6 +75,7 @@ class Rendezvous {
   // A string, because comparing vectors of bytes gives a warning with GCC 12 at -O3.
   static std::string view_of(Hello hello) {
     hello.nonce = hello.last_operation = 0;
+    hello.since_agreed = {};
     const Bytes encoded = hello.encode();
     return {reinterpret_cast<const char*>(encoded.data()), encoded.size()};
   }
@@ -160,6 +161,7 @@ Bytes Hello::encode() const {
   writer.u64(last_operation);
   writer.u64(agreed);
   writer.u64(since);
+  writer.u64(static_cast<uint64_t>(since_agreed.count()));
   writer.string(work);
   writer.string(place);
   writer.varint(recent.size());
@@ -174,6 +176,7 @@ Hello Hello::decode(ByteView bytes) {
   hello.last_operation = reader.u64();
   hello.agreed = reader.u64();
   hello.since = reader.u64();
+  hello.since_agreed = std::chrono::milliseconds(reader.u64());
   hello.work = reader.string();
   hello.place = reader.string();
   for (uint64_t count = reader.count(8); count > 0; --count) hello.recent.push_back(reader.u64());

@@ -2,6 +2,7 @@
 // See call.h for the protocol.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,10 +25,12 @@ struct Hello {
   std::string work, place;       // the place "" matches every place
   std::vector<uint64_t> recent;  // fingerprints of its last calls, newest first
   uint64_t since = 0;            // how many of `recent` came after the call `agreed`
+  std::chrono::milliseconds since_agreed{0};  // the time since that call
   // The members below are not sent.
   std::optional<Error> left;  // set if the rank left this call while others were missing
   bool may_return = false;    // the rank left before the coordinator arrived or saw its hello, so
                               // it may be about to arrive again
+  bool old = false;           // it was on its way, or waited, for long
 
   std::string name() const;  // "save at /checkpoints/5"
   Bytes encode() const;

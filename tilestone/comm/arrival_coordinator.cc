@@ -1,0 +1,355 @@
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/arrival_internal.h"
+#include "tilestone/comm/operation_internal.h"
+
+namespace tilestone::comm_internal {
+namespace {
+
+// The coordinator's share of the remaining time. The rest is for answering the others.
+constexpr double kCoordinatorShare = 0.9;
+// Contradicting hellos must persist this long before they fail the call: a rank may be about to
+// withdraw.
+constexpr std::chrono::milliseconds kSettle{50};
+
+// A rank that left because its deadline passed counts as late, not as gone.
+bool left_for_good(const Hello& hello) {
+  return hello.left && hello.left->code() != ErrorCode::kTimeout;
+}
+
+Error nobody_came(const Hello& own, const std::vector<int>& missing) {
+  const std::string who = rank_list(missing);
+  return Error(ErrorCode::kTimeout, own.name() + ": the deadline passed while waiting for " + who +
+                                        (missing.size() == 1 ? ", which is" : ", which are") +
+                                        " in no save or load on this group")
+      .with_rank(missing.front())
+      .with_hint("check that all ranks pass the same group; if they do, check what " + who +
+                 " did meanwhile, or use a longer timeout");
+}
+
+class Coordinator {
+ public:
+  Coordinator(CallPort& port, int size, const Hello& own, Deadline deadline)
+      : port_(port),
+        size_(static_cast<size_t>(size)),
+        own_(own),
+        deadline_(deadline),
+        memory_(port.memory()),
+        waiting_(memory_.waiting),
+        grace_(memory_.grace) {}
+
+  // Waits for all ranks. Returns the call's number.
+  uint64_t arrive() {
+    std::erase_if(waiting_, [this](const auto& entry) {
+      const Hello& hello = entry.second;
+      return hello.left && !(left_for_good(hello) && same_call(hello, own_));
+    });
+    for (auto& [rank, hello] : waiting_) {
+      hello.may_return = hello.left.has_value();
+      note_age(hello);
+    }
+    waiting_.insert_or_assign(0, own_);
+    try {
+      return wait_for_all();
+    } catch (...) {
+      if (waiting_.contains(0)) leave(current_error());
+      throw;
+    }
+  }
+
+ private:
+  uint64_t wait_for_all() {
+    take(Deadline::after(std::chrono::seconds(0)), true);
+    while (true) {
+      const std::vector<Fate> fates = decide(present());
+      if (fates.front() == Fate::kGo) return begin();
+      if (fates.front() == Fate::kLeft) fail_with_who_left();
+      const bool away = fates.front() == Fate::kAway;
+      const Deadline until = grace_.next_wait(away, deadline_);
+      if (fates.front() == Fate::kMismatch) {
+        if (!take(Deadline::after(kSettle), false)) fail_all(mismatch());
+        continue;
+      }
+      ask_for_confirmation();
+      if (refuse_behind(fates)) continue;
+      const bool late = deadline_.expired();
+      if (take(until, false)) continue;
+      if (away && (late || grace_.over())) fail_with_who_is_away();
+      if (late) fail_all(too_late());
+    }
+  }
+
+  // Receives notices until the deadline; returns false if there were none. `first`: the notices
+  // arrived before this call began.
+  bool take(Deadline deadline, bool first) {
+    std::vector<int> lost;
+    std::string why;
+    const std::vector<Notice> notices = port_.newest(deadline, deadline_);
+    for (const Notice& notice : notices) {
+      if (notice.lost) {
+        lost.push_back(notice.rank);
+        why = *notice.lost;
+        continue;
+      }
+      const Unpacked said = unpack(notice.bytes);
+      if (said.kind == MessageKind::kHello) {
+        on_hello(notice.rank, said);
+      } else if (said.kind == MessageKind::kWithdrawal) {
+        on_withdrawal(notice.rank, said, first);
+      } else if (said.kind == MessageKind::kConfirmation &&
+                 unpack_number(said.content) == own_.nonce) {
+        confirmed_[notice.rank] = said.nonce;
+      }
+    }
+    if (!lost.empty()) fail_all(rank_failed(own_.name(), lost, why));
+    return !notices.empty();
+  }
+
+  void on_hello(int rank, const Unpacked& said) {
+    Hello hello = Hello::decode(said.content);
+    note_age(hello);
+    waiting_.insert_or_assign(rank, std::move(hello));
+    if (memory_.unaware.erase(rank) == 0) return;
+    port_.post({{rank, pack(MessageKind::kHere, said.nonce, {}), {}}}, deadline_);
+  }
+
+  // A rank that leaves the call while the coordinator waits in it makes the call fail on all ranks.
+  // A rank that left before may be about to arrive again.
+  void on_withdrawal(int rank, const Unpacked& said, bool first) {
+    Hello hello = unpack_withdrawal(said.content, rank);
+    const auto found = waiting_.find(rank);
+    const bool seen = found != waiting_.end() && found->second.nonce == said.nonce &&
+                      !unconfirmed(rank, found->second, in_doubt());
+    hello.may_return = first || !seen;
+    const bool counts = left_for_good(hello) || !hello.may_return;
+    if (counts && same_call(hello, own_)) {
+      waiting_.insert_or_assign(rank, std::move(hello));
+    } else {
+      waiting_.erase(rank);
+    }
+  }
+
+  // The hellos of the ranks that have arrived.
+  std::vector<std::optional<Hello>> present() const {
+    const bool doubtful = in_doubt();
+    std::vector<std::optional<Hello>> hellos(size_);
+    for (const auto& [rank, hello] : waiting_) {
+      if (unconfirmed(rank, hello, doubtful)) continue;
+      hellos[static_cast<size_t>(rank)] = hello;
+    }
+    return hellos;
+  }
+
+  // A hello may be from a call that its rank has left, if the withdrawal comes later. Then the call
+  // would begin without that rank. Confirmations take time, so none are needed where this can
+  // hardly be: all ranks made the last call, all are in the same call now, and the hello is new.
+  bool in_doubt() const {
+    return std::any_of(waiting_.begin(), waiting_.end(), [this](const auto& entry) {
+      return entry.second.since > 0 || !same_call(entry.second, own_);
+    });
+  }
+
+  // `doubtful`: in_doubt().
+  bool unconfirmed(int rank, const Hello& hello, bool doubtful) const {
+    if (rank == 0 || hello.left || !(doubtful || hello.old)) return false;
+    const auto found = confirmed_.find(rank);
+    return found == confirmed_.end() || found->second != hello.nonce;
+  }
+
+  // The ranks began the last call that all made within moments. So the difference is how long the
+  // hello was on its way, or waited here.
+  void note_age(Hello& hello) const {
+    hello.old = since_agreed(memory_) - hello.since_agreed >= memory_.fresh;
+  }
+
+  void ask_for_confirmation() {
+    const bool doubtful = in_doubt();
+    std::vector<Notice> questions;
+    for (const auto& [rank, hello] : waiting_) {
+      if (!unconfirmed(rank, hello, doubtful)) continue;
+      uint64_t& asked = asked_[rank];
+      if (asked == hello.nonce) continue;
+      asked = hello.nonce;
+      questions.push_back({rank, pack_number(MessageKind::kQuestion, hello.nonce, own_.nonce), {}});
+    }
+    if (!questions.empty()) port_.post(std::move(questions), deadline_);
+  }
+
+  uint64_t begin() {
+    uint64_t number = 0;
+    for (const auto& [rank, hello] : waiting_) number = std::max(number, hello.last_operation + 1);
+    std::vector<Notice> answers;
+    std::map<int, Hello> began = std::exchange(waiting_, {});
+    for (const auto& [rank, hello] : began) {
+      if (rank == 0) continue;
+      answers.push_back({rank, pack_number(MessageKind::kGo, hello.nonce, number), {}});
+      memory_.answered[rank] = hello.nonce;
+    }
+    const std::optional<Error> left = let_begin(std::move(answers), number, began);
+    if (!left) return number;
+    abort_call(port_, *left);
+    port_.leave();
+    if (left->cause()) std::rethrow_exception(left->cause());
+    throw Error(*left);
+  }
+
+  // Sends the answers. Returns the error of a rank that left meanwhile: a member that withdrew, or
+  // this rank if its caller's code threw. The members may already have their answers by then.
+  std::optional<Error> let_begin(std::vector<Notice> answers, uint64_t number,
+                                 const std::map<int, Hello>& began) {
+    try {
+      port_.post(std::move(answers), deadline_);
+      port_.enter(number);
+      return who_withdrew(began);
+    } catch (...) {
+      const Error why = current_error().with_rank(0);
+      port_.enter(number);
+      return why;
+    }
+  }
+
+  // Looks for withdrawals after the answers were sent. A member that withdraws looks for an answer
+  // afterwards. So at least one of the two sees the message of the other.
+  std::optional<Error> who_withdrew(const std::map<int, Hello>& began) {
+    std::optional<Error> left;
+    for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)), deadline_)) {
+      if (notice.lost) continue;  // the call's operations will report it
+      const Unpacked said = unpack(notice.bytes);
+      if (said.kind == MessageKind::kHello) {  // the rank has left and arrived at its next call
+        waiting_.insert_or_assign(notice.rank, Hello::decode(said.content));
+        left = Error(ErrorCode::kRankFailed,
+                     own_.name() + ": rank " + std::to_string(notice.rank) + " left the call");
+        left->with_rank(notice.rank);
+      } else if (said.kind == MessageKind::kWithdrawal &&
+                 said.nonce == began.at(notice.rank).nonce) {
+        left = unpack_withdrawal(said.content, notice.rank).left;
+      }
+    }
+    return left;
+  }
+
+  // Refuses the ranks that are behind; returns false if there are none.
+  bool refuse_behind(const std::vector<Fate>& fates) {
+    if (std::find(fates.begin(), fates.end(), Fate::kBehind) == fates.end()) return false;
+    const std::vector<std::optional<Hello>> all = present();
+    std::vector<int> late;
+    for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
+      if (fates[static_cast<size_t>(rank)] == Fate::kBehind) late.push_back(rank);
+    }
+    Error error(ErrorCode::kMismatch,
+                call_of(late.front()) + ": " + rank_list(late) +
+                    (late.size() == 1 ? " is" : " are") +
+                    " behind the others; the ranks are in different calls: " + who_is_where(all));
+    error.with_rank(late.front()).with_hint(kHint);
+    refuse(late, error);
+    if (late.front() == 0) throw error;
+    return true;
+  }
+
+  std::string call_of(int rank) const { return waiting_.at(rank).name(); }
+
+  Error mismatch() const {
+    return Error(ErrorCode::kMismatch,
+                 own_.work + ": the ranks are in different calls: " + who_is_where(present()))
+        .with_hint(kHint);
+  }
+
+  Error too_late() const {
+    const std::vector<std::optional<Hello>> all = present();
+    std::vector<int> missing;
+    for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
+      if (!all[static_cast<size_t>(rank)]) missing.push_back(rank);
+    }
+    if (missing.empty()) return mismatch();
+    port_.missed(missing);
+    return nobody_came(own_, missing);
+  }
+
+  void fail_with_who_left() {
+    for (const auto& [rank, hello] : waiting_) {
+      if (hello.left) fail_all(Error(*hello.left));
+    }
+  }
+
+  void fail_with_who_is_away() {
+    for (const auto& [rank, hello] : waiting_) {
+      if (hello.may_return) fail_all(not_back(own_, hello, rank));
+    }
+  }
+
+  [[noreturn]] void fail_all(const Error& error) {
+    refuse_present(error);
+    throw error;
+  }
+
+  // Leaves the call after an error that is not a result of the rendezvous: an interrupt, or a
+  // failure of the port. Every rank gets the error, even a rank that arrives at the call later.
+  void leave(Error error) {
+    waiting_.erase(0);
+    try {
+      error.with_rank(0);
+      std::vector<Notice> notices;
+      for (int rank = 1; rank < static_cast<int>(size_); ++rank) {
+        const auto found = waiting_.find(rank);
+        if (found != waiting_.end() && !found->second.left) {
+          memory_.answered[rank] = found->second.nonce;
+          waiting_.erase(found);
+        }
+        notices.push_back({rank, pack_withdrawal(memory_.answered[rank], own_, error), {}});
+        memory_.unaware.insert(rank);
+      }
+      port_.post(std::move(notices), farewell_deadline());
+    } catch (...) {
+      log(LogLevel::kWarning,
+          own_.name() +
+              ": could not send this rank's error to the other ranks: " + current_error().what());
+    }
+  }
+
+  void refuse_present(const Error& error) {
+    std::vector<int> ranks;
+    for (const auto& [rank, hello] : waiting_) {
+      if (!hello.left) ranks.push_back(rank);
+    }
+    refuse(ranks, error);
+  }
+
+  void refuse(const std::vector<int>& ranks, const Error& error) {
+    const std::vector<std::byte> content = error.encode();
+    std::vector<Notice> answers;
+    for (int rank : ranks) {
+      const auto hello = waiting_.extract(rank);
+      if (rank == 0) continue;
+      memory_.answered[rank] = hello.mapped().nonce;
+      answers.push_back({rank, pack(MessageKind::kRefusal, hello.mapped().nonce, content), {}});
+    }
+    port_.post(std::move(answers), farewell_deadline());
+  }
+
+  static constexpr std::string_view kHint =
+      "all ranks must make the same saves and loads at the same places, in the same order";
+
+  CallPort& port_;
+  const size_t size_;
+  const Hello& own_;
+  const Deadline deadline_;
+  CallMemory& memory_;
+  std::map<int, Hello>& waiting_;
+  std::map<int, uint64_t> asked_, confirmed_;  // by rank, the nonce of a hello
+  Grace grace_;
+};
+
+}  // namespace
+
+uint64_t arrive_as_coordinator(CallPort& port, int size, const Hello& own, Deadline deadline) {
+  return Coordinator(port, size, own, deadline.sooner(kCoordinatorShare)).arrive();
+}
+
+}  // namespace tilestone::comm_internal

@@ -1,0 +1,113 @@
+#include <map>
+#include <optional>
+#include <string>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/arrival_internal.h"
+#include "tilestone/comm/operation_internal.h"
+
+namespace tilestone::comm_internal {
+namespace {
+
+class Member {
+ public:
+  Member(CallPort& port, const Hello& hello, Deadline deadline)
+      : port_(port),
+        hello_(hello),
+        deadline_(deadline),
+        waiting_(port.memory().waiting),
+        grace_(port.memory().grace) {}
+
+  // Waits for all ranks. Returns the call's number.
+  uint64_t arrive() {
+    try {
+      port_.post({{0, pack(MessageKind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
+      while (true) {
+        const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
+        if (const std::optional<uint64_t> number = answer(until)) return *number;
+        const bool late = deadline_.expired();
+        if (coordinator_left() && (late || grace_.over())) {
+          throw not_back(hello_, waiting_.at(0), 0);
+        }
+        if (late) throw timed_out(hello_.name(), {0});
+      }
+    } catch (...) {
+      if (!answered_) withdraw();
+      throw;
+    }
+  }
+
+ private:
+  // The call's number, or nullopt if there is no answer yet. If the coordinator refused, throws its
+  // error.
+  std::optional<uint64_t> answer(Deadline deadline) {
+    for (const Notice& notice : port_.newest(deadline, limit_)) {
+      if (notice.lost) throw rank_failed(hello_.name(), {0}, *notice.lost);
+      const Unpacked answer = unpack(notice.bytes);
+      const bool mine = answer.nonce == hello_.nonce;
+      waiting_.erase(0);
+      if (answer.kind == MessageKind::kWithdrawal) {
+        const Hello left = unpack_withdrawal(answer.content, 0);
+        waiting_.insert_or_assign(0, left);
+        answered_ = answered_ || mine;
+        if (mine) throw Error(*left.left);
+      }
+      if (!mine || answer.kind == MessageKind::kHere) continue;
+      if (answer.kind == MessageKind::kQuestion) {
+        if (!leaving_) confirm(answer);
+        continue;
+      }
+      answered_ = true;
+      if (answer.kind == MessageKind::kRefusal) throw Error::decode(answer.content);
+      return unpack_number(answer.content);
+    }
+    return std::nullopt;
+  }
+
+  void confirm(const Unpacked& question) {
+    const Bytes answer = pack(MessageKind::kConfirmation, question.nonce, question.content);
+    port_.post({{0, answer, {}}}, deadline_);
+  }
+
+  bool coordinator_left() const {
+    const auto found = waiting_.find(0);
+    return found != waiting_.end() && same_call(found->second, hello_);
+  }
+
+  // Withdraws the hello. The coordinator may have begun the call before it gets the withdrawal;
+  // then the call is aborted.
+  void withdraw() {
+    const Error why = current_error();
+    leaving_ = true;
+    try {
+      limit_ = farewell_deadline();
+      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, limit_);
+      const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
+      if (!number) return;
+      port_.enter(*number);
+      port_.abort(why);
+      port_.leave();
+    } catch (...) {
+      log(LogLevel::kDebug,
+          hello_.name() + ": could not withdraw from the call: " + current_error().what());
+    }
+    port_.missed({0});
+  }
+
+  CallPort& port_;
+  const Hello& hello_;
+  const Deadline deadline_;
+  Deadline limit_ = deadline_;  // passed to CallPort::newest
+  std::map<int, Hello>& waiting_;
+  Grace grace_;
+  bool answered_ = false;
+  bool leaving_ = false;
+};
+
+}  // namespace
+
+uint64_t arrive_as_member(CallPort& port, const Hello& hello, Deadline deadline) {
+  return Member(port, hello, deadline).arrive();
+}
+
+}  // namespace tilestone::comm_internal
