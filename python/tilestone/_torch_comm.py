@@ -15,6 +15,10 @@ arrived. The steps of one operation are:
 4. The transfer uses the group's own sends, receives and broadcasts. Its messages can't be mistaken
    for those of another operation, because all ranks took part in all transfers before it.
 
+A rank's record of its arrival contains its message, if that is short, or else the message's size.
+In the same way the root of a scatter leaves a record for each rank, and the root of a broadcast one
+in the verdict. So only long messages need a transfer.
+
 If a caller's deadline passes during the transfer, the caller raises an error while the transfer
 goes on. The process group is only broken if a rank dies, or is cut off for long, between verdict
 and transfer; gloo offers no way to avoid this.
@@ -34,11 +38,10 @@ The store's entries of an operation are deleted once all ranks have arrived at a
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -48,6 +51,7 @@ from tilestone import _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
 from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
 from tilestone._torch_group import shared_by
+from tilestone._torch_transfer import Transfer, rank_list
 
 _FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
 _SHORTEST_POLL = 0.0002  # seconds
@@ -59,28 +63,17 @@ _PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,0
 # until its deadline. But a transfer that is given up breaks the process group, and a busy machine
 # may take seconds for it.
 _LEAST_TRANSFER = 60.0
-_LONGEST_WAIT = datetime.timedelta(days=1)  # the limit of one wait inside torch
-_NAMED_RANKS = 8
 _NEVER = math.inf
+# The most bytes of a record, by the number of ranks: all records of an operation have 1 MiB at most.
+_RECORDS_BYTES = 1 << 20
+_LONGEST_RECORD = 1 << 14
+_SHORTEST_RECORD = 64
+_UNUSED_KEYS = 8  # a rank may leave so many of its keys in the store that it no longer needs
 
 
-def _transfer_device(group: dist.ProcessGroup) -> torch.device:
-    """The device for the group's tensors: the CPU if the backend supports it, else the current."""
-    config = str(dist.get_backend_config(group))  # "cpu:gloo,cuda:nccl"
-    kinds = [part.split(":")[0] for part in config.split(",")]
-    if "cpu" in kinds:
-        return torch.device("cpu")
-    kind = next((kind for kind in kinds if kind != "cpu"), "cuda")
-    return torch.device(kind, torch.accelerator.current_device_index())
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    named = [str(rank) for rank in ranks[:_NAMED_RANKS]]
-    more = len(ranks) - len(named)
-    last = f"{more} more" if more else named.pop()
-    return f"ranks {', '.join(named)} and {last}"
+def _size_in(record: bytes) -> int | None:
+    """The size of a message that is too long for its record, or None."""
+    return int(record[1:]) if record[:1] == b"#" else None
 
 
 def _end_of(timeout_s: float | None) -> float:
@@ -122,12 +115,13 @@ class TorchCommunicator:
         if not isinstance(group, dist.ProcessGroup):  # torch uses a number for "not a member"
             raise ValueError("this rank is not in the process group")
         self._group = group
-        self._device = _transfer_device(group)
-        self._fragment_bytes = fragment_bytes
         self._shared = shared_by(group)
+        self._transfer = Transfer(group, self._shared, fragment_bytes)
         self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
+        longest = min(_LONGEST_RECORD, _RECORDS_BYTES // self.size)
+        self._longest_record = max(_SHORTEST_RECORD, longest)
 
     def describe(self) -> str:
         """The name of this kind of communicator, for messages."""
@@ -287,8 +281,9 @@ class TorchCommunicator:
         goes_on: bool = False,
     ) -> Any:
         def guarded(task: Task) -> Any:
-            if self._device.type != "cpu":  # each thread has its own current device
-                torch.accelerator.set_device_index(self._device.index)
+            device = self._transfer.device
+            if device.type != "cpu":  # each thread has its own current device
+                torch.accelerator.set_device_index(device.index)
             try:
                 return work(task)
             except (RanksMissingError, RanksLostError, CallEndedError):
@@ -304,7 +299,7 @@ class TorchCommunicator:
         except StuckError:
             if peers := self._shared.moving_with:
                 raise RanksMissingError(
-                    f"{name}: the deadline passed in the transfer with {_rank_list(peers)}", peers
+                    f"{name}: the deadline passed in the transfer with {rank_list(peers)}", peers
                 ) from None
             raise RanksMissingError(
                 f"{name}: the deadline passed in a request to the store of the process group; is a "
@@ -321,58 +316,112 @@ class TorchCommunicator:
 
     def _gather(self, task: Task, mine: bytes, root: int) -> list[bytes]:
         self._check_root("gather", root)
-        end = self._begin("gather", root, task)
-        if self.rank != root:
-            self._exchange("gather", {root: mine}, [], end)
-            return []
-        received = self._exchange("gather", {}, self._others(), end)
-        return [received.get(rank, mine) for rank in range(self.size)]
+        record = self._record_of(mine)
+        end, _ = self._begin("gather", root, task, record)
+        if self.rank == root:
+            received = self._receive("gather", self._records(), end)
+            return [received.get(rank, mine) for rank in range(self.size)]
+        if _size_in(record) is not None:
+            self._transfer.exchange("gather", {root: mine}, {}, end)
+        return []
 
     def _scatter(self, task: Task, parts: Sequence[bytes], root: int) -> bytes:
         self._check_root("scatter", root)
         if self.rank == root:
             self._check_parts("scatter", parts)
-        end = self._begin("scatter", root, task)
+        long = {}
+        operation = self._shared.operation + 1
+        own_key = f"{operation}/to/{self.rank}"
+
+        def leave_records() -> None:
+            records = {rank: self._record_of(parts[rank]) for rank in self._others()}
+            long.update({r: parts[r] for r in records if _size_in(records[r]) is not None})
+            keys = [f"{operation}/to/{rank}" for rank in records]
+            self._shared.store.multi_set(keys, list(records.values()))
+
         if self.rank != root:
-            return self._exchange("scatter", {}, [root], end)[root]
-        self._exchange("scatter", {rank: parts[rank] for rank in self._others()}, [], end)
-        return parts[root]
+            self._shared.old_keys.append(own_key)
+        end, _ = self._begin("scatter", root, task, b"", leave_records)
+        if self.rank == root:
+            self._transfer.exchange("scatter", long, {}, end)
+            return parts[root]
+        record = bytes(self._shared.store.get(own_key))
+        return self._receive("scatter", {root: record}, end)[root]
 
     def _broadcast(self, task: Task, mine: bytes, root: int) -> bytes:
         self._check_root("broadcast", root)
-        end = self._begin("broadcast", root, task)
         if self.size == 1:
             return mine
-        size = self._number(len(mine) if self.rank == root else 0)
-        self._broadcast_tensor(size, root, end)
-        total = int(size.item())
-        buffer = bytearray(mine) if self.rank == root else bytearray(total)
-        for begin in range(0, total, self._fragment_bytes):
-            fragment = self._view(buffer, begin)
-            moving = fragment.to(self._device)
-            self._broadcast_tensor(moving, root, end)
-            if self.rank != root:
-                self._land(fragment, moving)
-        return bytes(buffer)
+        own = self._record_of(mine) if self.rank == root else b""
+        end, told = self._begin("broadcast", root, task, b"", in_verdict=own)
+        size = _size_in(told)
+        if size is not None:
+            return self._transfer.broadcast(mine, size, root, end)
+        return mine if self.rank == root else told[1:]
 
     def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
         self._check_parts("all_to_all", to)
-        end = self._begin("all_to_all", 0, task)
+        end, _ = self._begin("all_to_all", 0, task)
         others = self._others()
-        received = self._exchange("all_to_all", {rank: to[rank] for rank in others}, others, end)
+        lengths = {rank: len(to[rank]) for rank in others}
+        sizes = self._transfer.exchange_sizes("all_to_all", lengths, others, end)
+        outgoing = {rank: to[rank] for rank in others}
+        received = self._transfer.exchange("all_to_all", outgoing, sizes, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
+
+    # Records: short messages in the store.
+
+    def _record_of(self, message: bytes) -> bytes:
+        if len(message) < self._longest_record:
+            return b"=" + message
+        return b"#%d" % len(message)
+
+    def _records(self) -> dict[int, bytes]:
+        """The records of all other ranks' arrivals at this operation."""
+        others = self._others()
+        if not others:
+            return {}
+        keys = [f"{self._shared.operation}/{rank}" for rank in others]
+        return dict(zip(others, map(bytes, self._shared.store.multi_get(keys)), strict=True))
+
+    def _receive(self, name: str, records: dict[int, bytes], end: float) -> dict[int, bytes]:
+        """The messages of these records, by rank."""
+        sizes = {rank: _size_in(record) for rank, record in records.items()}
+        long = {rank: size for rank, size in sizes.items() if size is not None}
+        received = self._transfer.exchange(name, {}, long, end)
+        return {rank: received.get(rank, record[1:]) for rank, record in records.items()}
 
     # Agreeing that all ranks have arrived.
 
-    def _begin(self, name: str, decider: int, task: Task) -> float:
-        """Waits until all ranks have arrived; returns the deadline of the transfer."""
+    def _begin(
+        self,
+        name: str,
+        decider: int,
+        task: Task,
+        record: bytes = b"",
+        before_go: Callable[[], None] | None = None,
+        in_verdict: bytes = b"",
+    ) -> tuple[float, bytes]:
+        """Waits until all ranks have arrived.
+
+        Args:
+            record: of this rank's arrival.
+            before_go: called on the decider before the others can learn that all have arrived.
+            in_verdict: on the decider, a record for the others.
+
+        Returns:
+            The deadline of the transfer, and the record in the verdict.
+        """
+        told = b""
         if self.size > 1:
             if self._shared.ended is not None:
                 raise CallEndedError(
                     f"{name}: a rank has ended the call", bytes.fromhex(self._shared.ended)
                 )
-            self._raise_unless_go(name, self._verdict(decider, task))
-        return max(task.end, time.monotonic() + _LEAST_TRANSFER)
+            verdict = self._verdict(decider, task, record, before_go, in_verdict)
+            self._raise_unless_go(name, verdict)
+            told = bytes.fromhex(verdict["record"])
+        return max(task.end, time.monotonic() + _LEAST_TRANSFER), told
 
     def _raise_unless_go(self, name: str, verdict: dict[str, Any]) -> None:
         by: int = verdict["by"]
@@ -380,7 +429,7 @@ class TorchCommunicator:
         if missing:
             finder = "" if by == self.rank else f" (found by rank {by})"
             raise RanksMissingError(
-                f"{name}: the deadline passed while waiting for {_rank_list(missing)}{finder}",
+                f"{name}: the deadline passed while waiting for {rank_list(missing)}{finder}",
                 missing,
             )
         if verdict["error"]:
@@ -390,9 +439,16 @@ class TorchCommunicator:
         if verdict["refused"]:
             raise RanksLostError(f"{name}: rank {by} refused: {verdict['refused']}", [by])
 
-    def _verdict(self, decider: int, task: Task) -> dict[str, Any]:
+    def _verdict(
+        self,
+        decider: int,
+        task: Task,
+        record: bytes,
+        before_go: Callable[[], None] | None,
+        in_verdict: bytes,
+    ) -> dict[str, Any]:
         arrivals = self._count()
-        self._shared.store.set(arrivals[self.rank], "here")
+        self._arrive(arrivals, record)
         decided = [self._verdict_key()]
         store = self._shared.store
 
@@ -403,13 +459,29 @@ class TorchCommunicator:
                 return True
             return bool(store.check(decided))
 
+        # While this rank waits, deleting takes no time from anyone.
+        if not done() or len(self._shared.unused_keys) > _UNUSED_KEYS:
+            self._delete_unused_keys()
         came = self._poll(done, self._longest_pause(), task)
         missing = [] if came else self._who_is_missing(arrivals, decider)
-        return self._decide(self._own_verdict(missing))
+        goes = not missing and self._shared.ending is None
+        if goes and self.rank == decider and before_go is not None:
+            before_go()
+        return self._decide(self._own_verdict(missing, record=in_verdict))
 
-    def _own_verdict(self, missing: list[int], refused: str = "") -> dict[str, Any]:
-        error = self._shared.ending or ""
-        return {"by": self.rank, "missing": missing, "refused": refused, "error": error}
+    def _arrive(self, arrivals: Sequence[str], record: bytes = b"") -> None:
+        self._shared.store.set(arrivals[self.rank], record or "here")
+
+    def _own_verdict(
+        self, missing: list[int], refused: str = "", record: bytes = b""
+    ) -> dict[str, Any]:
+        return {
+            "by": self.rank,
+            "missing": missing,
+            "refused": refused,
+            "error": self._shared.ending or "",
+            "record": record.hex(),
+        }
 
     def _longest_pause(self) -> float:
         return min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _PAUSE_OF_RANK))
@@ -430,7 +502,7 @@ class TorchCommunicator:
         """
         arrivals = self._count()
         self._decide(verdict)
-        self._shared.store.set(arrivals[self.rank], "here")
+        self._arrive(arrivals)
 
     def _decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
         """Returns the verdict: this proposal, or an earlier one."""
@@ -443,13 +515,17 @@ class TorchCommunicator:
             if shared.call != 0:  # all ranks know, and make no more operations of the call
                 shared.ended = verdict["error"]
         if not any(verdict[why] for why in ("missing", "refused", "error")):
-            for old in shared.old_keys:  # all ranks are past the earlier operations
-                shared.store.delete_key(old)
+            # All ranks are past the earlier operations.
+            shared.unused_keys += shared.old_keys
             shared.old_keys.clear()
         shared.old_keys.append(f"{shared.operation}/{self.rank}")
         if self.rank == 0:
             shared.old_keys.append(key)
         return verdict
+
+    def _delete_unused_keys(self) -> None:
+        while self._shared.unused_keys:
+            self._shared.store.delete_key(self._shared.unused_keys.pop())
 
     def _who_is_missing(self, arrivals: Sequence[str], decider: int) -> list[int]:
         store = self._shared.store
@@ -474,103 +550,6 @@ class TorchCommunicator:
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, longest)
         return True
-
-    # The transfer. All ranks are known to have arrived.
-
-    def _exchange(
-        self, name: str, outgoing: dict[int, bytes], incoming: Iterable[int], end: float
-    ) -> dict[int, bytes]:
-        """Sends to some ranks and receives from others: first all sizes, then all data."""
-        sizes = {rank: self._number(0) for rank in incoming}
-        self._move(
-            name,
-            [(rank, self._number(len(data))) for rank, data in outgoing.items()],
-            list(sizes.items()),
-            end,
-        )
-        buffers = {rank: bytearray(int(size.item())) for rank, size in sizes.items()}
-        arriving = [
-            (rank, fragment) for rank, data in buffers.items() for fragment in self._cut(data)
-        ]
-        landing = [(rank, torch.empty_like(p, device=self._device)) for rank, p in arriving]
-        if self._device.type == "cpu":
-            landing = arriving
-        leaving = [
-            (rank, fragment.to(self._device))
-            for rank, data in outgoing.items()
-            for fragment in self._cut(bytearray(data))
-        ]
-        self._move(name, leaving, landing, end)
-        for (_, fragment), (_, landed) in zip(arriving, landing, strict=True):
-            self._land(fragment, landed)
-        return {rank: bytes(data) for rank, data in buffers.items()}
-
-    def _move(
-        self,
-        name: str,
-        outgoing: Sequence[tuple[int, torch.Tensor]],
-        incoming: Sequence[tuple[int, torch.Tensor]],
-        end: float,
-    ) -> None:
-        peers = [rank for rank, _ in incoming] + [rank for rank, _ in outgoing]
-        moves = [self._p2p(dist.irecv, rank, tensor) for rank, tensor in incoming]
-        moves += [self._p2p(dist.isend, rank, tensor) for rank, tensor in outgoing]
-        if not moves:
-            return
-        try:
-            works = dist.batch_isend_irecv(moves)
-        except RuntimeError as error:
-            raise self._lost(name, [], error) from error
-        # gloo returns one work for each move, NCCL one for all moves.
-        waiting = peers if len(works) == len(peers) else [-1] * len(works)
-        for peer, work in zip(waiting, works, strict=True):
-            self._wait(name, [peer] if peer >= 0 else [], work, end)
-
-    def _p2p(self, kind: Any, rank: int, tensor: torch.Tensor) -> dist.P2POp:
-        peer = dist.get_global_rank(self._group, rank)
-        return dist.P2POp(kind, tensor, peer, self._group, self._shared.operation % (1 << 30))
-
-    def _broadcast_tensor(self, tensor: torch.Tensor, root: int, end: float) -> None:
-        source = dist.get_global_rank(self._group, root)
-        work = dist.broadcast(tensor, source, group=self._group, async_op=True)
-        self._wait("broadcast", [root] if self.rank != root else [], work, end)
-
-    def _wait(self, name: str, peers: list[int], work: Any, end: float) -> None:
-        left = max(0.001, end - time.monotonic())
-        longest = _LONGEST_WAIT.total_seconds()
-        self._shared.moving_with = peers
-        try:
-            work.wait(datetime.timedelta(seconds=min(left, longest)))
-        except RuntimeError as error:
-            if end - time.monotonic() <= 0:
-                raise RanksMissingError(
-                    f"{name}: the deadline passed in the transfer"
-                    + (f" with {_rank_list(peers)}" if peers else ""),
-                    peers,
-                ) from error
-            raise self._lost(name, peers, error) from error
-        finally:
-            self._shared.moving_with = []
-
-    def _lost(self, name: str, peers: list[int], error: RuntimeError) -> RanksLostError:
-        who = _rank_list(peers) if peers else "a rank"
-        return RanksLostError(f"{name}: lost the connection to {who}: {error}", peers)
-
-    def _number(self, value: int) -> torch.Tensor:
-        return torch.tensor([value], dtype=torch.int64, device=self._device)
-
-    def _view(self, buffer: bytearray, begin: int) -> torch.Tensor:
-        """The fragment of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
-        count = min(self._fragment_bytes, len(buffer) - begin)
-        return torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=begin)
-
-    def _cut(self, buffer: bytearray) -> list[torch.Tensor]:
-        return [self._view(buffer, begin) for begin in range(0, len(buffer), self._fragment_bytes)]
-
-    @staticmethod
-    def _land(fragment: torch.Tensor, landed: torch.Tensor) -> None:
-        if landed.data_ptr() != fragment.data_ptr():
-            fragment.copy_(landed)
 
     # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
     # which get an error.

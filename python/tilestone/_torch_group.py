@@ -26,7 +26,8 @@ class Shared:
         self.call = 0  # number of the current call
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
         self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
-        self.old_keys: list[str] = []  # keys that this rank must delete
+        self.old_keys: list[str] = []  # keys that this rank must delete later
+        self.unused_keys: list[str] = []  # keys that this rank can delete now
         self.moving_with: list[int] = []  # the ranks that a transfer waits for
         self.memory = _core.CallMemory()
         self.inbox: list[tuple[int, bytes]] = []  # received notices

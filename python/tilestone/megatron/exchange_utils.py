@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilestone._errors import InvalidArgumentError, InternalError, MismatchError
-from tilestone._torch_comm import _transfer_device
+from tilestone._torch_transfer import transfer_device
 from tilestone.megatron import _ranks
 from tilestone.megatron._shard_distribution import (
     ShardDistribution,
@@ -130,7 +130,7 @@ class _Exchange:
         self.group: Group = members
         self.rank = _ranks.rank(self.group)
         self.size = _ranks.size(self.group)
-        self.device = _transfer_device(self.group)
+        self.device = transfer_device(self.group)
         self.loaded = dict(loaded)
         self._unloaded = unloaded
         self.distribution = distribution
