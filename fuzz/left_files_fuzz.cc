@@ -6,7 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 
 namespace {
 

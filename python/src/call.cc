@@ -179,7 +179,7 @@ class PythonCall {
 
   bool is_of_this_process() const { return process_ == ::getpid(); }
 
-  // The next four are called by threads of the library.
+  // The next five are called by threads of the library.
 
   void ask(const std::function<void()>& task) {
     Request request{&task, false, nullptr};
@@ -196,6 +196,7 @@ class PythonCall {
     }
     changed_.notify_one();
   }
+  std::shared_ptr<const Interrupt> interrupt() const { return interrupt_; }
   void stop(const Raised& why) { interrupt_->request(std::make_exception_ptr(why)); }
   void drop(PyObject* object) {
     std::lock_guard lock(mutex_);
@@ -458,6 +459,12 @@ void run_in_python(const std::function<void()>& work) {
   const TakenGil held;
   if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
   work();
+}
+
+std::function<bool()> ends_early() {
+  auto* call = static_cast<PythonCall*>(CallScope::current());
+  if (call == nullptr) return [] { return false; };
+  return [interrupt = call->interrupt()] { return interrupt->requested(); };
 }
 
 void drop_reference(PyObject* object) {

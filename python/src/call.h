@@ -113,6 +113,10 @@ auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
 // an nb::python_error; Error(kInterrupted) once the interpreter has ended.
 void run_in_python(const std::function<void()>& work);
 
+// Asks, from any thread, whether the call that the current thread works for is being ended early:
+// by an exception of a signal handler, a callback or a logger.
+std::function<bool()> ends_early();
+
 // Releases a reference, from any thread. Never waits for the GIL, because the thread that holds it
 // may be waiting for this one: without the GIL, a Python thread releases the reference soon after.
 void drop_reference(PyObject* object);

@@ -201,7 +201,9 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
 ProgressFn to_progress(nb::handle callback) {
   if (callback.is_none()) return nullptr;
   return [kept = keep_alive(callback)](const Progress& progress) {
+    const std::function<bool()> stopped = ends_early();
     with_gil("the progress function", [&] {
+      if (stopped()) return;  // the user does not wait for another call of it
       kept_object(kept)(progress.phase, progress.bytes_done, progress.bytes_total,
                         progress.seconds);
     });

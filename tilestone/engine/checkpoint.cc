@@ -6,7 +6,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"

@@ -13,6 +13,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"

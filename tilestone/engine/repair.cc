@@ -28,6 +28,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/repair_file_internal.h"
 #include "tilestone/engine/run/progress_internal.h"

@@ -15,7 +15,7 @@
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/plan_cache_internal.h"
 #include "tilestone/engine/save_steps.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -11,7 +11,7 @@
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"

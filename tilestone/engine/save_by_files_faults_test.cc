@@ -12,7 +12,7 @@
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 

@@ -11,7 +11,7 @@
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage_testing.h"

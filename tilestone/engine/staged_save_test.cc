@@ -21,6 +21,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/archive/torch_archive.h"

@@ -47,7 +47,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
 
 namespace tilestone::engine {
 

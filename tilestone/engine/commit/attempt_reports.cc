@@ -7,7 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/plan/report.h"
 #include "tilestone/storage/storage.h"

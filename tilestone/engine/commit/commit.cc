@@ -114,7 +114,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/presence_internal.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"

@@ -8,9 +8,10 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {

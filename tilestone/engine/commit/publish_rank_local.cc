@@ -17,7 +17,7 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/options_internal.h"

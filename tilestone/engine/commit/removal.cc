@@ -24,6 +24,7 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 
 namespace tilestone {

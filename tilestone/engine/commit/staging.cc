@@ -13,7 +13,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/megatron_mark.h"
 

@@ -13,7 +13,7 @@
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/format/known/known.h"

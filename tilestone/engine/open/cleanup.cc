@@ -4,7 +4,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"

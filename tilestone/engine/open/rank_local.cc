@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 

@@ -8,7 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {

@@ -1,4 +1,4 @@
-#include "tilestone/engine/open/attempt_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 
 #include <algorithm>
 #include <cmath>

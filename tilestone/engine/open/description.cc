@@ -1,0 +1,302 @@
+#include "tilestone/engine/open/description_internal.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/open/rank_local_internal.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr int kMaxExchanges = 3;  // exchanges of the directory tolerated while it is described
+
+// The content of kReplacedName, if it is about the save of the existing index and lists every
+// rank-local file.
+std::optional<Replaced> check_note(Storage& storage, const Format& format,
+                                   std::span<const std::string> names) {
+  Replaced replaced = Replaced::decode(read_file(storage, std::string(kReplacedName), kAnySize));
+  const std::vector<std::string> rank_local = format.rank_local_files(names);
+  const std::vector<std::string> others = without({names.begin(), names.end()}, rank_local);
+  if (!format.detect(others)) return std::nullopt;
+  const DirectoryFiles files = read_index(storage, format, nullptr, others);
+  if (format.parse_index(files).save_id != replaced.save_id) return std::nullopt;
+  for (const std::string& name : rank_local) {
+    const auto found = replaced.files.find(name);
+    if (found == replaced.files.end()) return std::nullopt;
+    if (xxh3_64(read_file(storage, name, kAnySize)) != found->second) return std::nullopt;
+  }
+  return replaced;
+}
+
+// The name of the manifest that may belong to the index: that of the save that the index names. If
+// the index names no save, the only manifest that exists.
+std::optional<std::string> manifest_of(const Metadata& metadata,
+                                       std::span<const std::string> names) {
+  if (may_have_manifest(metadata.save_id)) return manifest_name(metadata.save_id);
+  std::optional<std::string> only;
+  if (!metadata.save_id.empty()) return only;
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || own->kind != kManifestKind) continue;
+    if (only) return std::nullopt;
+    only = name;
+  }
+  return only;
+}
+
+// The content of kReplacedName, if the file exists and is valid for these names.
+std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
+                                    std::span<const std::string> names) {
+  if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
+  return check_note(storage, format, names);
+}
+
+// An index that can't be parsed may look like one of another writer. If a manifest lists a file of
+// it with the same size and another checksum, the file is damaged: Error(kCorrupt), which also says
+// what parsing found (`error`).
+void expect_unchanged(Storage& storage, const DirectoryFiles& files,
+                      std::span<const std::string> names, const Error& error) {
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || own->kind != kManifestKind) continue;
+    std::vector<IndexSum> sums;
+    try {
+      sums = Manifest::decode(read_file(storage, name, kAnySize), name).index;
+    } catch (const Error&) {
+      continue;  // the error of the index says more
+    }
+    for (const IndexSum& sum : sums) {
+      const auto found = files.contents.find(sum.name);
+      if (found == files.contents.end() || found->second.size() != sum.size) continue;
+      if (xxh3_64(found->second) == sum.xxh3) continue;
+      throw Error(ErrorCode::kCorrupt,
+                  "the file has changed since it was saved: " + error.message())
+          .with_file(sum.name);
+    }
+  }
+}
+
+// Reads the index among these names, and its manifest if there is one.
+Description read_once(Storage& storage, const DetectedFormat& found,
+                      std::vector<std::string> names) {
+  if (replaced_of(storage, *found.format, names)) {
+    const std::vector<std::string> rank_local = found.format->rank_local_files(names);
+    names = without(std::move(names), rank_local);
+  }
+  const bool rank_local = is_rank_local(*found.format, names);
+  if (rank_local) expect_all_ranks(storage, *found.format, names);
+  Description description;
+  description.format = found.format->name();
+  description.dialect = found.dialect->name();
+  description.files = read_index(storage, *found.format, found.dialect.get(), names);
+  try {
+    description.metadata = found.format->parse_index(description.files);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsafe) {
+      expect_unchanged(storage, description.files, names, error);
+    }
+    throw;
+  }
+  if (rank_local) {
+    // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
+    expect_no_other_ranks(storage, *found.format, names, *description.metadata);
+    return description;
+  }
+  const auto manifest = manifest_of(*description.metadata, names);
+  if (!manifest) return description;
+  try {
+    description.manifest = read_file(storage, *manifest, kAnySize);
+    description.manifest_file = *manifest;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+  }
+  return description;
+}
+
+bool lacks_manifest(const Description& description) {
+  const Metadata& metadata = *description.metadata;
+  return !metadata.rank_local && !metadata.files.empty() && is_own_name(metadata.files.front()) &&
+         description.manifest.empty();
+}
+
+bool same_files(const Description& a, const Description& b) {
+  return a.files.contents == b.files.contents && a.files.sizes == b.files.sizes &&
+         a.manifest == b.manifest;
+}
+
+// A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
+// may be outdated, and is read again until two reads are equal.
+Description read_description(Storage& storage, const DetectedFormat& detected,
+                             std::vector<std::string> names) {
+  Description found = read_once(storage, detected, std::move(names));
+  for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
+    Description next = read_once(storage, detected, names_of_checkpoint(storage));
+    const bool same = same_files(next, found);
+    found = std::move(next);
+    if (same) break;
+  }
+  return found;
+}
+
+// Describes the part of a rank-local checkpoint that one rank has written. nullopt if this rank has
+// no metadata, or the checkpoint is not rank-local.
+std::optional<Description> describe_rank_alone(Storage& storage, const DetectedFormat& found,
+                                               std::span<const std::string> names, int rank) {
+  const Format& format = *found.format;
+  const std::string name = format.rank_index_name(rank);
+  if (name.empty() || !is_rank_local(format, names) || !contains_name(names, name)) {
+    return std::nullopt;
+  }
+  expect_all_ranks(storage, format, names);
+  Description description;
+  description.format = format.name();
+  description.dialect = found.dialect->name();
+  description.files.names.push_back(name);
+  description.files.contents.emplace(name, read_file(storage, name, kAnySize));
+  description.metadata = format.parse_rank_index(description.files, rank);
+  expect_no_other_ranks(storage, format, names, *description.metadata);
+  return description;
+}
+
+}  // namespace
+
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
+  return replaced_of(storage, format, names_of_checkpoint(storage));
+}
+
+std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
+  try {
+    return storage->held();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+    return storage;
+  }
+}
+
+// If a save exchanges the directory after it was held, the held files are removed. Then the new
+// directory is tried.
+Found find_checkpoint(const std::shared_ptr<Storage>& storage,
+                      const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank) {
+  for (int i = 0;; ++i) {
+    Found found{hold(storage), {}, {}, false};
+    try {
+      std::vector<std::string> names = names_of_checkpoint(*found.storage);
+      found.format = find_format(*found.storage, wanted, names);
+      if (own_rank) {
+        auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);
+        found.of_own_rank = own.has_value();
+        if (own) found.description = *std::move(own);
+        if (own) return found;
+      }
+      found.description = read_description(*found.storage, found.format, std::move(names));
+      return found;
+    } catch (const Error& error) {
+      const bool may_be_gone = error.code() == ErrorCode::kNotFound && found.storage != storage;
+      if (!may_be_gone || i == kMaxExchanges) throw;
+    }
+  }
+}
+
+Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  Standing standing;
+  std::vector<std::string> names = names_of_checkpoint(storage);
+  const bool as_wanted = wanted->detect(names);
+  if (!as_wanted && detect(storage, names).format == nullptr) return standing;
+  const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
+  const bool rank_local = is_rank_local(*found.format, names);
+  Description description;
+  try {
+    description = read_description(storage, found, std::move(names));
+  } catch (const Error& error) {
+    if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
+    return standing;  // ranks are missing: the files belong to an incomplete save
+  }
+  const Metadata& metadata = *description.metadata;
+  standing.found = true;
+  standing.save_id = metadata.save_id;
+  for (const auto& [name, bytes] : description.files.contents) {
+    if (metadata.rank_local) standing.rank_local.insert(name);
+    standing.index.insert(name);
+  }
+  standing.files.insert(metadata.files.begin(), metadata.files.end());
+  if (description.manifest.empty()) return standing;
+  standing.files.insert(description.manifest_file);
+  // The index does not name the files that contain only copies.
+  const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
+  for (const RankReport& report : manifest.reports) {
+    for (const ReportedFile& file : report.files) standing.files.insert(file.name);
+  }
+  return standing;
+}
+
+Bytes Description::encode() const {
+  ByteWriter writer;
+  writer.string(format);
+  writer.string(dialect);
+  writer.blob(manifest);
+  writer.varint(files.contents.size());
+  for (const auto& [name, bytes] : files.contents) {
+    writer.string(name);
+    writer.blob(bytes);
+  }
+  writer.varint(files.sizes.size());
+  for (const auto& [name, size] : files.sizes) {
+    writer.string(name);
+    writer.varint(size);
+  }
+  return std::move(writer).take();
+}
+
+Description Description::decode(ByteView bytes) {
+  ByteReader reader(bytes, "description of a checkpoint");
+  const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
+  Description description;
+  description.format = reader.string();
+  description.dialect = reader.string();
+  description.manifest = owned(reader.blob());
+  DirectoryFiles& files = description.files;
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    files.names.emplace_back(reader.string());
+    files.contents.emplace(files.names.back(), owned(reader.blob()));
+  }
+  for (uint64_t count = reader.count(2); count > 0; --count) {
+    files.names.emplace_back(reader.string());
+    files.sizes.emplace(files.names.back(), reader.varint());
+  }
+  reader.expect_end();
+  std::sort(files.names.begin(), files.names.end());
+  return description;
+}
+
+Bytes Replaced::encode() const {
+  ByteWriter writer;
+  writer.string(save_id);
+  writer.varint(files.size());
+  for (const auto& [name, hash] : files) {
+    writer.string(name);
+    writer.u64(hash);
+  }
+  return std::move(writer).take();
+}
+
+Replaced Replaced::decode(ByteView bytes) {
+  ByteReader reader(bytes, std::string(kReplacedName));
+  Replaced replaced;
+  replaced.save_id = reader.string();
+  for (uint64_t count = reader.count(9); count > 0; --count) {
+    std::string name(reader.string());
+    replaced.files.emplace(std::move(name), reader.u64());
+  }
+  reader.expect_end();
+  return replaced;
+}
+
+}  // namespace tilestone::engine

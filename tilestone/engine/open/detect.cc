@@ -1,0 +1,196 @@
+#include "tilestone/engine/open/detect_internal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/megatron_mark.h"
+
+namespace tilestone::engine {
+namespace {
+
+// The names that identify a checkpoint. Lists subdirectories only if there is a metadata.json,
+// beside which arrays may have directories of their own. So a large tree without a checkpoint is
+// not walked, and unreadable directories in it do no harm.
+//
+// Tilestone's own names are listed first. An attempt ends by publishing its switch at the top level
+// and then removing its head, so in this order either the head or the switch is seen.
+std::vector<std::string> list_of_checkpoint(Storage& storage) {
+  const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
+  std::vector<std::string> names = storage.list_files();
+  if (contains_name(names, kMegatronConfig)) return storage.list();
+  names.insert(names.end(), own.begin(), own.end());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool looks_like_checkpoint(std::span<const std::string> names) {
+  const std::vector<std::shared_ptr<const Format>> formats = known_formats();
+  return std::any_of(formats.begin(), formats.end(),
+                     [&](const auto& format) { return format->detect(names); });
+}
+
+// Saves without a communicator that may have claimed the location: in dialects with fixed names.
+// nullopt: one of them has ended since the names were listed.
+std::optional<std::vector<AttemptHead>> possible_claims(Storage& storage,
+                                                        std::span<const std::string> names) {
+  std::vector<AttemptHead> saves;
+  if (!looks_like_checkpoint(names)) return saves;
+  for (const std::string& name : names) {
+    const auto own = parse_in_own_directory(name);
+    if (!own || name != attempt_name(own->save_id)) continue;
+    try {
+      auto head = read_head(storage, own->save_id);
+      if (!head) return std::nullopt;
+      if (!dialect_named(head->dialect)->has_fixed_names()) continue;
+      if (!format_named(head->format)->detect(names)) continue;
+      if (read_outcome(storage, own->save_id) != Outcome::kPublished) continue;
+      saves.push_back(*std::move(head));
+    } catch (const Error& error) {
+      // A damaged or unknown attempt must not make a checkpoint unreadable.
+      if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
+    }
+  }
+  return saves;
+}
+
+struct Claim {
+  std::string save_id;
+  std::vector<std::string> files;  // the existing files of its index
+};
+std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> names,
+                                 const std::vector<AttemptHead>& saves) {
+  for (const AttemptHead& save : saves) {
+    const auto format = format_named(save.format);
+    const DirectoryFiles files = read_index(storage, *format, nullptr, names);
+    if (format->parse_index(files).save_id != save.save_id) continue;
+    Claim claim{save.save_id, format->index_files(names)};
+    for (std::string& name : dialect_named(save.dialect)->index_files(names)) {
+      claim.files.push_back(std::move(name));
+    }
+    return claim;
+  }
+  return std::nullopt;
+}
+
+struct CheckpointNames {
+  std::vector<std::string> names;
+  std::optional<Claim> claim;  // its files are not among `names`
+};
+CheckpointNames look_for_checkpoint(Storage& storage) {
+  for (int i = 0;; ++i) {
+    CheckpointNames found{list_of_checkpoint(storage), std::nullopt};
+    if (contains_name(found.names, kMegatronConfig)) return found;
+    const auto saves = possible_claims(storage, found.names);
+    if (!saves && i < kMaxOverwrites) continue;
+    if (saves) found.claim = claim_among(storage, found.names, *saves);
+    if (found.claim) found.names = without(std::move(found.names), found.claim->files);
+    return found;
+  }
+}
+
+// Whether a save is known to be under way.
+bool is_saved_to(Storage& storage) {
+  try {
+    return storage.is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
+  }
+}
+
+// Megatron-Core's and Tilestone's saves write metadata.json last, and removals take it away first.
+// So if the index of the format that it names does not exist, the index was lost.
+void expect_no_index_lost(Storage& storage, std::span<const std::string> names) {
+  const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
+  const auto megatron = find_megatron_mark(names, read);
+  if (!megatron || is_saved_to(storage)) return;
+  if (!storage.stat(std::string(kMegatronConfig))) return;  // a removal has begun
+  for (const auto& format : known_formats()) {
+    if (format->name() != megatron->backend) continue;
+    throw Error(ErrorCode::kCorrupt, "the index of the checkpoint at " + storage.describe() +
+                                         " is missing; this file says that its format is " +
+                                         megatron->backend)
+        .with_file(std::string(kMegatronConfig))
+        .with_hint("copy the checkpoint once more, if it still exists elsewhere");
+  }
+}
+
+}  // namespace
+
+DetectedFormat detect(Storage& storage, std::span<const std::string> names) {
+  return detect_format(names,
+                       [&](const std::string& name) { return read_file(storage, name, kAnySize); });
+}
+
+std::vector<std::string> without(std::vector<std::string> names,
+                                 const std::vector<std::string>& others) {
+  std::erase_if(names, [&](const std::string& name) {
+    return std::find(others.begin(), others.end(), name) != others.end();
+  });
+  return names;
+}
+
+DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
+                          std::span<const std::string> names) {
+  DirectoryFiles files;
+  std::vector<std::string> wanted = format.index_files(names);
+  if (dialect != nullptr) {
+    for (std::string& name : dialect->index_files(names)) wanted.push_back(std::move(name));
+  }
+  for (const std::string& name : wanted) {
+    if (!files.contents.contains(name)) {
+      files.contents.emplace(name, read_file(storage, name, kAnySize));
+    }
+  }
+  for (const std::string& name : format.sized_files(names)) {
+    const auto info = storage.stat(name);
+    if (!info) throw Error(ErrorCode::kNotFound, "a listed file no longer exists").with_file(name);
+    if (info->regular) files.sizes.emplace(name, info->size);
+  }
+  for (const auto& [name, bytes] : files.contents) files.names.push_back(name);
+  for (const auto& [name, size] : files.sizes) files.names.push_back(name);
+  std::sort(files.names.begin(), files.names.end());
+  files.names.erase(std::unique(files.names.begin(), files.names.end()), files.names.end());
+  return files;
+}
+
+std::vector<std::string> names_of_checkpoint(Storage& storage) {
+  return look_for_checkpoint(storage).names;
+}
+
+DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
+                           std::span<const std::string> names) {
+  DetectedFormat found = detect(storage, names);
+  if (wanted != nullptr) {
+    found.format = wanted;
+    if (found.dialect == nullptr) found.dialect = pytorch_dialect();
+  }
+  if (found.format != nullptr) return found;
+  expect_no_index_lost(storage, names);
+  Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+  const Notes notes = read_notes(storage, names);
+  const auto lost = find_lost(storage, names, notes);
+  // While a save is under way, these files may belong to it.
+  if (lost && !is_saved_to(storage)) {
+    error.with_hint(lost->what + "; " + lost->hint);
+  } else if (const std::string unpublished = unpublished_text(storage, names, notes.attempts);
+             !unpublished.empty()) {
+    error.with_hint(unpublished);
+  }
+  throw std::move(error);
+}
+
+std::optional<std::string> claimed_by(Storage& storage) {
+  const auto claim = look_for_checkpoint(storage).claim;
+  return claim ? std::optional(claim->save_id) : std::nullopt;
+}
+
+bool any_checkpoint(Storage& storage, const Format& also) {
+  const std::vector<std::string> names = names_of_checkpoint(storage);
+  return also.detect(names) || detect(storage, names).format != nullptr;
+}
+
+}  // namespace tilestone::engine

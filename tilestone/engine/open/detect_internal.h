@@ -1,0 +1,49 @@
+// What a directory holds: which names belong to a checkpoint, and its format and dialect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/format/format.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+inline constexpr uint64_t kAnySize = UINT64_MAX;  // of a file that is known to exist
+inline constexpr int kMaxOverwrites = 8;  // overwrites tolerated while one checkpoint is described
+
+// Whether there is a checkpoint of any known format or of `also`.
+bool any_checkpoint(Storage& storage, const Format& also);
+
+// A save without a communicator, in a dialect whose files have fixed names, publishes its index
+// file by file (commit/attempt_fixed_names.cc). The first file names the save and is its claim to
+// the location. Returns the save id of a claim whose switch is not published yet. The existing
+// files of such an index do not make a checkpoint.
+std::optional<std::string> claimed_by(Storage& storage);
+
+// The names that identify the checkpoint, sorted, without the files of an unfinished index (see
+// claimed_by). Subdirectories are listed only if there is a metadata.json.
+std::vector<std::string> names_of_checkpoint(Storage& storage);
+
+// The format and dialect that these names and marks show; null if there are none.
+DetectedFormat detect(Storage& storage, std::span<const std::string> names);
+
+// The format and dialect of the checkpoint. `wanted` overrides the detected format.
+// Error(kNotFound) if there is no checkpoint, with a hint at what may be left of one.
+DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
+                           std::span<const std::string> names);
+
+// Reads the files that the format and the dialect need, among these names.
+DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
+                          std::span<const std::string> names);
+
+// `names` without those of `others`.
+std::vector<std::string> without(std::vector<std::string> names,
+                                 const std::vector<std::string>& others);
+
+}  // namespace tilestone::engine
