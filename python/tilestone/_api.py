@@ -15,6 +15,9 @@ from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import PlanCopiesOptions
 
 
 def save(
@@ -193,7 +196,7 @@ def plan_copies(
     *,
     replicate_group: ProcessGroup | Collection[int] | None,
     max_copy_bytes: int | None = None,
-    **options: Any,
+    **options: Unpack[PlanCopiesOptions],
 ) -> list[_core.CopyCost]:
     """Says what `replicate="local"` would add to the same `save`. Writes nothing.
 

@@ -236,8 +236,7 @@ class SaveCall:
         session: the session, if one was passed as `comm`; otherwise None.
 
     Raises:
-        InvalidArgumentError: an option is unknown, or an argument that says who takes part can't be
-            used.
+        InvalidArgumentError: an argument that says who takes part can't be used.
     """
 
     def __init__(
@@ -266,9 +265,6 @@ class SaveCall:
         self._group = group
         self._options = USUAL_OPTIONS | options
         self._until_the_end = until_the_end
-        unknown = options.keys() - USUAL_OPTIONS.keys()
-        if unknown:
-            raise InvalidArgumentError(f"a save has no option {sorted(unknown)[0]}")
         self.files = _by_files(coordination, self._by_files)
         # Session.save passes itself as comm.
         self.session = comm if isinstance(comm, _core.Session) else None
@@ -311,6 +307,9 @@ class SaveCall:
 
     def _bridge(self) -> Bridge:
         own, ranks = self._who()
+        unknown = self._options.keys() - USUAL_OPTIONS.keys()
+        if unknown:
+            raise InvalidArgumentError(f"a save has no option {sorted(unknown)[0]}")
         agreement = _options.word("agreement", self._options["agreement"])
         unwrapped = _options.word("dialect", self._options["dialect"]) == "pytorch"
         by_rule = agreement == "rule" or self.files is not None

@@ -379,6 +379,10 @@ class _OfParam(ShardedTensor):
 def _range(flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
     """(begin, end) of a flat range."""
     if isinstance(flattened_range, slice):
+        if flattened_range.step not in (None, 1):
+            raise InvalidArgumentError(
+                f"flattened_range has the step {flattened_range.step}, expected one range of elements"
+            )
         return flattened_range.start, flattened_range.stop
     begin, end = flattened_range
     return begin, end
@@ -491,7 +495,7 @@ class ShardedTensorFactory:
         flattened_range: slice | tuple[int, int] | None = None,
     ) -> None:
         if isinstance(flattened_range, slice):
-            flattened_range = (flattened_range.start, flattened_range.stop)
+            flattened_range = _range(flattened_range)
         self.key = _options.entity_key(key)
         self.data = data
         self.build_fn = build_fn

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tilestone._protocols import CommunicatorLike
 
 
-class SaveOptions(TypedDict, total=False):
-    """The options of `tilestone.save`, without those that say who takes part."""
+class PlainSaveOptions(TypedDict, total=False):
+    """The options of `tilestone.save` about neither copies nor who takes part."""
 
     format: str
     dialect: str
@@ -29,21 +29,26 @@ class SaveOptions(TypedDict, total=False):
     attributes: Mapping[str, str] | None
     tensor_attributes: Mapping[str, Mapping[str, Any]] | None
     progress: bool | ProgressCallback
-    replicate: str
-    replicate_group: ProcessGroup | Collection[int] | None
-    max_copy_bytes: int | None
     tp_replica_names: bool
 
 
-class SessionSaveOptions(SaveOptions, total=False):
-    """The options of a session's saves: those that the session does not fix."""
+class ByFilesOptions(TypedDict, total=False):
+    """What only saves by files have, and a session does not fix."""
 
     wait: bool
     torch_rank_local: bool
 
 
-class AllSaveOptions(SessionSaveOptions, total=False):
-    """All options of `tilestone.save`."""
+class SessionSaveOptions(PlainSaveOptions, ByFilesOptions, total=False):
+    """The options of a session's saves: those that the session does not fix."""
+
+    replicate: str
+    replicate_group: ProcessGroup | Collection[int] | None
+    max_copy_bytes: int | None
+
+
+class Participants(TypedDict, total=False):
+    """The options of `tilestone.save` that say who takes part."""
 
     group: ProcessGroup | None
     comm: CommunicatorLike | None
@@ -52,6 +57,14 @@ class AllSaveOptions(SessionSaveOptions, total=False):
     world_size: int | None
     token: str | None
     number: int
+
+
+class AllSaveOptions(SessionSaveOptions, Participants, total=False):
+    """All options of `tilestone.save`."""
+
+
+class PlanCopiesOptions(PlainSaveOptions, ByFilesOptions, Participants, total=False):
+    """The options of `tilestone.plan_copies` that are not about copies."""
 
 
 class SessionLoadOptions(TypedDict, total=False):

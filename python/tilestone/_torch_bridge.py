@@ -457,7 +457,7 @@ class _GroupConverter(_converters.Converter):
         return f"a {type(item).__name__}"
 
 
-class _DtypeConverter(_converters.Converter):
+class _TorchDtypeConverter(_converters.Converter):
     def in_value(self, item: Any) -> Any:
         return _names().get(item)
 
@@ -468,6 +468,6 @@ def register() -> None:
     _converters.add(is_distributed, _DistributedConverter())
     _converters.add(torch.UntypedStorage, _StorageConverter())
     _converters.add(torch.TypedStorage, _StorageConverter())
-    _converters.add(torch.dtype, _DtypeConverter())
+    _converters.add(torch.dtype, _TorchDtypeConverter())
     for group in _group_types():
         _converters.add(group, _GroupConverter())

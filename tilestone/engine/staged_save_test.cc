@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/log.h"
@@ -28,6 +30,7 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::staged_save_test {
@@ -480,6 +483,52 @@ TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
   expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
                "another save may have replaced the checkpoint");
   expect_rows(path, 2, 1);
+}
+
+// Runs a hook before a file whose name ends like this is opened for the first time.
+class HookedSystem : public System {
+ public:
+  HookedSystem(std::string ending, std::function<void()> hook)
+      : ending_(std::move(ending)), hook_(std::move(hook)) {}
+
+  int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
+    if (hook_ && std::string_view(name).ends_with(ending_)) std::exchange(hook_, nullptr)();
+    return System::open_beneath(directory, name, flags, mode);
+  }
+
+ private:
+  const std::string ending_;
+  std::function<void()> hook_;
+};
+
+// The save that replaces the checkpoint has removed its manifest when the reader looks for it. An
+// index of zarr without a manifest looks like one of another program.
+TEST(StagedSave, AReaderFromWhomTheManifestIsTakenReadsTheNewCheckpoint) {
+  for (const auto& dialect : {pytorch_dialect(), megatron_dialect()}) {
+    const TempDirectory folder;
+    SaveOptions options = options_of(dialect);
+    options.format = format_named("zarr");
+    options.attributes = {{"is", "old"}};
+    save(row_state(solo(), 1), folder.path() + "/ckpt", options);
+    options.attributes = {{"is", "new"}};
+    save(row_state(solo(), 2), folder.path() + "/other", options);
+    bool replaced = false;
+    const auto replace = [&] {
+      replaced = true;
+      const auto parent = posix_storage(folder.path());
+      parent->exchange_directories("ckpt", "other");
+      for (const std::string& name : parent->list("other/.tilestone/")) {
+        if (name.ends_with("manifest")) parent->remove(name);
+      }
+    };
+    const auto system = std::make_shared<HookedSystem>(".zarray", replace);
+    const auto storage = posix_storage(folder.path() + "/ckpt", {}, system);
+    const auto found = engine::find_checkpoint(storage, nullptr);
+    EXPECT_TRUE(replaced);
+    const engine::Opened opened = engine::open_description(found.description, nullptr);
+    ASSERT_TRUE(opened.manifest);
+    EXPECT_EQ(opened.manifest->attributes.at("is"), "new");
+  }
 }
 
 // A rank opens the directory after it was exchanged: zarr's file names do not distinguish the

@@ -310,17 +310,17 @@ void posix_remove_directory(PosixContext& context, const std::string& name) {
   fail_errno(kWhat, context.path_of(name), errno == EEXIST ? ENOTEMPTY : errno);
 }
 
-bool posix_can_exchange(PosixContext& context) {
+bool posix_can_exchange(PosixContext& context, const std::string& in) {
   TrialResult& result = context.exchange();
   if (const auto known = result.get()) return *known;
-  const UniqueFd root = context.try_open_root();
+  const UniqueFd root = context.open_at_root(in, O_PATH | O_DIRECTORY);
   if (!root) return false;
   std::random_device random;
   char number[24];
   std::snprintf(number, sizeof number, "%08x%08x", random(), random());
   const std::string name = kTrialPrefix + std::string(number);
   if (::mkdirat(root.get(), name.c_str(), kDirectoryMode) != 0) return false;
-  remove_old_trials(context, root.get());
+  if (in.empty()) remove_old_trials(context, root.get());
   const UniqueFd directory(::openat(root.get(), name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   const int error = directory ? try_exchange(context.system(), directory.get()) : errno;
   remove_trial(root.get(), name);
@@ -334,7 +334,7 @@ void posix_exchange(PosixContext& context, const std::string& a, const std::stri
   check_apart(a, b, what);
   expect_directory(context, one, a, what);
   expect_directory(context, two, b, what);
-  posix_can_exchange(context);
+  posix_can_exchange(context, b);
   if (!context.exchange().get().value_or(true)) fail_unsupported(context, what, a, EOPNOTSUPP);
   // The trailing slash makes the kernel refuse a name that has become a link or a file meanwhile.
   if (context.system().rename_exchange(one.directory.get(), (one.last + "/").c_str(),

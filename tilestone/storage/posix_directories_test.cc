@@ -300,7 +300,10 @@ TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval)
   const auto deeper = held->child("in");
   deeper->make_directory("");
   put_file(*deeper, "g", as_bytes("in x"));
+  EXPECT_TRUE(held->stands());
   storage().exchange_directories("x", "y");
+  EXPECT_FALSE(held->stands());
+  EXPECT_TRUE(x->stands() && x->held()->stands());
   EXPECT_EQ(as_text(read_file(*x, "f", 10)), "y");
   EXPECT_EQ(as_text(read_file(*held, "f", 10)), "x");
   EXPECT_EQ(as_text(read_file(*deeper, "g", 10)), "in x");
@@ -308,6 +311,8 @@ TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval)
   EXPECT_FALSE(held->parent().has_value());
   EXPECT_EQ(deeper->parent()->name, "in");
   storage().remove_tree("y");
+  storage().remove_tree("x");
+  EXPECT_FALSE(held->stands());
   EXPECT_EQ(held->list(), Names{});
   EXPECT_FALSE(held->stat("f"));
   expect_error([&] { held->open("f"); }, ErrorCode::kNotFound, "f");

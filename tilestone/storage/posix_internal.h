@@ -65,6 +65,7 @@ struct PosixRoot {
   std::shared_ptr<PosixContext> within;  // the root is the directory `name` in this one's root;
   std::string name;                      // links on the way must not leave that root
   UniqueFd held;                         // the root is this open directory
+  std::shared_ptr<PosixContext> held_from = nullptr;  // whose root `held` was when it was opened
 };
 
 // An open directory and the name of an entry in it.
@@ -118,6 +119,7 @@ class PosixContext {
 
   // Opens the root directory with O_PATH. Empty, with errno set, on failure.
   UniqueFd try_open_root() const;
+  bool stands() const;  // see Storage::stands
   // Opens `name` ("": the root), which the caller has checked. Follows links that stay beneath the
   // root. Empty, with errno set, on failure.
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) const;
@@ -185,7 +187,8 @@ void posix_make_directory(PosixContext& context, const std::string& name);
 void posix_remove_directory(PosixContext& context, const std::string& name);
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);
 void posix_rename_directory(PosixContext& context, const std::string& from, const std::string& to);
-bool posix_can_exchange(PosixContext& context);
+// Tries it in the directory `in` ("": the root) if it is not known yet.
+bool posix_can_exchange(PosixContext& context, const std::string& in = "");
 bool posix_is_link(PosixContext& context, const std::string& name);
 // The root's absolute path without links; empty if it can't be determined. Trailing components that
 // do not exist yet are kept as written.

@@ -117,6 +117,7 @@ class PosixStorage : public Storage {
   std::shared_ptr<Storage> child(const std::string& name) override;
   std::optional<StoragePlace> parent() override;
   std::shared_ptr<Storage> held() override;
+  bool stands() const override { return context_->stands(); }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
@@ -242,7 +243,7 @@ std::optional<StoragePlace> PosixStorage::parent() {
 std::shared_ptr<Storage> PosixStorage::held() {
   UniqueFd root = context_->try_open_root();
   if (!root) fail_errno("cannot open a directory", context_->root(), errno);
-  return with_root({context_->root(), nullptr, "", std::move(root)});
+  return with_root({context_->root(), nullptr, "", std::move(root), context_});
 }
 
 }  // namespace
@@ -335,6 +336,14 @@ UniqueFd PosixContext::try_open_root() const {
   if (root_.held) return UniqueFd(::openat(root_.held.get(), ".", kFlags));
   if (root_.within != nullptr) return root_.within->open_at_root(root_.name, kFlags);
   return UniqueFd(::open(root_.path.c_str(), kFlags));
+}
+
+bool PosixContext::stands() const {
+  if (root_.held_from == nullptr) return true;
+  const UniqueFd now = root_.held_from->try_open_root();
+  struct stat held, found;
+  return now && ::fstat(root_.held.get(), &held) == 0 && ::fstat(now.get(), &found) == 0 &&
+         held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
 UniqueFd PosixContext::open_at_root(const std::string& name, int flags, unsigned mode) const {

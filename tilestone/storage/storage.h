@@ -143,7 +143,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual ~Storage() = default;
 
   // Whether the storage has the capability. Where only a trial can tell (kExchange), the first call
-  // makes a temporary directory in the root (".tilestone-probe-..."), tries it there, removes the
+  // makes a temporary directory in the root (".tilestone-probe-...", or in the second of two
+  // directories when these are to be exchanged), tries it there, removes the
   // directory and keeps the answer. If the trial fails for another reason, the call returns false
   // and the next call tries again.
   virtual bool can(StorageCapability what) = 0;
@@ -232,6 +233,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // renamed or exchanged. kNotFound if the root does not exist. Returns this storage if it can't
   // hold a directory open.
   virtual std::shared_ptr<Storage> held() { return shared_from_this(); }
+  // For a storage that held() has returned: whether held() would still return the same directory.
+  // True for any other storage.
+  virtual bool stands() const { return true; }
 };
 
 // Reads a whole file; kCorrupt if it is larger than max_size bytes.

@@ -226,7 +226,19 @@ void Commit::refuse_open_attempts() const {
           "--abandon` ends it if they are dead");
 }
 
+// A file may be lost while another save replaces the location.
 void Commit::refuse_existing() const {
+  constexpr int kMaxTries = 8;
+  for (int tries = 1;; ++tries) {
+    try {
+      return refuse_what_exists();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
+    }
+  }
+}
+
+void Commit::refuse_what_exists() const {
   refuse_open_attempts();
   if (const auto other = foreign()) {
     const std::string stands = other->kind + " exists at " + location_->describe();

@@ -311,25 +311,36 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
 // together, at least one sees the other.
 void Staging::begin() {
   clean_siblings(*location_);
-  try {
-    storage_->make_directory("");
-    storage_->make_directory(std::string(kOwnDirectory));
-  } catch (const Error& error) {
-    throw Error(error).with_hint(
-        "this save needs a directory beside its location, because its files "
-        "can't be replaced one by one");
-  }
-  lock_ = take([&] { return storage_->try_lock(std::string(kLockName)); }, *location_,
-               "a removal of leftovers");
+  make_and_lock();
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
   location_lock_ = take([&] { return try_lock_location(*location_); }, *location_, "another save");
-  if (place_.storage->can(StorageCapability::kExchange)) return;
+  // Tried in this directory, so that what a killed trial leaves is removed with it.
+  if (storage_->can(StorageCapability::kExchange)) return;
   throw Error(ErrorCode::kUnsupported,
               location_->describe() +
                   " is not empty, and the file system can't exchange two directories in one step")
       .with_hint(kFreshHint);
+}
+
+// Another save or a gc may remove the directory as a leftover before it is locked.
+void Staging::make_and_lock() {
+  constexpr int kMaxTries = 8;
+  for (int tries = 1;; ++tries) {
+    try {
+      storage_->make_directory("");
+      lock_ =
+          take([&] { return try_lock_location(*storage_); }, *location_, "a removal of leftovers");
+      return;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound && tries < kMaxTries) continue;
+      if (error.code() == ErrorCode::kAlreadyExists) throw;
+      throw Error(error).with_hint(
+          "this save needs a directory beside its location, because its files "
+          "can't be replaced one by one");
+    }
+  }
 }
 
 void Staging::publish() {

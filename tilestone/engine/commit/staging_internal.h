@@ -94,6 +94,7 @@ class Staging {
   void abandon();
 
  private:
+  void make_and_lock();
   // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
   void remove(std::unique_ptr<StorageLock>& lock);
 

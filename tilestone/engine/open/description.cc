@@ -16,7 +16,8 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr int kMaxExchanges = 3;  // exchanges of the directory tolerated while it is described
+constexpr int kMaxLost = 3;       // times that a file is lost while a checkpoint is described
+constexpr int kMaxExchanges = 8;  // exchanges of the directory tolerated while it is described
 
 // The content of kReplacedName, if it is about the save of the existing index and lists every
 // rank-local file.
@@ -181,12 +182,14 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
   }
 }
 
-// If a save exchanges the directory after it was held, the held files are removed. Then the new
-// directory is tried.
+// If a save exchanges the directory after it was held, the held files are removed, one after the
+// other. So what was found counts only if the directory still stands at the end, and otherwise the
+// new directory is tried.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank) {
   for (int i = 0;; ++i) {
     Found found{hold(storage), {}, {}, false};
+    const bool last = i == kMaxExchanges;
     try {
       std::vector<std::string> names = names_of_checkpoint(*found.storage);
       found.format = find_format(*found.storage, wanted, names);
@@ -194,13 +197,21 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
         auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);
         found.of_own_rank = own.has_value();
         if (own) found.description = *std::move(own);
-        if (own) return found;
       }
-      found.description = read_description(*found.storage, found.format, std::move(names));
-      return found;
+      if (!found.of_own_rank) {
+        found.description = read_description(*found.storage, found.format, std::move(names));
+      }
+      if (found.storage->stands()) return found;
     } catch (const Error& error) {
-      const bool may_be_gone = error.code() == ErrorCode::kNotFound && found.storage != storage;
-      if (!may_be_gone || i == kMaxExchanges) throw;
+      // A save that replaces the checkpoint in place removes files, too.
+      const bool lost = error.code() == ErrorCode::kNotFound && found.storage != storage;
+      const bool again = found.storage->stands() ? lost && i < kMaxLost : !last;
+      if (!again) throw;
+    }
+    if (last) {
+      throw Error(ErrorCode::kNotFound,
+                  "the checkpoint at " + storage->describe() + " is replaced again and again")
+          .with_hint("open it when no save replaces it");
     }
   }
 }
