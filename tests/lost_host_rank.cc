@@ -222,8 +222,9 @@ class Member {
   }
 
   void on_progress(const Progress& progress) {
-    hold(std::string(progress.phase));
-    if (progress.phase == "write" && progress.bytes_done == progress.bytes_total) hold("written");
+    const bool writes = progress.phase == "write";
+    if (writes) hold("write");
+    if (progress.bytes_done == progress.bytes_total) hold(writes ? "written" : "read");
   }
 
   const Communicator comm_;
