@@ -15,6 +15,7 @@ import os
 import pathlib
 import queue
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -177,7 +178,7 @@ class Hosts:
         }
         mca = [word for item in options.items() for word in ("--mca", *item)]
         start = ["mpirun", "--allow-run-as-root", *mca, "--host", where, "-n", str(WORLD)]
-        return self.on(0, " ".join(["exec", *start, *command]))
+        return self.on(0, shlex.join(["exec", *start, *command]))
 
 
 class Rank:
@@ -257,4 +258,11 @@ def gloo_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
         words = ["exec", sys.executable, *command, str(rank)]
         interface = hosts.names[host]
         job.start(hosts.on(host, " ".join(words)), GLOO_SOCKET_IFNAME=interface, USE_LIBUV="0")
+    return job
+
+
+def mpi_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
+    """Starts one job of mpirun."""
+    job = Job(folder)
+    job.start(hosts.mpirun(folder, *command))
     return job

@@ -22,7 +22,8 @@ import tilestone
 # meet, report, publish: the first host is inside this call and waits for the second host.
 # orders, reports, outcome, open: rank 0 has what all ranks have sent, and the others wait for it.
 # Elsewhere every rank is in its own work: it builds its state (plan), is about to stage, writes,
-# has written, reads, or takes what was loaded (merge).
+# has written, has read (read), or takes what was loaded (merge). Before a rank has read everything,
+# others may need what it reads, so they could not all wait.
 CASES = (
     ("save: meet", "save: plan", "save: orders", "save: stage", "save: write"),
     ("save: written", "save: report", "save: reports", "save: publish", "save: outcome"),
@@ -120,9 +121,11 @@ class Member:
         self.hold(call)
 
     def progress(self, how_far: tilestone.Progress) -> None:
-        self.hold(how_far.phase)
-        if how_far.phase == "write" and how_far.bytes_done == how_far.bytes_total:
-            self.hold("written")
+        writes = how_far.phase == "write"
+        if writes:
+            self.hold("write")
+        if how_far.bytes_done == how_far.bytes_total:
+            self.hold("written" if writes else "read")
 
     def factory(self, data: Any, axis: int) -> tilestone.ShardedTensorFactory:
         import torch

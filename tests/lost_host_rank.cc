@@ -1,0 +1,273 @@
+// lost_host_rank FOLDER TIMEOUT PLENTY CASE...: a rank of an MPI job on two hosts, of which the
+// second is lost in each case. It does over MPI what python/tests/lost_host_rank.py, which explains
+// the cases and the times, does over gloo. python/tests/test_lost_host.py runs both.
+//
+// All calls use one communicator: each call after a failed one must work on it.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tilestone/tilestone.h"
+
+namespace {
+
+using namespace tilestone;
+using nlohmann::json;
+
+constexpr int64_t kSide = 512;  // rows, and columns, of the tensor
+constexpr int64_t kElements = kSide * kSide;
+constexpr int kRanksOfHost = 2;
+
+// Lets rank 0 wait where it has received what all ranks have sent.
+class Held final : public CommunicatorImpl {
+ public:
+  Held(Communicator comm, std::function<void()> gathered)
+      : comm_(std::move(comm)), gathered_(std::move(gathered)) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string describe() const override { return comm_.describe(); }
+  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
+    std::vector<Bytes> parts = comm_.gather(mine, root, deadline);
+    if (rank() == root) gathered_();
+    return parts;
+  }
+  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
+    return comm_.scatter(std::move(parts), root, deadline);
+  }
+  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
+    return comm_.broadcast(mine, root, deadline);
+  }
+  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    return comm_.all_to_all(std::move(to), deadline);
+  }
+  CallPort* call_port() override { return comm_.call_port(); }
+
+ private:
+  Communicator comm_;
+  std::function<void()> gathered_;
+};
+
+// A rank's rows (axis 0) or columns (axis 1).
+class Part {
+ public:
+  Part(int axis, const Communicator& comm) : axis_(axis), rank_(comm.rank()), ranks_(comm.size()) {
+    Dims shape = {kSide, kSide};
+    shape[axis] /= ranks_;
+    data_ = TensorView::allocate(DType::kInt64, shape);
+  }
+
+  // Calls visit(element, index): the element here, and its index in the whole tensor.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    auto* at = reinterpret_cast<int64_t*>(data_.data);
+    const int64_t rows = data_.shape[0], columns = data_.shape[1];
+    const int64_t first = axis_ == 0 ? rank_ * rows * kSide : rank_ * columns;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        visit(*at++, first + row * kSide + column);
+      }
+    }
+  }
+  StateDict state() const {
+    StateDict state;
+    state["w"] = ShardedTensor::from_rank_offsets("w", data_, {{axis_, rank_, ranks_}});
+    return state;
+  }
+
+ private:
+  int axis_, rank_, ranks_;
+  TensorView data_;
+};
+
+class Member {
+ public:
+  Member(const Communicator& comm, std::filesystem::path folder, double timeout, double plenty)
+      : comm_(std::make_shared<Held>(comm, [this] { hold(gathers_); })),
+        folder_(std::move(folder)),
+        location_(folder_ / "checkpoint"),
+        timeout_(timeout),
+        plenty_(plenty) {}
+
+  void wait_for(const std::string& name) const {
+    while (!std::filesystem::exists(folder_ / name)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+  // A host is lost in this call, or rank 0 can no longer reach it.
+  void lose_host(const std::string& name, int64_t version) {
+    case_ = name;
+    std::set<int64_t> found;
+    std::string kind, text;
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      if (name.starts_with("save")) {
+        save(version, timeout_);
+      } else {
+        found = load(timeout_);
+      }
+    } catch (const Error& error) {
+      kind = to_string(error.code());
+      text = error.what();
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+    say("ended", {{"kind", kind}, {"text", text}, {"seconds", took.count()}, {"versions", found}});
+  }
+
+  // Says what the checkpoint is now, saves the next one, and says what remains of it all.
+  void go_on(int64_t version) {
+    say("whole", {{"versions", load(plenty_)}});
+    save(version, plenty_);
+    std::vector<std::string> left;
+    if (comm_.rank() == 0) {
+      for (const Leftover& file : remove_leftovers(location_)) left.push_back(file.name);
+    }
+    say("saved", {{"versions", load(plenty_)}, {"left", left}});
+  }
+
+  void save(int64_t version) { save(version, plenty_); }
+
+ private:
+  void save(int64_t version, double timeout) {
+    const Part rows(0, comm_);
+    rows.for_each([&](int64_t& element, int64_t index) { element = version * kElements + index; });
+    SaveOptions options;
+    options.overwrite = true;
+    options.progress = [this](const Progress& progress) { on_progress(progress); };
+    const auto prepare = [&]() -> SaveRequest {
+      hold("plan");
+      return {rows.state(), location_, options};
+    };
+    enter("meet", "orders");
+    PlannedSave planned = begin_save(prepare, location_.place(), comm_, in(timeout));
+    hold("stage");
+    WrittenSave written = std::move(planned).stage(Payload::kStaged).write();
+    enter("report", "reports");
+    ReportedSave reported = std::move(written).report();
+    enter("publish", "outcome");
+    std::move(reported).publish();
+  }
+
+  // Loads columns of what was saved as rows. Returns the versions of the elements; -1 stands for an
+  // element of another place.
+  std::set<int64_t> load(double timeout) {
+    const Part columns(1, comm_);
+    columns.for_each([](int64_t& element, int64_t) { element = -kElements; });
+    LoadOptions options;
+    options.progress = [this](const Progress& progress) { on_progress(progress); };
+    const auto prepare = [&]() -> LoadRequest {
+      hold("plan");
+      return {columns.state(), location_, options};
+    };
+    const auto take = [&](const LoadResult&) { hold("merge"); };
+    enter("meet", "open");
+    tilestone::load(prepare, take, location_.place(), comm_, in(timeout));
+    std::set<int64_t> versions;
+    columns.for_each([&](int64_t element, int64_t index) {
+      const int64_t first = element - index;
+      versions.insert(first % kElements == 0 ? first / kElements : -1);
+    });
+    return versions;
+  }
+
+  static Deadline in(double seconds) {
+    return Deadline::after(std::chrono::duration<double>(seconds));
+  }
+
+  // Writes a line for the test.
+  void say(const std::string& what, json line) {
+    if (said_ < 0) {
+      const auto pipe = folder_ / ("said-" + std::to_string(comm_.rank()));
+      said_ = ::open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
+    }
+    line["what"] = what;
+    const std::string text = line.dump() + "\n";
+    if (::write(said_, text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+    std::perror("lost_host_rank");
+    std::abort();
+  }
+
+  bool is_at(const std::string& point) const {
+    return !point.empty() && case_.ends_with(": " + point);
+  }
+
+  // Waits once until the host is lost, if this is to happen at this point.
+  void hold(const std::string& point) {
+    if (!is_at(point)) return;
+    const std::string name = std::exchange(case_, "");
+    say("inside", json::object());
+    wait_for("cut " + name);
+  }
+
+  // Called before a call in which the ranks wait for one another. `gathers`: the point that rank 0
+  // reaches when it has gathered.
+  void enter(const std::string& call, const std::string& gathers) {
+    gathers_ = gathers;
+    const bool waits_for_host = is_at(call) && comm_.rank() < kRanksOfHost;
+    const bool waits_for_coordinator = is_at(gathers) && comm_.rank() != 0;
+    if (waits_for_host || waits_for_coordinator) {
+      case_.clear();
+      say("inside", json::object());
+    }
+    hold(call);
+  }
+
+  void on_progress(const Progress& progress) {
+    const bool writes = progress.phase == "write";
+    if (writes) hold("write");
+    if (progress.bytes_done == progress.bytes_total) hold(writes ? "written" : "read");
+  }
+
+  const Communicator comm_;
+  const std::filesystem::path folder_;
+  const Location location_;
+  const double timeout_, plenty_;  // seconds
+  std::string case_;               // empty once this rank has reached the case's point
+  std::string gathers_;
+  int said_ = -1;
+};
+
+void take_part(const std::filesystem::path& folder, double timeout, double plenty,
+               const std::vector<std::string>& cases) {
+  const Deadline deadline = Deadline::after(std::chrono::duration<double>(plenty));
+  const Communicator comm = mpi_world(deadline);
+  // Connects every rank with every other. Open MPI connects two ranks at their first message, and
+  // does not survive a failure of that.
+  comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size()), Bytes(1)), deadline);
+  Member member(comm, folder, timeout, plenty);
+  member.save(0);
+  // Version 2n - 1 is saved in the n-th case and version 2n after it.
+  int64_t version = 0;
+  for (const std::string& name : cases) {
+    member.lose_host(name, version + 1);
+    member.wait_for("restored " + name);
+    if (name == "save: plan") member.save(version + 1);
+    member.go_on(version += 2);
+  }
+  member.wait_for("end");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) {
+    std::fprintf(stderr, "usage: lost_host_rank FOLDER TIMEOUT PLENTY CASE...\n");
+    return 2;
+  }
+  try {
+    take_part(argv[1], std::stod(argv[2]), std::stod(argv[3]), {argv + 4, argv + argc});
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lost_host_rank: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
