@@ -13,6 +13,9 @@ export CC="${CC:-cc}" CXX="${CXX:-c++}"
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CTEST_PARALLEL_LEVEL="${CTEST_PARALLEL_LEVEL:-$(nproc)}"
+# The packages are installed without bytecode. Python keeps what it compiles of them, so that not each
+# rank of each test compiles torch anew.
+unset PYTHONDONTWRITEBYTECODE
 all_started=$SECONDS
 
 # The steps in the background, by name: process group, and file of the output. A step that has ended
