@@ -96,7 +96,8 @@
 //
 // Readers hold the directory open (Storage::held). If it is replaced meanwhile, they continue to
 // see the old one until its files are removed. The files that describe it are removed first, so a
-// reader gets an error and never a part of another checkpoint.
+// reader that has them gets an error for each file that is gone. A reader that finds only some of
+// them does not believe what it finds, because the directory no longer stands (find_checkpoint()).
 //
 // Shared directories (megatron_shards_dialect()). There Megatron-Core itself replaces common.pt
 // before a save of the sharded part begins, and writes metadata.json after it has ended. So nothing
