@@ -238,7 +238,9 @@ def test_the_types_of_the_passed_on_options_are_those_of_save_and_load() -> None
     assert set(_option_types.AllSaveOptions.__annotations__) >= fixed
     assert all_names(_option_types.AllSaveOptions) == named(tilestone.save)
     assert all_names(_option_types.SessionSaveOptions) == named(tilestone.save) - fixed
-    assert all_names(_option_types.SaveOptions) == set(_calls.USUAL_OPTIONS)
+    copies = {"replicate", "replicate_group", "max_copy_bytes"}
+    assert all_names(_option_types.PlainSaveOptions) == set(_calls.USUAL_OPTIONS) - copies
+    assert all_names(_option_types.PlanCopiesOptions) == named(tilestone.save) - copies
     assert all_names(_option_types.SessionLoadOptions) == named(tilestone.load) - {"group", "comm"}
 
 
