@@ -193,10 +193,6 @@ class Member:
         seconds = time.monotonic() - started
         self.say("ended", kind=kind, text=text, seconds=seconds, versions=found)
 
-    def read_whole(self) -> list[int]:
-        whole = tilestone.load({"w": numpy.zeros((SIDE, SIDE), numpy.int64)}, self.path)["w"]
-        return versions(whole, truth(0))
-
     def go_on(self, version: int) -> None:
         """Says what the checkpoint is now, saves the next one, and says what remains of it all."""
         self.group.leave()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pytest
 
@@ -206,3 +208,17 @@ def test_saving_over_a_checkpoint_needs_overwrite(ckpt: str) -> None:
     assert tilestone.load({"x": None}, ckpt) == {"x": 1}
     tilestone.save({"x": 2}, ckpt, overwrite=True)
     assert tilestone.load({"x": None}, ckpt) == {"x": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong", [slice(0, 4, 2), slice(4, 0, -1), slice(None, 4), 5, (0, 4, 2), "04"]
+)
+def test_a_flattened_range_that_is_no_range_is_refused_with_the_key(wrong: Any) -> None:
+    part = numpy.zeros(4)
+    for make in (
+        lambda: ShardedTensor.from_rank_offsets_flat("w", part, (8,), flattened_range=wrong),
+        lambda: ShardedTensor.from_box_flat("w", part, (8,), [(0, 8)], flattened_range=wrong),
+    ):
+        with pytest.raises(tilestone.InvalidArgumentError, match="flattened_range must") as caught:
+            make()
+        assert caught.value.key == "w"

@@ -112,7 +112,7 @@ class ShardedTensor:
             local_shape: shape of that local tensor.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = _range(flattened_range)
+        begin, end = _range(key, flattened_range)
         return cls(
             _core.ShardedTensor.from_rank_offsets_flat,
             key,
@@ -270,7 +270,7 @@ class ShardedTensor:
             box: a Box, or (start, stop) for each dim. Its first prepend_axis_num dims have size 1.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = _range(flattened_range)
+        begin, end = _range(key, flattened_range)
         return cls(
             _core.ShardedTensor.from_box_flat,
             key,
@@ -376,16 +376,17 @@ class _OfParam(ShardedTensor):
         return f"ShardedTensor.from_param(key={self._key!r})"
 
 
-def _range(flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
-    """(begin, end) of a flat range."""
-    if isinstance(flattened_range, slice):
-        if flattened_range.step not in (None, 1):
-            raise InvalidArgumentError(
-                f"flattened_range has the step {flattened_range.step}, expected one range of elements"
-            )
-        return flattened_range.start, flattened_range.stop
-    begin, end = flattened_range
-    return begin, end
+def _range(key: str, flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
+    """(begin, end) of the flat range of this key."""
+    pair: Any = flattened_range
+    if isinstance(flattened_range, slice) and flattened_range.step in (None, 1):
+        pair = (flattened_range.start, flattened_range.stop)
+    try:
+        begin, end = pair
+        return operator.index(begin), operator.index(end)
+    except (TypeError, ValueError):
+        what = f"flattened_range must be slice(begin, end) or (begin, end), not {flattened_range!r}"
+        raise InvalidArgumentError(f"{what} (key {key})", message=what, key=str(key)) from None
 
 
 def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
@@ -495,7 +496,7 @@ class ShardedTensorFactory:
         flattened_range: slice | tuple[int, int] | None = None,
     ) -> None:
         if isinstance(flattened_range, slice):
-            flattened_range = _range(flattened_range)
+            flattened_range = _range(key, flattened_range)
         self.key = _options.entity_key(key)
         self.data = data
         self.build_fn = build_fn

@@ -64,11 +64,12 @@ _PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,0
 # may take seconds for it.
 _LEAST_TRANSFER = 60.0
 _NEVER = math.inf
-# The most bytes of a record, by the number of ranks: all records of an operation have 1 MiB at most.
+# A message that becomes a record has fewer bytes than _RECORDS_BYTES by the number of ranks, within
+# these limits.
 _RECORDS_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 14
 _SHORTEST_RECORD = 64
-_UNUSED_KEYS = 8  # a rank may leave so many of its keys in the store that it no longer needs
+_UNUSED_KEYS = 8  # the most keys that a rank no longer needs and leaves in the store
 
 
 def _size_in(record: bytes) -> int | None:
