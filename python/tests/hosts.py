@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import json
@@ -17,12 +18,16 @@ import queue
 import select
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+import ranks
 
 RANKS_OF_HOST = 2
 WORLD = 2 * RANKS_OF_HOST
@@ -154,7 +159,7 @@ class Hosts:
         return f"{NETWORK}.{host + 1}"
 
     def on(self, host: int, command: str) -> list[str]:
-        """A command line that runs a shell command on a host."""
+        """A command line that runs a shell command on a host. See also enter()."""
         name = self.names[host]
         inside = f"hostname {name} && {command}"
         return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", inside]
@@ -217,47 +222,76 @@ def say(rank: int, folder: pathlib.Path, what: str, **more: object) -> None:
 _said: int | None = None
 
 
+def enter(name: str) -> None:
+    """Moves this process, which must have only one thread, to a host."""
+    new_network, new_names = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as network:
+        if libc.setns(network.fileno(), new_network) or libc.unshare(new_names):
+            raise OSError(ctypes.get_errno(), f"can't move to the host {name}")
+    socket.sethostname(name)
+
+
 class Job:
     """Processes on the hosts that are killed when the block ends. Their ranks say() lines."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.ranks = [Rank(rank, folder, folder / "stderr") for rank in range(WORLD)]
         self._errors = (folder / "stderr").open("w")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._kills: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], int | None]] = []  # each waits and returns the exit code
 
-    def start(self, command: list[str], **environment: str) -> None:
-        self._processes.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdout=self._errors,
-                stderr=self._errors,
-            )
+    def start(self, command: list[str]) -> None:
+        """Starts a program."""
+        process = subprocess.Popen(command, stdout=self._errors, stderr=self._errors)
+        self._kills.append(process.kill)
+        self._ends.append(lambda: process.wait(30))
+
+    def fork(self, host: str, rank: Callable[..., None], *args: Any) -> None:
+        """Runs rank(*args) on a host, in a process that has already imported torch."""
+        process = ranks.context().Process(
+            target=_on_host, args=(host, self._errors.name, rank, args), daemon=True
         )
+        process.start()
+
+        def end() -> int | None:
+            process.join(30)
+            code: int | None = process.exitcode
+            return code
+
+        self._kills.append(process.kill)
+        self._ends.append(end)
 
     def wait(self) -> None:
         """Checks that every process ends with success."""
-        codes = [process.wait(30) for process in self._processes]
-        assert not any(codes), (codes, pathlib.Path(self._errors.name).read_text())
+        codes = [end() for end in self._ends]
+        assert codes == [0] * len(codes), (codes, pathlib.Path(self._errors.name).read_text())
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for kill, end in zip(self._kills, self._ends, strict=True):
+            kill()
+            end()
         self._errors.close()
 
 
-def gloo_job(hosts: Hosts, folder: pathlib.Path, *command: str) -> Job:
-    """Starts one process per rank. Each gets its rank as its last argument."""
+def _on_host(host: str, errors: str, rank: Callable[..., None], args: tuple[Any, ...]) -> None:
+    ranks.die_with_the_parent()
+    with open(errors, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    enter(host)
+    os.environ.update(GLOO_SOCKET_IFNAME=host, USE_LIBUV="0", OMP_NUM_THREADS="1")
+    rank(*args)
+
+
+def gloo_job(hosts: Hosts, folder: pathlib.Path, rank: Callable[..., None], *args: Any) -> Job:
+    """Starts one process per rank. Each gets its rank as the last argument."""
     job = Job(folder)
-    for rank in range(WORLD):
-        host = rank // RANKS_OF_HOST
-        words = ["exec", sys.executable, *command, str(rank)]
-        interface = hosts.names[host]
-        job.start(hosts.on(host, " ".join(words)), GLOO_SOCKET_IFNAME=interface, USE_LIBUV="0")
+    for number in range(WORLD):
+        job.fork(hosts.names[number // RANKS_OF_HOST], rank, *args, number)
     return job
 
 

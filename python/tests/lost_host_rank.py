@@ -6,9 +6,7 @@ It says when it reaches a point (hosts.say), and waits for files that tell it to
 from __future__ import annotations
 
 import datetime
-import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,8 +46,8 @@ def versions(found: Any, expected: Any) -> list[int]:
 class Gloo:
     """Joins one process group after another. A cut in a transfer breaks a group."""
 
-    def __init__(self, rank: int, address: str, port: str) -> None:
-        self._rank, self._address, self._port = rank, address, int(port)
+    def __init__(self, rank: int, address: str, port: int) -> None:
+        self._rank, self._address, self._port = rank, address, port
 
     def join(self, member: Member) -> Any:
         import torch
@@ -226,8 +224,6 @@ def main(cases: Sequence[str], slow: bool, member: Member) -> None:
     member.group.leave()
 
 
-if __name__ == "__main__":
-    os.environ.update(OMP_NUM_THREADS="1")
-    part, shared, address, port, own = sys.argv[1:]
-    group = Gloo(int(own), address, port)
-    main(CASES[int(part)], part == "0", Member(int(own), pathlib.Path(shared), group))
+def run_rank(part: int, folder: pathlib.Path, address: str, port: int, rank: int) -> None:
+    """A rank's process: the cases of a part, on the host that it was started on."""
+    main(CASES[part], part == 0, Member(rank, folder, Gloo(rank, address, port)))

@@ -37,13 +37,14 @@ _PRELOAD = [
 ]
 
 
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    return context
+def context() -> Any:
+    """What starts processes as forks of one that has imported torch and the others."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(_PRELOAD)
+    return found
 
 
-def _die_with_the_parent() -> None:
+def die_with_the_parent() -> None:
     """Kills this rank when its parent ends. A stopped rank would not notice that otherwise."""
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
@@ -71,7 +72,7 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    _die_with_the_parent()
+    die_with_the_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     while (work := pipe.recv()) is not None:
@@ -97,12 +98,12 @@ class World:
         self.alive = True
         self.groups = 1  # the maximum number of process groups of a rank
         self._folder = tempfile.TemporaryDirectory()
-        context = _context()
+        forks = context()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(
+            here, there = forks.Pipe()
+            process = forks.Process(
                 target=_serve, args=(rank, size, f"{self._folder.name}/store", there), daemon=True
             )
             process.start()

@@ -17,8 +17,8 @@ import pathlib
 import re
 
 from conftest import ROOT
-from hosts import RANKS_OF_HOST, WORLD, Hosts, Job, gloo_job, mpi_job, program
-from lost_host_rank import CASES, PLENTY, TIMEOUT
+from hosts import RANKS_OF_HOST, WORLD, Hosts, Job, gloo_job, mpi_job
+from lost_host_rank import CASES, PLENTY, TIMEOUT, run_rank
 
 MPI_RANK = ROOT / "build" / "test" / "bin" / "lost_host_rank"
 
@@ -37,8 +37,7 @@ LEAST_SLOW = 0.5  # seconds; at this rate half a MiB takes one second
 
 
 def start_gloo(part: int, hosts: Hosts, folder: pathlib.Path) -> Job:
-    words = [program("lost_host_rank.py"), str(part), str(folder), hosts.at(0), "29517"]
-    return gloo_job(hosts, folder, *words)
+    return gloo_job(hosts, folder, run_rank, part, folder, hosts.at(0), 29517)
 
 
 def start_mpi(part: int, hosts: Hosts, folder: pathlib.Path) -> Job:
