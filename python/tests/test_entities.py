@@ -30,6 +30,43 @@ def test_bad_rank_offsets_are_refused_where_they_are_given(offsets: list, said: 
     assert said in str(raised.value)
 
 
+_MESH = tilestone.geometry.Mesh((2,), [0, 1])
+_SHARD = tilestone.geometry.Shard(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda data: ShardedTensor.from_rank_offsets("w", data, 5), "rank offset"),
+        (lambda data: ShardedTensor.from_rank_offsets("w", data, (0, 1)), "rank offset"),
+        (lambda data: ShardedTensor.from_rank_offsets("w", data, (0, "1", 2)), "rank offset"),
+        (
+            lambda data: ShardedTensor.from_rank_offsets("w", data, prepend_axis_num=None),
+            "prepend_axis_num",
+        ),
+        (lambda data: ShardedTensor.from_rank_offsets("w", data, holders=3), "holders"),
+        (lambda data: ShardedTensor.from_rank_offsets("w", data, holders=[1 << 80]), "holders"),
+        (
+            lambda data: ShardedTensor.from_rank_offsets_flat("w", data, 4, flattened_range=(0, 4)),
+            "local_shape",
+        ),
+        (lambda data: ShardedTensor.from_box("w", data, 4, [(0, 4)]), "global_shape"),
+        (lambda data: ShardedTensor.from_box("w", data, (4.0,), [(0, 4)]), "global_shape"),
+        (lambda data: ShardedTensor.from_box("w", data, (4,), 4), "box"),
+        (lambda data: ShardedTensor.from_placements("w", data, 8, _MESH, [_SHARD], 0), "global_"),
+        (lambda data: ShardedTensor.from_placements("w", data, (8,), 2, [_SHARD], 0), "mesh"),
+        (lambda data: ShardedTensor.from_placements("w", data, (8,), _MESH, 5, 0), "placement"),
+        (lambda data: ShardedTensor.from_placements("w", data, (8,), _MESH, [_SHARD], "0"), "rank"),
+        (lambda data: ShardedObject("w", data, 2, (0,)), "global_shape"),
+        (lambda data: ShardedObject("w", data, (2,), None), "global_offset"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_with_the_key(make: Any, said: str) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match=said) as raised:
+        make(numpy.zeros(4))
+    assert raised.value.key == "w"
+
+
 def test_data_that_is_not_an_array_is_refused() -> None:
     with pytest.raises(ValueError, match="not list"):
         ShardedTensor.from_rank_offsets("w", [1, 2])

@@ -239,9 +239,39 @@ def test_the_types_of_the_passed_on_options_are_those_of_save_and_load() -> None
     assert all_names(_option_types.AllSaveOptions) == named(tilestone.save)
     assert all_names(_option_types.SessionSaveOptions) == named(tilestone.save) - fixed
     copies = {"replicate", "replicate_group", "max_copy_bytes"}
-    assert all_names(_option_types.PlainSaveOptions) == set(_calls.USUAL_OPTIONS) - copies
+    assert all_names(_option_types.PlainSaveOptions) == set(_calls.SAVE_OPTIONS) - copies
     assert all_names(_option_types.PlanCopiesOptions) == named(tilestone.save) - copies
+    alone = {"own_rank", "report"}
     assert all_names(_option_types.SessionLoadOptions) == named(tilestone.load) - {"group", "comm"}
+    assert all_names(_option_types.SessionLoadOptions) == set(_calls.LOAD_OPTIONS) | alone
+
+
+def test_the_defaults_of_the_passed_on_options_are_those_of_save_and_load() -> None:
+    for function, defaults in (
+        (tilestone.save, _calls.SAVE_OPTIONS),
+        (tilestone.load, _calls.LOAD_OPTIONS),
+    ):
+        parameters = inspect.signature(function).parameters
+        assert {name: parameters[name].default for name in defaults} == defaults
+
+
+def misspell(rank: int, world: int, path: str) -> list[str]:
+    session = tilestone.Session()
+    wrong: dict[str, Any] = {"overwrit": True} if rank == 1 else {}
+    said = []
+    for call in (session.save, session.load):
+        with pytest.raises(tilestone.InvalidArgumentError) as raised:
+            call({"x": 1}, path, **wrong)
+        assert raised.value.rank == 1
+        said.append(raised.value.message)
+    return said
+
+
+def test_every_rank_learns_of_an_unknown_option_of_a_session(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    said = ["a save has no option overwrit", "a load has no option overwrit"]
+    assert worlds[2].run(misspell, ckpt) == [said] * 2
 
 
 def all_names(options: Any) -> set[str]:

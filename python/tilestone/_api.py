@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._option_types import PlanCopiesOptions
+    from tilestone._option_types import (
+        AllSaveOptions,
+        PlanCopiesOptions,
+        SessionLoadOptions,
+    )
 
 
 def save(
@@ -173,18 +177,27 @@ def save(
             over; what was written is kept for them, see `unpublished`. RankFailedError also means
             that the save was abandoned.
     """
+    return save_with(
+        state, path, group=group, comm=comm, coordination=coordination, rank=rank,
+        world_size=world_size, token=token, number=number, wait=wait,
+        torch_rank_local=torch_rank_local, format=format, dialect=dialect,
+        overwrite=overwrite, agreement=agreement, validate_access=validate_access,
+        common_differs=common_differs, timeout=timeout, threads=threads,
+        buffer_bytes=buffer_bytes, files_per_rank=files_per_rank, attributes=attributes,
+        tensor_attributes=tensor_attributes, progress=progress, replicate=replicate,
+        replicate_group=replicate_group, max_copy_bytes=max_copy_bytes,
+        tp_replica_names=tp_replica_names,
+    )  # fmt: skip
+
+
+def save_with(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    **options: Unpack[AllSaveOptions],
+) -> _core.SaveResult:
+    """`save`, but every rank learns of an option that does not exist."""
     with contextlib.ExitStack() as until_the_end:
-        call = SaveCall(
-            state, path, until_the_end, group=group, comm=comm, coordination=coordination,
-            rank=rank, world_size=world_size, token=token, number=number, wait=wait,
-            torch_rank_local=torch_rank_local, format=format, dialect=dialect,
-            overwrite=overwrite, agreement=agreement, validate_access=validate_access,
-            common_differs=common_differs, timeout=timeout, threads=threads,
-            buffer_bytes=buffer_bytes, files_per_rank=files_per_rank, attributes=attributes,
-            tensor_attributes=tensor_attributes, progress=progress, replicate=replicate,
-            replicate_group=replicate_group, max_copy_bytes=max_copy_bytes,
-            tp_replica_names=tp_replica_names,
-        )  # fmt: skip
+        call = SaveCall(state, path, until_the_end, **options)
         if call.files is not None:
             return _core.save_by_files(call.bare(), call.prepare, call.session)
         return _core.save(call.prepare, call.place, call.comm, call.limit)
@@ -344,14 +357,26 @@ def load(
             an attack.
         StorageError, TimeoutError, RankFailedError: the checkpoint could not be read.
     """
+    return load_with(
+        wanted, path, group=group, comm=comm, own_rank=own_rank, report=report,
+        cast=cast, allow_classes=allow_classes, verify_checksums=verify_checksums,
+        two_phase=two_phase, cache=cache, not_in_checkpoint=not_in_checkpoint,
+        not_requested=not_requested, other_shape=other_shape, sharded_only=sharded_only,
+        validate_access=validate_access, timeout=timeout, threads=threads,
+        buffer_bytes=buffer_bytes, follow_links=follow_links, progress=progress,
+    )  # fmt: skip
+
+
+def load_with(
+    wanted: Mapping[Any, Any] | str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
+    *,
+    group: ProcessGroup | None = None,
+    comm: CommunicatorLike | None = None,
+    **options: Unpack[SessionLoadOptions],
+) -> dict[Any, Any]:
+    """`load`, but every rank learns of an option that does not exist."""
     with contextlib.ExitStack() as until_the_end:
-        call = LoadCall(
-            wanted, path, until_the_end, group=group, comm=comm, own_rank=own_rank, report=report,
-            cast=cast, allow_classes=allow_classes, verify_checksums=verify_checksums,
-            two_phase=two_phase, cache=cache, not_in_checkpoint=not_in_checkpoint,
-            not_requested=not_requested, other_shape=other_shape, sharded_only=sharded_only,
-            validate_access=validate_access, timeout=timeout, threads=threads,
-            buffer_bytes=buffer_bytes, follow_links=follow_links, progress=progress,
-        )  # fmt: skip
+        call = LoadCall(wanted, path, until_the_end, group=group, comm=comm, **options)
         _core.load(call.prepare, call.take, call.place, call.comm, call.limit)
     return call.result

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 #: The options of `tilestone.save` with their defaults, without those that say who takes part.
-USUAL_OPTIONS: dict[str, Any] = {
+SAVE_OPTIONS: dict[str, Any] = {
     "format": "torch_dist",
     "dialect": "pytorch",
     "overwrite": False,
@@ -42,12 +42,38 @@ USUAL_OPTIONS: dict[str, Any] = {
 
 #: The options that a save by files needs only after it has begun; its first request has defaults.
 _LATER_OPTIONS: dict[str, Any] = {
-    name: USUAL_OPTIONS[name]
+    name: SAVE_OPTIONS[name]
     for name in (
         "threads", "buffer_bytes", "files_per_rank", "tensor_attributes", "progress",
         "max_copy_bytes", "tp_replica_names",
     )
 }  # fmt: skip
+
+#: The options of `tilestone.load` with their defaults, without `group`, `comm`, `own_rank` and
+#: `report`.
+LOAD_OPTIONS: dict[str, Any] = {
+    "cast": False,
+    "allow_classes": (),
+    "verify_checksums": True,
+    "two_phase": "auto",
+    "cache": "bypass",
+    "not_in_checkpoint": "error",
+    "not_requested": None,
+    "other_shape": "error",
+    "sharded_only": False,
+    "validate_access": False,
+    "timeout": _core.DEFAULT_TIMEOUT,
+    "threads": 0,
+    "buffer_bytes": _core.DEFAULT_BUFFER_BYTES,
+    "follow_links": False,
+    "progress": False,
+}
+
+
+def _refuse_unknown(what: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise InvalidArgumentError(f"a {what} has no option {sorted(unknown)[0]}")
 
 
 @dataclasses.dataclass
@@ -263,7 +289,7 @@ class SaveCall:
         self._state = prepared(state)
         self.path = path
         self._group = group
-        self._options = USUAL_OPTIONS | options
+        self._options = SAVE_OPTIONS | options
         self._until_the_end = until_the_end
         self.files = _by_files(coordination, self._by_files)
         # Session.save passes itself as comm.
@@ -307,9 +333,7 @@ class SaveCall:
 
     def _bridge(self) -> Bridge:
         own, ranks = self._who()
-        unknown = self._options.keys() - USUAL_OPTIONS.keys()
-        if unknown:
-            raise InvalidArgumentError(f"a save has no option {sorted(unknown)[0]}")
+        _refuse_unknown("save", self._options, SAVE_OPTIONS)
         agreement = _options.word("agreement", self._options["agreement"])
         unwrapped = _options.word("dialect", self._options["dialect"]) == "pytorch"
         by_rule = agreement == "rule" or self.files is not None
@@ -374,7 +398,7 @@ class LoadCall:
         until_the_end: receives context managers that must stay open until the load ends.
         group, comm, own_rank: who takes part, as for `tilestone.load`.
         report: as for `tilestone.load`.
-        options: all other options of `tilestone.load`.
+        options: the other options of `tilestone.load`.
 
     Attributes:
         comm: the communicator.
@@ -390,10 +414,10 @@ class LoadCall:
         path: str | os.PathLike[str] | None,
         until_the_end: contextlib.ExitStack,
         *,
-        group: ProcessGroup | None,
-        comm: CommunicatorLike | None,
-        own_rank: int | None,
-        report: LoadReport | None,
+        group: ProcessGroup | None = None,
+        comm: CommunicatorLike | None = None,
+        own_rank: int | None = None,
+        report: LoadReport | None = None,
         **options: Any,
     ) -> None:
         self._alone = None if own_rank is None else _options.whole("own_rank", own_rank)
@@ -409,7 +433,7 @@ class LoadCall:
         self._until_the_end = until_the_end
         self._group = group
         self._report = report
-        self._options = options
+        self._options = LOAD_OPTIONS | options
         self._bridge: Bridge | None = None
         self.result: dict[Any, Any] = {}
 
@@ -426,6 +450,7 @@ class LoadCall:
     def prepare(self) -> _core.LoadRequest:
         """This rank's request, with its template. The engine calls it inside the first round."""
         given, report = self._options, self._report
+        _refuse_unknown("load", given, LOAD_OPTIONS)
         if isinstance(self._path, Mapping):
             raise InvalidArgumentError("a template needs the checkpoint's path with it")
         if report is not None and not isinstance(report, LoadReport):

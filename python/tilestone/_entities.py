@@ -7,11 +7,12 @@ rank's part of a global tensor with its own key, which does not depend on its pl
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tilestone import _converters, _core, _options, _params
+from tilestone import _converters, _core, _options, _params, _placements
 from tilestone._converters import Call, Node
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._protocols import SupportsDlpack
@@ -53,7 +54,7 @@ class ShardedTensor:
         self._arguments = arguments
         self.data: _params.ParamLike = data
         self.allow_shape_mismatch = allow_shape_mismatch
-        self.holders = None if holders is None else tuple(holders)
+        self.holders = None if holders is None else _options.entries("holders", holders, key)
         self._entity()
 
     @classmethod
@@ -87,9 +88,9 @@ class ShardedTensor:
             data,
             allow_shape_mismatch,
             holders,
-            offsets=[tuple(offset) for offset in rank_offsets],
+            offsets=_options.rank_offsets(rank_offsets, key),
             replica_id=_options.replica(replica_id, key),
-            prepend_axis_num=prepend_axis_num,
+            prepend_axis_num=_options.entry("prepend_axis_num", prepend_axis_num, key),
         )
 
     @classmethod
@@ -119,12 +120,12 @@ class ShardedTensor:
             data,
             allow_shape_mismatch,
             holders,
-            local_shape=tuple(local_shape),
+            local_shape=_options.entries("local_shape", local_shape, key),
             begin=begin,
             end=end,
-            offsets=[tuple(offset) for offset in rank_offsets],
+            offsets=_options.rank_offsets(rank_offsets, key),
             replica_id=_options.replica(replica_id, key),
-            prepend_axis_num=prepend_axis_num,
+            prepend_axis_num=_options.entry("prepend_axis_num", prepend_axis_num, key),
         )
 
     @classmethod
@@ -133,27 +134,31 @@ class ShardedTensor:
         key: str,
         data: SupportsDlpack,
         global_shape: Sequence[int],
-        mesh: _core.Mesh,
-        placements: Sequence[_core.Shard | _core.StridedShard | _core.Replicate | _core.Partial],
+        mesh: _params.MeshLike,
+        placements: _params.PlacementsLike,
         rank: int,
         *,
         allow_shape_mismatch: bool = False,
     ) -> ShardedTensor:
         """The local tensor of `rank` for a mesh and placements, as in a torch DTensor.
 
-        The box, the replica id and the holders follow from the arguments. A rank outside the mesh
-        holds nothing. `Partial` raises an error.
+        The box, the replica id and the holders follow from the arguments. `mesh` may also be a
+        torch DeviceMesh, and the placements torch's; they may be given in every way that
+        `from_param` takes, except as rules. A rank outside the mesh holds nothing.
+        `Partial` raises an error.
         """
-        return cls(
-            _core.ShardedTensor.from_placements,
-            key,
-            data,
-            allow_shape_mismatch,
-            global_shape=tuple(global_shape),
-            mesh=mesh,
-            placements=list(placements),
-            rank=rank,
-        )
+        with _naming(key):
+            over = _placements.to_mesh(mesh)
+            return cls(
+                _core.ShardedTensor.from_placements,
+                key,
+                data,
+                allow_shape_mismatch,
+                global_shape=_options.entries("global_shape", global_shape, key),
+                mesh=over,
+                placements=_placements.Spec(placements).over(over),
+                rank=_options.whole("rank", rank),
+            )
 
     @classmethod
     def from_param(
@@ -210,12 +215,9 @@ class ShardedTensor:
                 save or load raises errors that depend on the key (rules, without `key=`).
             UnsupportedError: Tilestone doesn't know one of torch's placements.
         """
-        try:
+        with _naming(key or ""):
             place = _params.Param(param, checkpoint_mesh, placements, rank)
             return _OfParam(place, param, key, allow_shape_mismatch)
-        except CheckpointError as error:
-            error.add_key(key or "")
-            raise
 
     @classmethod
     def from_box(
@@ -242,10 +244,10 @@ class ShardedTensor:
             data,
             allow_shape_mismatch,
             holders,
-            global_shape=tuple(global_shape),
-            box=to_box(box),
+            global_shape=_options.entries("global_shape", global_shape, key),
+            box=_box(key, box),
             replica_id=_options.replica(replica_id, key),
-            prepend_axis_num=prepend_axis_num,
+            prepend_axis_num=_options.entry("prepend_axis_num", prepend_axis_num, key),
         )
 
     @classmethod
@@ -277,12 +279,12 @@ class ShardedTensor:
             data,
             allow_shape_mismatch,
             holders,
-            global_shape=tuple(global_shape),
-            box=to_box(box),
+            global_shape=_options.entries("global_shape", global_shape, key),
+            box=_box(key, box),
             begin=begin,
             end=end,
             replica_id=_options.replica(replica_id, key),
-            prepend_axis_num=prepend_axis_num,
+            prepend_axis_num=_options.entry("prepend_axis_num", prepend_axis_num, key),
         )
 
     @property
@@ -328,11 +330,8 @@ class ShardedTensor:
             path: the place in a state, which is the key if there is no other.
         """
         key = path if self._key is None else self._key
-        try:
+        with _naming(key or ""):
             entity = self._made(key, for_load)
-        except CheckpointError as error:
-            error.add_key(key or "")
-            raise
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
             entity.holders = list(self.holders)
@@ -387,6 +386,21 @@ def _range(key: str, flattened_range: slice | tuple[int, int]) -> tuple[int, int
     except (TypeError, ValueError):
         what = f"flattened_range must be slice(begin, end) or (begin, end), not {flattened_range!r}"
         raise InvalidArgumentError(f"{what} (key {key})", message=what, key=str(key)) from None
+
+
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Adds the key to an error that does not name one."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.add_key(str(key))
+        raise
+
+
+def _box(key: str, box: _core.Box | Sequence[tuple[int, int]]) -> _core.Box:
+    with _naming(key):
+        return to_box(box)
 
 
 def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
@@ -452,8 +466,8 @@ class ShardedObject:
     ) -> None:
         self.key = _options.entity_key(key)
         self.data = data
-        self.global_shape = tuple(global_shape)
-        self.global_offset = tuple(global_offset)
+        self.global_shape = _options.entries("global_shape", global_shape, self.key)
+        self.global_offset = _options.entries("global_offset", global_offset, self.key)
         self.replica_id = _options.replica(replica_id, self.key)
         self._entity(None)
 

@@ -120,14 +120,36 @@ def replica(value: Any, key: str) -> tuple[int, ...]:
 
 
 def entries(name: str, values: Iterable[Any], key: str) -> tuple[int, ...]:
-    """Whole numbers, one for each axis, of the entity with a key."""
+    """Whole numbers of 64 bits, one for each axis, of the entity with a key."""
     try:
         found = tuple(values)
         if not any(isinstance(value, bool) for value in found):
-            return tuple(map(operator.index, found))
+            numbers = tuple(map(operator.index, found))
+            if all(-(1 << 63) <= number < 1 << 63 for number in numbers):
+                return numbers
     except TypeError:
         pass
-    raise InvalidArgumentError(f"{name} must hold whole numbers, not {values!r}", key=key)
+    raise InvalidArgumentError(
+        f"{name} must hold whole numbers of 64 bits, not {values!r}", key=key
+    )
+
+
+def entry(name: str, value: Any, key: str) -> int:
+    """One such number."""
+    return entries(name, (value,), key)[0]
+
+
+def rank_offsets(values: Iterable[Any], key: str) -> list[tuple[int, int, int]]:
+    """(axis, place, fragments) for each sharded axis of the entity with a key."""
+    found = []
+    for value in values:
+        numbers = entries("a rank offset (axis, rank, fragments)", value, key)
+        if len(numbers) != 3:
+            raise InvalidArgumentError(
+                f"a rank offset must be (axis, rank, fragments), not {value!r}", key=key
+            )
+        found.append((numbers[0], numbers[1], numbers[2]))
+    return found
 
 
 def names(name: str, value: Any) -> frozenset[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
-from tilestone import _converters, _core, _placements
+from tilestone import _converters, _core, _options, _placements
 from tilestone._converters import Layout
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError
@@ -52,7 +51,7 @@ class Param:
             raise InvalidArgumentError(
                 "neither mesh says which rank this process is", hint="pass rank="
             )
-        self._rank = operator.index(rank)
+        self._rank = _options.whole("rank", rank)
         self._placements: PlacementRules | list[_placements.Placement]
         if isinstance(placements, PlacementRules):
             self._placements = placements

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from tilestone import _core, _options
-from tilestone._api import load, save
+from tilestone._api import load_with, save_with
 from tilestone._calls import SaveCall, communicator, is_by_files
 from tilestone._errors import InvalidArgumentError
 from tilestone._protocols import CommunicatorLike
@@ -173,11 +173,12 @@ class Session:
             What this rank did.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session or
+                unknown.
             Also everything that `tilestone.save` raises.
         """
         all_options: AllSaveOptions = {**self._next_save(path, options), **options}
-        return save(state, path, **all_options)
+        return save_with(state, path, **all_options)
 
     def begin_save(
         self,
@@ -198,7 +199,8 @@ class Session:
             The save, which may outlive the session.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session or
+                unknown.
             Also everything that `tilestone.begin_save` raises.
         """
         all_options: AllSaveOptions = {**self._next_save(path, options), **options}
@@ -244,12 +246,13 @@ class Session:
             The same as `tilestone.load`.
 
         Raises:
-            InvalidArgumentError: the session is closed, or an option is fixed by the session.
+            InvalidArgumentError: the session is closed, or an option is fixed by the session or
+                unknown.
             Also everything that `tilestone.load` raises.
         """
         self._open()
         self._refuse(options)
-        return load(wanted, path, comm=self._comm, **options)
+        return load_with(wanted, path, comm=self._comm, **options)
 
     def close(self) -> None:
         """Releases everything that is kept. Calls after this one raise InvalidArgumentError.

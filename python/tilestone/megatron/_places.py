@@ -22,8 +22,7 @@ def grid_of(
     """
     places, fragments = [0] * axes, [1] * axes
     seen = set()
-    for offset in rank_offsets:
-        axis, place, count = _options.entries("a rank offset (axis, place, fragments)", offset, key)
+    for axis, place, count in _options.rank_offsets(rank_offsets, key):
         if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
             text = f"rank offsets {rank_offsets} do not fit a tensor of {axes} axes"
             raise InvalidArgumentError(text, key=key)
