@@ -16,6 +16,7 @@
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::save_test {
@@ -23,6 +24,7 @@ namespace tilestone::save_test {
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 SaveOptions saving(const Communicator& comm) {
   SaveOptions options;
@@ -178,6 +180,16 @@ TEST(Save, AMetadataFileThatAppearsMeanwhileIsNotReplaced) {
   expect_error([&] { save(row_state(solo(), 1), Location(disk->storage()), saving(solo())); },
                ErrorCode::kAlreadyExists, ".metadata");
   EXPECT_EQ(as_text(read_file(*storage, ".metadata", 100)), "another writer's");
+}
+
+TEST(Save, ADirectoryWithTheNameOfTheMetadataIsRefusedBeforeAnythingIsWritten) {
+  for (const std::string name : {".metadata", "__1.metadata"}) {
+    const TempDirectory folder;
+    const auto storage = posix_storage(folder.path());
+    storage->make_directory(name);
+    expect_error([&] { save(row_state(solo(), 3), storage); }, ErrorCode::kUnsupported, name);
+    EXPECT_THAT(storage->list(), IsEmpty());
+  }
 }
 
 TEST(Save, OverwritingRemovesTheOldFilesAndNothingElse) {

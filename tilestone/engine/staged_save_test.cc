@@ -10,9 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "tilestone/base/log.h"
@@ -23,14 +21,11 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/description_internal.h"
-#include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
-#include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::staged_save_test {
@@ -227,6 +222,16 @@ TEST(StagedSave, APlaceWithoutAParentIsNotReplaced) {
   expect_error([&] { save_one(root, 2, megatron_dialect(), true); }, ErrorCode::kUnsupported,
                "no directory can be made beside memory");
   EXPECT_EQ(memory_image(*root), before);
+}
+
+TEST(StagedSave, ANameThatIsTooLongForTheDirectoryBesideItIsRefused) {
+  const TempDirectory folder;
+  const std::string fits = folder.path() + "/" + std::string(255 - 48, 'n');
+  save_one(fits, 1, megatron_dialect());
+  expect_rows(fits, 1, 1);
+  expect_error([&] { save_one(fits + "n", 1, megatron_dialect()); }, ErrorCode::kIo,
+               "48 bytes longer");
+  EXPECT_FALSE(std::filesystem::exists(fits + "n"));
 }
 
 TEST(StagedSave, TheWorkingDirectoryIsRefused) {
@@ -472,86 +477,6 @@ TEST(StagedSave, ARankThatSeesAnotherDirectoryIsNamed) {
   EXPECT_THAT(one->list(), IsEmpty());
   EXPECT_THAT(one->list_directories(), IsEmpty());
   EXPECT_THAT(other->list_directories(), IsEmpty());
-}
-
-TEST(StagedSave, AReaderOfAReplacedCheckpointReadsNothingOfTheNewOne) {
-  const TempDirectory folder;
-  const std::string path = folder.path() + "/ckpt";
-  save_one(path, 1, megatron_dialect());
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  save_one(path, 2, megatron_dialect(), true);
-  expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
-               "another save may have replaced the checkpoint");
-  expect_rows(path, 2, 1);
-}
-
-// Runs a hook before a file whose name ends like this is opened for the first time.
-class HookedSystem : public System {
- public:
-  HookedSystem(std::string ending, std::function<void()> hook)
-      : ending_(std::move(ending)), hook_(std::move(hook)) {}
-
-  int open_beneath(int directory, const char* name, int flags, unsigned mode) override {
-    if (hook_ && std::string_view(name).ends_with(ending_)) std::exchange(hook_, nullptr)();
-    return System::open_beneath(directory, name, flags, mode);
-  }
-
- private:
-  const std::string ending_;
-  std::function<void()> hook_;
-};
-
-// The save that replaces the checkpoint has removed its manifest when the reader looks for it. An
-// index of zarr without a manifest looks like one of another program.
-TEST(StagedSave, AReaderFromWhomTheManifestIsTakenReadsTheNewCheckpoint) {
-  for (const auto& dialect : {pytorch_dialect(), megatron_dialect()}) {
-    const TempDirectory folder;
-    SaveOptions options = options_of(dialect);
-    options.format = format_named("zarr");
-    options.attributes = {{"is", "old"}};
-    save(row_state(solo(), 1), folder.path() + "/ckpt", options);
-    options.attributes = {{"is", "new"}};
-    save(row_state(solo(), 2), folder.path() + "/other", options);
-    bool replaced = false;
-    const auto replace = [&] {
-      replaced = true;
-      const auto parent = posix_storage(folder.path());
-      parent->exchange_directories("ckpt", "other");
-      for (const std::string& name : parent->list("other/.tilestone/")) {
-        if (name.ends_with("manifest")) parent->remove(name);
-      }
-    };
-    const auto system = std::make_shared<HookedSystem>(".zarray", replace);
-    const auto storage = posix_storage(folder.path() + "/ckpt", {}, system);
-    const auto found = engine::find_checkpoint(storage, nullptr);
-    EXPECT_TRUE(replaced);
-    const engine::Opened opened = engine::open_description(found.description, nullptr);
-    ASSERT_TRUE(opened.manifest);
-    EXPECT_EQ(opened.manifest->attributes.at("is"), "new");
-  }
-}
-
-// A rank opens the directory after it was exchanged: zarr's file names do not distinguish the
-// saves.
-TEST(StagedSave, ARankThatHoldsAnotherCheckpointThanTheCoordinatorIsAnError) {
-  const TempDirectory folder;
-  const std::string path = folder.path() + "/ckpt";
-  const auto zarr = format_named("zarr");
-  SaveOptions options = options_of(pytorch_dialect(), true);
-  options.format = zarr;
-  save(row_state(solo(), 1), path, options);
-  const auto storage = posix_storage(path);
-  const auto found = engine::find_checkpoint(storage, nullptr);
-  const engine::Opened opened = engine::open_description(found.description, nullptr);
-  EXPECT_NO_THROW(engine::expect_same_checkpoint(*engine::hold(storage), opened));
-  save(row_state(solo(), 2), path, options);
-  expect_error([&] { engine::expect_same_checkpoint(*engine::hold(storage), opened); },
-               ErrorCode::kNotFound, "another save may have replaced the checkpoint");
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  save(row_state(solo(), 3), path, options);
-  expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound,
-               "another save may have replaced the checkpoint");
-  expect_rows(path, 3, 1);
 }
 
 // Saves of both kinds, readers and cleanups at the same time, on a real file system: each reader

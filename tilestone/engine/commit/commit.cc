@@ -180,6 +180,7 @@ void Commit::begin_staged() {
 void Commit::begin_in_place(Deadline deadline) {
   clean_siblings(*storage_);
   storage_->make_directory("");
+  refuse_directory_of_index();
   storage_->make_directory(std::string(kOwnDirectory));
   lock();
   // A checkpoint may have appeared before the lock was taken.
@@ -257,6 +258,16 @@ void Commit::refuse_what_exists() const {
   if (overwrite_ || !any_checkpoint(*location_, *format_)) return;
   throw Error(ErrorCode::kAlreadyExists, "a checkpoint exists at " + location_->describe())
       .with_hint("save elsewhere, or replace it with overwrite = true");
+}
+
+// The last rename of the save would fail.
+void Commit::refuse_directory_of_index() const {
+  const std::vector<std::string> directories = storage_->list_directories();
+  if (!format_->detect(directories)) return;
+  throw Error(ErrorCode::kUnsupported, "a directory at " + storage_->describe() +
+                                           " has the name of a file that makes a checkpoint")
+      .with_file(format_->index_files(directories).front())
+      .with_hint("remove that directory, or save elsewhere");
 }
 
 // Whether the new or the existing checkpoint has files whose names contain no save id. A stock

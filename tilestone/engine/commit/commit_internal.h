@@ -60,6 +60,7 @@ class Commit {
   bool needs_staging() const;
   std::optional<ForeignCheckpoint> foreign() const;
   void refuse_existing() const;
+  void refuse_directory_of_index() const;
   void refuse_what_exists() const;
   bool has_whole_checkpoint() const;
   void refuse_open_attempts() const;

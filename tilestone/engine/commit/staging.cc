@@ -336,9 +336,12 @@ void Staging::make_and_lock() {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound && tries < kMaxTries) continue;
       if (error.code() == ErrorCode::kAlreadyExists) throw;
-      throw Error(error).with_hint(
+      const std::string hint =
           "this save needs a directory beside its location, because its files "
-          "can't be replaced one by one");
+          "can't be replaced one by one";
+      const size_t longer = name_.size() - place_.name.size();
+      const std::string longer_by = "; its name is " + std::to_string(longer) + " bytes longer";
+      throw Error(error).with_hint(error.sys_errno() == ENAMETOOLONG ? hint + longer_by : hint);
     }
   }
 }
@@ -380,6 +383,7 @@ void Staging::remove(std::unique_ptr<StorageLock>& lock) {
       Siblings(*location_).remove_unlocked({name_, save_id_});
     }
   } catch (const Error& error) {
+    if (error.sys_errno() == ENAMETOOLONG) return;  // it could not be made either
     log(LogLevel::kWarning,
         std::string("an unneeded directory could not be removed: ") + error.what());
   }
