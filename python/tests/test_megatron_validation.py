@@ -136,6 +136,7 @@ def test_strict_modes_are_megatron_cores(stock: Any) -> None:
             assert getattr(StrictHandling, name)(mode) == getattr(theirs, name)(other)
         assert validation.parse_strict_flag(mode.value) is mode
         assert validation.parse_strict_flag(mode) is mode
+        assert validation.parse_strict_flag(other) is mode
     with pytest.raises(ValueError, match="Invalid strict flag"):
         validation.parse_strict_flag("strictly")
 

@@ -4,7 +4,9 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 namespace tilestone::cli {
 namespace {
@@ -70,16 +72,30 @@ std::string npy_descr(DType dtype) {
 }
 
 void write_npy(const std::string& path, const TensorView& tensor) {
+  namespace fs = std::filesystem;
+  std::error_code none;
+  // A link is followed, and what is no regular file (a pipe, /dev/stdout) is written to directly.
+  const fs::path target = fs::canonical(path, none);
+  const bool direct = !none && !fs::is_regular_file(target, none);
+  const std::string final_path = target.empty() ? path : target.string();
+  const std::string written = direct ? path : final_path + ".tilestone-part";
+  const auto give_up = [&] {
+    const int error = errno;
+    if (!direct) fs::remove(written, none);
+    errno = error;
+    fail(path);
+  };
   const auto close = [](std::FILE* f) { std::fclose(f); };
-  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "wb"), close);
+  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(written.c_str(), "wb"), close);
   if (file == nullptr) fail(path);
   const std::string head = header(tensor);
   const uint64_t bytes = tensor.bytes();
   if (std::fwrite(head.data(), 1, head.size(), file.get()) != head.size() ||
       (bytes > 0 && std::fwrite(tensor.data, 1, bytes, file.get()) != bytes)) {
-    fail(path);
+    give_up();
   }
-  if (std::fclose(file.release()) != 0) fail(path);
+  if (std::fclose(file.release()) != 0) give_up();
+  if (!direct && std::rename(written.c_str(), final_path.c_str()) != 0) give_up();
 }
 
 }  // namespace tilestone::cli

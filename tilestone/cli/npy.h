@@ -12,7 +12,8 @@ namespace tilestone::cli {
 std::string npy_descr(DType dtype);
 bool npy_has(DType dtype);  // false: NumPy lacks the type; it is written as raw bytes
 
-// Writes a contiguous host tensor to a file. Error(kIo) with the path and errno.
+// Writes a contiguous host tensor to a file. A regular file is replaced once the new one is
+// complete. Error(kIo) with the path and errno; an existing regular file then stays as it was.
 void write_npy(const std::string& path, const TensorView& tensor);
 
 }  // namespace tilestone::cli

@@ -1,7 +1,9 @@
 #include "tilestone/cli/npy.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -46,6 +48,23 @@ TEST(Npy, AFailureNamesThePathAndTheErrno) {
     EXPECT_EQ(error.sys_errno(), ENOENT);
     EXPECT_NE(std::string(error.what()).find("/nonexistent-folder/x.npy"), std::string::npos);
   }
+}
+
+TEST(Npy, AFailedWriteLeavesAnExistingFileAsItWas) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "npy_test_kept.npy";
+  write_npy(path.string(), TensorView::allocate(DType::kInt8, {1}));
+  const auto size = std::filesystem::file_size(path);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{65536, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_THROW(write_npy(path.string(), TensorView::allocate(DType::kInt8, {1 << 20})), Error);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(std::filesystem::file_size(path), size);
+  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tilestone-part"));
+  std::filesystem::remove(path);
 }
 
 }  // namespace tilestone::cli::npy_test

@@ -48,12 +48,20 @@ void print_text(const std::vector<UnpublishedSave>& saves) {
   for (const UnpublishedSave& save : saves) fmt::print("\n{}\n", printable(save.text));
 }
 
+// A misspelt path must not look like a location where everything is published.
+void expect_files(const Location& location) {
+  Storage& storage = location.storage();
+  if (!storage.list().empty()) return;
+  throw Error(ErrorCode::kNotFound, "no file at " + storage.describe());
+}
+
 }  // namespace
 
 int publish(const PublishCommand& command) {
   const Location location = location_of(command.path, command.follow_links);
   if (command.list) {
     const auto saves = find_unpublished(location);
+    if (saves.empty()) expect_files(location);
     command.json ? print_json(saves) : print_text(saves);
     return kOk;
   }

@@ -127,6 +127,7 @@ TEST_F(Unpublished, AfterTheLastRankNothingIsLeftToPublish) {
   EXPECT_EQ(tilestone_command({"publish", path_}).code, kIoFailed);  // nothing is unpublished
   EXPECT_THAT(tilestone_command({"publish", path_, "--list"}).out,
               HasSubstr("no unpublished saves"));
+  EXPECT_EQ(tilestone_command({"publish", path_ + "-misspelt", "--list"}).code, kIoFailed);
 }
 
 }  // namespace tilestone::cli::publish_test

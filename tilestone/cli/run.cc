@@ -65,9 +65,15 @@ Command add_cat(CLI::App& app) {
   auto* common = app.add_flag("--common", options->common,
                               "Print the common state of a checkpoint in Megatron-Core's dialect");
   common->excludes(key);
+  // An empty shell variable must not count as an option that was not given.
+  const auto not_empty = [](const std::string& given) {
+    return std::string(given.empty() ? "it is empty" : "");
+  };
   app.add_option("--slice", options->slice,
-                 "Print only this part of a tensor: \"7\", or \"0:4,:\" (\":\" is a whole dim)");
+                 "Print only this part of a tensor: \"7\", or \"0:4,:\" (\":\" is a whole dim)")
+      ->check(not_empty);
   auto* npy = app.add_option("--npy", options->npy, "Write the tensor to this .npy file");
+  npy->check(not_empty);
   app.add_flag("--all", options->all, "Print every element, even if there are many");
   app.add_flag("--json", options->json, "Print every element, as JSON")->excludes(npy);
   app.final_callback([key, common] {
@@ -106,7 +112,6 @@ Command add_publish(CLI::App& app) {
 int exit_code(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument:
-    case ErrorCode::kAlreadyExists:
     case ErrorCode::kUnsupported:
       return kUsage;
     case ErrorCode::kMismatch:
@@ -117,6 +122,7 @@ int exit_code(ErrorCode code) {
       return kUnsafe;
     // These errors say nothing about the checkpoint.
     case ErrorCode::kNotFound:
+    case ErrorCode::kAlreadyExists:
     case ErrorCode::kIo:
     case ErrorCode::kTimeout:
     case ErrorCode::kRankFailed:
@@ -165,7 +171,8 @@ int run(int argc, const char* const* argv) {
   app.set_version_flag("--version", std::string("tilestone ") + kVersion);
   app.require_subcommand(1);
   app.footer(
-      "Exit codes: 0 ok, 1 damaged or different, 2 usage error or unknown key, 3 no checkpoint or "
+      "Exit codes: 0 ok, 1 damaged or different, 2 usage error or unknown key, 3 no checkpoint, a "
+      "save under way or "
       "I/O error, 4 unsafe content.");
   std::vector<std::pair<CLI::App*, Command>> commands;
   const auto add = [&](const char* name, const char* what, Command (*declare)(CLI::App&)) {

@@ -6,10 +6,11 @@ namespace tilestone::cli {
 
 // Exit codes. A script can rely on them.
 inline constexpr int kOk = 0;
-inline constexpr int kDamaged = 1;   // the checkpoint is damaged, or differs from what was expected
-inline constexpr int kUsage = 2;     // wrong arguments, unknown key, unsupported operation
-inline constexpr int kIoFailed = 3;  // no checkpoint, no permission, disk error, output not written
-inline constexpr int kUnsafe = 4;    // content that could do harm if it were trusted
+inline constexpr int kDamaged = 1;  // the checkpoint is damaged, or differs from what was expected
+inline constexpr int kUsage = 2;    // wrong arguments, unknown key, unsupported operation
+inline constexpr int kIoFailed =
+    3;                             // no checkpoint, save under way, disk error, output not written
+inline constexpr int kUnsafe = 4;  // content that could do harm if it were trusted
 
 // Runs one command and returns its exit code. Prints results to standard output, errors to standard
 // error.

@@ -193,7 +193,7 @@ TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
   ASSERT_NE(lock, nullptr);
   for (const char* word : {"--json", "--delete"}) {
     const Ran ran = tilestone_command({"gc", path_, word});
-    EXPECT_EQ(ran.code, kUsage);
+    EXPECT_EQ(ran.code, kIoFailed);
     EXPECT_THAT(ran.err, HasSubstr("a save is under way at " + path_));
   }
 }
@@ -202,6 +202,9 @@ TEST_F(Cli, ExitCodesDistinguishUsageFromAbsence) {
   EXPECT_EQ(tilestone_command({"ls"}).code, kUsage);
   EXPECT_EQ(tilestone_command({"frobnicate"}).code, kUsage);
   EXPECT_EQ(tilestone_command({"cat", path_, "w", "--slice", "x"}).code, kUsage);
+  for (const char* option : {"--slice", "--npy"}) {
+    EXPECT_EQ(tilestone_command({"cat", path_, "w", option, ""}).code, kUsage);
+  }
   EXPECT_EQ(tilestone_command({"--help"}).code, kOk);
   const Ran absent = tilestone_command({"ls", path_ + "-not-here"});
   EXPECT_EQ(absent.code, kIoFailed);

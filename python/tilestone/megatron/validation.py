@@ -82,7 +82,7 @@ class StrictHandling(Enum):
 
 
 def parse_strict_flag(strict: Union[str, StrictHandling]) -> StrictHandling:
-    """Returns the mode of that name; a mode is returned as it is.
+    """Returns the mode of that name; a mode, also stock Megatron-Core's, stands for itself.
 
     Raises:
         ValueError: there is no such mode.
@@ -90,7 +90,7 @@ def parse_strict_flag(strict: Union[str, StrictHandling]) -> StrictHandling:
     if isinstance(strict, StrictHandling):
         return strict
     try:
-        return StrictHandling(strict)
+        return StrictHandling(strict.value if isinstance(strict, Enum) else strict)
     except (ValueError, TypeError) as error:
         names = ", ".join(repr(mode.value) for mode in StrictHandling)
         raise InvalidArgumentError(

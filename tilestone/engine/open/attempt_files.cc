@@ -386,7 +386,8 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
   if (state.missing_count == 0) {
     const std::string text =
         save + " is not published yet, though all of its " + ranks + " have written; ";
-    if (!state.failed) return text + "`tilestone publish` makes it the checkpoint";
+    if (!state.failed)
+      return text + "`tilestone publish` makes it the checkpoint, or says why that can't be";
     return text + "a rank has failed: " + state.failed->what() +
            "; `tilestone publish` tries again, or says why the save can't be published; then "
            "`tilestone gc --abandon` ends the save";
