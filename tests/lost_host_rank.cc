@@ -27,11 +27,12 @@ constexpr int64_t kSide = 512;  // rows, and columns, of the tensor
 constexpr int64_t kElements = kSide * kSide;
 constexpr int kRanksOfHost = 2;
 
-// Lets rank 0 wait where it has received what all ranks have sent.
+// Lets rank 0 wait where it has received what all ranks have sent, and each rank before a transfer
+// of an exchange.
 class Held final : public CommunicatorImpl {
  public:
-  Held(Communicator comm, std::function<void()> gathered)
-      : comm_(std::move(comm)), gathered_(std::move(gathered)) {}
+  Held(Communicator comm, std::function<void()> gathered, std::function<void()> transfers)
+      : comm_(std::move(comm)), gathered_(std::move(gathered)), transfers_(std::move(transfers)) {}
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   std::string describe() const override { return comm_.describe(); }
@@ -47,13 +48,14 @@ class Held final : public CommunicatorImpl {
     return comm_.broadcast(mine, root, deadline);
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
+    transfers_();
     return comm_.all_to_all(std::move(to), deadline);
   }
   CallPort* call_port() override { return comm_.call_port(); }
 
  private:
   Communicator comm_;
-  std::function<void()> gathered_;
+  std::function<void()> gathered_, transfers_;
 };
 
 // A rank's rows (axis 0) or columns (axis 1).
@@ -91,7 +93,8 @@ class Part {
 class Member {
  public:
   Member(const Communicator& comm, std::filesystem::path folder, double timeout, double plenty)
-      : comm_(std::make_shared<Held>(comm, [this] { hold(gathers_); })),
+      : comm_(std::make_shared<Held>(
+            comm, [this] { hold(gathers_); }, [this] { enter_transfer(); })),
         folder_(std::move(folder)),
         location_(folder_ / "checkpoint"),
         timeout_(timeout),
@@ -106,6 +109,7 @@ class Member {
   // A host is lost in this call, or rank 0 can no longer reach it.
   void lose_host(const std::string& name, int64_t version) {
     case_ = name;
+    transfers_ = 0;
     std::set<int64_t> found;
     std::string kind, text;
     const auto started = std::chrono::steady_clock::now();
@@ -221,6 +225,13 @@ class Member {
     hold(call);
   }
 
+  // Called before each transfer in which every rank sends to every other: TRANSFERS.
+  void enter_transfer() {
+    ++transfers_;
+    if (transfers_ == 1) enter("requests", "");
+    if (transfers_ == 3) enter("tiles", "");
+  }
+
   void on_progress(const Progress& progress) {
     const bool writes = progress.phase == "write";
     if (writes) hold("write");
@@ -233,6 +244,7 @@ class Member {
   const double timeout_, plenty_;  // seconds
   std::string case_;               // empty once this rank has reached the case's point
   std::string gathers_;
+  int transfers_ = 0;  // of this call so far
   int said_ = -1;
 };
 

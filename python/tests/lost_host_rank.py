@@ -18,15 +18,21 @@ import tilestone
 
 # Points at which ranks wait until the link is cut: the work, and its point.
 # meet, report, publish: the first host is inside this call and waits for the second host.
+# requests, tiles: likewise, inside the first or a later transfer of the exchange.
 # orders, reports, outcome, open: rank 0 has what all ranks have sent, and the others wait for it.
 # Elsewhere every rank is in its own work: it builds its state (plan), is about to stage, writes,
 # has written, has read (read), or takes what was loaded (merge). Before a rank has read everything,
 # others may need what it reads, so they could not all wait.
 CASES = (
     ("save: meet", "save: plan", "save: orders", "save: stage", "save: write"),
-    ("save: written", "save: report", "save: reports", "save: publish", "save: outcome"),
-    ("load: meet", "load: plan", "load: open", "load: read", "load: merge"),
-)
+    (
+        "save: written", "save: report", "save: reports", "save: publish", "save: outcome",
+        "load: tiles",
+    ),
+    ("load: meet", "load: plan", "load: open", "load: requests", "load: read", "load: merge"),
+)  # fmt: skip
+#: Which transfer of a load these points are. The second one answers the requests.
+TRANSFERS = {1: "requests", 3: "tiles"}
 TIMEOUT = 7.0  # seconds, for calls during which the link is cut; enough for a busy machine
 PLENTY = 60.0  # seconds, for calls that must succeed
 SIDE = 512  # rows, and columns, of the tensor
@@ -64,6 +70,10 @@ class Gloo:
                     member.hold(member.gathers)
                 return parts
 
+            def all_to_all(self, to: list[bytes], *more: Any, **named: Any) -> list[bytes]:
+                member.enter_transfer()
+                return super().all_to_all(to, *more, **named)
+
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo",
@@ -89,6 +99,7 @@ class Member:
         self.path = folder / "checkpoint"
         self.case = ""
         self.gathers = ""  # the point that rank 0 reaches when it has gathered
+        self.transfers = 0  # of this call so far
         self.comm = group.join(self)
 
     def say(self, what: str, **more: object) -> None:
@@ -117,6 +128,12 @@ class Member:
             self.case = ""
             self.say("inside")
         self.hold(call)
+
+    def enter_transfer(self) -> None:
+        """Called before each transfer in which every rank sends to every other."""
+        self.transfers += 1
+        if self.transfers in TRANSFERS:
+            self.enter(TRANSFERS[self.transfers], "")
 
     def progress(self, how_far: tilestone.Progress) -> None:
         writes = how_far.phase == "write"
@@ -177,7 +194,7 @@ class Member:
 
     def cut_in(self, case: str, version: int) -> None:
         """Does the work of a case, during which the link is cut."""
-        self.case = case
+        self.case, self.transfers = case, 0
         found: list[int] = []
         kind, text = "", ""
         started = time.monotonic()

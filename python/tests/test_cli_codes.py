@@ -44,6 +44,8 @@ def test_a_full_output_device_is_an_io_error(path: pathlib.Path) -> None:
             assert done.returncode == IO, words
             said = done.stderr.decode()
             assert said.count("No space left on device") == 1 and "standard output" in said
+        for word in ("--help", "--version"):
+            assert command(word, stdout=full).returncode == IO
 
 
 def test_paths_need_not_be_utf8(path: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -161,7 +161,11 @@ int failed(const Error& error) {
 
 // CLI11 has its own exit codes. Help and version are 0; everything else is a usage error.
 int parse_failed(const CLI::App& app, const CLI::ParseError& error) {
-  return app.exit(error) == 0 ? kOk : kUsage;
+  try {
+    return with_output_written([&] { return app.exit(error) == 0 ? kOk : kUsage; });
+  } catch (const Error& unwritten) {
+    return failed(unwritten);
+  }
 }
 
 }  // namespace
