@@ -117,6 +117,7 @@
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/manifest.h"

@@ -6,6 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 
 namespace tilestone::engine {
