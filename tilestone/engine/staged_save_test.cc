@@ -23,6 +23,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/known/known.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
