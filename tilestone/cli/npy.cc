@@ -74,9 +74,11 @@ std::string npy_descr(DType dtype) {
 void write_npy(const std::string& path, const TensorView& tensor) {
   namespace fs = std::filesystem;
   std::error_code none;
-  // A link is followed, and what is no regular file (a pipe, /dev/stdout) is written to directly.
+  // A link is followed, and what is no regular file (a pipe, /dev/stdout, a link to nothing) is
+  // written to directly.
   const fs::path target = fs::canonical(path, none);
-  const bool direct = !none && !fs::is_regular_file(target, none);
+  const bool replaces = !none && fs::is_regular_file(target, none);
+  const bool direct = !replaces && fs::exists(fs::symlink_status(path, none));
   const std::string final_path = target.empty() ? path : target.string();
   const std::string written = direct ? path : final_path + ".tilestone-part";
   const auto give_up = [&] {
@@ -95,6 +97,7 @@ void write_npy(const std::string& path, const TensorView& tensor) {
     give_up();
   }
   if (std::fclose(file.release()) != 0) give_up();
+  if (replaces) fs::permissions(written, fs::status(target, none).permissions(), none);
   if (!direct && std::rename(written.c_str(), final_path.c_str()) != 0) give_up();
 }
 

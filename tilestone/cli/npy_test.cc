@@ -67,4 +67,21 @@ TEST(Npy, AFailedWriteLeavesAnExistingFileAsItWas) {
   std::filesystem::remove(path);
 }
 
+TEST(Npy, AReplacedFileKeepsItsModeAndALinkToNothingIsFollowed) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "npy_test_links";
+  fs::remove_all(folder);
+  fs::create_directory(folder);
+  fs::create_symlink("real.npy", folder / "link.npy");
+  write_npy((folder / "link.npy").string(), TensorView::allocate(DType::kInt8, {1}));
+  EXPECT_TRUE(fs::is_symlink(folder / "link.npy"));
+  fs::permissions(folder / "real.npy", fs::perms::owner_read | fs::perms::owner_write);
+  write_npy((folder / "link.npy").string(), TensorView::allocate(DType::kInt8, {2}));
+  EXPECT_TRUE(fs::is_symlink(folder / "link.npy"));
+  EXPECT_EQ(fs::status(folder / "real.npy").permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(file_text(folder / "real.npy").size() % 64, 2u);
+  fs::remove_all(folder);
+}
+
 }  // namespace tilestone::cli::npy_test

@@ -11,6 +11,9 @@
 namespace tilestone::cli {
 namespace {
 
+// A wider cell widens its own line only, so that one long key doesn't widen all.
+constexpr size_t kWidestColumn = 120;
+
 // Approximate number of terminal columns: the number of UTF-8 code points.
 size_t width(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
@@ -88,13 +91,15 @@ void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row));
 void Table::print() const {
   std::vector<size_t> widths(alignment_.size(), 0);
   for (const auto& row : rows_) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (const size_t w = width(row[i]); w <= kWidestColumn) widths[i] = std::max(widths[i], w);
+    }
   }
   std::string line;
   for (const auto& row : rows_) {
     line.clear();
     for (size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - width(row[i]), ' ');
+      const std::string pad(widths[i] - std::min(widths[i], width(row[i])), ' ');
       if (i > 0) line += "  ";
       line += alignment_[i] == 'r' ? pad + row[i] : row[i] + pad;
     }

@@ -62,6 +62,17 @@ TEST_F(Cli, LsShowsKeysShapesShardsAndTotals) {
   EXPECT_THAT(ran.out, HasSubstr("\n1 tensor in 2 shards, 96 B; 1 object, "));
 }
 
+TEST_F(Cli, LsOfALongKeyWidensItsOwnLineOnly) {
+  const std::string key(3000, 'k'), path = (folder_ / "long").string();
+  StateDict state;
+  state[key] = 1;
+  state["step"] = 7;
+  save(state, path);
+  const Ran ran = tilestone_command({"ls", path});
+  EXPECT_THAT(ran.out, HasSubstr("\n" + key + "  object"));
+  EXPECT_THAT(ran.out, HasSubstr("\nstep  object"));
+}
+
 TEST_F(Cli, LsFiltersByPatternAndPrintsJson) {
   const Ran ran = tilestone_command({"ls", path_, "w*", "--json"});
   EXPECT_EQ(ran.code, kOk);
