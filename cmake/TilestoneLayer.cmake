@@ -5,7 +5,7 @@ include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
 #                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [TEST_SHARDS <number>]
-#                 [OPTIMISED_TEST] [WITH_SUBFOLDERS]
+#                 [OPTIMISED_TEST] [WITH_SUBFOLDERS] [HOT]
 #                 [THREADS | THREADED_TESTS <file>...] [UNTHREADED_TESTS <file>...])
 #
 # Uses the *.cc files of the current folder (with WITH_SUBFOLDERS, also of its subfolders):
@@ -15,12 +15,14 @@ include(CMakeParseArguments)
 #   all others    the object library tilestone_<name>, part of libtilestone
 # DEPS are the layers that this one includes; their own dependencies are added automatically.
 # LINK are external libraries. THREADS: all of the test runs under TSan too. THREADED_TESTS: only
-# these *_test.cc do, or with TILESTONE_TSAN_WHOLE all of them. UNTHREADED_TESTS never do.
+# these *_test.cc do, or with TILESTONE_SANITIZE_WHOLE all of them. UNTHREADED_TESTS never do.
 # OPTIMISED_TEST: the test's sizes need an optimised build, so the target `all` includes it even if
 # TILESTONE_UNIT_TESTS_IN_ALL is off.
+# HOT: the tests spend much of their time in this layer's loops over bytes and elements. With
+# TILESTONE_OPTIMISE_HOT_ONLY the other layers are compiled without optimisation, in half the time.
 function(tilestone_layer name)
   cmake_parse_arguments(
-    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS" "TEST_TIMEOUT;TEST_SHARDS"
+    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS;HOT" "TEST_TIMEOUT;TEST_SHARDS"
     "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
@@ -43,7 +45,7 @@ function(tilestone_layer name)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   if(arg_THREADED_TESTS)
     set(arg_THREADS TRUE)
-    if(TILESTONE_SANITIZE STREQUAL "thread" AND NOT TILESTONE_TSAN_WHOLE)
+    if(TILESTONE_SANITIZE STREQUAL "thread" AND NOT TILESTONE_SANITIZE_WHOLE)
       set(tests ${arg_THREADED_TESTS})
     endif()
   endif()
@@ -68,9 +70,9 @@ function(tilestone_layer name)
   set_property(GLOBAL PROPERTY TILESTONE_LAYERS_OF_${name} ${layers} ${name})
   set_property(GLOBAL PROPERTY TILESTONE_LINK_${name} ${links})
 
-  _tilestone_objects(tilestone_${name} "${sources}" "${links}")
+  _tilestone_objects(tilestone_${name} "${sources}" "${links}" "${arg_HOT}")
   if(TILESTONE_TESTS)
-    _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock")
+    _tilestone_objects(tilestone_${name}_testing "${helpers}" "${links};GTest::gmock" FALSE)
     if(helpers)
       _tilestone_test_code(tilestone_${name}_testing ${layers} ${name})
     endif()
@@ -246,14 +248,22 @@ function(_tilestone_reuse_test_headers target layers)
 endfunction()
 
 # The standard library's headers take a fifth of a source's compile time. They are not precompiled
-# in builds whose warnings are errors, so that a missing #include is found there.
-function(_tilestone_reuse_standard_headers target)
-  if(NOT TARGET tilestone_standard_headers)
-    _tilestone_empty_source(source standard_headers "")
-    add_library(tilestone_standard_headers OBJECT ${source})
-    tilestone_warnings(tilestone_standard_headers)
+# in builds whose warnings are errors, so that a missing #include is found there. Precompiled headers
+# have the flags of their users, so there are two sets of them.
+function(_tilestone_reuse_standard_headers target hot)
+  set(library tilestone_standard_headers)
+  if(hot)
+    set(library tilestone_standard_headers_hot)
+  endif()
+  if(NOT TARGET ${library})
+    _tilestone_empty_source(source ${library} "")
+    add_library(${library} OBJECT ${source})
+    if(TILESTONE_OPTIMISE_HOT_ONLY AND NOT hot)
+      target_compile_options(${library} PRIVATE -O0)
+    endif()
+    tilestone_warnings(${library})
     target_precompile_headers(
-      tilestone_standard_headers
+      ${library}
       PRIVATE
       <algorithm>
       <functional>
@@ -268,9 +278,9 @@ function(_tilestone_reuse_standard_headers target)
       <unordered_map>
       <variant>
       <vector>)
-    _tilestone_cacheable(tilestone_standard_headers)
+    _tilestone_cacheable(${library})
   endif()
-  _tilestone_reuse(${target} tilestone_standard_headers)
+  _tilestone_reuse(${target} ${library})
 endfunction()
 
 function(_tilestone_empty_source out name content)
@@ -294,7 +304,7 @@ endfunction()
 
 # Makes an object library, or an interface library if there are no sources, because CMake has no
 # empty object libraries.
-function(_tilestone_objects target sources links)
+function(_tilestone_objects target sources links hot)
   if(NOT sources)
     add_library(${target} INTERFACE)
     return()
@@ -303,8 +313,11 @@ function(_tilestone_objects target sources links)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target} PRIVATE ${links})
   tilestone_warnings(${target})
+  if(TILESTONE_OPTIMISE_HOT_ONLY AND NOT hot)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
   if(TILESTONE_LIBRARY_PCH)
-    _tilestone_reuse_standard_headers(${target})
+    _tilestone_reuse_standard_headers(${target} "${hot}")
   endif()
   _tilestone_unite(${target} "${sources}")
 endfunction()

@@ -14,15 +14,15 @@ TensorView counting(DType dtype, const Dims& shape, int64_t first) {
   TensorView tensor = TensorView::allocate(dtype, shape);
   const uint64_t size = itemsize(dtype);
   const int64_t count = numel(shape);
+  if (dtype == DType::kFloat32) {
+    auto* reals = reinterpret_cast<float*>(tensor.data);
+    for (int64_t i = 0; i < count; ++i) reals[i] = static_cast<float>(first + i);
+    return tensor;
+  }
   for (int64_t i = 0; i < count; ++i) {
-    std::byte* at = tensor.data + static_cast<uint64_t>(i) * size;
     const int64_t integer = first + i;
-    const auto real = static_cast<float>(integer);
-    if (dtype == DType::kFloat32) {
-      std::memcpy(at, &real, size);
-    } else {
-      std::memcpy(at, &integer, std::min<uint64_t>(size, sizeof integer));
-    }
+    std::memcpy(tensor.data + static_cast<uint64_t>(i) * size, &integer,
+                std::min<uint64_t>(size, sizeof integer));
   }
   return tensor;
 }
