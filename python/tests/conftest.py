@@ -23,7 +23,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=6, help="torch ranks to kill")
+    parser.addoption("--kills", type=int, default=4, help="torch ranks to kill")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -44,7 +44,7 @@ _GROUPED = Shape(experts=4, gated=True, half=True, grouped=True)
 
 # Each is loaded from the one before it.
 CASES: dict[str, Steps] = {
-    "dense": _each(Shape(), Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=4), Layout(tp=2, cp=2)),
+    "dense": _each(Shape(), Layout(tp=2, pp=2), Layout(pp=4), Layout(tp=2, cp=2)),
     "tied, gated, rotary": _each(
         Shape(tied=True, gated=True, rotary=True, half=True),
         Layout(tp=2, pp=2), Layout(pp=2, vpp=2), Layout(tp=4), Layout(),
