@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/comm/relay_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {
@@ -29,32 +30,23 @@ constexpr int kRanksOfHost = 2;
 
 // Lets rank 0 wait where it has received what all ranks have sent, and each rank before a transfer
 // of an exchange.
-class Held final : public CommunicatorImpl {
+class Held final : public RelayComm {
  public:
   Held(Communicator comm, std::function<void()> gathered, std::function<void()> transfers)
-      : comm_(std::move(comm)), gathered_(std::move(gathered)), transfers_(std::move(transfers)) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
+      : RelayComm(std::move(comm)),
+        gathered_(std::move(gathered)),
+        transfers_(std::move(transfers)) {}
   std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
     std::vector<Bytes> parts = comm_.gather(mine, root, deadline);
     if (rank() == root) gathered_();
     return parts;
   }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    return comm_.scatter(std::move(parts), root, deadline);
-  }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
-  }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
     transfers_();
     return comm_.all_to_all(std::move(to), deadline);
   }
-  CallPort* call_port() override { return comm_.call_port(); }
 
  private:
-  Communicator comm_;
   std::function<void()> gathered_, transfers_;
 };
 

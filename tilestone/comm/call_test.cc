@@ -15,6 +15,7 @@
 #include "tilestone/base/interrupt.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
+#include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::call_test {
@@ -149,25 +150,10 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
   }
 }
 
-// A communicator whose notices go through post_through(). Everything else goes straight through.
-class Relay : public CommunicatorImpl, protected CallPort {
+// A communicator whose notices go through post(). Everything else goes straight through.
+class RelayedCalls : public RelayComm, protected CallPort {
  public:
-  explicit Relay(Communicator comm) : comm_(std::move(comm)) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    return comm_.gather(mine, root, deadline);
-  }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    return comm_.scatter(std::move(parts), root, deadline);
-  }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
-  }
-  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return comm_.all_to_all(std::move(to), deadline);
-  }
+  using RelayComm::RelayComm;
   CallPort* call_port() override { return this; }
 
  protected:
@@ -179,14 +165,12 @@ class Relay : public CommunicatorImpl, protected CallPort {
   void abort(const Error& why) override { comm_.call_port()->abort(why); }
   void leave() override { comm_.call_port()->leave(); }
   CallMemory& memory() override { return comm_.call_port()->memory(); }
-
-  const Communicator comm_;
 };
 
 // A signal handler throws on the coordinator after it has answered the others.
-class ThrowsAfterAnswering final : public Relay {
+class ThrowsAfterAnswering final : public RelayedCalls {
  public:
-  using Relay::Relay;
+  using RelayedCalls::RelayedCalls;
 
  private:
   void post(std::vector<Notice> notices, Deadline deadline) override {
@@ -196,11 +180,11 @@ class ThrowsAfterAnswering final : public Relay {
 };
 
 // Delivers each notice after a delay. A later notice never overtakes an earlier one.
-class SlowLink final : public Relay {
+class SlowLink final : public RelayedCalls {
  public:
   // next_delay() is asked for each notice.
   SlowLink(Communicator comm, std::function<milliseconds()> next_delay)
-      : Relay(std::move(comm)), next_delay_(std::move(next_delay)) {}
+      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)) {}
 
  private:
   using Time = std::chrono::steady_clock::time_point;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 
+#include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
@@ -166,13 +167,9 @@ TEST(FailingOwner, ARankThatHangsWhileReadingIsNamed) {
 }
 
 // A rank whose communicator fails between two messages of the exchange.
-class DyingComm final : public CommunicatorImpl {
+class DyingComm final : public RelayComm {
  public:
-  DyingComm(Communicator comm, int lives) : comm_(std::move(comm)), lives_(lives) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
-  CallPort* call_port() override { return comm_.call_port(); }
+  DyingComm(Communicator comm, int lives) : RelayComm(std::move(comm)), lives_(lives) {}
   std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
     live();
     return comm_.gather(mine, root, deadline);
@@ -196,7 +193,6 @@ class DyingComm final : public CommunicatorImpl {
     if (dead_) throw std::runtime_error("killed");
   }
 
-  Communicator comm_;
   int lives_;
   bool dead_ = false;
 };

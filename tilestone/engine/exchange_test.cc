@@ -7,6 +7,7 @@
 #include <atomic>
 #include <random>
 
+#include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -56,22 +57,9 @@ struct Sent {
   std::atomic<uint64_t> largest = 0;  // bytes of all messages of one exchange, sent or received
 };
 
-class CountingComm final : public CommunicatorImpl {
+class CountingComm final : public RelayComm {
  public:
-  CountingComm(Communicator comm, Sent& sent) : comm_(std::move(comm)), sent_(sent) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
-  CallPort* call_port() override { return comm_.call_port(); }
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    return comm_.gather(mine, root, deadline);
-  }
-  Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
-    return comm_.scatter(std::move(parts), root, deadline);
-  }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
-  }
+  CountingComm(Communicator comm, Sent& sent) : RelayComm(std::move(comm)), sent_(sent) {}
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
     ++sent_.exchanges;
     count(to);
@@ -89,7 +77,6 @@ class CountingComm final : public CommunicatorImpl {
     }
   }
 
-  Communicator comm_;
   Sent& sent_;
 };
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
@@ -333,7 +334,7 @@ void expect_saved(const Spec& spec, const Location& location, int64_t first) {
 }
 
 enum class Way { kExchange, kRule, kFiles };
-constexpr size_t kSaves = 250;
+constexpr size_t kSaves = kSanitized ? 100 : 250;
 
 void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
   SaveOptions options = within_seconds();
@@ -365,7 +366,7 @@ uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& a
   return stats.plans_from_cache;
 }
 
-// Each of 250 states is the previous one, or differs from it in one thing: a key, dtype, shape,
+// Each state is the previous one, or differs from it in one thing: a key, dtype, shape,
 // box, replica, holder, tensor or object, on one rank, on some or on all.
 void expect_no_stale_plan(Way way, int ranks) {
   Mutations mutations(ranks, static_cast<uint64_t>(ranks), way != Way::kExchange);

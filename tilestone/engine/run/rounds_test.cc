@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/interrupt.h"
+#include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 
@@ -26,16 +27,9 @@ Bytes nothing(Deadline) { return {}; }
 std::vector<Bytes> no_answers(std::vector<Bytes>) { return {}; }
 
 // The group's first scatter fails at the coordinator, after its messages were sent.
-class LosesAnOutcome final : public CommunicatorImpl {
+class LosesAnOutcome final : public RelayComm {
  public:
-  explicit LosesAnOutcome(Communicator comm) : comm_(std::move(comm)) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
-  CallPort* call_port() override { return comm_.call_port(); }
-  std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
-    return comm_.gather(mine, root, deadline);
-  }
+  using RelayComm::RelayComm;
   Bytes scatter(std::vector<Bytes> parts, int root, Deadline deadline) override {
     Bytes part = comm_.scatter(std::move(parts), root, deadline);
     if (rank() == 0 && ++scatters_ == 1) {
@@ -43,15 +37,8 @@ class LosesAnOutcome final : public CommunicatorImpl {
     }
     return part;
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
-  }
-  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return comm_.all_to_all(std::move(to), deadline);
-  }
 
  private:
-  Communicator comm_;
   int scatters_ = 0;
 };
 
@@ -66,14 +53,10 @@ TEST(Rounds, AnOutcomeThatCouldNotBeDeliveredFailsTheNextRoundOnAllRanks) {
 }
 
 // A signal handler throws while a rank waits in one of the round's collectives.
-class ThrowsWhileWaiting final : public CommunicatorImpl {
+class ThrowsWhileWaiting final : public RelayComm {
  public:
   ThrowsWhileWaiting(Communicator comm, bool in_gather)
-      : comm_(std::move(comm)), in_gather_(in_gather) {}
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string describe() const override { return comm_.describe(); }
-  CallPort* call_port() override { return comm_.call_port(); }
+      : RelayComm(std::move(comm)), in_gather_(in_gather) {}
   std::vector<Bytes> gather(ByteView mine, int root, Deadline deadline) override {
     if (in_gather_) stop();
     return comm_.gather(mine, root, deadline);
@@ -82,19 +65,12 @@ class ThrowsWhileWaiting final : public CommunicatorImpl {
     if (!in_gather_) stop();
     return comm_.scatter(std::move(parts), root, deadline);
   }
-  Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return comm_.broadcast(mine, root, deadline);
-  }
-  std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return comm_.all_to_all(std::move(to), deadline);
-  }
 
  private:
   [[noreturn]] static void stop() {
     throw Error(ErrorCode::kInterrupted, "SIGTERM came")
         .with_cause(std::make_exception_ptr(std::runtime_error("SIGTERM came")));
   }
-  Communicator comm_;
   bool in_gather_;
 };
 
