@@ -90,6 +90,12 @@ void write_npy(const std::string& path, const TensorView& tensor) {
   const auto close = [](std::FILE* f) { std::fclose(f); };
   std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(written.c_str(), "wb"), close);
   if (file == nullptr) fail(path);
+  if (replaces) {  // before the elements are in it: the old file may be closed to other users
+    std::error_code refused;
+    fs::permissions(written, fs::status(target, none).permissions(), refused);
+    errno = refused.value();
+    if (refused) give_up();
+  }
   const std::string head = header(tensor);
   const uint64_t bytes = tensor.bytes();
   if (std::fwrite(head.data(), 1, head.size(), file.get()) != head.size() ||
@@ -97,7 +103,6 @@ void write_npy(const std::string& path, const TensorView& tensor) {
     give_up();
   }
   if (std::fclose(file.release()) != 0) give_up();
-  if (replaces) fs::permissions(written, fs::status(target, none).permissions(), none);
   if (!direct && std::rename(written.c_str(), final_path.c_str()) != 0) give_up();
 }
 

@@ -366,8 +366,8 @@ uint64_t save_all(const std::vector<Spec>& specs, const std::vector<Location>& a
   return stats.plans_from_cache;
 }
 
-// Each state is the previous one, or differs from it in one thing: a key, dtype, shape,
-// box, replica, holder, tensor or object, on one rank, on some or on all.
+// Each state is the previous one, or differs from it in one thing: a key, dtype, shape, box,
+// replica, holder, tensor or object, on one rank, on some or on all.
 void expect_no_stale_plan(Way way, int ranks) {
   Mutations mutations(ranks, static_cast<uint64_t>(ranks), way != Way::kExchange);
   std::vector<Spec> specs = {mutations.begin()};
