@@ -14,6 +14,8 @@ import os
 import signal
 import tempfile
 import traceback
+import unittest.mock
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -23,24 +25,14 @@ _HANGS = 400.0
 # If a rank has more process groups than this, its world is replaced before the next test.
 _MANY_GROUPS = 6
 
-# Imported once, by the process from which the ranks are forked. Importing them in each rank takes
-# longer than most tests.
-_PRELOAD = [
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "megatron.core.models.gpt",
-    "megatron.core.optimizer",
-    "megatron.core.pipeline_parallel",
-    "tilestone",
-]
-
-
 def context() -> Any:
     """What starts processes as forks of one that has imported torch and the others."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(_PRELOAD)
+    # Importing torch in each rank takes longer than most tests.
+    found.set_forkserver_preload(["rank_imports"])
+    # Python before 3.13 looks for it only where it looks for installed packages.
+    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.path.dirname(__file__)):
+        forkserver.ensure_running()
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import multiprocessing
 import types
@@ -12,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import stock_queue
 import torch
 from optimizer_model import DTYPES, Model, Ranks
 
@@ -57,12 +57,6 @@ def _gather(tensor: torch.Tensor, into: Any, dst: int, group: Group) -> None:
             memory.copy_(sent[number])
 
 
-@functools.cache
-def _results_queue() -> Any:
-    """Replaces the queue of stock's writers, whose process imports everything again."""
-    return multiprocessing.get_context("fork").Manager().Queue()
-
-
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Runs Megatron-Core's optimizers without a GPU and without process groups."""
@@ -75,7 +69,7 @@ def on_cpu() -> Iterator[None]:
         patch(torch.cuda, "synchronize", lambda *_: None),
         patch(torch.cuda, "current_device", lambda: "cpu"),
         patch(gc, "collect", lambda *_: 0),  # stock calls it for every state dict
-        patch(filesystem_async, "_get_write_results_queue", _results_queue),
+        patch(filesystem_async, "_get_write_results_queue", stock_queue.results_queue),
         patch(torch.distributed, "gather", _gather),
         patch(torch.distributed, "get_process_group_ranks", lambda g: list(range(g.size()))),
         # Stock's writers are child processes.
