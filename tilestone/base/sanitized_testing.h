@@ -3,14 +3,22 @@
 
 namespace tilestone {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#elif defined(__has_feature)
+#if defined(__has_feature)
 // clang defines no macros for this, but has __has_feature.
-inline constexpr bool kSanitized =
-    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+inline constexpr bool kAddressSanitized = __has_feature(address_sanitizer);
+inline constexpr bool kThreadSanitized = __has_feature(thread_sanitizer);
 #else
-inline constexpr bool kSanitized = false;
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitized = true;
+#else
+inline constexpr bool kAddressSanitized = false;
 #endif
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitized = true;
+#else
+inline constexpr bool kThreadSanitized = false;
+#endif
+#endif
+inline constexpr bool kSanitized = kAddressSanitized || kThreadSanitized;
 
 }  // namespace tilestone

@@ -79,67 +79,74 @@ class Batch {
 };
 
 // The threads and their queue.
-struct Workers {
-  std::mutex mutex;
-  std::condition_variable work;
-  std::deque<std::shared_ptr<Batch>> queue;
-  bool stopping = false;
-  std::vector<std::thread> threads;
+class Workers {
+ public:
+  explicit Workers(size_t most) : most_(most) {}
+  ~Workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
 
-  explicit Workers(size_t count) {
+  // If a thread can't be started, throws, and nothing has been queued.
+  void enqueue(const std::shared_ptr<Batch>& batch, size_t helpers) {
+    {
+      const std::lock_guard lock(mutex_);
+      while (threads_.size() < most_ && idle_ + starting_ < queue_.size() + helpers) start();
+      queue_.insert(queue_.end(), helpers, batch);
+    }
+    for (size_t i = 0; i < helpers; ++i) work_.notify_one();
+  }
+
+ private:
+  void start() {
     try {
-      for (size_t i = 0; i < count; ++i) threads.emplace_back([this] { run(); });
+      threads_.emplace_back([this] { run(); });
+      ++starting_;
     } catch (const std::system_error& error) {
-      const size_t started = threads.size();
-      stop();
-      throw Error(ErrorCode::kIo, "only " + std::to_string(started) + " of " +
-                                      std::to_string(count) + " threads could be started")
+      throw Error(ErrorCode::kIo, "only " + std::to_string(threads_.size()) + " of " +
+                                      std::to_string(most_) + " more threads could be started")
           .with_errno(error.code().value())
           .with_hint("use fewer threads, or raise the limits of this process");
-    } catch (...) {
-      stop();
-      throw;
     }
   }
-  ~Workers() { stop(); }
 
   void run() {
-    std::unique_lock lock(mutex);
+    std::unique_lock lock(mutex_);
+    --starting_;
     for (;;) {
-      work.wait(lock, [&] { return stopping || !queue.empty(); });
-      if (queue.empty()) return;
-      const std::shared_ptr<Batch> batch = std::move(queue.front());
-      queue.pop_front();
+      ++idle_;
+      work_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      --idle_;
+      if (queue_.empty()) return;
+      const std::shared_ptr<Batch> batch = std::move(queue_.front());
+      queue_.pop_front();
       lock.unlock();
       batch->work();
       lock.lock();
     }
   }
 
-  void enqueue(const std::shared_ptr<Batch>& batch, size_t helpers) {
-    {
-      const std::lock_guard lock(mutex);
-      queue.insert(queue.end(), helpers, batch);
-    }
-    for (size_t i = 0; i < helpers; ++i) work.notify_one();
-  }
-
-  void stop() {
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    work.notify_all();
-    for (std::thread& thread : threads) thread.join();
-    threads.clear();
-  }
+  const size_t most_;
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::deque<std::shared_ptr<Batch>> queue_;
+  size_t idle_ = 0;      // number of threads that wait for work
+  size_t starting_ = 0;  // number of threads that have not begun to wait yet
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(size_t count)
-      : size(count), workers([count] { return std::make_unique<Workers>(count); }) {}
+  explicit State(size_t threads)
+      : size(threads), workers([threads] { return std::make_unique<Workers>(threads - 1); }) {}
   const size_t size;
   const PerProcess<Workers> workers;
 };
@@ -158,7 +165,9 @@ size_t ThreadPool::size() const { return state_->size; }
 void ThreadPool::parallel_for(size_t count, const std::function<void(size_t)>& body) {
   if (count == 0) return;
   const auto batch = std::make_shared<Batch>(count, body);
-  state_->workers->enqueue(batch, std::min(size(), count - 1));
+  if (const size_t helpers = std::min(size(), count) - 1; helpers > 0) {
+    state_->workers->enqueue(batch, helpers);
+  }
   batch->work();
   batch->wait();
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <latch>
 #include <stdexcept>
 #include <string>
@@ -27,9 +28,38 @@ TEST(ThreadPool, RunsEachIndexOnce) {
 }
 
 TEST(ThreadPool, WorkersAndTheCallerRunAtOnce) {
-  ThreadPool pool(3);
+  ThreadPool pool(4);
   std::latch all_here(4);  // each body waits until all four run, so one thread alone would hang
   pool.parallel_for(4, [&](size_t) { all_here.arrive_and_wait(); });
+}
+
+size_t threads_of_this_process() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(ThreadPool, StartsWorkersOnlyWhenTheyHaveWork) {
+  const size_t before = threads_of_this_process();
+  ThreadPool pool(50);
+  pool.parallel_for(1, [](size_t) {});
+  ThreadPool(1).parallel_for(100, [](size_t) {});
+  EXPECT_EQ(threads_of_this_process(), before);
+  std::latch all_here(3);
+  pool.parallel_for(3, [&](size_t) { all_here.arrive_and_wait(); });
+  EXPECT_EQ(threads_of_this_process(), before + 2);
+  std::latch all_here_again(3);
+  pool.parallel_for(3, [&](size_t) { all_here_again.arrive_and_wait(); });
+  EXPECT_LE(threads_of_this_process(), before + 4);  // the first two may not wait again yet
+}
+
+TEST(ThreadPool, NestedCallsAndSeveralCallersGetAsManyWorkersAsThereAre) {
+  ThreadPool pool(6);
+  std::latch all_here(6);  // each of the two outer bodies, and two helpers of each
+  pool.parallel_for(
+      2, [&](size_t) { pool.parallel_for(3, [&](size_t) { all_here.arrive_and_wait(); }); });
 }
 
 TEST(ThreadPool, BodiesWorkForTheCallersCall) {
@@ -69,7 +99,7 @@ TEST(ThreadPool, ServesSeveralCallersAtOnce) {
 }
 
 TEST(ThreadPool, RethrowsTheFirstExceptionAndStartsNoMore) {
-  ThreadPool pool(1);
+  ThreadPool pool(2);
   std::atomic<int> runs = 0;
   try {
     pool.parallel_for(1000, [&](size_t i) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tilestone/base/interrupt.h"
+#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/relay_testing.h"
@@ -504,13 +505,17 @@ void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& 
   }
 }
 
-// Runs many groups at once, because they wait most of the time.
+// Runs many groups at once, because they wait most of the time. ASan's tests take the first half of
+// the seeds, and TSan's the second.
 void for_each_seed(uint64_t seeds, const std::function<void(uint64_t)>& run) {
   constexpr uint64_t kAtOnce = 50;
   std::vector<std::jthread> groups;
   for (uint64_t group = 0; group < kAtOnce; ++group) {
     groups.emplace_back([&, group] {
-      for (uint64_t seed = group; seed < seeds && !testing::Test::HasFailure(); seed += kAtOnce) {
+      const uint64_t first = kThreadSanitized ? seeds / 2 : 0;
+      const uint64_t end = kAddressSanitized ? seeds / 2 : seeds;
+      for (uint64_t seed = first + group; seed < end && !testing::Test::HasFailure();
+           seed += kAtOnce) {
         run(seed);
       }
     });

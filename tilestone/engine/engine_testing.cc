@@ -72,7 +72,9 @@ Bytes plain_of(const Checkpoint& checkpoint) {
 }
 
 void expect_rows(const Location& location, int64_t first, int rows) {
-  const Checkpoint checkpoint = Checkpoint::open(location);
+  OpenOptions options;
+  options.threads = 1;
+  const Checkpoint checkpoint = Checkpoint::open(location, options);
   EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {rows, 8}, first)));
   EXPECT_EQ(plain_of(checkpoint), elements(counting(DType::kInt64, {3}, first)));
   EXPECT_EQ(step_of(checkpoint), Value(first));

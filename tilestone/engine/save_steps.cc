@@ -30,8 +30,8 @@ RankReport write_share(const SaveShare& share, const WritePlace& place, SessionP
 }  // namespace
 
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session) {
-  const size_t count = thread_count(option) - 1;  // in addition to the calling thread
-  if (bytes < kMinBytesForThreads || count == 0) return nullptr;
+  const size_t count = thread_count(option);
+  if (bytes < kMinBytesForThreads || count == 1) return nullptr;
   if (session != nullptr) return session->resources.threads(count);
   return std::make_shared<ThreadPool>(count);
 }

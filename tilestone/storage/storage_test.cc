@@ -3,7 +3,9 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <vector>
 
+#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_internal.h"
 #include "tilestone/storage/memory_storage.h"
@@ -138,24 +140,33 @@ using Cache = PosixOptions::Cache;
 const std::string kDisk = testing::TempDir();
 const std::string kTmpfs = "/dev/shm";  // exists on every Linux
 
-INSTANTIATE_TEST_SUITE_P(
-    Storages, StorageConformance,
-    testing::Values(
-        posix_case("posix", {}, kDisk),
-        posix_case("posix_uring_direct", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 4}, kDisk),
-        posix_case("posix_uring_buffered", {Calls::kAuto, Cache::kBuffered, Cache::kBuffered, 8},
-                   kDisk),
-        posix_case("posix_plain_direct", {Calls::kPlain, Cache::kDirect, Cache::kDirect, 4}, kDisk),
-        posix_case("posix_plain_buffered", {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 1},
-                   kDisk),
-        posix_case("posix_tmpfs", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 8}, kTmpfs),
-        posix_case("posix_old_system", std::make_shared<OldSystem>(), {}),
-        posix_case("posix_halting_direct", std::make_shared<HaltingSystem>(),
-                   {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
-        posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
-                   {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
-        memory_case(), fault_case(), child_case(memory_case()), child_case(fault_case()),
-        child_case(posix_case("posix", {}, kDisk))),
-    storage_case_name);
+std::vector<StorageCase> storage_cases() {
+  std::vector<StorageCase> cases{
+      posix_case("posix_uring_direct", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 4}, kDisk),
+      posix_case("posix_plain_direct", {Calls::kPlain, Cache::kDirect, Cache::kDirect, 4}, kDisk),
+      posix_case("posix_plain_buffered", {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 1},
+                 kDisk),
+      posix_case("posix_halting_direct", std::make_shared<HaltingSystem>(),
+                 {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
+      memory_case(),
+      fault_case()};
+  if (kThreadSanitized) return cases;  // the others have no threads or locks of their own
+  for (StorageCase& other : std::vector<StorageCase>{
+           posix_case("posix", {}, kDisk),
+           posix_case("posix_uring_buffered", {Calls::kAuto, Cache::kBuffered, Cache::kBuffered, 8},
+                      kDisk),
+           posix_case("posix_tmpfs", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 8}, kTmpfs),
+           posix_case("posix_old_system", std::make_shared<OldSystem>(), {}),
+           posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
+                      {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
+           child_case(memory_case()), child_case(fault_case()),
+           child_case(posix_case("posix", {}, kDisk))}) {
+    cases.push_back(std::move(other));
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Storages, StorageConformance, testing::ValuesIn(storage_cases()),
+                         storage_case_name);
 
 }  // namespace tilestone::storage_test

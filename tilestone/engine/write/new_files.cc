@@ -16,7 +16,7 @@ constexpr size_t kWorthThreads = 16;
 template <typename Body>
 void for_each(size_t count, int threads, const Body& body) {
   if (count >= kWorthThreads && thread_count(threads) > 1) {
-    ThreadPool(thread_count(threads) - 1).parallel_for(count, body);
+    ThreadPool(thread_count(threads)).parallel_for(count, body);
   } else {
     for (size_t i = 0; i < count; ++i) body(i);
   }

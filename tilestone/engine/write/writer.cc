@@ -233,8 +233,8 @@ class RankWriter {
     if (streams_ == 1) {
       for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
     } else if (!shares_.empty()) {
-      const auto threads = task_.kept != nullptr ? task_.kept->threads(streams_ - 1)
-                                                 : std::make_shared<ThreadPool>(streams_ - 1);
+      const auto threads = task_.kept != nullptr ? task_.kept->threads(streams_)
+                                                 : std::make_shared<ThreadPool>(streams_);
       threads->parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
     }
     if (!shares_.empty()) directories.sync(storage_, static_cast<int>(streams_));
