@@ -5,7 +5,7 @@ include(CMakeParseArguments)
 
 # tilestone_layer(<name> [DEPS <layer>...] [LINK <target>...] [SOURCES_EXCLUDE <file>...]
 #                 [TEST_LINK <target>...] [TEST_TIMEOUT <seconds>] [TEST_SHARDS <number>]
-#                 [OPTIMISED_TEST] [WITH_SUBFOLDERS] [HOT]
+#                 [WITH_SUBFOLDERS] [HOT]
 #                 [THREADS | THREADED_TESTS <file>...] [UNTHREADED_TESTS <file>...])
 #
 # Uses the *.cc files of the current folder (with WITH_SUBFOLDERS, also of its subfolders):
@@ -16,13 +16,11 @@ include(CMakeParseArguments)
 # DEPS are the layers that this one includes; their own dependencies are added automatically.
 # LINK are external libraries. THREADS: all of the test runs under TSan too. THREADED_TESTS: only
 # these *_test.cc do, or with TILESTONE_SANITIZE_WHOLE all of them. UNTHREADED_TESTS never do.
-# OPTIMISED_TEST: the test's sizes need an optimised build, so the target `all` includes it even if
-# TILESTONE_UNIT_TESTS_IN_ALL is off.
 # HOT: the tests spend much of their time in this layer's loops over bytes and elements. With
 # TILESTONE_OPTIMISE_HOT_ONLY the other layers are compiled without optimisation, in half the time.
 function(tilestone_layer name)
   cmake_parse_arguments(
-    PARSE_ARGV 1 arg "THREADS;OPTIMISED_TEST;WITH_SUBFOLDERS;HOT" "TEST_TIMEOUT;TEST_SHARDS"
+    PARSE_ARGV 1 arg "THREADS;WITH_SUBFOLDERS;HOT" "TEST_TIMEOUT;TEST_SHARDS"
     "DEPS;LINK;SOURCES_EXCLUDE;TEST_LINK;THREADED_TESTS;UNTHREADED_TESTS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tilestone_layer(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
@@ -85,7 +83,7 @@ function(tilestone_layer name)
         TIMEOUT ${arg_TEST_TIMEOUT}
         THREADS ${arg_THREADS}
         SHARDS ${arg_TEST_SHARDS})
-      if(NOT TILESTONE_UNIT_TESTS_IN_ALL AND NOT arg_OPTIMISED_TEST)
+      if(NOT TILESTONE_UNIT_TESTS_IN_ALL)
         tilestone_on_demand(${name}_test)
       endif()
     endif()
