@@ -171,10 +171,10 @@ OPTIMIZERS: dict[str, tuple[Steps, bool, dict[str, Any]]] = {
         False, _AVOID_PREFIX,
     ),
     "Float16Optimizer": (
-        _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)), False, _AVOID_PREFIX,
+        _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2)), False, _AVOID_PREFIX,
     ),
     "DistributedOptimizer": (
-        _each(Shape(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2)), True, mm.FULLY_RESHARDABLE,
+        _each(Shape(), Layout(tp=2, pp=2), Layout(tp=2)), True, mm.FULLY_RESHARDABLE,
     ),
     "DistributedOptimizer, experts": (
         _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)),
@@ -215,11 +215,10 @@ def _loads_buckets(rank: int, world: int, root: str, shape: Shape, layout: Layou
     return compared
 
 
-@pytest.mark.parametrize("experts", [0, 4])
 def test_buckets_of_the_distributed_optimizer_are_equal_on_another_number_of_ranks(
-    worlds: Worlds, tmp_path: pathlib.Path, experts: int
+    worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    shape = Shape(experts=experts, gated=True, half=True)
+    shape = Shape(experts=4, gated=True, half=True)  # buckets of dense parameters and of experts
     worlds[4].run(_saves_buckets, str(tmp_path), shape, Layout(tp=2))
     assert worlds[4].run(_loads_buckets, str(tmp_path), shape, Layout(tp=2))[0] > 20
     assert worlds[2].run(_loads_buckets, str(tmp_path), shape, Layout(tp=2))[0] > 20

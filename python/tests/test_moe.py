@@ -70,22 +70,19 @@ def _delta(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> floa
 
 
 def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
-    """Two steps, a save, two more steps. Then a loaded model repeats the last two steps."""
+    """A step, a save, another step. Then a loaded model repeats the second step."""
     meshes = moe.Meshes(sizes)
     whole = moe.Training(meshes, seed=1)
-    for number in (0, 1):
-        whole.step(number)
+    whole.step(0)
     _save(whole, path, rule=sizes != EP_2)
     saved, empty = whole.local(), sum(not each.numel() for each in whole.local().values())
-    for number in (2, 3):
-        whole.step(number)
+    whole.step(1)
     resumed = moe.Training(meshes, seed=2)
     resumed.step(9)  # creates the optimizer's state
     assert _delta(resumed.local(), saved) > 0.01
     report = _load(resumed, path)
     assert _delta(resumed.local(), saved) == 0.0
-    for number in (2, 3):
-        resumed.step(number)
+    resumed.step(1)
     missing = len(report.not_in_checkpoint) + len(report.not_requested)
     delta = _delta(resumed.local(), whole.local())
     return delta, missing, len(report.other_shape), empty
