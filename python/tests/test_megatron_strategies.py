@@ -91,6 +91,40 @@ def test_a_users_strategy_can_save_through_tilestones_again_and_again(ckpt: str)
         assert checkpoint.dialect == "megatron" and checkpoint.verify().ok
 
 
+class _Failing(base.SaveShardedStrategy):
+    can_handle_sharded_objects = True
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        raise RuntimeError("no space")
+
+
+def test_old_tensors_are_no_checkpoint_with_the_common_state_of_a_failed_users_strategy(
+    ckpt: str,
+) -> None:
+    megatron.save({**_tensor(1), "step": 1}, ckpt)
+    twice = {**_tensor(2), "again": _tensor(2)["w"]}
+    with pytest.raises(megatron.core.CheckpointingException):
+        megatron.save(twice, ckpt, _Failing("torch_dist", 1))  # refused before anything is written
+    assert megatron.load(_tensor(0), ckpt)["step"] == 1
+    with pytest.raises(RuntimeError, match="no space"):
+        megatron.save({**_tensor(2), "step": 2}, ckpt, _Failing("torch_dist", 1))
+    with pytest.raises(megatron.core.CheckpointingException):
+        megatron.load(_tensor(0), ckpt)
+    megatron.save({**_tensor(3), "step": 3}, ckpt)
+    loaded = megatron.load(_tensor(0), ckpt)
+    assert loaded["w"].tolist() == [3, 3] and loaded["step"] == 3
+
+
+def test_common_state_that_holds_itself_is_refused_with_its_key(ckpt: str) -> None:
+    values: list[Any] = [1]
+    values.append(values)
+    megatron.save({**_tensor(1), "step": 1}, ckpt)
+    with pytest.raises(tilestone.InvalidArgumentError) as refused:
+        megatron.save({**_tensor(2), "a": {"b": values}}, ckpt)
+    assert refused.value.key == "a.b"
+    assert megatron.load(_tensor(0), ckpt)["step"] == 1
+
+
 def test_strategies_save_and_load_the_sharded_part_by_themselves(ckpt: str) -> None:
     save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     save.save(_tensor(5), ckpt)

@@ -110,6 +110,36 @@ def test_every_rank_raises_the_same_error(
     worlds[3].run(save_well, ckpt)
 
 
+OTHER_STATES = {
+    "an array more": {"t": torch.ones(3), "u": torch.ones(3)},
+    "eight arrays more": {"t": torch.ones(3), **{f"u{i}": torch.ones(3) for i in range(8)}},
+    "another array": {"u": torch.ones(3)},
+    "another shape": {"t": torch.ones(4)},
+    "another dtype": {"t": torch.ones(3, dtype=torch.float64)},
+    "an object more": {"t": torch.ones(3), "o": {"a": 1}},
+}
+
+
+def save_as_only_rank_2_has_it(rank: int, world: int, other: str, path: str, how: str) -> None:
+    state = OTHER_STATES[other] if rank == 2 else {"t": torch.ones(3)}
+    if how == "rule":
+        tilestone.save(state, path, agreement="rule")
+    else:
+        options = {"rank": rank, "world_size": world, "token": "the token"}
+        tilestone.save(state, path, coordination="files", timeout=20, **options)
+
+
+@pytest.mark.parametrize("how", ["rule", "files"])
+@pytest.mark.parametrize("other", OTHER_STATES)
+def test_what_only_one_rank_has_is_refused_also_where_ranks_agree_by_rule(
+    worlds: ranks.Worlds, ckpt: str, other: str, how: str
+) -> None:
+    for found in worlds[4].collect(save_as_only_rank_2_has_it, other, ckpt, how):
+        assert found.kind == "MismatchError" and found.attributes["rank"] == 2, found
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.open(ckpt)
+
+
 def save_well(rank: int, world: int, path: str) -> None:
     tilestone.save({"w": entity(rank, world), "step": 1}, path, overwrite=True, timeout=60)
 

@@ -95,6 +95,7 @@ class CoordinationByFiles final : public Coordination {
       if (files_.rank == 0)
         of_dialect_ = share_.dialect->encode_index(share_.items, *share_.format);
       report_ = write_under_free_names(write);
+      if (files_.torch_rank_local) report_->held.clear();  // each rank writes all that it has
     } catch (...) {
       failed_ = std::current_exception();
       lease_.reset();

@@ -86,6 +86,22 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
   EXPECT_TRUE(find_unpublished(location).empty());
 }
 
+TEST(SaveByFilesAgain, WhoWaitsLearnsBeforeItsDeadlineThatAnotherRunWasPublished) {
+  const Location location(memory_storage());
+  // The other rank of this run never comes.
+  ReportedSave waiting = begin_save(row_state(0, 2), location, by_files(0, 2, "another run", true))
+                             .stage(Payload::kLive)
+                             .write()
+                             .report();
+  for (const int rank : {0, 1}) save(row_state(rank, 2), location, by_files(rank, 2));
+  const auto begin = Clock::now();
+  const Error error = error_of([&] { std::move(waiting).publish(); });
+  EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
+  expect_in("another checkpoint was published", error);
+  EXPECT_LT(since(begin), 20);
+  EXPECT_TRUE(Checkpoint::open(location).verify().ok());
+}
+
 TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherSaysSoWhereItIsLookedFor) {
   const Location location(memory_storage());
   save(row_state(0, 2), location, by_files(0, 2));

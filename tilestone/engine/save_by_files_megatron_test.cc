@@ -198,6 +198,16 @@ TEST(SaveByFilesMegatron, TheSecondOfTwoRunsChangesNothingAndItsFilesAreLeftover
   EXPECT_EQ(stands_at(inner), 3);
 }
 
+TEST(SaveByFilesMegatron, WhoComesAfterAnotherRunWasPublishedIsNotToldToMoveItsFiles) {
+  const Location location(memory_storage());
+  save_rank(location, 0, 2, 4, kSecond);
+  for (const int rank : {0, 1}) save_rank(location, rank, 2, 3, kFirst);
+  const Error error = error_of([&] { save_rank(location, 1, 2, 4, kSecond); });
+  EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
+  EXPECT_THAT(error.message(), testing::HasSubstr("another checkpoint was published"));
+  EXPECT_EQ(error.hint(), "");
+}
+
 // At each call of the process that publishes one run, another run happens completely.
 TEST(SaveByFilesMegatron, OfTwoRunsThatPublishAtAnyMomentOneIsPublished) {
   set_log_level(LogLevel::kError);

@@ -8,6 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
+#include "tilestone/plan/held.h"
 #include "tilestone/plan/report.h"
 #include "tilestone/plan/texts_internal.h"
 #include "tilestone/version.h"
@@ -355,7 +356,10 @@ class ReportMerger {
 }  // namespace
 
 Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies) {
-  return ReportMerger(copies).merge(by_rank(reports));
+  const std::vector<RankReport*> sorted = by_rank(reports);
+  Metadata merged = ReportMerger(copies).merge(sorted);
+  expect_holders_have_the_same(sorted);  // last, because it names no key
+  return merged;
 }
 
 }  // namespace tilestone

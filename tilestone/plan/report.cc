@@ -16,6 +16,7 @@ constexpr uint64_t kTrailerSize = 8;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
+constexpr std::string_view kHeld = "held";
 constexpr std::string_view kHost = "host";
 constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
@@ -191,6 +192,28 @@ void read_attributes(ByteReader& in, RankReport& report) {
   }
 }
 
+Bytes encode_held(const RankReport& report) {
+  ByteWriter out;
+  out.varint(report.held.size());
+  for (const RankReport::Held& held : report.held) {
+    out.u64(held.holders);
+    out.varint(held.ranks);
+    out.varint(held.parts);
+    out.u64(held.content);
+  }
+  return std::move(out).take();
+}
+
+void read_held(ByteReader& in, RankReport& report) {
+  report.held.resize(in.count(18));
+  for (RankReport::Held& held : report.held) {
+    held.holders = in.u64();
+    held.ranks = static_cast<uint32_t>(wire::read_int(in, "the number of holders"));
+    held.parts = static_cast<uint32_t>(wire::read_int(in, "the number of shards"));
+    held.content = in.u64();
+  }
+}
+
 std::vector<NamedField> optional_fields(const RankReport& report) {
   std::vector<NamedField> fields;
   const auto add = [&](std::string_view name, Bytes value) {
@@ -202,6 +225,7 @@ std::vector<NamedField> optional_fields(const RankReport& report) {
     add(kContents, encode_contents(report));
   }
   if (!report.copies.empty()) add(kCopies, encode_copies(report));
+  if (!report.held.empty()) add(kHeld, encode_held(report));
   if (!report.host.empty()) add(kHost, to_bytes(report.host));
   if (!report.object_copies.empty()) add(kObjectCopies, encode_object_copies(report));
   if (!report.parts.empty()) add(kParts, encode_parts(report));
@@ -220,6 +244,8 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
     read_contents(in, report);
   } else if (name == kCopies) {
     read_chunks(in, report, report.copies);
+  } else if (name == kHeld) {
+    read_held(in, report);
   } else if (name == kObjectCopies) {
     read_object_copies(in, report);
   } else if (name == kParts) {

@@ -63,6 +63,15 @@ struct RankReport {
   };
   std::vector<FilePart> parts;
   std::map<uint32_t, Attributes> attributes;  // by index into tensors
+  // What this rank has of one set of ranks that are declared to have the same (plan/held.h).
+  struct Held {
+    uint64_t holders = 0;  // hash of the ranks; 0: objects that every rank has
+    uint32_t ranks = 0;    // how many ranks
+    uint32_t parts = 0;    // how many shards or objects, at least 1
+    uint64_t content = 0;  // sum of their hashes: key, dtype, global shape and box, or key
+    friend bool operator==(const Held&, const Held&) = default;
+  };
+  std::vector<Held> held;  // only if the ranks planned by rule
 
   // The encoding: compact keys and paths, numbers as varints, then optional fields
   // (base/named_fields.h), and finally the XXH3 of all that.
@@ -92,8 +101,8 @@ enum class CopyPolicy : uint8_t {
 //      files have the same name, an item is outside its file, or a copy is not accepted or is in
 //      the same file as its original;
 //  kMismatch - ranks disagree on a key's dtype, shape or attribute, or on whether it is a tensor or
-//      an object; or a copy's payload has a different checksum than its chunk's: per-rank data
-//      under one key;
+//      an object; the declared holders of shards don't have the same; or a copy's payload has a
+//      different checksum than its chunk's: per-rank data under one key;
 //  kCoverage - an element was not written or was written twice, an object was written twice, or a
 //      copy has no chunk with its box or no object with its key.
 Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies = CopyPolicy::kRefuse);

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error_testing.h"
+#include "tilestone/plan/held.h"
 
 namespace tilestone::report_test {
 
@@ -263,6 +265,56 @@ TEST(MergeReports, AttributesOfAllRanksComeTogetherAndMayNotDiffer) {
   }
 }
 
+// ---- What the declared holders have ----
+
+LocalSavePlan plan_of(const std::vector<std::string>& keys, int ranks, int64_t rows = 4) {
+  LocalSavePlan plan;
+  plan.holder_sets.emplace_back(static_cast<size_t>(ranks));
+  std::iota(plan.holder_sets[0].begin(), plan.holder_sets[0].end(), 0);
+  for (const std::string& key : keys) {
+    plan.tensors.push_back({key, DType::kFloat32, {rows}});
+    plan.chunks.push_back({static_cast<uint32_t>(plan.chunks.size()), 0, true, {{0}, {rows}}});
+  }
+  return plan;
+}
+
+Error held_error(const std::vector<LocalSavePlan>& plans) {
+  const int world = static_cast<int>(plans.size());
+  std::vector<RankReport> reports;
+  for (int rank = 0; rank < world; ++rank) {
+    reports.push_back(report_of(rank, world));
+    reports.back().held = held_by_rule(plans[static_cast<size_t>(rank)], world);
+  }
+  return merge_error(reports);
+}
+
+TEST(Held, TheOrderOfKeysAndShardsWithoutElementsDoNotMatter) {
+  LocalSavePlan other = plan_of({"b", "a", "c"}, 2);
+  other.chunks[2].box = {{4}, {0}};
+  std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
+  reports[0].held = held_by_rule(plan_of({"a", "b"}, 2), 2);
+  reports[1].held = held_by_rule(other, 2);
+  EXPECT_EQ(reports[0].held, reports[1].held);
+  ASSERT_EQ(reports[0].held.size(), 1u);
+  EXPECT_EQ(merge_reports(reports).tensors.size(), 1u);
+}
+
+TEST(Held, WhatOnlySomeOfItsDeclaredHoldersHaveIsRefusedByRank) {
+  const LocalSavePlan all = plan_of({"a", "b"}, 3);
+  LocalSavePlan object = all;
+  object.objects.push_back({"o", true});
+  LocalSavePlan other_object = all;
+  other_object.objects.push_back({"p", true});
+  for (const LocalSavePlan& other :
+       {plan_of({"a"}, 3), plan_of({"a", "b", "c"}, 3), plan_of({"a", "c"}, 3),
+        plan_of({"a", "b"}, 3, 5), plan_of({"a", "b"}, 2), plan_of({}, 3), object}) {
+    const Error error = held_error({all, all, other});
+    EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
+    EXPECT_TRUE(error.rank() == 2 || error.rank() == 0) << error.what();
+  }
+  EXPECT_EQ(held_error({object, other_object, object}).rank(), 1);
+}
+
 // ---- Encoding ----
 
 // One attribute of each kind.
@@ -288,6 +340,7 @@ RankReport sample_report() {
   report.copies.push_back({0, {{0, 0}, {2, 3}}, at(0, 500, 100)});
   report.parts = {{0, 0, 60, 0xabcdef01}, {1, 0, 0, 0}};
   report.attributes[1] = attributes();
+  report.held = {{7, 4, 2, 0x1234567890abcdef}, {0, 4, 1, 5}};
   return report;
 }
 
@@ -327,6 +380,7 @@ TEST(ReportEncoding, ComesBack) {
   EXPECT_EQ(back.parts[0].length, 60u);
   EXPECT_EQ(back.parts[0].crc32, 0xabcdef01);
   EXPECT_EQ(back.attributes, report.attributes);
+  EXPECT_EQ(back.held, report.held);
   EXPECT_EQ(back.encode(), report.encode());
 }
 

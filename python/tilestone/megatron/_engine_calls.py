@@ -303,7 +303,10 @@ def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> S
 
 def without_local_copies(tree: Any) -> Any:
     """The tree without second replicas of a shard on this rank; the same tree if there are none."""
-    leaves = list(_leaves(tree))
+    try:
+        leaves = list(_leaves(tree))
+    except RecursionError:
+        return tree  # a container that holds itself, which the engine refuses with its key
     copies = LocalCopies(leaves)
     if not any([copies.take(leaf) for leaf in leaves]):
         return tree

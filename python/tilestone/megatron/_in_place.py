@@ -66,7 +66,7 @@ def _has_common_state(tree: Any) -> bool:
     )
 
 
-def _remove_seals(path: Any, common_is_sharded: bool) -> None:
+def remove_seals(path: Any, common_is_sharded: bool) -> None:
     """Durably removes the files by which the directory would look like a complete checkpoint.
 
     The common state in common.pt is already the new one, or it will be in an object. In the latter
@@ -99,7 +99,7 @@ def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
     common state is in the tree, nothing has been written, and nothing is done.
     """
     if not _has_common_state(tree):
-        _remove_seals(literal(checkpoint_dir), common_is_sharded=False)
+        remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
 class _Shards(_calls.Prepared):
@@ -116,7 +116,7 @@ class _Shards(_calls.Prepared):
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
         if _ranks.rank(self._group) == 0:
-            _remove_seals(self._path, _has_common_state(self._tree))
+            remove_seals(self._path, _has_common_state(self._tree))
         kept = [
             entity
             for entity in entities(_engine_calls.built(self._tree))

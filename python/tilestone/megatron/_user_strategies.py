@@ -1,7 +1,7 @@
 """Saves and loads with strategies of the user, in the same steps as Megatron-Core.
 
-Such a save is not atomic: if a rank fails, what has been written stays, and the other ranks notice
-only through their own steps.
+Such a save is not atomic: the checkpoint that it replaces is lost when it begins to write. If a rank
+fails, what has been written stays, and the other ranks notice only through their own steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from tilestone._errors import StorageError
 from tilestone.megatron import _engine_calls, _ranks
+from tilestone.megatron._in_place import remove_seals
+from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import extract_matching_values, merge
 from tilestone.megatron.mapping import (
@@ -37,7 +39,10 @@ def _is_object(item: Any) -> bool:
 
 
 def _make_directory(checkpoint_dir: Any) -> None:
-    """Rank 0 creates the directory if it does not exist. Every rank calls."""
+    """Rank 0 creates the directory, or makes an old checkpoint there invalid. Every rank calls.
+
+    Otherwise the old tensors would be a valid checkpoint with the new common state.
+    """
     if _ranks.rank() == 0:
         if replaced := _engine_calls.replaced_by(checkpoint_dir):
             _engine_calls.logger.warning(replaced)
@@ -47,6 +52,7 @@ def _make_directory(checkpoint_dir: Any) -> None:
             path = os.fspath(checkpoint_dir)
             message = "can't create the checkpoint directory"
             raise StorageError(message=message, file=path, errno=error.errno) from error
+        remove_seals(literal(checkpoint_dir), common_is_sharded=False)
     _ranks.barrier()
 
 
@@ -59,8 +65,8 @@ def save(
     preprocess: Callable[[CommonStateDict], StateDict] | None,
 ) -> None:
     """Saves common state, objects and tensors, then `metadata.json`. Every rank calls."""
-    _make_directory(checkpoint_dir)
     sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity, preprocess)
+    _make_directory(checkpoint_dir)
     common_strategy.save_common(common, checkpoint_dir)
     if not sharded_strategy.can_handle_sharded_objects:
         validate_sharded_objects_handling(sharded_strategy, common_strategy)

@@ -344,7 +344,9 @@ def save(
         checkpoint_dir: the checkpoint's directory.
         sharded_strategy: (backend, version), which is ("torch_dist", 1) or ("zarr", 1); a
             SaveShardedStrategy; or None for ("torch_dist", 1). A strategy class of the user is
-            called as Megatron-Core calls it.
+            called as Megatron-Core calls it: an existing checkpoint is lost when the save begins to
+            write, a failed save leaves no checkpoint, its own errors come out on the ranks that
+            raised them, and `timeout` does not limit it.
         common_strategy: must be None.
         validate_access_integrity: refuse a state in which the main replicas of all ranks leave out
             a part of a tensor, or contain a part twice; also compare the ranks' common state.
@@ -397,7 +399,7 @@ def save(
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
-            directory is unchanged. With coordination="files" it is raised on this rank and on those
+            directory is unchanged (but see `sharded_strategy`). With coordination="files" it is raised on this rank and on those
             that wait for it.
         NotImplementedError: a common_strategy was given.
     """

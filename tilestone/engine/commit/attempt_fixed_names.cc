@@ -42,11 +42,14 @@
 // A crash at any point: before b as in attempt.cc. From b on each file is durable before the next
 // one is made, and the next publisher starts again with a.
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 
 namespace tilestone::engine {
@@ -101,7 +104,7 @@ void Attempt::publish_index(const Index& index, Deadline deadline) const {
   for (const IndexFile& file : index) {
     if (&file != &index.front()) expect_own_or_none(file);
   }
-  if (!publish_or_find(index.front(), deadline)) fail_not_first(index.front());
+  if (!publish_or_find(index.front(), deadline)) fail_not_first(index.front().name);
   for (const IndexFile& file : index) {
     if (&file == &index.front()) continue;
     if (!publish_or_find(file, Deadline::never())) fail_foreign(file);
@@ -113,7 +116,7 @@ void Attempt::expect_own_or_none(const IndexFile& file) const {
   if (standing && *standing != file.bytes) fail_foreign(file);
 }
 
-void Attempt::fail_not_first(const IndexFile& file) const {
+void Attempt::fail_not_first(const std::string& file) const {
   const auto claim = claimed_by(*location_);
   Error error(ErrorCode::kAlreadyExists,
               claim ? "the save " + *claim + " came before the save " + head_.save_id + " at " +
@@ -125,10 +128,28 @@ void Attempt::fail_not_first(const IndexFile& file) const {
         "`tilestone publish` completes that save if nobody does; then `tilestone gc` removes the "
         "files of this one");
   }
-  throw std::move(error).with_file(file.name);
+  throw std::move(error).with_file(file);
+}
+
+// Another save may have become the checkpoint while this one waited for its ranks. Looks up one
+// name as long as there is no index, because many ranks wait.
+void Attempt::expect_first() const {
+  const std::string name = format_->encode_index({}).front().name;
+  if (head_.rank_local || !location_->stat(name) || is_published()) return;
+  std::optional<std::string> first = claimed_by(*location_);
+  if (!first) {
+    try {
+      const Standing standing = read_standing(*location_, format_);
+      if (standing.found) first = standing.save_id;
+    } catch (const Error&) {
+      return;  // it is being replaced, or is damaged
+    }
+  }
+  if (first && *first != head_.save_id) fail_not_first(name);
 }
 
 void Attempt::fail_foreign(const IndexFile& file) const {
+  expect_first();  // then the file belongs to another save
   throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id +
                                              " can't publish a file of its index at " +
                                              location_->describe() + ": another file has its name")

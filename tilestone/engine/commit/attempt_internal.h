@@ -152,7 +152,8 @@ class Attempt {
   Index files_of_dialect(LeftReport& of_rank_0) const;
   void publish_index(const Index& index, Deadline deadline) const;
   void expect_own_or_none(const IndexFile& file) const;
-  [[noreturn]] void fail_not_first(const IndexFile& file) const;
+  [[noreturn]] void fail_not_first(const std::string& file) const;
+  void expect_first() const;
   [[noreturn]] void fail_foreign(const IndexFile& file) const;
 
   // Torch's rank-local mode (attempt_rank_local.cc)

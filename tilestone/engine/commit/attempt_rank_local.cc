@@ -134,7 +134,7 @@ void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
   // All ranks' metadata existed, and publish() has been called since.
   if (read_outcome(*location_, head_.save_id) == Outcome::kPublished) return;
   if (location_->stat(whole)) fail_not_first({whole, {}});
-  if (!publish_or_find(file, deadline)) fail_not_first(file);
+  if (!publish_or_find(file, deadline)) fail_not_first(file.name);
 }
 
 bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline deadline) {

@@ -160,6 +160,7 @@ void Attempt::wait_published(int threads, Deadline deadline) {
     if (deadline.expired()) {
       try {
         expect_begun();
+        expect_first();
         fail_missing();
       } catch (const Error&) {
         if (is_published()) return;  // just now, so the files that seemed missing were removed
@@ -168,6 +169,7 @@ void Attempt::wait_published(int threads, Deadline deadline) {
     }
     if (patience.expired()) {
       expect_begun();
+      expect_first();
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
       const bool tries = !is_being_published();

@@ -245,6 +245,9 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   for (const RankReport& report : manifest.reports) {
     for (const ReportedFile& file : report.files) standing.files.insert(file.name);
   }
+  // A save of stock Megatron-Core over this checkpoint, if it failed, has removed metadata.json,
+  // and without that file the checkpoint has no common.pt.
+  for (const IndexSum& sum : manifest.index) standing.index.insert(sum.name);
   return standing;
 }
 

@@ -14,6 +14,7 @@
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
+#include "tilestone/plan/held.h"
 
 namespace tilestone::engine {
 namespace {
@@ -210,6 +211,7 @@ class RankWriter {
       if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
       if (!item.pieces.empty() && (without_elements || held)) describe(item);
     }
+    if (task_.report_held) report_.held = held_by_rule(*task_.plan, task_.world_size);
     describe_objects();
   }
 
