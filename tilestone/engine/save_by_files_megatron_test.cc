@@ -8,6 +8,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "tilestone/base/error_testing.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
