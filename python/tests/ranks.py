@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import traceback
-import unittest.mock
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -25,14 +25,24 @@ _HANGS = 400.0
 # If a rank has more process groups than this, its world is replaced before the next test.
 _MANY_GROUPS = 6
 
+_starts = threading.Lock()
+
+
 def context() -> Any:
     """What starts processes as forks of one that has imported torch and the others."""
     found = multiprocessing.get_context("forkserver")
     # Importing torch in each rank takes longer than most tests.
     found.set_forkserver_preload(["rank_imports"])
-    # Python before 3.13 looks for it only where it looks for installed packages.
-    with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.path.dirname(__file__)):
-        forkserver.ensure_running()
+    with _starts:
+        # Python before 3.13 looks for it only where it looks for installed packages.
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.path.dirname(__file__)
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ["PYTHONPATH"]
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
     return found
 
 
