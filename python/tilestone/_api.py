@@ -120,7 +120,8 @@ def save(
             whole, in one step.
         agreement: how the ranks agree who writes what. "exchange": through rank 0; works for every
             state. "rule": each rank decides alone, without communication. Replicas are then known
-            from placements or `holders`, and arrays that are not wrapped must be on every rank.
+            from placements or `holders`. In PyTorch's dialect, arrays and objects that are not
+            wrapped must be on every rank; else the save is refused.
         validate_access: before anything is written, check that the main replicas of all ranks
             (those whose replica_id is 0) hold every element of each array and every place of each
             grid of ShardedObjects exactly once, and raise an error if not. Arrays that are not

@@ -30,7 +30,7 @@ uint64_t hash_of(const PlanTensor& tensor, const Box& box) {
   return xxh3_64(out.bytes());
 }
 
-// The first ranks that have something of one set, and how many have.
+// The first rank that has something of one set, and how many ranks have.
 struct Holders {
   int first = 0;
   RankReport::Held of_first;
@@ -52,11 +52,12 @@ struct Holders {
   }
   throw Error(ErrorCode::kMismatch, problem)
       .with_rank(rank)
-      .with_hint(objects
-                     ? "make an object that only some ranks have a ShardedObject with its own "
-                       "key"
-                     : "arrays that are not wrapped, and shards with holders, must be on each of "
-                       "these ranks; with agreement \"exchange\" the ranks compare keys");
+      .with_hint(
+          objects ? "make an object that only some ranks have a ShardedObject with its own "
+                    "key"
+                  : "arrays that are not wrapped, and shards with holders, must be on each of "
+                    "these ranks; with a communicator and agreement \"exchange\" the ranks compare "
+                    "keys");
 }
 
 }  // namespace
@@ -105,7 +106,7 @@ void expect_holders_have_the_same(std::span<RankReport* const> reports) {
                     (set == kObjects ? "the same objects" : "the same shards") + " have any; " +
                     rank_text(holders.first) + " has " + std::to_string(holders.of_first.parts))
         .with_rank(holders.first)
-        .with_hint("with agreement \"exchange\" the ranks compare keys");
+        .with_hint("with a communicator and agreement \"exchange\" the ranks compare keys");
   }
 }
 

@@ -150,7 +150,7 @@ std::vector<StorageCase> storage_cases() {
                  {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
       memory_case(),
       fault_case()};
-  if (kThreadSanitized) return cases;  // the others have no threads or locks of their own
+  if (kThreadSanitized) return cases;  // the others use the same threads and locks
   for (StorageCase& other : std::vector<StorageCase>{
            posix_case("posix", {}, kDisk),
            posix_case("posix_uring_buffered", {Calls::kAuto, Cache::kBuffered, Cache::kBuffered, 8},

@@ -306,7 +306,7 @@ def without_local_copies(tree: Any) -> Any:
     try:
         leaves = list(_leaves(tree))
     except RecursionError:
-        return tree  # a container that holds itself, which the engine refuses with its key
+        return tree  # the engine refuses a container that holds itself, with its key
     copies = LocalCopies(leaves)
     if not any([copies.take(leaf) for leaf in leaves]):
         return tree

@@ -133,7 +133,7 @@ void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
   const std::string whole = format_->encode_index(Metadata()).front().name;
   // All ranks' metadata existed, and publish() has been called since.
   if (read_outcome(*location_, head_.save_id) == Outcome::kPublished) return;
-  if (location_->stat(whole)) fail_not_first({whole, {}});
+  if (location_->stat(whole)) fail_not_first(whole);
   if (!publish_or_find(file, deadline)) fail_not_first(file.name);
 }
 
