@@ -21,4 +21,15 @@ inline constexpr bool kThreadSanitized = false;
 #endif
 inline constexpr bool kSanitized = kAddressSanitized || kThreadSanitized;
 
+// Whether tests that try something many times try it less often: under a sanitizer, except in
+// `make soak`.
+#ifdef TILESTONE_SANITIZE_WHOLE
+inline constexpr bool kReduced = false;
+#else
+inline constexpr bool kReduced = kSanitized;
+#endif
+
+// Under TSan, large amounts of bytes take ten times as long, and some tests use fewer.
+inline constexpr bool kSlowBytes = kReduced && kThreadSanitized;
+
 }  // namespace tilestone

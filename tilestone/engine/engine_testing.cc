@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <utility>
 
 #include "tilestone/base/log.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 
@@ -78,6 +80,27 @@ void expect_rows(const Location& location, int64_t first, int rows) {
   EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {rows, 8}, first)));
   EXPECT_EQ(plain_of(checkpoint), elements(counting(DType::kInt64, {3}, first)));
   EXPECT_EQ(step_of(checkpoint), Value(first));
+}
+
+FileImage without_tilestones_files(FileImage image) {
+  std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
+  return image;
+}
+
+FileImage as_of_another_writer(FileImage image) {
+  image = without_tilestones_files(std::move(image));
+  Metadata metadata =
+      torch_dist_format()->parse_index({{".metadata"}, {{".metadata", image.at(".metadata")}}, {}});
+  metadata.save_id.clear();
+  for (size_t i = 0; i < metadata.files.size(); ++i) {
+    const std::string name = "__" + std::to_string(i) + "_0.distcp";
+    auto node = image.extract(metadata.files[i]);
+    node.key() = metadata.files[i] = name;
+    image.insert(std::move(node));
+  }
+  metadata.index();
+  image[".metadata"] = torch_dist_format()->encode_index(metadata).front().bytes;
+  return image;
 }
 
 SaveOptions by_files(int rank, int ranks, const std::string& token, bool wait) {

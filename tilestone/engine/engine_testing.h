@@ -36,6 +36,11 @@ Bytes plain_of(const Checkpoint& checkpoint);
 // Expects that the location holds row_state(·, first) of `rows` ranks. Reads without a template.
 void expect_rows(const Location& location, int64_t first, int rows);
 
+// A checkpoint without the files that only Tilestone knows.
+FileImage without_tilestones_files(FileImage image);
+// A torch_dist checkpoint as another writer leaves it: also the data files have other names.
+FileImage as_of_another_writer(FileImage image);
+
 // Options of a save without a communicator, with one thread and a timeout of 30 s.
 inline constexpr const char* kToken = "a run of a test";
 SaveOptions by_files(int rank, int ranks, const std::string& token = kToken, bool wait = false);

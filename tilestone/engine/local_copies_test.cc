@@ -430,41 +430,6 @@ TEST(DamagedCopies, RepairWritesThemAnewByteForByteOrLeavesTheFile) {
             both.at(metadata.files[place(0).file]));
 }
 
-// The machine may crash at any disk call: the damaged file is then the old one or the repaired one.
-TEST(DamagedCopies, ARepairThatIsCutShortLeavesTheFileAsItWasOrMended) {
-  FileImage image = saved(Way::kExchange, 2, true);
-  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
-  const auto emb = static_cast<uint32_t>(metadata.find_tensor("emb") - metadata.tensors.data());
-  damage(image, metadata, metadata.place(emb, 0, kNoCopy));
-  const auto calls_until = [&](const FaultHook& hook) {
-    const auto disk = FaultDisk::create(memory_storage(image), hook);
-    try {
-      repair(Location(disk->storage()));
-    } catch (const Error&) {
-    }
-    return disk;
-  };
-  const LogLevel before = set_log_level(LogLevel::kOff);  // hides the log of remaining damage
-  const uint64_t calls = calls_until({})->calls();
-  int mended = 0;
-  for (uint64_t at = 0; at < calls; ++at) {
-    const auto disk = calls_until([&](const StorageCall& call) {
-      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
-    });
-    for (const Survival survival :
-         {Survival::kAll, Survival::kNothingUnsynced, Survival::kRandom}) {
-      const auto storage = memory_storage(disk->surviving_image(survival, at));
-      const VerifyReport report = Checkpoint::open(Location(storage)).verify();
-      ASSERT_LE(report.damages.size(), 1u) << at;
-      for (const Damage& damage : report.damages) EXPECT_EQ(damage.key, "emb");
-      mended += report.ok() ? 1 : 0;
-      EXPECT_TRUE(repair(Location(storage)).now.ok());
-    }
-  }
-  EXPECT_GT(mended, 0);
-  set_log_level(before);
-}
-
 TEST(DamagedCopies, WhatOneRankReadsForOthersIsReadFromTheCopyByAllOfThem) {
   const FileImage image = saved(Way::kExchange, 2, true);
   const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();

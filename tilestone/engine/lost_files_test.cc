@@ -538,41 +538,6 @@ TEST(LostFiles, BytesBetweenItemsAreSaidToBeNoItemsAndMended) {
   EXPECT_EQ(memory_image(*storage).at(file), bytes);
 }
 
-TEST(LostFiles, ARepairOfAMissingFileThatIsCutShortLeavesItMissingOrWhole) {
-  const FileImage image = saved(false);
-  const std::string file = file_of(image, 0);
-  FileImage one = image;
-  one.erase(file);
-  const auto repair_on = [&](const FaultHook& hook) {
-    const auto disk = FaultDisk::create(memory_storage(one), hook);
-    try {
-      repair(Location(disk->storage()));
-    } catch (const Error&) {
-    }
-    return disk;
-  };
-  const LogLevel before = set_log_level(LogLevel::kOff);
-  const uint64_t calls = repair_on({})->calls();
-  int whole = 0;
-  for (uint64_t at = 0; at < calls; ++at) {
-    const auto disk = repair_on([&](const StorageCall& call) {
-      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
-    });
-    for (const Survival survival :
-         {Survival::kAll, Survival::kNothingUnsynced, Survival::kRandom}) {
-      const FileImage after = disk->surviving_image(survival, at);
-      const auto found = after.find(file);
-      if (found != after.end()) {
-        EXPECT_EQ(found->second, image.at(file)) << at;
-        ++whole;
-      }
-      EXPECT_TRUE(repair(Location(memory_storage(after))).now.ok()) << at;
-    }
-  }
-  EXPECT_GT(whole, 0);
-  set_log_level(before);
-}
-
 TEST(LostFiles, ASecondRepairSaysThatOneIsUnderWay) {
   FileImage image = saved(false);
   image.erase(file_of(image, 0));

@@ -62,9 +62,7 @@ std::shared_ptr<Storage> saved(int64_t first = 3) {
 
 // A checkpoint as another writer leaves it, or as a copy without hidden files.
 std::shared_ptr<Storage> saved_without_hidden_files() {
-  FileImage image = memory_image(*saved());
-  std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
-  return memory_storage(image);
+  return memory_storage(without_tilestones_files(memory_image(*saved())));
 }
 
 bool has(const std::shared_ptr<Storage>& storage, const std::string& name) {
@@ -282,9 +280,7 @@ TEST(RankLocalSave, ReplicasThatDifferCantBePublishedAndAreNamed) {
       save(state_of(rank, 3, rank == 1 ? 9 : 0), Location(storage), rank_local(rank));
     }
     if (!hidden) {
-      FileImage image = memory_image(*storage);
-      std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
-      storage = memory_storage(image);
+      storage = memory_storage(without_tilestones_files(memory_image(*storage)));
     }
     expect_part(text_of(ErrorCode::kMismatch, [&] { publish(Location(storage)); }), "key p");
     EXPECT_TRUE(Checkpoint::open(Location(storage)).metadata().rank_local);
@@ -466,102 +462,6 @@ TEST(RankLocalLoad, ARankGetsItsOwnOfAnObjectThatDiffersFromRankToRank) {
   wanted["step"] = Value(int64_t{0});
   EXPECT_EQ(load(wanted, Location(storage), own).get<Value>("step"), Value(int64_t{102}));
   EXPECT_EQ(load(wanted, Location(storage)).get<Value>("step"), Value(int64_t{100}));
-}
-
-// ---- Crashes
-
-std::vector<std::string> unpublished_in(const std::shared_ptr<Storage>& storage) {
-  std::vector<std::string> ids;
-  for (const UnpublishedSave& save : find_unpublished(Location(storage)))
-    ids.push_back(save.save_id);
-  return ids;
-}
-
-// After a crash during publishing, the values are the same, and the save can still be published: as
-// the same save if gc has cleaned up.
-void expect_recovery(const FileImage& image) {
-  const auto storage = memory_storage(image);
-  expect_state(storage);
-  const auto cleaned = memory_storage(image);
-  remove_leftovers(Location(cleaned));
-  expect_state(cleaned);
-  if (!has(storage, ".metadata")) {
-    EXPECT_EQ(unpublished_in(cleaned), unpublished_in(storage));
-  }
-  try {
-    publish(Location(storage));
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();  // it was published completely
-  }
-  expect_state(storage);
-  remove_leftovers(Location(storage));
-  expect_ordinary(storage);
-}
-
-void publish_with_crashes(const std::shared_ptr<Storage>& before) {
-  const FileImage image = memory_image(*before);
-  const auto counted = FaultDisk::create(memory_storage(image));
-  publish(Location(counted->storage(0)));
-  for (uint64_t at = 0; at < counted->calls(); ++at) {
-    for (const bool after : {false, true}) {
-      const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
-        if (call.index != at) return FaultAction::pass();
-        return after ? FaultAction::crash_after() : FaultAction::crash();
-      });
-      try {
-        publish(Location(disk->storage(0)));  // a failure after the switch does not throw
-      } catch (const Error&) {
-      }
-      const auto survival = kAllSurvivals[(2 * at + (after ? 1 : 0)) % std::size(kAllSurvivals)];
-      SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
-                   std::string(to_string(survival)));
-      expect_recovery(disk->surviving_image(survival, at));
-      if (::testing::Test::HasFailure()) return;
-    }
-  }
-}
-
-TEST(RankLocalCrashes, PublishingLeavesOneKindOrTheOtherAndCanBeCompleted) {
-  set_log_level(LogLevel::kError);
-  publish_with_crashes(saved());
-  publish_with_crashes(saved_without_hidden_files());
-  set_log_level(LogLevel::kWarning);
-}
-
-TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgain) {
-  set_log_level(LogLevel::kError);
-  const auto save_all = [](const std::function<std::shared_ptr<Storage>(int)>& storage) {
-    for (int rank = 0; rank < kRanks; ++rank) {
-      try {
-        save_rank(storage(rank), rank);
-      } catch (const Error&) {
-      }
-    }
-  };
-  const auto counted = FaultDisk::create(memory_storage());
-  save_all([&](int rank) { return counted->storage(rank); });
-  for (uint64_t at = 0; at < counted->calls(); ++at) {
-    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
-      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
-    });
-    save_all([&](int rank) { return disk->storage(rank); });
-    const auto survival = kAllSurvivals[at % std::size(kAllSurvivals)];
-    SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
-    const auto storage = memory_storage(disk->surviving_image(survival, at));
-    try {
-      Checkpoint::open(Location(storage));
-      expect_state(storage);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
-    }
-    save_all([&](int) { return storage; });
-    expect_state(storage);
-    publish(Location(storage));
-    remove_leftovers(Location(storage));  // from before the rank's restart
-    expect_ordinary(storage);
-    if (::testing::Test::HasFailure()) return;
-  }
-  set_log_level(LogLevel::kWarning);
 }
 
 }  // namespace tilestone::rank_local_test

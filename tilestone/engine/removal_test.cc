@@ -14,7 +14,6 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/known/known.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -69,23 +68,7 @@ FileImage saved() {
   return memory_image(*storage);
 }
 
-// A checkpoint of another writer: none of Tilestone's files, and data files with other names.
-FileImage of_another_writer() {
-  FileImage image = saved();
-  std::erase_if(image, [](const auto& file) { return file.first.starts_with(".tilestone"); });
-  Metadata metadata =
-      torch_dist_format()->parse_index({{".metadata"}, {{".metadata", image.at(".metadata")}}, {}});
-  metadata.save_id.clear();
-  for (size_t i = 0; i < metadata.files.size(); ++i) {
-    const std::string name = "__" + std::to_string(i) + "_0.distcp";
-    auto node = image.extract(metadata.files[i]);
-    node.key() = metadata.files[i] = name;
-    image.insert(std::move(node));
-  }
-  metadata.index();
-  image[".metadata"] = torch_dist_format()->encode_index(metadata).front().bytes;
-  return image;
-}
+FileImage of_another_writer() { return as_of_another_writer(saved()); }
 
 std::vector<std::string> keys_at(const std::shared_ptr<Storage>& storage) {
   const Checkpoint checkpoint = Checkpoint::open(Location(storage));
@@ -211,42 +194,6 @@ TEST(RemoveKeys, WaitsForWhoeverHoldsTheLockAndSeesWhatHeDid) {
   EXPECT_EQ(removed, 3u);
   EXPECT_EQ(keys_at(storage), kKept);
 }
-
-// The machine crashes at every call; any unsynced data may survive or be lost.
-void crash_everywhere(const FileImage& before) {
-  const LogLevel level = set_log_level(LogLevel::kOff);
-  const auto run = [&](const FaultHook& hook) {
-    const auto disk = FaultDisk::create(memory_storage(before), hook);
-    try {
-      remove_keys(Location(disk->storage()), "drop.");
-    } catch (const Error&) {
-      EXPECT_TRUE(disk->crashed());
-    }
-    return disk;
-  };
-  const uint64_t calls = run({})->calls();
-  for (uint64_t k = 0; k < calls && !testing::Test::HasFailure(); ++k) {
-    for (const FaultAction& action : {FaultAction::crash(), FaultAction::crash_after()}) {
-      const auto disk = run(
-          [&](const StorageCall& call) { return call.index == k ? action : FaultAction::pass(); });
-      for (const Survival survival : kAllSurvivals) {
-        SCOPED_TRACE("call " + std::to_string(k) + ", " + std::string(to_string(survival)));
-        const auto storage = memory_storage(disk->surviving_image(survival, k));
-        const auto keys = keys_at(storage);
-        EXPECT_TRUE(keys == kAll || keys == kKept);
-        remove_keys(Location(storage), "drop.");
-        EXPECT_EQ(keys_at(storage), kKept);
-        remove_leftovers(Location(storage));
-        EXPECT_LE(data_files(*storage), before.contains("__1_0.distcp") ? 2u : 1u);
-      }
-    }
-  }
-  set_log_level(level);
-}
-
-TEST(RemoveKeys, ACrashAtAnyMomentLeavesTheOldCheckpointOrTheNewOne) { crash_everywhere(saved()); }
-
-TEST(RemoveKeys, SoDoesOneInAnotherWritersCheckpoint) { crash_everywhere(of_another_writer()); }
 
 TEST(RemoveKeys, AReaderOfTheOldCheckpointGetsItsDataOrAnErrorThatItWasReplaced) {
   for (const FileImage& before : {saved(), of_another_writer()}) {

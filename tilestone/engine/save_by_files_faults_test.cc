@@ -20,8 +20,8 @@ namespace tilestone::save_by_files_faults_test {
 
 constexpr int kRanks = 2;
 
-constexpr uint64_t kStride = kSanitized ? 7 : 1;
-constexpr uint64_t kRounds = kSanitized ? 20 : 60;
+constexpr uint64_t kStride = kReduced ? 7 : 1;
+constexpr uint64_t kRounds = kReduced ? 20 : 60;
 
 class SaveByFilesFaults : public testing::Test {
  protected:

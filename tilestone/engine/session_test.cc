@@ -334,7 +334,7 @@ void expect_saved(const Spec& spec, const Location& location, int64_t first) {
 }
 
 enum class Way { kExchange, kRule, kFiles };
-constexpr size_t kSaves = kSanitized ? 100 : 250;
+constexpr size_t kSaves = kReduced ? 100 : 250;
 
 void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
   SaveOptions options = within_seconds();

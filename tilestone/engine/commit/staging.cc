@@ -174,7 +174,7 @@ bool Siblings::remove_dead(const Sibling& sibling) const {
 // the lock's. FUSE closes files a little late.
 bool Siblings::remove_unlocked(const Sibling& sibling) const {
   constexpr int kMaxTries = 100;
-  constexpr auto kPause = std::chrono::milliseconds(20);
+  constexpr auto kBetweenTries = std::chrono::milliseconds(20);
   for (int tries = 1;; ++tries) {
     if (is_alive(sibling)) return false;
     try {
@@ -184,7 +184,7 @@ bool Siblings::remove_unlocked(const Sibling& sibling) const {
       if (error.code() == ErrorCode::kNotFound) return true;
       if (error.sys_errno() != ENOTEMPTY || tries == kMaxTries) throw;
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kBetweenTries);
   }
 }
 

@@ -1,0 +1,204 @@
+// Changes of an existing checkpoint, remove_keys() and repair(), in which the machine crashes at
+// every storage call. What is left is the old checkpoint or the changed one, and the same call
+// completes it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/log.h"
+#include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/removal.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/repair.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
+
+namespace tilestone::crash_points_of_changes_test {
+
+using Change = std::function<void(const Location& location)>;
+// Checks what is left, and returns whether it is the changed checkpoint.
+using Judge = std::function<bool(const FileImage& image)>;
+
+// Judges everything that a crash before or after any call of `change` may leave of `image`. A crash
+// after `change` has returned must leave the changed checkpoint.
+void crash_everywhere(const FileImage& image, const Change& change, const Judge& judge) {
+  const LogLevel level = set_log_level(LogLevel::kOff);
+  const auto run = [&](const FaultHook& hook) {
+    auto disk = FaultDisk::create(memory_storage(image), hook);
+    try {
+      change(Location(disk->storage()));
+    } catch (const Error& error) {
+      EXPECT_TRUE(disk->crashed()) << error.what();
+    }
+    return disk;
+  };
+  const auto completed = run({});
+  for (const Survival survival : kAllSurvivals) {
+    EXPECT_TRUE(judge(completed->surviving_image(survival, 0))) << to_string(survival);
+  }
+  const uint64_t calls = completed->calls();
+  EXPECT_GT(calls, 10u);
+  int judged = 0;
+  int changed = 0;
+  for (uint64_t at = 0; at < calls; ++at) {
+    for (const bool after : {false, true}) {
+      const auto disk = run([&](const StorageCall& call) {
+        if (call.index != at) return FaultAction::pass();
+        return after ? FaultAction::crash_after() : FaultAction::crash();
+      });
+      for (const Survival survival : kAllSurvivals) {
+        SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
+                     std::string(to_string(survival)));
+        changed += judge(disk->surviving_image(survival, at)) ? 1 : 0;
+        ++judged;
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+  std::cout << judged << " crash points in all, " << changed << " with the changed checkpoint\n";
+  EXPECT_GT(changed, 0);
+  set_log_level(level);
+}
+
+FileImage saved(const std::function<StateDict(int rank)>& state_of, SaveOptions options) {
+  const auto storage = memory_storage();
+  run_ranks(2, [&](Communicator comm) {
+    SaveOptions own = options;
+    own.comm = comm;
+    own.buffer_bytes = 1u << 20;
+    own.threads = 1;
+    save(state_of(comm.rank()), Location(storage), own);
+  });
+  return memory_image(*storage);
+}
+
+// ---- Removal of keys
+
+const std::vector<std::string> kAll = {"drop.a", "drop.b", "keep"};
+const std::vector<std::string> kKept = {"keep"};
+
+// Nothing of rank 1's file remains after a removal.
+FileImage to_remove_from() {
+  SaveOptions options;
+  options.dialect = megatron_dialect();
+  const auto whole = [](const std::string& key) {
+    return ShardedTensor::from_rank_offsets(key, counting(DType::kInt32, {40}, 7), {});
+  };
+  return saved(
+      [&](int rank) {
+        StateDict state;
+        state["step"] = 3;
+        if (rank == 0) {
+          state["a"] = whole("drop.a");
+          state["k"] = whole("keep");
+        } else {
+          state["b"] = whole("drop.b");
+        }
+        return state;
+      },
+      options);
+}
+
+std::vector<std::string> keys_at(const std::shared_ptr<Storage>& storage) {
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_TRUE(checkpoint.verify().ok());
+  EXPECT_EQ(elements(checkpoint.read("keep")), elements(counting(DType::kInt32, {40}, 7)));
+  EXPECT_EQ(checkpoint.common(), Value::dict({{"step", 3}}));
+  return checkpoint.keys();
+}
+
+// `files`: how many data files there may be after gc has cleaned up.
+void remove_everywhere(const FileImage& image, int64_t files) {
+  crash_everywhere(
+      image, [](const Location& location) { remove_keys(location, "drop."); },
+      [&](const FileImage& left) {
+        const auto storage = memory_storage(left);
+        const auto keys = keys_at(storage);
+        EXPECT_TRUE(keys == kAll || keys == kKept);
+        remove_keys(Location(storage), "drop.");
+        EXPECT_EQ(keys_at(storage), kKept);
+        remove_leftovers(Location(storage));
+        const std::vector<std::string> names = storage->list();
+        EXPECT_LE(std::count_if(names.begin(), names.end(),
+                                [](const auto& name) { return name.ends_with(".distcp"); }),
+                  files);
+        return keys == kKept;
+      });
+}
+
+TEST(CrashesOfRemovals, LeaveTheOldCheckpointOrTheNewOne) {
+  remove_everywhere(to_remove_from(), 1);
+}
+
+// It is not known whether a file of another writer, of which nothing is left, may go.
+TEST(CrashesOfRemovals, AlsoInAnotherWritersCheckpoint) {
+  remove_everywhere(as_of_another_writer(to_remove_from()), 2);
+}
+
+// ---- Repair
+
+// Both ranks hold "all", and each copies what the other one writes.
+FileImage with_copies() {
+  SaveOptions options;
+  options.replicate = SaveOptions::Replicate::kLocal;
+  options.replicate_group = {0, 1};
+  FileImage image = saved(
+      [&](int rank) {
+        StateDict state;
+        for (const char* key : {"a", "b"}) {
+          ShardedTensor tensor = ShardedTensor::from_rank_offsets(
+              key, counting(DType::kFloat32, {3000}, key[0]), {}, {rank});
+          tensor.holders = {0, 1};
+          state[key] = tensor;
+        }
+        return state;
+      },
+      options);
+  image.erase(".tilestone/lock");
+  return image;
+}
+
+void repair_at(const Location& location) { EXPECT_TRUE(repair(location).now.ok()); }
+
+TEST(CrashesOfRepairs, LeaveAMissingFileMissingOrWhole) {
+  const FileImage image = with_copies();
+  const auto file = std::find_if(image.begin(), image.end(), [](const auto& candidate) {
+    return candidate.first.ends_with(".distcp");
+  });
+  ASSERT_NE(file, image.end());
+  FileImage without = image;
+  without.erase(file->first);
+  crash_everywhere(without, repair_at, [&](const FileImage& left) {
+    const auto found = left.find(file->first);
+    if (found != left.end()) {
+      EXPECT_EQ(found->second, file->second);
+    }
+    repair_at(Location(memory_storage(left)));
+    return found != left.end();
+  });
+}
+
+TEST(CrashesOfRepairs, LeaveADamagedFileAsItWasOrMended) {
+  FileImage image = with_copies();
+  const Metadata metadata = Checkpoint::open(Location(memory_storage(image))).metadata();
+  const auto tensor = static_cast<uint32_t>(metadata.find_tensor("a") - metadata.tensors.data());
+  const ItemLocation& at = metadata.place(tensor, 0, kNoCopy);
+  image[metadata.files[at.file]][at.offset + at.length / 2] ^= std::byte{4};
+  crash_everywhere(image, repair_at, [&](const FileImage& left) {
+    const auto storage = memory_storage(left);
+    const VerifyReport report = Checkpoint::open(Location(storage)).verify();
+    EXPECT_LE(report.damages.size(), 1u);
+    for (const Damage& damage : report.damages) EXPECT_EQ(damage.key, "a");
+    repair_at(Location(storage));
+    return report.ok();
+  });
+}
+
+}  // namespace tilestone::crash_points_of_changes_test

@@ -1,0 +1,160 @@
+// Torch's rank-local mode: ranks that die at any storage call of their saves, and a machine that
+// crashes at any call of publish(). The same ranks and publish() complete it afterwards.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage_testing.h"
+
+namespace tilestone::crash_points_rank_local_test {
+
+constexpr int kRanks = 3;
+constexpr int64_t kFirst = 3;
+
+// As row_state(), with an object that differs from rank to rank.
+StateDict state_of(int rank) {
+  StateDict state = row_state(rank, kRanks, kFirst);
+  state["of rank " + std::to_string(rank)] = Value(int64_t{rank});
+  return state;
+}
+
+// A rank whose client is dead throws; the others continue.
+void save_all(const std::function<std::shared_ptr<Storage>(int)>& storage) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    try {
+      save(state_of(rank), Location(storage(rank)), rank_local(rank, kRanks));
+    } catch (const Error&) {
+    }
+  }
+}
+
+std::shared_ptr<Storage> saved() {
+  auto storage = memory_storage();
+  save_all([&](int) { return storage; });
+  return storage;
+}
+
+void expect_state(const std::shared_ptr<Storage>& storage) {
+  expect_rows(Location(storage), kFirst, kRanks);
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(checkpoint.read_object("of rank " + std::to_string(rank)), Value(rank));
+  }
+  EXPECT_TRUE(checkpoint.verify().ok());
+}
+
+void expect_ordinary(const std::shared_ptr<Storage>& storage) {
+  expect_state(storage);
+  const Checkpoint checkpoint = Checkpoint::open(Location(storage));
+  EXPECT_FALSE(checkpoint.metadata().rank_local);
+  EXPECT_EQ(checkpoint.metadata().find_tensor("p")->chunks.size(), 1u);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_FALSE(storage->stat("__" + std::to_string(rank) + ".metadata"));
+  }
+  EXPECT_TRUE(find_unpublished(Location(storage)).empty());
+  EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+}
+
+std::vector<std::string> unpublished_in(const std::shared_ptr<Storage>& storage) {
+  std::vector<std::string> ids;
+  for (const UnpublishedSave& save : find_unpublished(Location(storage))) {
+    ids.push_back(save.save_id);
+  }
+  return ids;
+}
+
+// After a crash during publish(), the values are the same, and the save can still be published: as
+// the same save if gc has cleaned up.
+void expect_recovery(const FileImage& image) {
+  const auto storage = memory_storage(image);
+  expect_state(storage);
+  const auto cleaned = memory_storage(image);
+  remove_leftovers(Location(cleaned));
+  expect_state(cleaned);
+  if (!storage->stat(".metadata")) {
+    EXPECT_EQ(unpublished_in(cleaned), unpublished_in(storage));
+  }
+  try {
+    publish(Location(storage));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();  // it was published completely
+  }
+  expect_state(storage);
+  remove_leftovers(Location(storage));
+  expect_ordinary(storage);
+}
+
+// Returns the number of crashes.
+int publish_with_crashes(const FileImage& image) {
+  const auto counted = FaultDisk::create(memory_storage(image));
+  publish(Location(counted->storage(0)));
+  int crashes = 0;
+  for (uint64_t at = 0; at < counted->calls(); ++at) {
+    for (const bool after : {false, true}) {
+      const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+        if (call.index != at) return FaultAction::pass();
+        return after ? FaultAction::crash_after() : FaultAction::crash();
+      });
+      try {
+        publish(Location(disk->storage(0)));  // a failure after the switch does not throw
+      } catch (const Error&) {
+      }
+      const auto survival = kAllSurvivals[(2 * at + (after ? 1 : 0)) % std::size(kAllSurvivals)];
+      SCOPED_TRACE("call " + std::to_string(at) + (after ? " after, " : " before, ") +
+                   std::string(to_string(survival)));
+      expect_recovery(disk->surviving_image(survival, at));
+      ++crashes;
+      if (::testing::Test::HasFailure()) return crashes;
+    }
+  }
+  return crashes;
+}
+
+TEST(RankLocalCrashes, PublishingLeavesOneKindOrTheOtherAndCanBeCompleted) {
+  const LogLevel before = set_log_level(LogLevel::kError);
+  const FileImage image = memory_image(*saved());
+  const int crashes =
+      publish_with_crashes(image) + publish_with_crashes(without_tilestones_files(image));
+  std::cout << crashes << " crash points in all\n";
+  set_log_level(before);
+}
+
+TEST(RankLocalCrashes, ARankThatDiesAtAnyCallOfItsSaveCompletesItWhenItComesAgain) {
+  const LogLevel before = set_log_level(LogLevel::kError);
+  const auto counted = FaultDisk::create(memory_storage());
+  save_all([&](int rank) { return counted->storage(rank); });
+  EXPECT_GT(counted->calls(), 20u);
+  for (uint64_t at = 0; at < counted->calls() && !HasFailure(); ++at) {
+    const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+      return call.index == at ? FaultAction::crash_after() : FaultAction::pass();
+    });
+    save_all([&](int rank) { return disk->storage(rank); });
+    const auto survival = kAllSurvivals[at % std::size(kAllSurvivals)];
+    SCOPED_TRACE("call " + std::to_string(at) + ", " + std::string(to_string(survival)));
+    const auto storage = memory_storage(disk->surviving_image(survival, at));
+    try {
+      Checkpoint::open(Location(storage));
+      expect_state(storage);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+    }
+    save_all([&](int) { return storage; });
+    expect_state(storage);
+    publish(Location(storage));
+    remove_leftovers(Location(storage));  // from before the rank's restart
+    expect_ordinary(storage);
+  }
+  set_log_level(before);
+}
+
+}  // namespace tilestone::crash_points_rank_local_test
