@@ -195,7 +195,7 @@ def bindfs(work, preload=None):
 class Programs(NamedTuple):
     """The paths of the programs, and of the library that makes bindfs accept bytes in order."""
 
-    storage_test: pathlib.Path
+    storage_conformance: pathlib.Path
     kills: pathlib.Path
     kill_saver: pathlib.Path
     power_loss: pathlib.Path
@@ -245,12 +245,13 @@ def conformance(programs, file_system, directory):
     names = ":".join(f"Storages/StorageConformance.*/{case}" for case in cases)
     environment = {**os.environ, "TEST_TMPDIR": str(directory)}
     output = run(
-        programs.storage_test, f"--gtest_filter={names}:Storage.SaysWhatItCan", env=environment
+        programs.storage_conformance, f"--gtest_filter={names}:Storage.SaysWhatItCan",
+        env=environment,
     )
     can = [line for line in output.splitlines() if line.startswith("can: ")]
     passed = [line for line in output.splitlines() if "PASSED" in line]
     if len(can) != 1 or len(passed) != 1:
-        raise Failed(f"{programs.storage_test} ran no tests:\n{output[-4000:]}")
+        raise Failed(f"{programs.storage_conformance} ran no tests:\n{output[-4000:]}")
     expected = f"can: exchange {yes_or_no(file_system.exchanges)}"
     if can[0] != expected:
         raise Failed(f"the storage has found out \"{can[0]}\" instead of \"{expected}\"")
