@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import multiprocessing
 import os
 import sys
@@ -44,12 +45,12 @@ MODELS: dict[str, tuple[gpt.Shape, Layout, list[Layout]]] = {
         [Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=2, vpp=2), Layout(tp=2), Layout()],
     ),
     "experts": (
-        gpt.Shape(experts=4, gated=True),
+        gpt.Shape(layers=2, experts=4, gated=True),
         Layout(pp=2, ep=2),
         [Layout(pp=2, ep=2), Layout(ep=4), Layout(tp=2, ep=2)],
     ),
     # The random number sequence continues only in the same layout.
-    "dropout": (gpt.Shape(dropout=0.1), Layout(tp=2, pp=2), [Layout(tp=2, pp=2)]),
+    "dropout": (gpt.Shape(layers=2, dropout=0.1), Layout(tp=2, pp=2), [Layout(tp=2, pp=2)]),
 }  # fmt: skip
 
 
@@ -214,6 +215,7 @@ def main() -> None:
     os.environ.setdefault("USE_LIBUV", "0")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     on_cpu.import_megatron()  # once, for all ranks
+    gc.freeze()  # so that collections in the ranks skip the imported modules
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else f"{temporary}/checkpoints").resolve()
         folder.mkdir(parents=True)

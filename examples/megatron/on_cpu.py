@@ -72,7 +72,7 @@ class _CpuForCuda(torch.overrides.TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             return func(*args).replace("torch.", "torch.cuda.", 1)
-        if str(kwargs.get("device")).startswith("cuda"):
+        if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
             kwargs = {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
 

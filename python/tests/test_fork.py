@@ -214,7 +214,7 @@ def test_a_forked_child_is_refused_its_parents_working_mpi(tmp_path: pathlib.Pat
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("fork", True), ("spawn", False)])
+@pytest.mark.parametrize(("context", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_torchs_data_loader_reads_an_open_checkpoint(
     context: str, persistent: bool, path: pathlib.Path
 ) -> None:

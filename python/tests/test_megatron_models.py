@@ -6,6 +6,7 @@ Megatron-Core's own sharded state dict determines its part in a layout.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -39,8 +40,10 @@ def _each(shape: Shape, *layouts: Layout) -> Steps:
     return [(shape, layout) for layout in layouts]
 
 
-_EXPERTS = Shape(experts=4, gated=True, half=True)
-_GROUPED = Shape(experts=4, gated=True, half=True, grouped=True)
+# Two layers suffice where no case needs several layers in a pipeline stage.
+_EXPERTS = Shape(layers=2, experts=4, gated=True, half=True)
+_GROUPED = Shape(layers=2, experts=4, gated=True, half=True, grouped=True)
+_EXPERTS_4, _GROUPED_4 = (dataclasses.replace(shape, layers=4) for shape in (_EXPERTS, _GROUPED))
 
 # Each is loaded from the one before it.
 CASES: dict[str, Steps] = {
@@ -50,12 +53,13 @@ CASES: dict[str, Steps] = {
         Layout(tp=2, pp=2), Layout(pp=2, vpp=2), Layout(tp=4), Layout(),
     ),
     "experts": _each(
-        Shape(experts=4, gated=True),
+        Shape(layers=2, experts=4, gated=True),
         Layout(pp=2, ep=2), Layout(tp=2, ep=2), Layout(ep=4), Layout(tp=2, pp=2),
     ),
     "grouped experts": [
-        (_GROUPED, Layout(tp=2, ep=2)), (_GROUPED, Layout(ep=4)), (_EXPERTS, Layout(pp=2, ep=2)),
-        (_GROUPED, Layout(pp=2, vpp=2)), (_EXPERTS, Layout(tp=2, ep=2, etp=1)),
+        (_GROUPED_4, Layout(tp=2, ep=2)), (_GROUPED_4, Layout(ep=4)),
+        (_EXPERTS_4, Layout(pp=2, ep=2)), (_GROUPED_4, Layout(pp=2, vpp=2)),
+        (_EXPERTS_4, Layout(tp=2, ep=2, etp=1)),
     ],
 }  # fmt: skip
 
@@ -106,8 +110,8 @@ def test_a_models_parameters_are_equal_bit_for_bit_at_every_layout_whoever_saves
 def test_layers_and_experts_under_keys_of_their_own_reshard_too(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    in_list = (_EXPERTS, Layout(pp=2, ep=2))
-    steps = [(_GROUPED, Layout(tp=2, ep=2)), in_list, (_GROUPED, Layout(ep=4))]
+    in_list = (_EXPERTS_4, Layout(pp=2, ep=2))
+    steps = [(_GROUPED_4, Layout(tp=2, ep=2)), in_list, (_GROUPED_4, Layout(ep=4))]
     metadata = {"singleton_local_shards": True}
     worlds[4].run(_reshards, str(tmp_path), steps, metadata, timeout=300)
 
@@ -167,21 +171,22 @@ _GATHERED_ON_ONE = {**mm.FULLY_RESHARDABLE, "distrib_optim_fully_reshardable_mem
 
 OPTIMIZERS: dict[str, tuple[Steps, bool, dict[str, Any]]] = {
     "FP32Optimizer": (
-        _each(Shape(gated=True), Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=2)),
+        _each(Shape(layers=2, gated=True), Layout(tp=2, pp=2), Layout(tp=4), Layout(pp=2)),
         False, _AVOID_PREFIX,
     ),
     "Float16Optimizer": (
-        _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2)), False, _AVOID_PREFIX,
+        _each(_EXPERTS_4, Layout(tp=2, ep=2), Layout(pp=2, ep=2)), False, _AVOID_PREFIX,
     ),
     "DistributedOptimizer": (
-        _each(Shape(), Layout(tp=2, pp=2), Layout(tp=2)), True, mm.FULLY_RESHARDABLE,
+        _each(Shape(layers=2), Layout(tp=2, pp=2), Layout(tp=2)), True, mm.FULLY_RESHARDABLE,
     ),
     "DistributedOptimizer, experts": (
         _each(_EXPERTS, Layout(tp=2, ep=2), Layout(pp=2, ep=2), Layout(ep=4)),
         True, mm.FULLY_RESHARDABLE,
     ),
     "DistributedOptimizer, gathered on one rank": (
-        _each(Shape(gated=True, half=True), Layout(tp=2), Layout(pp=2)), True, _GATHERED_ON_ONE,
+        _each(Shape(layers=2, gated=True, half=True), Layout(tp=2), Layout(pp=2)),
+        True, _GATHERED_ON_ONE,
     ),
 }  # fmt: skip
 
@@ -218,7 +223,7 @@ def _loads_buckets(rank: int, world: int, root: str, shape: Shape, layout: Layou
 def test_buckets_of_the_distributed_optimizer_are_equal_on_another_number_of_ranks(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    shape = Shape(experts=4, gated=True, half=True)  # buckets of dense parameters and of experts
+    shape = _EXPERTS  # buckets of dense parameters and of experts
     worlds[4].run(_saves_buckets, str(tmp_path), shape, Layout(tp=2))
     assert worlds[4].run(_loads_buckets, str(tmp_path), shape, Layout(tp=2))[0] > 20
     assert worlds[2].run(_loads_buckets, str(tmp_path), shape, Layout(tp=2))[0] > 20

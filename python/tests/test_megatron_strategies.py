@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tilestone
+from ranks import Raised, Worlds
 from test_megatron_api import _tensor, _whole
 from tilestone import megatron
 from tilestone.megatron import serialization
@@ -34,6 +35,22 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.save(_tensor(1), ckpt, common_strategy=("torch", 1))
     with pytest.raises(tilestone.UnsupportedError, match="the format zarr"):
         megatron.remove_sharded_tensors(ckpt, "w")
+
+
+def test_what_is_no_strategy_is_refused_by_name_and_the_checkpoint_stays(ckpt: str) -> None:
+    megatron.save({**_tensor(1), "step": 1}, ckpt)
+    saves = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
+    loads = serialization.get_default_load_sharded_strategy(ckpt)
+    for wrong in ("torch_dist", ("torch_dist", 1, 2), (), 3):
+        for given in (wrong, saves):
+            with pytest.raises(tilestone.InvalidArgumentError, match="sharded_strategy must be"):
+                megatron.load(_tensor(0), ckpt, given)
+            with pytest.raises(tilestone.InvalidArgumentError, match="common_strategy must be"):
+                megatron.load(_tensor(0), ckpt, common_strategy=given)
+        for given in (wrong, loads):
+            with pytest.raises(tilestone.InvalidArgumentError, match="sharded_strategy must be"):
+                megatron.save({**_tensor(2), "step": 2}, ckpt, given)
+    assert megatron.load(_tensor(0), ckpt)["step"] == 1
 
 
 def test_a_separation_hint_makes_no_files_and_a_warning_says_so(
@@ -113,6 +130,20 @@ def test_old_tensors_are_no_checkpoint_with_the_common_state_of_a_failed_users_s
     megatron.save({**_tensor(3), "step": 3}, ckpt)
     loaded = megatron.load(_tensor(0), ckpt)
     assert loaded["w"].tolist() == [3, 3] and loaded["step"] == 3
+
+
+def _save_by_user(rank: int, world: int, ckpt: str) -> None:
+    megatron.save({"w": _whole(megatron.mapping, "w", rank)}, ckpt, _Counting())
+
+
+def test_every_rank_raises_where_rank_0_cant_make_the_directory_of_a_users_strategy(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    first, second = worlds[2].collect(_save_by_user, str(tmp_path / "file" / "ckpt"))
+    assert isinstance(first, Raised) and first.kind == "StorageError", first
+    assert isinstance(second, Raised) and second.kind == "RankFailedError", second
+    assert second.attributes["rank"] == 0 and str(tmp_path) in second.text
 
 
 def test_common_state_that_holds_itself_is_refused_with_its_key(ckpt: str) -> None:

@@ -69,13 +69,18 @@ def _delta(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> floa
     return float(torch.stack(deltas).max())
 
 
-def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
-    """A step, a save, another step. Then a loaded model repeats the second step."""
+def continuation(rank: int, world: int, sizes: moe.Sizes, path: str, other: str) -> Any:
+    """A step, a save, another step. Then a loaded model repeats the second step.
+
+    At the end it loads the checkpoint `other`. Returns also the whole tensors after that,
+    and in layout EP_2 those of the save.
+    """
     meshes = moe.Meshes(sizes)
     whole = moe.Training(meshes, seed=1)
     whole.step(0)
     _save(whole, path, rule=sizes != EP_2)
     saved, empty = whole.local(), sum(not each.numel() for each in whole.local().values())
+    reference = whole.gathered() if sizes == EP_2 else {}
     whole.step(1)
     resumed = moe.Training(meshes, seed=2)
     resumed.step(9)  # creates the optimizer's state
@@ -85,45 +90,34 @@ def continuation(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
     resumed.step(1)
     missing = len(report.not_in_checkpoint) + len(report.not_requested)
     delta = _delta(resumed.local(), whole.local())
-    return delta, missing, len(report.other_shape), empty
+    after = resumed.local()
+    moved = _load(resumed, other)
+    assert _delta(resumed.local(), after) > 0.01
+    tensors = resumed.gathered()
+    return (delta, missing, len(report.other_shape), empty), moved, tensors, reference
 
 
-def test_a_loaded_model_continues_as_the_uninterrupted_one(
+def test_a_loaded_model_continues_as_the_uninterrupted_one_and_moves_from_ep_2_to_other_layouts(
     worlds: Worlds, ckpt: str, request: pytest.FixtureRequest
 ) -> None:
     lines = [f"{'layout (4 ranks)':20} {'max_delta':>9} {'missing':>7} {'mismatched':>10}"]
+    source = f"{ckpt}-{EP_2}"
+    saved: dict[str, torch.Tensor] = {}
     for sizes in LAYOUTS:
-        found = worlds[4].run(continuation, sizes, f"{ckpt}-{sizes}")
+        results = worlds[4].run(continuation, sizes, f"{ckpt}-{sizes}", source)
+        found = [result[0] for result in results]
         delta = max(each[0] for each in found)
         missing, mismatched = found[0][1:3]
         lines.append(f"{sizes!s:20} {delta:9} {missing:7} {mismatched:10}")
         assert (delta, missing, mismatched) == (0.0, 0, 0), sizes
         if sizes in (EP_2, moe.Sizes()):
             assert any(each[3] for each in found)  # ranks with empty shards of hc_head.scale
-    request.node.user_properties += [(TABLES, line) for line in lines]
-
-
-def source(rank: int, world: int, path: str) -> dict[str, torch.Tensor]:
-    training = moe.Training(moe.Meshes(EP_2), seed=1)
-    training.step(0)
-    _save(training, path)
-    return training.gathered()
-
-
-def moved(rank: int, world: int, sizes: moe.Sizes, path: str) -> Any:
-    training = moe.Training(moe.Meshes(sizes), seed=2)
-    training.step(9)
-    report = _load(training, path)
-    return training.gathered(), report
-
-
-def test_a_model_of_ep_2_moves_to_other_layouts(worlds: Worlds, ckpt: str) -> None:
-    saved = worlds[4].run(source, ckpt)[0]
-    assert saved["model.layers.0.experts.w1"].shape == (moe.EXPERTS, moe.WIDTH, moe.HIDDEN)
-    for sizes in LAYOUTS[1:]:
-        for tensors, report in worlds[4].run(moved, sizes, ckpt):
+        saved = saved or results[0][3]
+        for _, report, tensors, _ in results:
             assert report == tilestone.LoadReport()
-            assert _delta(tensors, saved) == 0.0
+            assert _delta(tensors, saved) == 0.0, sizes
+    assert saved["model.layers.0.experts.w1"].shape == (moe.EXPERTS, moe.WIDTH, moe.HIDDEN)
+    request.node.user_properties += [(TABLES, line) for line in lines]
 
 
 def naive(rank: int, world: int, path: str) -> Any:

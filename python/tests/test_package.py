@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import logging
 import pathlib
 import pickle
@@ -60,6 +61,18 @@ def test_errors_carry_their_context_and_survive_pickling() -> None:
         assert (same.code, same.message, same.key, same.file) == ("io", "write failed", "k", "a")
         assert (same.rank, same.hint, same.errno) == (3, "h", 28)
         assert str(same) == "write failed, file a"
+
+
+def test_an_error_of_the_python_code_names_reason_key_file_and_rank_once() -> None:
+    error = tilestone.StorageError(
+        message="can't read", key="k", file="/a/b", errno=errno.EACCES, rank=3, hint="h"
+    )
+    whole = "can't read: Permission denied (key k) (file /a/b) (rank 3); h"
+    for same in (error, pickle.loads(pickle.dumps(error))):
+        assert str(same) == whole
+    named = tilestone.StorageError("can't read /a/b: Permission denied", file="/a/b", errno=13)
+    assert str(named) == "can't read /a/b: Permission denied"
+    assert str(tilestone.NotFoundError("no such key", key="k")) == "no such key (key k)"
 
 
 def test_gc_lists_the_leftovers_of_a_failed_save_and_removes_them_when_logged(ckpt: str) -> None:

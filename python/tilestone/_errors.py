@@ -71,9 +71,12 @@ class CheckpointError(Exception):
     def __str__(self) -> str:
         if self.text:
             return self.text
+        reason = os.strerror(self.errno) if self.errno and self._usual_errno is None else ""
+        reason = "" if reason in self.message else f": {reason}"
         key = f" (key {self.key})" if self.key else ""
+        file = "" if self.file in self.message else f" (file {self.file})"
         rank = f" (rank {self.rank})" if self.rank >= 0 else ""
-        return self.message + key + rank + (f"; {self.hint}" if self.hint else "")
+        return self.message + reason + key + file + rank + (f"; {self.hint}" if self.hint else "")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Launchers pass errors between processes; the keyword arguments are pickled as state.

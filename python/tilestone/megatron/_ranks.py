@@ -26,3 +26,11 @@ def barrier() -> None:
     """Waits for all ranks of the default group; does nothing without torch.distributed."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def from_first(value: Any) -> Any:
+    """Returns rank 0's value on every rank of the default group, each of which calls."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]

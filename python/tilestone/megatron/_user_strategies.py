@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tilestone._errors import StorageError
+from tilestone._errors import RankFailedError, StorageError
 from tilestone.megatron import _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
 from tilestone.megatron._stored import literal
@@ -41,19 +41,32 @@ def _is_object(item: Any) -> bool:
 def _make_directory(checkpoint_dir: Any) -> None:
     """Rank 0 creates the directory, or makes an old checkpoint there invalid. Every rank calls.
 
-    Otherwise the old tensors would be a valid checkpoint with the new common state.
+    Otherwise the old tensors would be a valid checkpoint with the new common state. If rank 0 fails,
+    every rank raises.
     """
+    failure: Exception | None = None
     if _ranks.rank() == 0:
-        if replaced := _engine_calls.replaced_by(checkpoint_dir):
-            _engine_calls.logger.warning(replaced)
         try:
-            os.makedirs(checkpoint_dir, exist_ok=True)
-        except OSError as error:
-            path = os.fspath(checkpoint_dir)
-            message = "can't create the checkpoint directory"
-            raise StorageError(message=message, file=path, errno=error.errno) from error
-        remove_seals(literal(checkpoint_dir), common_is_sharded=False)
-    _ranks.barrier()
+            _prepare(checkpoint_dir)
+        except Exception as error:
+            failure = error
+    problem = _ranks.from_first(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if problem is not None:
+        raise RankFailedError(f"rank 0 failed before anything was written: {problem}", rank=0)
+
+
+def _prepare(checkpoint_dir: Any) -> None:
+    if replaced := _engine_calls.replaced_by(checkpoint_dir):
+        _engine_calls.logger.warning(replaced)
+    try:
+        os.makedirs(checkpoint_dir, exist_ok=True)
+    except OSError as error:
+        path = os.fspath(checkpoint_dir)
+        message = "can't create the checkpoint directory"
+        raise StorageError(message=message, file=path, errno=error.errno) from error
+    remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
 def save(

@@ -467,14 +467,14 @@ def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
     try:
         if given is None:
             return get_default_save_sharded_strategy(), None
-        if isinstance(given, tuple):
+        if isinstance(given, tuple) and len(given) == 2:
             return get_default_strategy(StrategyAction.SAVE_SHARDED, *given), None
     except Exception as error:
         return None, error
     if all(hasattr(given, name) for name in ("save", "backend", "version")):
         return given, None
     wanted = "sharded_strategy must be a SaveShardedStrategy, (backend, version) or None"
-    return None, InvalidArgumentError(f"{wanted}, not {type(given).__name__}")
+    return None, InvalidArgumentError(f"{wanted}, not {given!r:.80}")
 
 
 def get_default_save_sharded_strategy(

@@ -187,17 +187,26 @@ def verify_checkpoint_and_load_strategy(
         )
     if sharded_strategy is None:
         sharded_strategy = (config.sharded_backend, config.sharded_backend_version)
-    if isinstance(sharded_strategy, tuple):
-        sharded_strategy = get_default_strategy(StrategyAction.LOAD_SHARDED, *sharded_strategy)
+    sharded_strategy = _load_strategy(StrategyAction.LOAD_SHARDED, sharded_strategy)
     if common_strategy is None:
         common_strategy = (config.common_backend, config.common_backend_version)
-    if isinstance(common_strategy, tuple):
-        common_strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *common_strategy)
+    common_strategy = _load_strategy(StrategyAction.LOAD_COMMON, common_strategy)
     sharded_strategy.check_backend_compatibility(config.sharded_backend)
     sharded_strategy.check_version_compatibility(config.sharded_backend_version)
     common_strategy.check_backend_compatibility(config.common_backend)
     common_strategy.check_version_compatibility(config.common_backend_version)
     return sharded_strategy, common_strategy
+
+
+def _load_strategy(action: StrategyAction, given: Any) -> Any:
+    """The strategy of an argument, which is a strategy that loads or (backend, version)."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return get_default_strategy(action, *given)
+    if not all(hasattr(given, f"check_{what}_compatibility") for what in ("backend", "version")):
+        argument = action.value.removeprefix("load_") + "_strategy"
+        wanted = f"{argument} must be a strategy that loads, (backend, version) or None"
+        raise InvalidArgumentError(f"{wanted}, not {given!r:.80}")
+    return given
 
 
 def adjust_non_strict_load(
