@@ -114,6 +114,8 @@ function(tilestone_test name)
         ${name}_${shard}
         PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${index}")
       _tilestone_test_properties(${name}_${shard} "${arg_TIMEOUT}" "${arg_THREADS}" ${name})
+      # Each part takes longer than other tests, so all of them begin first.
+      set_tests_properties(${name}_${shard} PROPERTIES COST 10000)
     endforeach()
   else()
     add_test(NAME ${name} COMMAND ${name})

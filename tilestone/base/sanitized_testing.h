@@ -29,7 +29,8 @@ inline constexpr bool kReduced = false;
 inline constexpr bool kReduced = kSanitized;
 #endif
 
-// Under TSan, large amounts of bytes take ten times as long, and some tests use fewer.
+// Whether tests use fewer bytes and worlds: under TSan, where large amounts of bytes take ten times
+// as long, except in `make soak`.
 inline constexpr bool kSlowBytes = kReduced && kThreadSanitized;
 
 }  // namespace tilestone
