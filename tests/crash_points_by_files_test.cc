@@ -18,7 +18,7 @@ namespace tilestone::crash_points_by_files_test {
 
 constexpr int kRanks = 2;
 
-// The machine dies at every n-th call, at another one of each rank.
+// The machine, or a rank, dies at every n-th storage call of a save.
 constexpr uint64_t kStride = 3;
 
 // Runs for each dialect.

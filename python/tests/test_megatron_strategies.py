@@ -37,11 +37,16 @@ def test_backends_are_chosen_by_name_and_found_from_the_files(ckpt: str) -> None
         megatron.remove_sharded_tensors(ckpt, "w")
 
 
+class _Nameless:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def test_what_is_no_strategy_is_refused_by_name_and_the_checkpoint_stays(ckpt: str) -> None:
     megatron.save({**_tensor(1), "step": 1}, ckpt)
     saves = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     loads = serialization.get_default_load_sharded_strategy(ckpt)
-    for wrong in ("torch_dist", ("torch_dist", 1, 2), (), 3):
+    for wrong in ("torch_dist", ("torch_dist", 1, 2), (), 3, _Nameless()):
         for given in (wrong, saves):
             with pytest.raises(tilestone.InvalidArgumentError, match="sharded_strategy must be"):
                 megatron.load(_tensor(0), ckpt, given)

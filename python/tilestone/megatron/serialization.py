@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import reprlib
 from collections.abc import Callable
 from typing import Any, Dict, Tuple, Union
 
@@ -474,7 +475,7 @@ def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
     if all(hasattr(given, name) for name in ("save", "backend", "version")):
         return given, None
     wanted = "sharded_strategy must be a SaveShardedStrategy, (backend, version) or None"
-    return None, InvalidArgumentError(f"{wanted}, not {given!r:.80}")
+    return None, InvalidArgumentError(f"{wanted}, not {reprlib.repr(given)}")
 
 
 def get_default_save_sharded_strategy(

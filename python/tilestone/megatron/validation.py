@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
+import reprlib
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, List, Tuple, Union
@@ -205,7 +206,7 @@ def _load_strategy(action: StrategyAction, given: Any) -> Any:
     if not all(hasattr(given, f"check_{what}_compatibility") for what in ("backend", "version")):
         argument = action.value.removeprefix("load_") + "_strategy"
         wanted = f"{argument} must be a strategy that loads, (backend, version) or None"
-        raise InvalidArgumentError(f"{wanted}, not {given!r:.80}")
+        raise InvalidArgumentError(f"{wanted}, not {reprlib.repr(given)}")
     return given
 
 
