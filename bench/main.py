@@ -34,8 +34,9 @@ def arguments() -> argparse.Namespace:
                         help="where checkpoints are written (about 25 GB)")
     parser.add_argument("--json", type=Path, default=TREE / "build" / "bench.json")
     parser.add_argument("--table", type=Path, default=TREE / "docs" / "benchmarks.md")
-    parser.add_argument("--only-report", type=Path, metavar="JSON",
-                        help="measure nothing; only write the tables of an earlier run again")
+    parser.add_argument("--only-report", type=Path, nargs="+", metavar="JSON",
+                        help="measure nothing; write the tables of an earlier run again, with the "
+                             "cases of further runs in the place of its own")
     chosen = parser.parse_args()
     unknown = set(chosen.cases) - set(cases.ALL)
     if unknown:
@@ -97,7 +98,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Case], dict]:
 
 def main() -> None:
     options = arguments()
-    done, facts = report.load(options.only_report) if options.only_report else measure(options)
+    done, facts = report.merged(options.only_report) if options.only_report else measure(options)
     report.render(done, facts, options.table)
     print(report.targets_table(done))
     print(report.summary(done))

@@ -136,6 +136,23 @@ def load(path: Path) -> tuple[dict[str, Case], dict]:
     return cases, data["machine"]
 
 
+def merged(paths: list[Path]) -> tuple[dict[str, Case], dict]:
+    """The cases of the first run. Those that later runs measured are theirs."""
+    cases, machine = load(paths[0])
+    for path in paths[1:]:
+        later, facts = load(path)
+        cases.update(later)
+        machine.setdefault("again", []).append(
+            {"cases": list(later), "minutes": facts["minutes"], "memcpy_gb_s": facts["memcpy_gb_s"]})
+    return cases, machine
+
+
+def _again(machine: dict) -> list[str]:
+    return [f"Measured in a later run of {run['minutes']:.0f} minutes (memcpy "
+            f"{run['memcpy_gb_s']:.1f} GB/s): {', '.join(run['cases'])}."
+            for run in machine.get("again", [])]
+
+
 def _of_part(machine: dict) -> list[str]:
     if machine["scale"] == 1:
         return []
@@ -151,6 +168,7 @@ def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
         f"Python {machine['python']}, torch {machine['torch']}; memcpy "
         f"{machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, seed {machine['seed']}, "
         f"{machine['scale']:g} of the full size, {machine.get('minutes', 0):.0f} minutes.",
+        *_again(machine),
         *_of_part(machine),
         "",
         targets_table(cases),

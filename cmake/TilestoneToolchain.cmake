@@ -70,7 +70,7 @@ function(tilestone_warnings target)
     # a std::variant wrongly. Both warnings are errors in builds by file.
     target_compile_options(
       ${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>
-                        $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
+                        $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   endif()
 endfunction()
 

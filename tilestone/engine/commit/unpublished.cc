@@ -178,7 +178,7 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   save.missing_count = state.missing_count;
   save.abandoned = state.outcome == Outcome::kAbandoned;
   if (state.failed) save.failure = state.failed->what();
-  state.is_late = save.complete() && is_late(storage, *head);
+  state.is_late = !save.abandoned && is_late(storage, *head);
   // A rank-local save whose ranks have written can be loaded, whatever they contradict each other
   // in.
   if (save.complete() && !state.is_late && !head->rank_local) {

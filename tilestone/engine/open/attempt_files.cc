@@ -393,9 +393,15 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
            "`tilestone gc --abandon` ends the save";
   }
   const bool one = state.missing_count == 1;
-  std::string text = save + " is not published: " + std::to_string(state.missing_count) +
-                     " of its " + ranks + (one ? " has" : " have") + " not written (" +
-                     ranks_text(state.missing, kNamedMissing) + ")";
+  const std::string missing = std::to_string(state.missing_count) + " of its " + ranks +
+                              (one ? " has" : " have") + " not written (" +
+                              ranks_text(state.missing, kNamedMissing) + ")";
+  if (state.is_late) {
+    return save + " can't be published: another checkpoint was published first; " + missing +
+           " and will fail; if " + (one ? "it is" : "they are") +
+           " dead, `tilestone gc --abandon` ends the save";
+  }
+  std::string text = save + " is not published: " + missing;
   if (state.failed) text += "; a rank has failed: " + std::string(state.failed->what());
   return text + (one ? "; it" : "; they") +
          " may still be writing, or save again under the same token; if " +
