@@ -479,11 +479,18 @@ def test_metadata_json_is_replaced_atomically_and_unknown_fields_are_ignored(
     assert core.maybe_load_config(tmp_path) == core.CheckpointingConfig("torch_dist")
     path.write_text('{"my": "own"}')
     assert not core.check_is_distributed_checkpoint(tmp_path)
-    for text in ('{"sharded_ba', '{"sharded_backend": 3}'):
+    for text in ('{"sharded_ba', '{"sharded_backend": 3}', "[" * 100_000):
         path.write_text(text)
         with pytest.raises(tilestone.CorruptError) as corrupt:
             core.check_is_distributed_checkpoint(tmp_path)
         assert corrupt.value.file == str(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(tilestone.UnsafeError, match="not a regular file"):
+        tilestone.megatron.load({}, str(tmp_path), timeout=20)
+    for odd, says in ((None, "path must be"), ("\ud800", "can't be a file name")):
+        with pytest.raises(tilestone.InvalidArgumentError, match=says):
+            tilestone.megatron.load({}, odd, timeout=20)
 
 
 def _adam(m: Any, opt: Any) -> Any:

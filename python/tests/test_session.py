@@ -205,6 +205,22 @@ def test_options_of_the_session_are_not_options_of_a_save(tmp_path: pathlib.Path
         session.load({}, tmp_path, group=None)
 
 
+def test_by_files_a_save_that_is_refused_counts(tmp_path: pathlib.Path) -> None:
+    with tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN) as session:
+        with pytest.raises(tilestone.InvalidArgumentError, match="rank is fixed by the session"):
+            session.save({}, tmp_path / "a", rank=0)
+        session.save({"step": 1}, tmp_path / "a")
+    save_id = session_id(tmp_path / "a")
+    tilestone.save({"step": 1}, tmp_path / "b", coordination="files", rank=0, world_size=1,
+                   token=TOKEN, number=1)
+    assert save_id == session_id(tmp_path / "b")
+
+
+def session_id(path: pathlib.Path) -> str:
+    with tilestone.open(path) as checkpoint:
+        return checkpoint.save_id
+
+
 def on_ranks(rank: int, world: int, path: str) -> tuple[int, int]:
     """Real processes with torch's default group."""
     state = {"w": torch.full((4,), 2.0), "own": tilestone.ShardedTensor.from_rank_offsets(

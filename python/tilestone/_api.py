@@ -174,8 +174,9 @@ def save(
             error names the key, and nothing is written. MismatchError is also raised if ranks give
             the same attribute of a tensor different values.
         StorageError, TimeoutError, RankFailedError: the checkpoint could not be written. With
-            coordination="files", TimeoutError names the ranks that are missing when the time is
-            over; what was written is kept for them, see `unpublished`. RankFailedError also means
+            coordination="files", TimeoutError names the ranks of the first incomplete group that
+            are missing when the time is over, and `unpublished` all of them; what was written is
+            kept for them. RankFailedError also means
             that the save was abandoned.
     """
     return save_with(

@@ -223,9 +223,12 @@ class Session:
         self, path: str | os.PathLike[str], options: Mapping[str, object]
     ) -> AllSaveOptions:
         """The same for the next save to a path; by files, it is counted."""
+        if not self._by_files:
+            return self._who(options)
+        # First, because a save whose options are refused counts too.
+        number = self._open().by_files(_options.directory(path)).number
         who = self._who(options)
-        if self._by_files:
-            who["number"] = self._open().by_files(_options.directory(path)).number
+        who["number"] = number
         return who
 
     def load(

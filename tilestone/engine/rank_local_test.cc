@@ -204,9 +204,9 @@ TEST(RankLocalSave, ARanksMetadataExistsOnceItHasWrittenAndReadersNameTheRanksTh
   EXPECT_TRUE(has(storage, "__1.metadata"));
   EXPECT_FALSE(has(storage, "__0.metadata"));
   const auto open = [&] { Checkpoint::open(location); };
-  expect_part(text_of(ErrorCode::kNotFound, open), "ranks 0 and 2 of 3 have not written");
+  expect_part(text_of(ErrorCode::kNotFound, open), "ranks 0 and 2 of 3 have no metadata");
   EXPECT_FALSE(save(state_of(0, 3), location, rank_local(0)).published);
-  expect_part(text_of(ErrorCode::kNotFound, open), "rank 2 of 3 has not written");
+  expect_part(text_of(ErrorCode::kNotFound, open), "rank 2 of 3 has no metadata");
   EXPECT_TRUE(find_leftovers(location).empty());
   LoadOptions own;
   own.own_rank = 0;

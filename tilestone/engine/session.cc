@@ -107,7 +107,8 @@ struct Session::Kept {
   int rank = 0;
   int world_size = 1;
   std::string token;
-  std::map<std::string, uint64_t> saves;  // saves by files so far, by the location's identity
+  std::map<std::string, uint64_t>
+      saves;  // saves by files so far, by the location's resolved identity
   std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
 };
 
@@ -150,7 +151,7 @@ SessionStats Session::stats() const { return kept_->parts->stats(); }
 
 ByFiles Session::by_files(const Location& location) {
   ByFiles files{kept_->rank, kept_->world_size, kept_->token};
-  files.number = kept_->saves[location.identity()]++;
+  files.number = kept_->saves[location.resolved_identity()]++;
   return files;
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <set>
@@ -538,6 +539,22 @@ TEST(Session, ByFilesRanksCountTheirSavesByLocation) {
                     .published);
   });
   expect_rows(at[2], 3, 2);
+}
+
+TEST(Session, ByFilesSavesThroughALinkAreSavesToTheDirectory) {
+  const TempDirectory folder;
+  const auto path = [&](const char* name) { return folder.path() + "/" + name; };
+  std::filesystem::create_directory_symlink("real", path("link"));  // leads to nothing yet
+  std::filesystem::create_directory_symlink(folder.path(), path("folder"));
+  Session session(0, 1, "a run through links");
+  EXPECT_EQ(session.by_files(path("link/x")).number, 0u);
+  EXPECT_EQ(session.by_files(path("link")).number, 0u);
+  EXPECT_EQ(session.by_files(path("real")).number, 1u);
+  std::filesystem::create_directory(path("real"));
+  EXPECT_EQ(session.by_files(path("link")).number, 2u);
+  EXPECT_EQ(session.by_files(path("folder/real/")).number, 3u);
+  EXPECT_EQ(session.by_files(path("folder/link/../real/new")).number, 0u);
+  EXPECT_EQ(session.by_files(path("link/new")).number, 1u);
 }
 
 // ---- Memory

@@ -110,6 +110,22 @@ TEST(StagedSave, AnExistingCheckpointIsReplacedAsAWholeByEitherKindOfSave) {
   }
 }
 
+TEST(StagedSave, TheDirectoryKeepsItsPermissions) {
+  const TempDirectory folder;
+  const std::string path = folder.path() + "/a";
+  const auto mode = [&] {
+    struct stat info;
+    return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 07777 : 0;
+  };
+  ASSERT_EQ(::mkdir(path.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(path.c_str(), 0700), 0);
+  save_one(path, 10, megatron_dialect());
+  EXPECT_EQ(mode(), 0700u);
+  ASSERT_EQ(::chmod(path.c_str(), 02770), 0);
+  save_one(path, 20, megatron_dialect(), true);
+  EXPECT_EQ(mode(), 02770u);
+}
+
 TEST(StagedSave, ALinkToTheDirectoryStaysALink) {
   const TempDirectory folder;
   save_one(folder.path() + "/real", 1, megatron_dialect());

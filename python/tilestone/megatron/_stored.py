@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import torch
 
 from tilestone import _bridge, _checkpoint, _core, _options
 from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError
+from tilestone.megatron._files import read_json
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 
 logger = logging.getLogger("tilestone.megatron")
@@ -135,12 +135,9 @@ def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: in
     """
     path = os.path.join(checkpoint_dir, INTEGRITY_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            found: Any = json.load(file)
+        found = read_json(path)
     except FileNotFoundError:
         return
-    except ValueError as error:
-        raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
     files = found.get("files") if isinstance(found, dict) else None
     if not isinstance(files, dict) or found.get("algorithm") != "sha256":
         raise CorruptError(f"{path} does not hold sha256 hashes of files", file=path)

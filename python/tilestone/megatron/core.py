@@ -7,8 +7,9 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from tilestone import _options
 from tilestone._errors import CheckpointError, CorruptError, StorageError
-from tilestone.megatron._files import replace_file
+from tilestone.megatron._files import read_json, replace_file
 
 CONFIG_FNAME = "metadata.json"
 
@@ -57,17 +58,14 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
     """
     if not checkpoint_dir:
         return None
-    path = os.path.join(checkpoint_dir, CONFIG_FNAME)
+    path = os.path.join(os.fsdecode(_options.directory(checkpoint_dir)), CONFIG_FNAME)
     try:
-        with open(path, encoding="utf-8") as file:
-            found: Any = json.load(file)
+        found = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         message = "can't read the checkpoint's format"
         raise StorageError(message=message, file=path, errno=error.errno) from error
-    except ValueError as error:
-        raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
     if not isinstance(found, dict) or "sharded_backend" not in found:
         return None
     return _checked_config(found, path)

@@ -17,6 +17,7 @@ from typing import Any, List, Tuple, Union
 
 import torch
 
+from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
 from tilestone.megatron import _access
 from tilestone.megatron.core import maybe_load_config
@@ -177,10 +178,9 @@ def verify_checkpoint_and_load_strategy(
         CheckpointingException: there is no such directory or no checkpoint in it, or a strategy
             can't load it.
     """
-    if not os.path.isdir(checkpoint_dir):
-        raise NotFoundError(
-            f"Checkpoint directory {checkpoint_dir} does not exist", file=str(checkpoint_dir)
-        )
+    directory = os.fsdecode(_options.directory(checkpoint_dir))
+    if not os.path.isdir(directory):
+        raise NotFoundError(f"Checkpoint directory {directory} does not exist", file=directory)
     config = maybe_load_config(checkpoint_dir)
     if config is None:
         raise NotFoundError(

@@ -312,6 +312,7 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
 void Staging::begin() {
   clean_siblings(*location_);
   make_and_lock();
+  take_permissions();
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
@@ -343,6 +344,17 @@ void Staging::make_and_lock() {
       const std::string longer_by = "; its name is " + std::to_string(longer) + " bytes longer";
       throw Error(error).with_hint(error.sys_errno() == ENAMETOOLONG ? hint + longer_by : hint);
     }
+  }
+}
+
+// Before any file is written, so that the files of a private directory are never seen by others.
+void Staging::take_permissions() {
+  try {
+    const auto info = place_.storage->stat(place_.name);
+    if (info && !info->regular) place_.storage->copy_permissions(name_, place_.name);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, "the permissions of the directory " + location_->describe() +
+                                " can't be given to the one that replaces it: " + error.what());
   }
 }
 

@@ -95,6 +95,7 @@ class Staging {
 
  private:
   void make_and_lock();
+  void take_permissions();
   // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
   void remove(std::unique_ptr<StorageLock>& lock);
 

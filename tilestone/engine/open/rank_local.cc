@@ -44,13 +44,14 @@ void expect_all_ranks(Storage& storage, const Format& format, std::span<const st
     throw Error(ErrorCode::kNotFound,
                 "no complete checkpoint at " + storage.describe() + ": in the rank-local save " +
                     head.save_id + ", " + ranks_text(missing) + " of " +
-                    std::to_string(head.world_size) + (one ? " has" : " have") + " not written")
+                    std::to_string(head.world_size) + (one ? " has" : " have") + " no metadata")
         .with_file(format.rank_index_name(missing.front()))
         .with_rank(missing.front())
-        .with_hint(std::string(one ? "this rank" : "these ranks") +
-                   " can save again under the same token; `tilestone gc --abandon` ends the save "
-                   "if " +
-                   (one ? "it is" : "they are") + " dead");
+        .with_hint(std::string("`tilestone publish` completes the save if ") +
+                   (one ? "this rank has" : "these ranks have") + " written; else " +
+                   (one ? "it" : "they") +
+                   " can save again under the same token, or `tilestone gc "
+                   "--abandon` ends the save");
   }
 }
 

@@ -119,6 +119,21 @@ std::string Location::identity() const {
   return normal;
 }
 
+std::string Location::resolved_identity() const {
+  const std::string unresolved = identity();
+  if (state_->given) return unresolved;
+  constexpr int kMaxLinks = 40;  // as Linux
+  std::error_code error;
+  fs::path path = unresolved;
+  for (int links = 0; links < kMaxLinks && !error; ++links) {
+    path = fs::weakly_canonical(path, error);
+    // A link that leads to nothing yet stays the last component.
+    if (error || !fs::is_symlink(fs::symlink_status(path, error))) break;
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return error && error != std::errc::no_such_file_or_directory ? unresolved : path.string();
+}
+
 std::string Location::place() const noexcept {
   try {
     return identity();

@@ -35,6 +35,9 @@ class Location {
   // The text that must be equal on every rank of a save or load: the absolute path, lexically
   // normal (symbolic links are not followed), or how the storage describes itself.
   std::string identity() const;
+  // identity() with symbolic links followed as far as directories exist: the same for each path
+  // that leads to one directory.
+  std::string resolved_identity() const;
   // identity(), or "" where that fails: using the location then reports the error.
   std::string place() const noexcept;
 
