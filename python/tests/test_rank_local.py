@@ -91,6 +91,10 @@ def test_rank_local_stock_checkpoints_load_everywhere_and_can_be_published(
         assert worlds[4].run(load_ours, ckpt, alone) == [saved] * 4
     assert worlds[2].run(load_ours, ckpt, False) == [saved] * 2
     assert worlds[1].run(load_ours, ckpt, True) == [saved]
+    lost = shutil.copytree(ckpt, ckpt + "-lost")
+    pathlib.Path(lost, "__1_0.distcp").unlink()
+    with pytest.raises(tilestone.CorruptError, match="data file of the checkpoint is missing"):
+        tilestone.load({"step": 0}, lost, own_rank=1)
     with tilestone.open(ckpt) as checkpoint:
         assert checkpoint.rank_local
         assert len(checkpoint["columns"].boxes) == 4

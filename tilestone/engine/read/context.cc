@@ -9,6 +9,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
@@ -30,6 +31,8 @@ bool has_manifest_still(const ReadContext& context) {
 bool has_same_index(const ReadContext& context) {
   const std::shared_ptr<const Format> borrowed(std::shared_ptr<const Format>(), &context.format);
   const Standing standing = read_standing(context.storage, borrowed);
+  // Each rank's metadata describes only its own files, so that there is no index of all.
+  if (!standing.found) return is_rank_local(context.format, context.storage.list());
   const std::vector<std::string>& files = context.metadata.files;
   return standing.found && standing.save_id == context.metadata.save_id &&
          std::all_of(files.begin(), files.end(),
