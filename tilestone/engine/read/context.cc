@@ -9,7 +9,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
-#include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
@@ -31,10 +30,11 @@ bool has_manifest_still(const ReadContext& context) {
 bool has_same_index(const ReadContext& context) {
   const std::shared_ptr<const Format> borrowed(std::shared_ptr<const Format>(), &context.format);
   const Standing standing = read_standing(context.storage, borrowed);
-  // Each rank's metadata describes only its own files, so that there is no index of all.
-  if (!standing.found) return is_rank_local(context.format, context.storage.list());
   const std::vector<std::string>& files = context.metadata.files;
-  return standing.found && standing.save_id == context.metadata.save_id &&
+  // Metadata of one rank of a rank-local checkpoint and that of all ranks have different save ids.
+  const bool is_same_save =
+      standing.save_id == context.metadata.save_id || !standing.rank_local.empty();
+  return standing.found && is_same_save &&
          std::all_of(files.begin(), files.end(),
                      [&](const std::string& name) { return standing.files.contains(name); });
 }
