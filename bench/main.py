@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only-report", type=Path, nargs="+", metavar="JSON",
                         help="measure nothing; write the tables of an earlier run again, with the "
                              "cases of further runs in the place of its own")
+    parser.add_argument("--remark", help="a sentence for the page, for example about the build")
     chosen = parser.parse_args()
     unknown = set(chosen.cases) - set(cases.ALL)
     if unknown:
@@ -99,6 +100,8 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Case], dict]:
 def main() -> None:
     options = arguments()
     done, facts = report.merged(options.only_report) if options.only_report else measure(options)
+    if options.remark:
+        facts["remark"] = options.remark
     report.render(done, facts, options.table)
     print(report.targets_table(done))
     print(report.summary(done))

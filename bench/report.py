@@ -169,6 +169,7 @@ def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
         f"{machine['memcpy_gb_s']:.1f} GB/s. {machine['rounds']} rounds, seed {machine['seed']}, "
         f"{machine['scale']:g} of the full size, {machine.get('minutes', 0):.0f} minutes.",
         *_again(machine),
+        *([machine["remark"]] if "remark" in machine else []),
         *_of_part(machine),
         "",
         targets_table(cases),

@@ -176,8 +176,7 @@ def save(
         StorageError, TimeoutError, RankFailedError: the checkpoint could not be written. With
             coordination="files", TimeoutError names the ranks of the first incomplete group that
             are missing when the time is over, and `unpublished` all of them; what was written is
-            kept for them. RankFailedError also means
-            that the save was abandoned.
+            kept for them. RankFailedError also means that the save was abandoned.
     """
     return save_with(
         state, path, group=group, comm=comm, coordination=coordination, rank=rank,

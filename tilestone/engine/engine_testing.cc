@@ -44,6 +44,12 @@ StateDict row_state(int rank, int ranks, int64_t first) {
   return state;
 }
 
+std::vector<Location> memory_locations(size_t count) {
+  std::vector<Location> made;
+  for (size_t i = 0; i < count; ++i) made.emplace_back(memory_storage());
+  return made;
+}
+
 StateDict row_state(const Communicator& comm, int64_t first) {
   return row_state(comm.rank(), comm.size(), first);
 }

@@ -33,6 +33,8 @@ StateDict hollow_state();
 // or in the common state.
 Value step_of(const Checkpoint& checkpoint);
 Bytes plain_of(const Checkpoint& checkpoint);
+// Locations in memory, each empty.
+std::vector<Location> memory_locations(size_t count);
 // Expects that the location holds row_state(·, first) of `rows` ranks. Reads without a template.
 void expect_rows(const Location& location, int64_t first, int rows);
 

@@ -107,8 +107,7 @@ struct Session::Kept {
   int rank = 0;
   int world_size = 1;
   std::string token;
-  std::map<std::string, uint64_t>
-      saves;  // saves by files so far, by the location's resolved identity
+  std::map<std::string, uint64_t> saves;  // by files, so far; by Location::resolved_identity()
   std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
 };
 

@@ -124,6 +124,10 @@ TEST(StagedSave, TheDirectoryKeepsItsPermissions) {
   ASSERT_EQ(::chmod(path.c_str(), 02770), 0);
   save_one(path, 20, megatron_dialect(), true);
   EXPECT_EQ(mode(), 02770u);
+  // What is read-only can still be replaced, and then changed by its owner.
+  ASSERT_EQ(::chmod(path.c_str(), 0550), 0);
+  save_one(path, 30, megatron_dialect(), true);
+  EXPECT_EQ(mode(), 0750u);
 }
 
 TEST(StagedSave, ALinkToTheDirectoryStaysALink) {

@@ -214,9 +214,11 @@ void PosixStorage::copy_permissions(const std::string& name, const std::string& 
       static_cast<void>(::fchown(fd.get(), static_cast<uid_t>(-1), wanted.st_gid) == 0);
     }
   }
-  const mode_t kept = S_ISDIR(info.st_mode) ? 07777 : 0777;
-  if (((info.st_mode ^ wanted.st_mode) & kept) == 0) return;
-  if (::fchmod(fd.get(), wanted.st_mode & kept) != 0) {
+  // The owner of a directory keeps the right to change it, or it could not be filled or removed.
+  const bool is_directory = S_ISDIR(info.st_mode);
+  const mode_t mode = is_directory ? (wanted.st_mode & 07777) | S_IRWXU : wanted.st_mode & 0777;
+  if ((info.st_mode & (is_directory ? 07777 : 0777)) == mode) return;
+  if (::fchmod(fd.get(), mode) != 0) {
     fail_errno("cannot change the permissions of a file", context_->path_of(name), errno);
   }
 }

@@ -181,7 +181,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Atomic. With replace == false: kAlreadyExists if `to` exists, and nothing is changed.
   virtual void rename(const std::string& from, const std::string& to, bool replace) = 0;
   // Gives the file or directory `name` the permissions of `like`, and its owner if this process
-  // may. Does nothing in storages without permissions.
+  // may. The owner of a directory always keeps all rights. Does nothing in storages without
+  // permissions.
   virtual void copy_permissions(const std::string& /*name*/, const std::string& /*like*/) {}
   // Publishes `bytes` under `name` in one step, durably: after a crash at any point `name` has
   // its complete old content (or is absent), or exactly `bytes`. With replace == false:

@@ -1,7 +1,8 @@
 """Saves and loads with strategies of the user, in the same steps as Megatron-Core.
 
 Such a save is not atomic: the checkpoint that it replaces is lost when it begins to write. If a rank
-fails after that, what has been written stays, and the other ranks notice only through their own steps.
+fails after that, what has been written stays, and the other ranks notice only through their own
+steps.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def verify_checkpoint_and_load_strategy(
     config = maybe_load_config(checkpoint_dir)
     if config is None:
         raise NotFoundError(
-            f"{checkpoint_dir} is not a distributed checkpoint", file=str(checkpoint_dir)
+            f"{directory} is not a distributed checkpoint", file=directory
         )
     if sharded_strategy is None:
         sharded_strategy = (config.sharded_backend, config.sharded_backend_version)
