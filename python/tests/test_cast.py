@@ -61,8 +61,8 @@ def test_conversions_to_eight_bits_equal_torchs_bit_for_bit(name: str, stored: A
         assert not wrong.any(), (key, source.float()[wrong][:5], want[wrong][:5])
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-def test_conversions_to_wider_types_equal_torchs_except_nan_bits(name: str, stored: Any) -> None:
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "bool"])
+def test_conversions_to_other_types_equal_torchs_except_nan_bits(name: str, stored: Any) -> None:
     dtype = getattr(torch, name)
     sources = _sources()
     got = tilestone.load(

@@ -25,10 +25,13 @@ int64_t checked_mul(int64_t a, int64_t b, std::string_view what);
 uint64_t checked_add(uint64_t a, uint64_t b, std::string_view what);
 uint64_t checked_mul(uint64_t a, uint64_t b, std::string_view what);
 
-// Rounds value up to a multiple of alignment, which must be a power of two. Does not check
+// Rounds value up or down to a multiple of alignment, which must be a power of two. Does not check
 // overflow.
 constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
+}
+constexpr uint64_t align_down(uint64_t value, uint64_t alignment) {
+  return value & ~(alignment - 1);
 }
 
 }  // namespace tilestone

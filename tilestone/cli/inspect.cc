@@ -79,7 +79,12 @@ std::string commit_text(const Checkpoint& checkpoint) {
     return fmt::format("manifest of {}, checksums of whole items",
                        counted(static_cast<uint64_t>(record->world_size), "rank"));
   }
-  return checkpoint.metadata().rank_local ? "none (each rank wrote its own metadata)" : "none";
+  if (!checkpoint.metadata().rank_local) return "none";
+  const auto& record = checkpoint.save_record();
+  if (!record || record->hosts.empty()) return "none (each rank wrote its own metadata)";
+  return fmt::format(
+      "none (each rank wrote its own metadata); reports of {}, checksums of whole items",
+      counted(static_cast<uint64_t>(record->world_size), "rank"));
 }
 
 // "node1 (8 ranks), node2 (8 ranks)", with at most the first 8 hosts.

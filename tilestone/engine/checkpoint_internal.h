@@ -32,7 +32,7 @@ struct Checkpoint::State {
                                 Deadline::never().with_interrupt(std::move(interrupt)),
                                 cache,
                                 warned};
-    context.has_manifest = opened.manifest.has_value();
+    context.has_manifest = opened.has_manifest_file();
     return context;
   }
 };

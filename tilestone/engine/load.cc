@@ -227,7 +227,7 @@ class Loading {
     context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
                                  options().verify_checksums, deadline, options().cache, warned_,
-                                 sizes_, comm_.rank(), opened_.manifest.has_value()});
+                                 sizes_, comm_.rank(), opened_.has_manifest_file()});
   }
 
   static uint64_t wanted_bytes(const Items& items) {

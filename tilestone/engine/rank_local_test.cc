@@ -397,6 +397,96 @@ TEST(RankLocalSave, AnAbandonedOneTakesItsMetadataBackAndGcTheRest) {
   save(other_state(), Location(storage));
 }
 
+// ---- Checksums from the ranks' reports
+
+// The data file of a rank: its save has only one.
+std::string data_file_of(const FileImage& image, int rank) {
+  for (const auto& [name, bytes] : image) {
+    if (name.ends_with("__" + std::to_string(rank) + "_0.distcp")) return name;
+  }
+  ADD_FAILURE() << "no data file of rank " << rank;
+  return "";
+}
+
+TEST(RankLocalDamage, DataFilesThatWereSwappedBetweenRanksAreNeverLoaded) {
+  FileImage image = memory_image(*saved());
+  Bytes& second = image.at(data_file_of(image, 1));
+  Bytes& third = image.at(data_file_of(image, 2));
+  ASSERT_EQ(second.size(), third.size());  // so only their contents tell them apart
+  std::swap(second, third);
+  const auto storage = memory_storage(image);
+  StateDict wanted;
+  wanted["w"] = state_of(1, 0).get<ShardedTensor>("w");
+  expect_part(text_of(ErrorCode::kCorrupt, [&] { load(wanted, Location(storage)); }), "key w");
+  LoadOptions own;
+  own.own_rank = 1;
+  expect_part(text_of(ErrorCode::kCorrupt, [&] { load(wanted, Location(storage), own); }), "key w");
+  const VerifyReport report = Checkpoint::open(Location(storage)).verify();
+  std::set<std::string> files;
+  for (const Damage& damage : report.damages) files.insert(damage.file);
+  EXPECT_EQ(files, (std::set{data_file_of(image, 1), data_file_of(image, 2)}));
+  publish(Location(storage));
+  text_of(ErrorCode::kCorrupt, [&] { load(wanted, Location(storage)); });
+}
+
+TEST(RankLocalDamage, VerifyChecksTheObjectsOfAllRanks) {
+  const auto intact = memory_storage();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    StateDict state = state_of(rank, 3);
+    state["step"] = Value("of rank " + std::to_string(rank) + ", damaged");
+    save(state, Location(intact), rank_local(rank));
+  }
+  FileImage image = memory_image(*intact);
+  Bytes& file = image.at(data_file_of(image, 2));
+  const ByteView text = as_bytes(std::string_view("of rank 2, damaged"));
+  const auto found = std::search(file.begin(), file.end(), text.begin(), text.end());
+  ASSERT_NE(found, file.end());
+  *found ^= std::byte{1};
+  const auto storage = memory_storage(image);
+  const VerifyReport report = Checkpoint::open(Location(storage)).verify();
+  ASSERT_EQ(report.damages.size(), 1u);
+  EXPECT_EQ(report.damages[0].file, data_file_of(image, 2));
+  EXPECT_EQ(report.damages[0].key, "step");
+}
+
+TEST(RankLocalDamage, EveryChangedByteOfARanksMetadataIsFound) {
+  const FileImage intact = memory_image(*saved());
+  LoadOptions own;
+  own.own_rank = 1;
+  for (size_t i = 0; i < intact.at("__1.metadata").size(); ++i) {
+    FileImage image = intact;
+    image.at("__1.metadata")[i] ^= std::byte{4};
+    const Location location(memory_storage(image));
+    EXPECT_THROW(Checkpoint::open(location), Error) << "byte " << i;
+    EXPECT_THROW(load(StateDict(), location, own), Error) << "byte " << i;
+  }
+}
+
+TEST(RankLocalDamage, VerifySaysIfAReportIsMissing) {
+  const auto storage = saved();
+  const std::string id = Checkpoint::open(Location(storage)).metadata().save_id;
+  for (const std::string& name : storage->list(".tilestone/" + id + "/")) storage->remove(name);
+  EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{3}));
+  const VerifyReport report = Checkpoint::open(Location(storage)).verify();
+  ASSERT_EQ(report.damages.size(), 1u);
+  EXPECT_EQ(report.damages[0].file, ".tilestone/" + id + ".attempt");
+}
+
+TEST(RankLocalDamage, ADamagedReportIsAnErrorThatNamesItsFile) {
+  FileImage image = memory_image(*saved());
+  std::string merged;
+  for (auto& [name, bytes] : image) {
+    if (!name.ends_with("/merged")) continue;
+    merged = name;
+    bytes[bytes.size() / 2] ^= std::byte{1};
+    break;
+  }
+  ASSERT_NE(merged, "");
+  expect_part(
+      text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(memory_storage(image))); }),
+      merged);
+}
+
 // ---- Loads of one rank
 
 // The names of the metadata files that a load reads.

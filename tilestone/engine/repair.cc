@@ -283,7 +283,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
   RepairReport report;
   report.now = verify();
   // Without damage nothing is written: no directory and no lock.
-  if (report.now.ok() || found.description.manifest.empty()) return report;
+  if (report.now.ok() || found.description.manifest_file.empty()) return report;
 
   const auto lock = engine::try_lock_location(*storage);
   if (lock == nullptr) {
@@ -296,7 +296,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
     const engine::Opened opened =
         engine::open_description(std::move(now.description), now.format.format);
     const engine::Damages damages = engine::by_file(report.now.damages, opened.metadata);
-    if (damages.empty() || !opened.manifest) return report;
+    if (damages.empty() || !opened.has_manifest_file()) return report;
     const std::string id = engine::random_save_id();
     const engine::Mark mark(*storage, id);
     const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);

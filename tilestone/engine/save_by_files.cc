@@ -41,7 +41,7 @@ AttemptHead head_of(const SaveOptions& options) {
   head.world_size = options.by_files->world_size;
   head.format = format_of(options)->name();
   head.dialect = dialect_of(options)->name();
-  head.writer = std::string("Tilestone ") + kVersion;
+  head.writer = writer_name();
   head.common_differs = static_cast<uint8_t>(options.common_differs);
   head.rank_local = options.by_files->torch_rank_local;
   head.token = xxh3_64(as_bytes(options.by_files->token));

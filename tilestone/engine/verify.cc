@@ -17,6 +17,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
@@ -130,9 +131,17 @@ class Verifier {
   }
 
   // Reports data files with Tilestone names without the manifest of their save: the manifest is
-  // missing, or the save id in the metadata is damaged.
+  // missing, or the save id in the metadata is damaged. For a rank-local checkpoint, reports that a
+  // rank's report is missing.
   void check_manifest_is_there() {
-    if (opened_.manifest || opened_.metadata.rank_local) return;
+    if (opened_.manifest) return;
+    const std::string& save_id = opened_.metadata.save_id;
+    if (opened_.metadata.rank_local) {
+      if (!is_save_id(save_id) || !read_head(context_.storage, save_id)) return;
+      return damage(attempt_name(save_id), 0, 0, "",
+                    "the report of a rank is missing, so data files were checked only against the "
+                    "checksums in themselves");
+    }
     const auto ours = std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),
                                    [&](const std::string& name) { return is_own_name(name); });
     if (ours == context_.metadata.files.end()) return;

@@ -63,7 +63,7 @@ class ReportMerger {
 
   Metadata merge(std::span<RankReport* const> reports) {
     metadata_.save_id = reports.front()->save_id;
-    metadata_.writer = "Tilestone " + std::string(kVersion);
+    metadata_.writer = writer_name();
     for (RankReport* report : reports) add(*report);
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();

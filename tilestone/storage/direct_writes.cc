@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 
 namespace tilestone {
@@ -110,7 +111,7 @@ void DirectWrites::handle(const IoResult& result) {
     // twice. A write that makes no progress this way would be repeated forever: it is an error.
     const uint64_t before = slot.done;
     slot.done += static_cast<uint64_t>(result.result);
-    if (slot.done < slot.size) slot.done = slot.done / kAlignment * kAlignment;
+    if (slot.done < slot.size) slot.done = align_down(slot.done, kAlignment);
     if (slot.done == before) error = EINVAL;
   }
   if (slot.done < slot.size && (again || error == 0) && result.result != 0 && failure_ == nullptr) {

@@ -1,5 +1,5 @@
 // A queue of reads and writes for one thread, several of which are in progress at a time. It uses
-// io_uring, or helper threads if the kernel does not allow io_uring.
+// io_uring, or helper threads: if the kernel does not allow io_uring, and to populate.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,11 @@ namespace tilestone {
 class System;
 
 struct IoRequest {
-  enum class Kind : uint8_t { kRead, kWrite };
+  // kPopulate: System::populate_large_folios(); only a queue over threads can do it.
+  enum class Kind : uint8_t { kRead, kWrite, kPopulate };
   Kind kind = Kind::kRead;
   int fd = -1;
-  std::byte* data = nullptr;  // must stay valid until wait() has returned the result
+  std::byte* data = nullptr;  // must stay valid until wait() has returned the result; not kPopulate
   size_t size = 0;            // bytes, 1 to kMaxRequest
   uint64_t offset = 0;        // in the file
   uint64_t tag = 0;           // returned with the result
@@ -22,7 +23,7 @@ struct IoRequest {
 
 struct IoResult {
   uint64_t tag = 0;
-  int64_t result = 0;  // bytes, possibly fewer than requested; or -errno
+  int64_t result = 0;  // bytes, possibly fewer than requested (kPopulate: 0); or -errno
 };
 
 // Only one thread at a time may use a queue. Wait for all requests before destroying it.
@@ -40,8 +41,8 @@ class IoQueue {
 // A queue over io_uring. If the kernel refuses, returns null and sets `error` to its errno.
 std::unique_ptr<IoQueue> make_uring_queue(unsigned depth, int& error);
 
-// A queue over at most four threads, which call system.pread and system.pwrite. `system` must
-// outlive the queue.
+// A queue over at most four threads, which call `system`'s functions. `system` must outlive the
+// queue. Its destruction waits for all requests.
 std::unique_ptr<IoQueue> make_thread_queue(System& system, unsigned depth);
 
 }  // namespace tilestone

@@ -1,9 +1,7 @@
 // How a batch of ops is read:
 //
-// Each op is cut into blocks of at most kMaxBlock bytes of the file, at aligned offsets. If the
-// file range and the memory have the same alignment, the unaligned bytes at the two ends of the op
-// are blocks of their own. The workers take blocks from a common counter. Each worker has its own
-// queue with up to `queue_depth` blocks in progress. How a block is read:
+// Each op is cut into blocks (read_batch_internal.h), which the workers take one after the other.
+// Each worker has its own queue with up to `queue_depth` blocks in progress. How a block is read:
 //   - A block in the page cache is copied at once by a plain call. For a small block, the call
 //   fails
 //     if it would have to wait. For a large block, the worker first checks that all of it is
@@ -11,8 +9,9 @@
 //   - A block to be kept in the page cache (CachePolicy::kKeep) is first read into the page cache
 //     and then copied. In a very large op it is read into large folios, from which later loads copy
 //     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
-//     random access. In other ops the worker asks the kernel for several blocks in advance, so that
-//     the disk has work.
+//     random access. The call that does it waits for the disk, so helper threads make it for
+//     several blocks at a time. In other ops the worker asks the kernel for several blocks in
+//     advance, so that the disk has work.
 //   - Any other small block is read through the page cache by the queue.
 //   - Any other large block is read by direct I/O. If the file range and the memory have the same
 //     alignment, it is read into the target. Otherwise an aligned range that includes it is read
@@ -37,173 +36,40 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/posix_internal.h"
+#include "tilestone/storage/read_batch_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
 
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kMaxBlock = 8u << 20;     // bytes
 constexpr uint64_t kSmallBlock = 64u << 10;  // bytes
-constexpr uint64_t kMinSplit = 8u << 20;     // bytes; smaller ops are not cut into three blocks
-constexpr uint64_t kReadAhead = 12u << 20;  // bytes; the kernel's 8 MiB and the folios at both ends
-constexpr uint64_t kMinFolios = 64u << 20;  // bytes; smaller ops are not worth kReadAhead
+constexpr size_t kPopulating =
+    8;  // blocks populated at a time by all workers; one if they are more
 constexpr uint64_t kCrcBlock = 256u << 10;  // bytes; stays in cache from the read to the checksum
-
-constexpr uint64_t align_down(uint64_t value) { return value / kAlignment * kAlignment; }
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A block of an op.
-struct PartialRead {
-  size_t op = 0;                // the index of the op
-  uint64_t number = 0;          // the index of the block in its op
-  uint64_t begin = 0, end = 0;  // the byte range in the file
-  uint64_t size() const { return end - begin; }
-};
-
-// The ops of a batch and their blocks, shared by the workers.
-class ReadBatch {
- public:
-  // With done == nullptr the ops are only read into the page cache.
-  ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
-            const ReadDone* done)
-      : context_(context), ops_(ops), options_(options), done_(done), remaining_(ops.size()) {
-    block_bytes_ = kMaxBlock;
-    if (options.buffers != nullptr) {
-      block_bytes_ = std::min<uint64_t>(block_bytes_, align_down(options.buffers->buffer_bytes()));
-    }
-    uint64_t bytes = 0;
-    first_block_.reserve(ops.size() + 1);
-    first_block_.push_back(0);
-    bool checksums = false;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      const uint64_t blocks = blocks_of(ops[i]);
-      remaining_[i].store(blocks, std::memory_order_relaxed);
-      first_block_.push_back(first_block_.back() + blocks);
-      bytes += ops[i].size;
-      checksums = checksums || ops[i].crc32 != nullptr;
-    }
-    if (checksums) crcs_.resize(first_block_.back());
-    if (!keeps()) context.read_choice().begin(bytes);
-  }
-
-  PosixContext& context() { return context_; }
-  const ReadOp& op(size_t index) const { return ops_[index]; }
-  const ReadOptions& options() const { return options_; }
-  uint64_t blocks() const { return first_block_.back(); }
-
-  // Returns the next block, or nullopt if there is none or the batch was stopped.
-  std::optional<PartialRead> take() {
-    if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
-    const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-    if (number >= blocks()) return std::nullopt;
-    const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), number);
-    const auto index = static_cast<size_t>(after - first_block_.begin()) - 1;
-    return block(index, number - first_block_[index]);
-  }
-
-  bool prefetches() const { return done_ == nullptr; }
-  bool keeps() const { return options_.cache == CachePolicy::kKeep; }
-  // Whether to read the block into large folios. When such a folio is copied, the kernel reads
-  // ahead, so up to kReadAhead bytes after the op would be read too.
-  bool wants_large_folios(const PartialRead& block) const {
-    const ReadOp& op = ops_[block.op];
-    return op.size >= kMinFolios && op.offset + op.size - block.end >= kReadAhead;
-  }
-  bool wants_crc(const PartialRead& block) const {
-    return !prefetches() && ops_[block.op].crc32 != nullptr;
-  }
-
-  // Records that the block has been read to its target. For an op without a target, `bytes` is the
-  // whole op. Calls `done` after the last block of an op.
-  void finished(const PartialRead& block, ByteView bytes, uint32_t crc) {
-    if (prefetches()) return;
-    const ReadOp& op = ops_[block.op];
-    if (op.crc32 != nullptr) crcs_[first_block_[block.op] + block.number] = crc;
-    if (remaining_[block.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    if (stopped_.load(std::memory_order_relaxed)) return;
-    if (op.crc32 != nullptr) *op.crc32 = combined_crc(block.op);
-    (*done_)(block.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
-  }
-
-  void fetches(const PartialRead& block) { fetched_ += block.size(); }
-  uint64_t fetched() const { return fetched_; }
-
-  void stop() { stopped_.store(true, std::memory_order_relaxed); }
-
- private:
-  // How an op is cut: an aligned middle [begin, end) of the file, which is cut every block_bytes_
-  // bytes, and possibly a block before it (head) and one after it (tail).
-  struct BatchLayout {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-    bool head = false;
-    bool tail = false;
-  };
-
-  BatchLayout layout(const ReadOp& op) const {
-    const uint64_t end = op.offset + op.size;
-    const uint64_t first = align_up(op.offset, kAlignment);
-    const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(op.target));
-    const bool same_alignment = (address - op.offset) % kAlignment == 0;
-    if (!same_alignment || op.size < kMinSplit) return {align_down(op.offset), end, false, false};
-    return {first, align_down(end), first > op.offset, align_down(end) < end};
-  }
-
-  uint64_t blocks_of(const ReadOp& op) const {
-    if (op.target == nullptr || op.size == 0) return 1;
-    const BatchLayout at = layout(op);
-    return (at.end - at.begin + block_bytes_ - 1) / block_bytes_ + at.head + at.tail;
-  }
-
-  PartialRead block(size_t index, uint64_t number) const {
-    const ReadOp& op = ops_[index];
-    const uint64_t op_end = op.offset + op.size;
-    if (op.target == nullptr || op.size == 0) return {index, number, op.offset, op_end};
-    const BatchLayout at = layout(op);
-    if (at.head && number == 0) return {index, number, op.offset, at.begin};
-    const uint64_t grid = at.begin + (number - at.head) * block_bytes_;
-    if (grid >= at.end) return {index, number, at.end, op_end};
-    return {index, number, std::max(grid, op.offset), std::min(grid + block_bytes_, at.end)};
-  }
-
-  uint32_t combined_crc(size_t index) const {
-    uint32_t crc = 0;
-    const uint64_t count = first_block_[index + 1] - first_block_[index];
-    for (uint64_t number = 0; number < count; ++number) {
-      crc = crc32_combine(crc, crcs_[first_block_[index] + number], block(index, number).size());
-    }
-    return crc;
-  }
-
-  PosixContext& context_;
-  std::span<const ReadOp> ops_;
-  const ReadOptions& options_;
-  const ReadDone* done_;
-  uint64_t block_bytes_;
-  std::vector<uint64_t> first_block_;  // by op, the number of its first block; then the total
-  std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of blocks not yet read
-  std::vector<uint32_t> crcs_;                    // by block; empty if no op wants a checksum
-  std::atomic<uint64_t> next_ = 0;
-  std::atomic<uint64_t> fetched_ = 0;  // bytes that were not in the page cache before a prefetch
-  std::atomic<bool> stopped_ = false;
-};
-
 // The work of one thread on a batch.
 class ReadWorker {
  public:
-  explicit ReadWorker(ReadBatch& batch)
-      : batch_(batch), context_(batch.context()), slots_(context_.options().queue_depth) {}
+  // `workers`: how many work on the batch.
+  ReadWorker(ReadBatch& batch, size_t workers)
+      : batch_(batch),
+        context_(batch.context()),
+        slots_(context_.options().queue_depth),
+        populated_(std::max<size_t>(1, kPopulating / workers)) {}
 
   void run() {
     try {
-      while (fill() || under_way_ > 0 || !asked_.empty()) {
+      while (fill() || under_way_ > 0 || !asked_.empty() || populating_ > 0) {
         if (under_way_ > 0) {
           finish_one();
         } else if (!asked_.empty()) {
           settle();
+        } else if (populating_ > 0) {
+          finish_populated();
         }
       }
     } catch (...) {
@@ -262,10 +128,8 @@ class ReadWorker {
     if (copied_from_cache(block, buffer)) return true;
     const bool resident = block.size() == 0 || in_page_cache(block);
     if (!resident && batch_.keeps() && !bypasses_cache()) {
-      if (!batch_.wants_large_folios(block)) return ask(block);
-      // If this fails, the plain read below reports the error.
-      context_.system().populate_large_folios(file(block).fd(), block.begin, block.size());
-      start_cached(block, std::move(buffer), true);
+      if (!targeted || !batch_.wants_large_folios(block)) return ask(block);
+      populate(block);
       return true;
     }
     const bool direct = !resident && wants_direct(block);
@@ -278,7 +142,7 @@ class ReadWorker {
       start_direct(block, Buffer(), place(block), block.begin, block.end);
     } else if (bounced) {
       std::byte* const memory = buffer.data();
-      start_direct(block, std::move(buffer), memory, align_down(block.begin),
+      start_direct(block, std::move(buffer), memory, align_down(block.begin, kAlignment),
                    align_up(block.end, kAlignment));
     } else {
       start_cached(block, std::move(buffer), resident);
@@ -302,6 +166,27 @@ class ReadWorker {
     context_.system().will_need(file(block).fd(), block.begin, block.size());
     asked_.push_back(block);
     return true;
+  }
+
+  // Has the block read into large folios. If too many are, first finishes one.
+  void populate(const PartialRead& block) {
+    if (populating_ == populated_.size()) finish_populated();
+    if (populator_ == nullptr) {
+      populator_ = make_thread_queue(context_.system(), static_cast<unsigned>(populated_.size()));
+    }
+    const auto free = std::find(populated_.begin(), populated_.end(), std::nullopt);
+    *free = block;
+    ++populating_;
+    populator_->submit({IoRequest::Kind::kPopulate, file(block).fd(), nullptr, block.size(),
+                        block.begin, static_cast<uint64_t>(free - populated_.begin())});
+  }
+
+  // Waits until a block is in the page cache, and copies it. If it could not be read, the copy
+  // reports the error.
+  void finish_populated() {
+    const PartialRead block = *std::exchange(populated_[populator_->wait().tag], std::nullopt);
+    --populating_;
+    start_cached(block, Buffer(), true);
   }
 
   // Reads or waits for the block that was asked for first. Returns false if that must wait for a
@@ -331,8 +216,9 @@ class ReadWorker {
 
   bool fits_buffer(const PartialRead& block) const {
     const auto& pool = batch_.options().buffers;
-    return pool != nullptr && align_up(block.end, kAlignment) - align_down(block.begin) <=
-                                  align_down(pool->buffer_bytes());
+    return pool != nullptr &&
+           align_up(block.end, kAlignment) - align_down(block.begin, kAlignment) <=
+               align_down(pool->buffer_bytes(), kAlignment);
   }
 
   // Gets a free buffer. Returns false, without blocking, if there is none and this worker has
@@ -378,7 +264,7 @@ class ReadWorker {
 
   bool is_cached(const PartialRead& block) {
     uint64_t cached = 0;
-    const uint64_t begin = align_down(block.begin);
+    const uint64_t begin = align_down(block.begin, kAlignment);
     const uint64_t size = align_up(block.end, kAlignment) - begin;
     return context_.cached_bytes(file(block).fd(), begin, block.end - begin, cached) == 0 &&
            cached >= size;
@@ -523,13 +409,16 @@ class ReadWorker {
   size_t under_way_ = 0;
   std::optional<PartialRead> waiting_;  // the block that waits for a buffer
   std::deque<PartialRead> asked_;       // blocks that the kernel was asked for, oldest first
+  std::vector<std::optional<PartialRead>> populated_;  // blocks that the populator reads, by tag
+  size_t populating_ = 0;                              // how many
+  std::unique_ptr<IoQueue> populator_;
 };
 
 void run(ReadBatch& batch) {
   ThreadPool* const threads = batch.options().threads;
-  const auto work = [&](size_t) { ReadWorker(batch).run(); };
   const size_t most = threads == nullptr ? 1 : threads->size();
   const auto workers = static_cast<size_t>(std::min<uint64_t>(most, batch.blocks()));
+  const auto work = [&](size_t) { ReadWorker(batch, workers).run(); };
   if (workers > 1) {
     threads->parallel_for(workers, work);
   } else if (workers == 1) {

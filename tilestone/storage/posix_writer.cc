@@ -15,6 +15,7 @@
 #include <cstring>
 #include <exception>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/storage/direct_writes_internal.h"
 #include "tilestone/storage/posix_internal.h"
@@ -39,7 +40,7 @@ class PosixWriter : public WritableFile {
       const uint64_t size = buffer.size();
       if (size == 0) return;
       if (!chosen_) choose(std::max(expected_size_, size));
-      const uint64_t whole = direct_ ? size / kAlignment * kAlignment : 0;
+      const uint64_t whole = direct_ ? align_down(size, kAlignment) : 0;
       std::byte tail[kAlignment];
       const uint64_t tail_size = direct_ ? size - whole : 0;
       if (tail_size > 0) std::memcpy(tail, buffer.data() + whole, tail_size);

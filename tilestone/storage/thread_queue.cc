@@ -62,11 +62,21 @@ class ThreadQueue : public IoQueue {
   }
 
   IoResult run(const IoRequest& request) {
-    const ssize_t result =
-        request.kind == IoRequest::Kind::kRead
-            ? system_.pread(request.fd, request.data, request.size, request.offset)
-            : system_.pwrite(request.fd, request.data, request.size, request.offset);
+    const ssize_t result = call(request);
     return {request.tag, result < 0 ? -errno : result};
+  }
+
+  ssize_t call(const IoRequest& request) {
+    switch (request.kind) {
+      case IoRequest::Kind::kRead:
+        return system_.pread(request.fd, request.data, request.size, request.offset);
+      case IoRequest::Kind::kWrite:
+        return system_.pwrite(request.fd, request.data, request.size, request.offset);
+      case IoRequest::Kind::kPopulate:
+        return system_.populate_large_folios(request.fd, request.offset, request.size);
+    }
+    errno = EINVAL;
+    return -1;
   }
 
   System& system_;

@@ -180,7 +180,8 @@ def verify_checkpoint_and_load_strategy(
     """
     directory = os.fsdecode(_options.directory(checkpoint_dir))
     if not os.path.isdir(directory):
-        raise NotFoundError(f"Checkpoint directory {directory} does not exist", file=directory)
+        problem = "is not a directory" if os.path.lexists(directory) else "does not exist"
+        raise NotFoundError(f"Checkpoint directory {directory} {problem}", file=directory)
     config = maybe_load_config(checkpoint_dir)
     if config is None:
         raise NotFoundError(

@@ -424,7 +424,7 @@ void Attempt::report_differing(const std::string& what, int rank) const {
 std::optional<Attempt::Described> Attempt::describe() const {
   std::vector<Bytes> left;
   for (int group = 0; group < head_.group_count(); ++group) {
-    auto merged = read_group(group);
+    auto merged = read_group(*location_, head_, group);
     if (!merged) return std::nullopt;
     std::move(merged->begin(), merged->end(), std::back_inserter(left));
   }
@@ -435,7 +435,7 @@ std::optional<Error> Attempt::contradiction() const {
   try {
     std::vector<Bytes> left;
     for (int group = 0; group < head_.group_count(); ++group) {
-      for (std::optional<Bytes>& one : counted_reports(group)) {
+      for (std::optional<Bytes>& one : counted_reports(*location_, head_, group)) {
         if (!one) return std::nullopt;
         left.push_back(*std::move(one));
       }

@@ -125,14 +125,11 @@ class Attempt {
   std::vector<int> missing_of(int group) const;
   std::optional<Error> failure_to_throw(std::optional<Outcome> outcome, bool is_patient);
   void expect_begun() const;
-  std::optional<Bytes> counted_report(int rank) const;
-  std::vector<std::optional<Bytes>> counted_reports(int group) const;
   bool all_reported(int group);
   bool all_merged();
   Merged merge_group(int group, int threads, Deadline deadline);
   bool merge_groups(std::optional<int> group, int threads, Deadline deadline);
   void remove_reports(int group) const;
-  std::optional<std::vector<Bytes>> read_group(int group) const;
   std::optional<Described> describe() const;
   Described describe(const std::vector<Bytes>& left_by_rank) const;
   bool publish(Deadline deadline);  // false: another process has published it

@@ -119,7 +119,7 @@ void Attempt::refuse_rank_metadata() const {
 void Attempt::publish_rank_metadata(int rank, Deadline deadline) {
   if (read_outcome(*location_, head_.save_id) == Outcome::kAbandoned) fail_abandoned();
   const std::string name = report_name(head_, rank);
-  const auto bytes = counted_report(rank);
+  const auto bytes = counted_report(*location_, head_, rank);
   if (!bytes && is_published()) return;
   if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's report is gone").with_file(name);
   publish_rank_file(RankReport::decode(LeftReport::decode(*bytes, name).report), deadline);
@@ -217,7 +217,7 @@ void Attempt::withdraw_rank_metadata() {
   std::vector<std::string> names;
   for (int group = 0; group < head_.group_count(); ++group) {
     int rank = head_.group_begin(group);
-    for (const std::optional<Bytes>& left : counted_reports(group)) {
+    for (const std::optional<Bytes>& left : counted_reports(*location_, head_, group)) {
       const std::string file = report_name(head_, rank++);
       if (!left) continue;
       const IndexFile own =

@@ -36,7 +36,7 @@ bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) 
     // The existing file counts, whatever error the call got. If a request reached a file server
     // twice, the second answer is that the name exists. And the rename may have succeeded although
     // the removal of the temporary name failed.
-    const auto standing = counted_report(rank);
+    const auto standing = counted_report(*location_, head_, rank);
     if (standing && *standing != bytes) return false;
     const bool is_durable = standing && sync_report(group);
     // If the save has ended, the directory was removed, and the checkpoint may include this report:
@@ -45,7 +45,7 @@ bool Attempt::leave_report(int rank, const LeftReport& left, Deadline deadline) 
     return true;
   }
   if (!location_->stat(group_name(head_.save_id, group))) return true;
-  const auto counted = counted_report(rank);
+  const auto counted = counted_report(*location_, head_, rank);
   if (!counted || *counted == bytes) return true;
   remove_files(*location_, std::vector{name});
   return false;
@@ -68,30 +68,6 @@ bool Attempt::has_ended() const {
   return outcome == Outcome::kPublished;
 }
 
-std::optional<Bytes> Attempt::counted_report(int rank) const {
-  const int group = head_.group_of(rank);
-  const auto in_group = [&]() -> std::optional<Bytes> {
-    auto merged = read_group(group);
-    if (!merged) return std::nullopt;
-    return std::move((*merged)[static_cast<size_t>(rank - head_.group_begin(group))]);
-  };
-  if (auto counted = in_group()) return counted;
-  if (auto single = read_if_there(*location_, report_name(head_, rank))) return single;
-  return in_group();  // the report may have been merged and removed between the two looks
-}
-
-// counted_report() of all the group's ranks. Reads each file once.
-std::vector<std::optional<Bytes>> Attempt::counted_reports(int group) const {
-  if (auto merged = read_group(group)) {
-    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
-  }
-  std::vector<std::optional<Bytes>> counted;
-  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    counted.push_back(counted_report(rank));
-  }
-  return counted;
-}
-
 bool Attempt::has_report(int rank) const {
   return location_->stat(report_name(head_, rank)) ||
          location_->stat(group_name(head_.save_id, head_.group_of(rank)));
@@ -101,28 +77,17 @@ bool Attempt::has_report(int rank) const {
 // made.
 bool Attempt::surely_lacks_report(int rank) const noexcept {
   try {
-    return !counted_report(rank) && read_outcome(*location_, head_.save_id) != Outcome::kPublished;
+    return !counted_report(*location_, head_, rank) &&
+           read_outcome(*location_, head_.save_id) != Outcome::kPublished;
   } catch (...) {
     return false;
   }
 }
 
 std::optional<RankReport> Attempt::report_of(int rank) const {
-  const auto bytes = has_report(rank) ? counted_report(rank) : std::nullopt;
+  const auto bytes = has_report(rank) ? counted_report(*location_, head_, rank) : std::nullopt;
   if (!bytes) return std::nullopt;
   return RankReport::decode(LeftReport::decode(*bytes, report_name(head_, rank)).report);
-}
-
-std::optional<std::vector<Bytes>> Attempt::read_group(int group) const {
-  const std::string name = group_name(head_.save_id, group);
-  const auto bytes = read_if_there(*location_, name);
-  if (!bytes) return std::nullopt;
-  std::vector<Bytes> left = decode_group(*bytes, name);
-  const int ranks = head_.group_end(group) - head_.group_begin(group);
-  if (left.size() == static_cast<size_t>(ranks)) return left;
-  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) + " reports for " +
-                                       std::to_string(ranks) + " ranks")
-      .with_file(name);
 }
 
 }  // namespace tilestone::engine

@@ -370,7 +370,7 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
 void Commit::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.save.reports, reported.threads, deadline);
   reported.save.save_id = save_id_;
-  reported.save.writer = std::string("Tilestone ") + kVersion;
+  reported.save.writer = writer_name();
   Descriptions made = describe_save(std::move(reported.save), *format_, *dialect_);
   index_ = std::move(made.index);
   new_files_.merge(made.files);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "tilestone/format/manifest.h"
-#include "tilestone/version.h"
 
 namespace tilestone::engine {
 
@@ -29,33 +28,6 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   manifest.remains = std::move(save.remains);
   made.manifest = manifest.encode(save.encoded);
   return made;
-}
-
-IndexFile describe_rank(RankReport report, const Format& format) {
-  Metadata metadata;
-  metadata.save_id = report.save_id;
-  metadata.writer = std::string("Tilestone ") + kVersion;
-  for (ReportedFile& file : report.files) metadata.files.push_back(std::move(file.name));
-  const auto place_of = [](const ReportedItem& item) {
-    return ItemLocation{item.file, Codec::kNone, item.offset, item.length, item.checksums};
-  };
-  for (RankReport::Tensor& tensor : report.tensors) {
-    metadata.tensors.push_back({std::move(tensor.key),
-                                std::move(tensor.path),
-                                tensor.dtype,
-                                std::move(tensor.global_shape),
-                                {}});
-  }
-  for (RankReport::Chunk& chunk : report.chunks) {
-    metadata.tensors.at(chunk.tensor).chunks.push_back({std::move(chunk.box), place_of(chunk.at)});
-  }
-  for (RankReport::Object& object : report.objects) {
-    metadata.objects.push_back(
-        {std::move(object.key), std::move(object.path), place_of(object.at)});
-  }
-  metadata.index();
-  return {format.rank_index_name(report.rank), format.encode_rank_index(metadata),
-          IndexRole::kSwitch};
 }
 
 std::set<std::string> drop_equal_objects(

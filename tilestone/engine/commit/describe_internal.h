@@ -38,10 +38,6 @@ struct Descriptions {
 // Throws the errors of merge_reports() and add_replica_names().
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
 
-// The metadata file of one rank, as in torch's rank-local mode. Does not check coverage.
-// Error(kUnsupported) for a format that has no such file.
-IndexFile describe_rank(RankReport report, const Format& format);
-
 // Keeps each object in the lowest rank's report only: in torch's rank-local mode, each rank writes
 // the objects that all ranks have. `differs` is called for each dropped object whose bytes are not
 // those of the lowest rank, with the object's key and the two ranks. Returns the names of the files

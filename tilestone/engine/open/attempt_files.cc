@@ -290,6 +290,42 @@ std::optional<Bytes> read_if_there(Storage& storage, const std::string& name, ui
   }
 }
 
+std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead& head, int group) {
+  const std::string name = group_name(head.save_id, group);
+  const auto bytes = read_if_there(storage, name);
+  if (!bytes) return std::nullopt;
+  std::vector<Bytes> left = decode_group(*bytes, name);
+  const int ranks = head.group_end(group) - head.group_begin(group);
+  if (left.size() == static_cast<size_t>(ranks)) return left;
+  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) + " reports for " +
+                                       std::to_string(ranks) + " ranks")
+      .with_file(name);
+}
+
+std::optional<Bytes> counted_report(Storage& storage, const AttemptHead& head, int rank) {
+  const int group = head.group_of(rank);
+  const auto in_group = [&]() -> std::optional<Bytes> {
+    auto merged = read_group(storage, head, group);
+    if (!merged) return std::nullopt;
+    return std::move((*merged)[static_cast<size_t>(rank - head.group_begin(group))]);
+  };
+  if (auto counted = in_group()) return counted;
+  if (auto single = read_if_there(storage, report_name(head, rank))) return single;
+  return in_group();  // the report may have been merged and removed between the two looks
+}
+
+std::vector<std::optional<Bytes>> counted_reports(Storage& storage, const AttemptHead& head,
+                                                  int group) {
+  if (auto merged = read_group(storage, head, group)) {
+    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
+  }
+  std::vector<std::optional<Bytes>> counted;
+  for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
+    counted.push_back(counted_report(storage, head, rank));
+  }
+  return counted;
+}
+
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id) {
   const std::string name = attempt_name(save_id);
   try {

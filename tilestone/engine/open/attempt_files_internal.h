@@ -108,6 +108,16 @@ struct LeftFailure {
 Bytes encode_group(const std::vector<Bytes>& left);
 std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 
+// What a rank has left (LeftReport::encode()): in its group's merged file if that exists, else in a
+// file of its own. nullopt if there is none. counted_reports() returns those of all the group's
+// ranks, and reads each file once.
+std::optional<Bytes> counted_report(Storage& storage, const AttemptHead& head, int rank);
+std::vector<std::optional<Bytes>> counted_reports(Storage& storage, const AttemptHead& head,
+                                                  int group);
+// The group's merged file, by rank; nullopt if it does not exist. Error(kCorrupt) if it has another
+// number of reports.
+std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead& head, int group);
+
 // nullopt if the file does not exist (yet). If the head is damaged, the hint of Error(kCorrupt)
 // says what can be done.
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);

@@ -108,7 +108,10 @@ Description read_once(Storage& storage, const DetectedFormat& found,
   }
   if (rank_local) {
     // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
-    expect_no_other_ranks(storage, *found.format, names, *description.metadata);
+    const Metadata& metadata = *description.metadata;
+    expect_no_other_ranks(storage, *found.format, names, metadata);
+    description.manifest =
+        manifest_of_reports(storage, *found.format, *found.dialect, metadata.save_id);
     return description;
   }
   const auto manifest = manifest_of(*description.metadata, names);
@@ -164,6 +167,8 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
   description.files.contents.emplace(name, read_file(storage, name, kAnySize));
   description.metadata = format.parse_rank_index(description.files, rank);
   expect_no_other_ranks(storage, format, names, *description.metadata);
+  description.manifest =
+      manifest_of_reports(storage, format, *found.dialect, description.metadata->save_id, rank);
   return description;
 }
 
@@ -239,7 +244,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   }
   standing.files.insert(metadata.files.begin(), metadata.files.end());
   if (description.manifest.empty()) return standing;
-  standing.files.insert(description.manifest_file);
+  if (!metadata.rank_local) standing.files.insert(description.manifest_file);
   // The index does not name the files that contain only copies.
   const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
   for (const RankReport& report : manifest.reports) {

@@ -18,8 +18,9 @@ namespace tilestone::engine {
 struct Description {
   std::string format;
   std::string dialect;
-  DirectoryFiles files;              // the index; `names` has the names in contents and sizes
-  Bytes manifest;                    // the file's bytes; empty if there is none
+  DirectoryFiles files;  // the index; `names` has the names in contents and sizes
+  // The file's bytes; for a rank-local checkpoint, manifest_of_reports(). Empty if there is none.
+  Bytes manifest;
   std::string manifest_file;         // not encoded
   std::optional<Metadata> metadata;  // parsed from `files`, on the rank that read them; not encoded
 

@@ -21,9 +21,11 @@ struct Opened {
   // The object with the common state, if the dialect keeps it in an object. It is not in
   // `metadata`.
   std::optional<StoredObject> common;
-  std::optional<Manifest> manifest;
+  std::optional<Manifest> manifest;   // of a rank-local checkpoint: made from the ranks' reports
   ReplicaNames replica_names = {};    // second names that the index has and `metadata` lacks
   ReplicaPlaces replica_places = {};  // of tensors that were united
+
+  bool has_manifest_file() const { return manifest && !metadata.rank_local; }
 };
 
 // Error(kNotFound) if this rank's held storage has another checkpoint than the one that the

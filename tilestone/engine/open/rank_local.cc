@@ -1,12 +1,16 @@
 #include "tilestone/engine/open/rank_local_internal.h"
 
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/manifest.h"
+#include "tilestone/version.h"
 
 namespace tilestone::engine {
 namespace {
@@ -25,6 +29,69 @@ std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std:
   }
   return heads;
 }
+
+// Collects the reports of an attempt for manifest_of_reports().
+class ReportCollector {
+ public:
+  ReportCollector(const AttemptHead& head, const Format& format, const Dialect& dialect)
+      : head_(head), format_(format) {
+    manifest_.save_id = head.save_id;
+    manifest_.world_size = head.world_size;
+    manifest_.format = head.format;
+    manifest_.dialect = dialect.read_as();
+    manifest_.writer = head.writer;
+    manifest_.attributes = head.attributes;
+  }
+
+  // Takes the reports of a group; those of other ranks than `only` without content. Returns false
+  // if one is missing.
+  bool take(Storage& storage, int group, std::optional<int> only) {
+    std::vector<std::optional<Bytes>> left;
+    if (!only || head_.group_of(*only) == group) left = counted_reports(storage, head_, group);
+    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
+      if (only && rank != *only) {
+        add_empty(rank);
+        continue;
+      }
+      const auto& bytes = left[static_cast<size_t>(rank - head_.group_begin(group))];
+      if (!bytes) return false;
+      add(LeftReport::decode(*bytes, report_name(head_, rank)).report);
+    }
+    return true;
+  }
+
+  Bytes encode() const { return manifest_.encode(); }
+
+ private:
+  void add_empty(int rank) {
+    RankReport empty;
+    empty.rank = rank;
+    empty.world_size = head_.world_size;
+    empty.save_id = head_.save_id;
+    manifest_.reports.push_back(std::move(empty));
+  }
+
+  void add(ByteView bytes) {
+    RankReport report = RankReport::decode(bytes);
+    // Another version may encode the metadata in another way.
+    if (head_.writer == writer_name()) {
+      const IndexFile file = describe_rank(report, format_);
+      manifest_.index.push_back(sums_of({file}).front());
+    }
+    std::vector<RankReport::Object> own;
+    for (RankReport::Object& object : report.objects) {
+      const bool is_first = keys_.insert(object.key).second;
+      (is_first ? own : report.object_copies).push_back(std::move(object));
+    }
+    report.objects = std::move(own);
+    manifest_.reports.push_back(std::move(report));
+  }
+
+  const AttemptHead& head_;
+  const Format& format_;
+  Manifest manifest_;
+  std::set<std::string> keys_;  // of the objects so far
+};
 
 }  // namespace
 
@@ -64,6 +131,13 @@ void expect_no_other_ranks(Storage& storage, const Format& format,
         .with_file(format.rank_local_files(names).front())
         .with_hint("remove the metadata files of its ranks");
   }
+  for (const std::string& name : metadata.files) {
+    const auto own = parse_own_name(name);
+    if (!own || own->save_id == id) continue;
+    throw Error(ErrorCode::kCorrupt, "the metadata of a rank names the save \"" + id +
+                                         "\" and a file of the save " + own->save_id)
+        .with_file(name);
+  }
   for (const std::string& name : names) {
     const auto data = format.parse_data_file_name(name);
     if (!data || contains_name(names, format.rank_index_name(data->rank))) continue;
@@ -78,6 +152,45 @@ void expect_no_other_ranks(Storage& storage, const Format& format,
             "the save of that rank failed or is under way; if the file is left from an older "
             "checkpoint, remove it");
   }
+}
+
+IndexFile describe_rank(RankReport report, const Format& format) {
+  Metadata metadata;
+  metadata.save_id = report.save_id;
+  metadata.writer = writer_name();
+  for (ReportedFile& file : report.files) metadata.files.push_back(std::move(file.name));
+  const auto place_of = [](const ReportedItem& item) {
+    return ItemLocation{item.file, Codec::kNone, item.offset, item.length, item.checksums};
+  };
+  for (RankReport::Tensor& tensor : report.tensors) {
+    metadata.tensors.push_back({std::move(tensor.key),
+                                std::move(tensor.path),
+                                tensor.dtype,
+                                std::move(tensor.global_shape),
+                                {}});
+  }
+  for (RankReport::Chunk& chunk : report.chunks) {
+    metadata.tensors.at(chunk.tensor).chunks.push_back({std::move(chunk.box), place_of(chunk.at)});
+  }
+  for (RankReport::Object& object : report.objects) {
+    metadata.objects.push_back(
+        {std::move(object.key), std::move(object.path), place_of(object.at)});
+  }
+  metadata.index();
+  return {format.rank_index_name(report.rank), format.encode_rank_index(metadata),
+          IndexRole::kSwitch};
+}
+
+Bytes manifest_of_reports(Storage& storage, const Format& format, const Dialect& dialect,
+                          const std::string& save_id, std::optional<int> rank) {
+  if (!is_save_id(save_id)) return {};
+  const auto head = read_head(storage, save_id);
+  if (!head || !head->rank_local) return {};
+  ReportCollector reports(*head, format, dialect);
+  for (int group = 0; group < head->group_count(); ++group) {
+    if (!reports.take(storage, group, rank)) return {};
+  }
+  return reports.encode();
 }
 
 }  // namespace tilestone::engine

@@ -1,11 +1,16 @@
-// Checks whether a rank-local checkpoint, for which each rank has published its own metadata, is
-// complete.
+// A rank-local checkpoint: each rank has published its own metadata. Checks whether it is complete,
+// and makes what the metadata of the ranks lacks from their reports.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
+#include "tilestone/base/bytes.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
+#include "tilestone/format/index.h"
+#include "tilestone/plan/report.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/storage/storage.h"
 
@@ -20,9 +25,22 @@ bool is_rank_local(const Format& format, std::span<const std::string> names);
 void expect_all_ranks(Storage& storage, const Format& format, std::span<const std::string> names);
 
 // Checks that also work for another writer's checkpoint, or one that was copied here without its
-// hidden files. Error(kCorrupt) if a rank has a data file but no metadata; Error(kNotFound) if the
-// save was abandoned. `metadata`: of one rank or of all.
+// hidden files. Error(kCorrupt) if a rank has a data file but no metadata, or if metadata names
+// another save than its files do; Error(kNotFound) if the save was abandoned. `metadata`: of one
+// rank or of all.
 void expect_no_other_ranks(Storage& storage, const Format& format,
                            std::span<const std::string> names, const Metadata& metadata);
+
+// The metadata file of one rank, as in torch's rank-local mode. Does not check coverage.
+// Error(kUnsupported) for a format that has no such file.
+IndexFile describe_rank(RankReport report, const Format& format);
+
+// What the reports of a rank-local save of ours say beyond the ranks' metadata (checksums above
+// all), as an encoded manifest whose sums of the index are those of the ranks' metadata files. An
+// object that several ranks have is in the lowest rank's report, and a copy in the others. `rank`:
+// only this rank's report has content. Returns nothing if the reports are not at the location:
+// another program made the save, or it was copied without its hidden files.
+Bytes manifest_of_reports(Storage& storage, const Format& format, const Dialect& dialect,
+                          const std::string& save_id, std::optional<int> rank = std::nullopt);
 
 }  // namespace tilestone::engine

@@ -191,10 +191,11 @@ double to_double(int64_t value, bool is_unsigned, DType to) {
   return -rounded_to_odd(uint64_t{0} - static_cast<uint64_t>(value));
 }
 
-// Truncates and saturates to the target's range. Returns the bits of the result.
+// Truncates and saturates to the target's range. NaN is true, and 0 as an integer. Returns the bits
+// of the result.
 int64_t to_integer(double value, DType dtype) {
-  if (std::isnan(value)) return 0;
   if (dtype == DType::kBool) return value != 0;
+  if (std::isnan(value)) return 0;
   const int bits = static_cast<int>(itemsize(dtype)) * 8;
   const bool is_unsigned = dtype == DType::kUInt8 || dtype == DType::kUInt16 ||
                            dtype == DType::kUInt32 || dtype == DType::kUInt64;

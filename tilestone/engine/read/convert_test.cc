@@ -112,6 +112,7 @@ TEST(Convert, RealsToIntegersAreTruncatedAndSaturate) {
             std::numeric_limits<int64_t>::max());
   EXPECT_EQ((converted<int64_t, double>(DType::kInt64, DType::kFloat64, std::nan(""))), 0);
   EXPECT_EQ((converted<uint8_t, double>(DType::kBool, DType::kFloat64, 0.25)), 1);
+  EXPECT_EQ((converted<uint8_t, double>(DType::kBool, DType::kFloat64, std::nan(""))), 1);
 }
 
 TEST(Convert, ComplexKeepsBothPartsAndIsNotCutToReal) {

@@ -92,7 +92,7 @@ uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
   check_segment(size, tensor.bytes());
   if (!can_keep(tensor, size)) return packed(tensor, 0, size, 0);
   const uint64_t begin = align_up(position_, kAlignment) - position_;
-  const uint64_t middle = (size - begin) / kAlignment * kAlignment;
+  const uint64_t middle = align_down(size - begin, kAlignment);
   uint32_t crc = packed(tensor, 0, begin, 0);
   crc = kept({tensor.data + begin, middle}, crc);
   return packed(tensor, begin + middle, size, crc);
