@@ -33,7 +33,7 @@ CASES = (
 )  # fmt: skip
 #: Which transfer of a load these points are. The second one answers the requests.
 TRANSFERS = {1: "requests", 3: "tiles"}
-TIMEOUT = 10.0  # seconds, for calls during which the link is cut; enough for a busy machine
+TIMEOUT = 14.0  # seconds, for calls during which the link is cut; enough for a busy machine
 PLENTY = 60.0  # seconds, for calls that must succeed
 SIDE = 512  # rows, and columns, of the tensor
 

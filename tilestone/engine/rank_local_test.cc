@@ -472,6 +472,20 @@ TEST(RankLocalDamage, VerifySaysIfAReportIsMissing) {
   EXPECT_EQ(report.damages[0].file, ".tilestone/" + id + ".attempt");
 }
 
+TEST(RankLocalDamage, WhereADataFileIsGoneNothingIsPublishedAndVerifyNamesIt) {
+  const auto storage = saved();
+  const std::string lost = data_file_of(memory_image(*storage), 2);
+  storage->remove(lost);
+  PublishOptions soon;
+  soon.timeout = 0.2;
+  expect_part(text_of(ErrorCode::kMismatch, [&] { publish(Location(storage), soon); }), lost);
+  EXPECT_FALSE(has(storage, ".metadata"));
+  EXPECT_TRUE(has(storage, "__2.metadata"));
+  const VerifyReport report = Checkpoint::open(Location(storage)).verify();
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.damages.front().file, lost);
+}
+
 TEST(RankLocalDamage, ADamagedReportIsAnErrorThatNamesItsFile) {
   FileImage image = memory_image(*saved());
   std::string merged;
@@ -482,9 +496,33 @@ TEST(RankLocalDamage, ADamagedReportIsAnErrorThatNamesItsFile) {
     break;
   }
   ASSERT_NE(merged, "");
-  expect_part(
-      text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(memory_storage(image))); }),
-      merged);
+  const auto storage = memory_storage(image);
+  const auto open = [&] { Checkpoint::open(Location(storage)); };
+  const std::string text = text_of(ErrorCode::kCorrupt, open);
+  expect_part(text, merged);
+  EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+  // What the hint says makes it readable.
+  const std::string own = merged.substr(0, merged.find('/', merged.find('/') + 1));
+  expect_part(text, "remove " + own + ".attempt and the directory " + own);
+  storage->remove_tree(own);
+  storage->remove(own + ".attempt");
+  expect_state(storage);
+}
+
+TEST(RankLocalDamage, ALoadOfOneRankNeedsOnlyItsOwnReport) {
+  const auto storage = memory_storage();
+  for (int rank = 0; rank < kRanks; ++rank) save_rank(storage, rank);
+  FileImage image = memory_image(*storage);
+  // The last group has only the last rank.
+  for (auto& [name, bytes] : image) {
+    if (name.find("/0/") != std::string::npos) bytes[bytes.size() / 2] ^= std::byte{1};
+  }
+  const auto damaged = memory_storage(image);
+  text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(damaged)); });
+  LoadOptions own;
+  own.own_rank = 2;
+  const StateDict loaded = load(state_of(2, 0), Location(damaged), own);
+  EXPECT_EQ(loaded.get<Value>("step"), Value(int64_t{3}));
 }
 
 // ---- Loads of one rank

@@ -209,6 +209,7 @@ class Verifier {
 
   // Adds the lost keys to the damages of files that are missing or too short.
   void add_lost_keys() {
+    if (!opened_.has_manifest_file()) return;  // what is lost may be in another rank's chunk
     const std::map<std::string, uint64_t> written = written_sizes();
     std::map<std::string_view, std::set<std::string>> keys;  // by name of such a file
     for (size_t file = 0; file < sizes_.size(); ++file) {

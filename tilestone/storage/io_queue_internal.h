@@ -42,7 +42,8 @@ class IoQueue {
 std::unique_ptr<IoQueue> make_uring_queue(unsigned depth, int& error);
 
 // A queue over at most four threads, which call `system`'s functions. `system` must outlive the
-// queue. Its destruction waits for all requests.
+// queue. Its destruction drops requests that have not begun, and waits for the others.
+// std::system_error if no thread can be started.
 std::unique_ptr<IoQueue> make_thread_queue(System& system, unsigned depth);
 
 }  // namespace tilestone

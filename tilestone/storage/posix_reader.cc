@@ -30,6 +30,7 @@
 #include <deque>
 #include <exception>
 #include <optional>
+#include <system_error>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
@@ -59,7 +60,7 @@ class ReadWorker {
       : batch_(batch),
         context_(batch.context()),
         slots_(context_.options().queue_depth),
-        populated_(std::max<size_t>(1, kPopulating / workers)) {}
+        populated_(kPopulating / workers) {}
 
   void run() {
     try {
@@ -170,15 +171,28 @@ class ReadWorker {
 
   // Has the block read into large folios. If too many are, first finishes one.
   void populate(const PartialRead& block) {
-    if (populating_ == populated_.size()) finish_populated();
-    if (populator_ == nullptr) {
-      populator_ = make_thread_queue(context_.system(), static_cast<unsigned>(populated_.size()));
+    if (!has_populator()) {
+      context_.system().populate_large_folios(file(block).fd(), block.begin, block.size());
+      return start_cached(block, Buffer(), true);
     }
+    if (populating_ == populated_.size()) finish_populated();
     const auto free = std::find(populated_.begin(), populated_.end(), std::nullopt);
     *free = block;
     ++populating_;
     populator_->submit({IoRequest::Kind::kPopulate, file(block).fd(), nullptr, block.size(),
                         block.begin, static_cast<uint64_t>(free - populated_.begin())});
+  }
+
+  // False where the other workers already keep the disk busy, or no thread can be started.
+  bool has_populator() {
+    if (populated_.size() <= 1) return false;
+    if (populator_ != nullptr) return true;
+    try {
+      populator_ = make_thread_queue(context_.system(), static_cast<unsigned>(populated_.size()));
+    } catch (const std::system_error&) {
+      populated_.clear();
+    }
+    return populator_ != nullptr;
   }
 
   // Waits until a block is in the page cache, and copies it. If it could not be read, the copy

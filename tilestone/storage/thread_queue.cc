@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,13 +18,23 @@ constexpr unsigned kMaxThreads = 4;
 
 class ThreadQueue : public IoQueue {
  public:
+  // Fewer threads, but at least one, if the system allows no more.
   ThreadQueue(System& system, unsigned threads) : system_(system) {
-    for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    threads_.reserve(threads);
+    while (threads_.size() < threads) {
+      try {
+        threads_.emplace_back([this] { work(); });
+      } catch (const std::system_error&) {
+        if (threads_.empty()) throw;
+        break;
+      }
+    }
   }
   ~ThreadQueue() override {
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
+      requests_.clear();
     }
     changed_.notify_all();
     for (std::thread& thread : threads_) thread.join();

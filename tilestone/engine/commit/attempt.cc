@@ -478,6 +478,7 @@ Attempt::Described Attempt::describe(const std::vector<Bytes>& left_by_rank) con
 
 void Attempt::expect_publishable(int threads, Deadline deadline) {
   if (!merge_groups(std::nullopt, threads, deadline)) return;
+  expect_files_of_merged(threads, deadline);
   describe();
   if (head_.rank_local) return;
   const Standing standing = read_standing(*location_, format_);

@@ -81,9 +81,12 @@ class Attempt {
   bool finish(std::optional<int> group, int threads, Deadline deadline);
   // In the rank-local mode, once the attempt is abandoned: removes the metadata of its ranks.
   void withdraw_rank_metadata();
-  // Throws what publishing would throw: if all ranks have reported, the errors of their reports,
-  // and kAlreadyExists where the location has another checkpoint. Publishes no index; it may merge
-  // groups' reports.
+  // Looks once more for the files of the ranks whose reports have been merged: one may have been
+  // lost since. Throws the errors of expect_files() in presence_internal.h.
+  void expect_files_of_merged(int threads, Deadline deadline) const;
+  // Throws what publishing on request would throw: if all ranks have reported, the errors of their
+  // reports and of missing files, and kAlreadyExists where the location has another checkpoint.
+  // Publishes no index; it may merge groups' reports.
   void expect_publishable(int threads, Deadline deadline);
 
   // The error of reports that contradict each other, if all ranks have reported; nullopt: there is

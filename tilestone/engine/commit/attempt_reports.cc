@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/plan/report.h"
@@ -71,6 +72,20 @@ bool Attempt::has_ended() const {
 bool Attempt::has_report(int rank) const {
   return location_->stat(report_name(head_, rank)) ||
          location_->stat(group_name(head_.save_id, head_.group_of(rank)));
+}
+
+void Attempt::expect_files_of_merged(int threads, Deadline deadline) const {
+  if (read_outcome(*location_, head_.save_id)) return;  // a later save may have removed them
+  std::vector<RankReport> reports;
+  for (int group = 0; group < head_.group_count(); ++group) {
+    const auto merged = read_group(*location_, head_, group);
+    if (!merged) continue;  // merging looks for its files
+    for (const Bytes& left : *merged) {
+      const std::string name = group_name(head_.save_id, group);
+      reports.push_back(RankReport::decode(LeftReport::decode(left, name).report));
+    }
+  }
+  expect_files(*location_, reports, threads, deadline);
 }
 
 // A report is removed only after it was merged, and the merged file only after the outcome was

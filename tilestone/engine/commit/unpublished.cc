@@ -245,6 +245,7 @@ std::string publish(const Location& location, const PublishOptions& options) {
     }
     const std::string save_id = choose_save(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
+    attempt.expect_files_of_merged(options.threads, deadline);
     while (!attempt.publish_if_complete(std::nullopt, options.threads, deadline)) {
       const AttemptState state = attempt.look(kNamedMissing);
       // Between the two looks, the last rank may have reported, or another process published.

@@ -59,7 +59,7 @@ struct PublishOptions {
 // Errors: kNotFound where there is no unpublished save, or none with this id; kInvalidArgument
 // where there are several and no id is given; kRankFailed where ranks have not written (it names
 // them) or the save was abandoned; kAlreadyExists where another checkpoint exists; kTimeout;
-// kMismatch and kCoverage where ranks' reports contradict each other.
+// kMismatch and kCoverage where ranks' reports contradict each other, or a data file is missing.
 std::string publish(const Location& location, const PublishOptions& options = {});
 
 struct AbandonOptions {

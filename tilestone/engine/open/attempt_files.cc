@@ -326,6 +326,12 @@ std::vector<std::optional<Bytes>> counted_reports(Storage& storage, const Attemp
   return counted;
 }
 
+std::string how_to_read_without_attempt(const std::string& save_id) {
+  return "remove " + attempt_name(save_id) + " and the directory " + attempt_directory(save_id) +
+         ", and the rank-local checkpoint is read as if it had been copied here without its hidden "
+         "files";
+}
+
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id) {
   const std::string name = attempt_name(save_id);
   try {
@@ -339,10 +345,8 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
     if (error.code() == ErrorCode::kCorrupt) {
       error.with_hint(
           "`tilestone gc --abandon` ends the save. If each of its ranks has left its own metadata, "
-          "remove this file and the directory " +
-          attempt_directory(save_id) +
-          " instead: the rank-local checkpoint can then be read as if it had been copied here "
-          "without its hidden files");
+          "it can be read instead: " +
+          how_to_read_without_attempt(save_id));
     }
     throw;
   }

@@ -121,6 +121,8 @@ std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead
 // nullopt if the file does not exist (yet). If the head is damaged, the hint of Error(kCorrupt)
 // says what can be done.
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
+// A hint: how to read a rank-local checkpoint whose attempt has damaged files.
+std::string how_to_read_without_attempt(const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
 // Whether the outcome records that this save's switch was published. The outcome "published" alone
 // is not enough: another save's switch may have been published first. note_stood() makes that

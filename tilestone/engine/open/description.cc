@@ -85,9 +85,12 @@ void expect_unchanged(Storage& storage, const DirectoryFiles& files,
   }
 }
 
+// Whether to read the reports of a rank-local save's ranks.
+enum class Reports : uint8_t { kRead, kIgnored };
+
 // Reads the index among these names, and its manifest if there is one.
-Description read_once(Storage& storage, const DetectedFormat& found,
-                      std::vector<std::string> names) {
+Description read_once(Storage& storage, const DetectedFormat& found, std::vector<std::string> names,
+                      Reports reports) {
   if (replaced_of(storage, *found.format, names)) {
     const std::vector<std::string> rank_local = found.format->rank_local_files(names);
     names = without(std::move(names), rank_local);
@@ -110,8 +113,10 @@ Description read_once(Storage& storage, const DetectedFormat& found,
     // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
     const Metadata& metadata = *description.metadata;
     expect_no_other_ranks(storage, *found.format, names, metadata);
-    description.manifest =
-        manifest_of_reports(storage, *found.format, *found.dialect, metadata.save_id);
+    if (reports == Reports::kRead) {
+      description.manifest =
+          manifest_of_reports(storage, *found.format, *found.dialect, metadata.save_id);
+    }
     return description;
   }
   const auto manifest = manifest_of(*description.metadata, names);
@@ -139,10 +144,10 @@ bool same_files(const Description& a, const Description& b) {
 // A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
 // may be outdated, and is read again until two reads are equal.
 Description read_description(Storage& storage, const DetectedFormat& detected,
-                             std::vector<std::string> names) {
-  Description found = read_once(storage, detected, std::move(names));
+                             std::vector<std::string> names, Reports reports) {
+  Description found = read_once(storage, detected, std::move(names), reports);
   for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
-    Description next = read_once(storage, detected, names_of_checkpoint(storage));
+    Description next = read_once(storage, detected, names_of_checkpoint(storage), reports);
     const bool same = same_files(next, found);
     found = std::move(next);
     if (same) break;
@@ -204,7 +209,8 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
         if (own) found.description = *std::move(own);
       }
       if (!found.of_own_rank) {
-        found.description = read_description(*found.storage, found.format, std::move(names));
+        found.description =
+            read_description(*found.storage, found.format, std::move(names), Reports::kRead);
       }
       if (found.storage->stands()) return found;
     } catch (const Error& error) {
@@ -230,7 +236,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   const bool rank_local = is_rank_local(*found.format, names);
   Description description;
   try {
-    description = read_description(storage, found, std::move(names));
+    description = read_description(storage, found, std::move(names), Reports::kIgnored);
   } catch (const Error& error) {
     if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
     return standing;  // ranks are missing: the files belong to an incomplete save
@@ -244,7 +250,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   }
   standing.files.insert(metadata.files.begin(), metadata.files.end());
   if (description.manifest.empty()) return standing;
-  if (!metadata.rank_local) standing.files.insert(description.manifest_file);
+  standing.files.insert(description.manifest_file);
   // The index does not name the files that contain only copies.
   const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
   for (const RankReport& report : manifest.reports) {

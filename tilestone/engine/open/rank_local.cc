@@ -43,53 +43,60 @@ class ReportCollector {
     manifest_.attributes = head.attributes;
   }
 
-  // Takes the reports of a group; those of other ranks than `only` without content. Returns false
-  // if one is missing.
-  bool take(Storage& storage, int group, std::optional<int> only) {
-    std::vector<std::optional<Bytes>> left;
-    if (!only || head_.group_of(*only) == group) left = counted_reports(storage, head_, group);
-    for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-      if (only && rank != *only) {
-        add_empty(rank);
-        continue;
+  // Both return false if a report is missing.
+  bool take_all(Storage& storage) {
+    for (int group = 0; group < head_.group_count(); ++group) {
+      for (const std::optional<Bytes>& left : counted_reports(storage, head_, group)) {
+        if (!left) return false;
+        add(*left);
       }
-      const auto& bytes = left[static_cast<size_t>(rank - head_.group_begin(group))];
-      if (!bytes) return false;
-      add(LeftReport::decode(*bytes, report_name(head_, rank)).report);
     }
     return true;
   }
-
-  Bytes encode() const { return manifest_.encode(); }
-
- private:
-  void add_empty(int rank) {
-    RankReport empty;
-    empty.rank = rank;
-    empty.world_size = head_.world_size;
-    empty.save_id = head_.save_id;
-    manifest_.reports.push_back(std::move(empty));
+  bool take_only(Storage& storage, int rank) {
+    if (rank >= head_.world_size) return false;
+    const std::optional<Bytes> left = counted_report(storage, head_, rank);
+    if (!left) return false;
+    while (next() < rank) add_empty();
+    add(*left);
+    while (next() < head_.world_size) add_empty();
+    return true;
   }
 
-  void add(ByteView bytes) {
-    RankReport report = RankReport::decode(bytes);
+  Bytes encode() const { return manifest_.encode(encoded_); }
+
+ private:
+  int next() const { return static_cast<int>(encoded_.size()); }
+
+  void add_empty() {
+    RankReport empty;
+    empty.rank = next();
+    empty.world_size = head_.world_size;
+    empty.save_id = head_.save_id;
+    encoded_.push_back(empty.encode());
+  }
+
+  void add(ByteView left) {
+    LeftReport of_rank = LeftReport::decode(left, report_name(head_, next()));
+    RankReport report = RankReport::decode(of_rank.report);
+    const size_t copies = report.object_copies.size();
+    std::vector<RankReport::Object> own;
+    for (const RankReport::Object& object : report.objects) {
+      (keys_.insert(object.key).second ? own : report.object_copies).push_back(object);
+    }
     // Another version may encode the metadata in another way.
     if (head_.writer == writer_name()) {
-      const IndexFile file = describe_rank(report, format_);
-      manifest_.index.push_back(sums_of({file}).front());
+      manifest_.index.push_back(sums_of({describe_rank(report, format_)}).front());
     }
-    std::vector<RankReport::Object> own;
-    for (RankReport::Object& object : report.objects) {
-      const bool is_first = keys_.insert(object.key).second;
-      (is_first ? own : report.object_copies).push_back(std::move(object));
-    }
+    const bool is_changed = report.object_copies.size() != copies;
     report.objects = std::move(own);
-    manifest_.reports.push_back(std::move(report));
+    encoded_.push_back(is_changed ? report.encode() : std::move(of_rank.report));
   }
 
   const AttemptHead& head_;
   const Format& format_;
   Manifest manifest_;
+  std::vector<Bytes> encoded_;  // the reports, by rank
   std::set<std::string> keys_;  // of the objects so far
 };
 
@@ -187,10 +194,17 @@ Bytes manifest_of_reports(Storage& storage, const Format& format, const Dialect&
   const auto head = read_head(storage, save_id);
   if (!head || !head->rank_local) return {};
   ReportCollector reports(*head, format, dialect);
-  for (int group = 0; group < head->group_count(); ++group) {
-    if (!reports.take(storage, group, rank)) return {};
+  try {
+    if (rank ? reports.take_only(storage, *rank) : reports.take_all(storage)) {
+      return reports.encode();
+    }
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::kCorrupt && error.hint().empty()) {
+      error.with_hint(how_to_read_without_attempt(save_id));
+    }
+    throw;
   }
-  return reports.encode();
+  return {};
 }
 
 }  // namespace tilestone::engine
