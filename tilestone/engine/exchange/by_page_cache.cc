@@ -18,9 +18,9 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kCachedPortion = 32u << 20; // bytes that an owner prefetches at once
-constexpr uint64_t kLeastFetched = 16u << 20;  // bytes from the disk that are enough for a round
-constexpr size_t kMaxAhead = 3;                // rounds
+constexpr uint64_t kCachedPortion = 32u << 20;  // bytes that an owner prefetches at once
+constexpr uint64_t kLeastFetched = 16u << 20;   // bytes from the disk that are enough for a round
+constexpr size_t kMaxAhead = 3;                 // rounds
 
 // Makes rounds of messages on a thread of its own, so that the disk is busy while the ranks
 // exchange messages and copy.
