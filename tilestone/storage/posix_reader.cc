@@ -2,10 +2,8 @@
 //
 // Each op is cut into blocks (read_batch_internal.h), which the workers take one after the other.
 // Each worker has its own queue with up to `queue_depth` blocks in progress. How a block is read:
-//   - A block in the page cache is copied at once by a plain call. For a small block, the call
-//   fails
-//     if it would have to wait. For a large block, the worker first checks that all of it is
-//     cached.
+//   - A block in the page cache is copied at once by a plain call. For a small block, that call
+//     must not wait. For a large block, the worker first checks that all of it is cached.
 //   - A block to be kept in the page cache (CachePolicy::kKeep) is first read into the page cache
 //     and then copied. In a very large op it is read into large folios, from which later loads copy
 //     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
@@ -44,9 +42,8 @@ namespace tilestone {
 namespace {
 
 constexpr uint64_t kSmallBlock = 64u << 10;  // bytes
-constexpr size_t kPopulating =
-    8;  // blocks populated at a time by all workers; one if they are more
-constexpr uint64_t kCrcBlock = 256u << 10;  // bytes; stays in cache from the read to the checksum
+constexpr size_t kPopulating = 8;            // blocks that all workers populate at a time
+constexpr uint64_t kCrcBlock = 256u << 10;   // bytes; stays in cache from the read to the checksum
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -183,7 +180,8 @@ class ReadWorker {
                         block.begin, static_cast<uint64_t>(free - populated_.begin())});
   }
 
-  // False where the other workers already keep the disk busy, or no thread can be started.
+  // False where this worker's share of kPopulating is one block or less, or no thread can be
+  // started.
   bool has_populator() {
     if (populated_.size() <= 1) return false;
     if (populator_ != nullptr) return true;
