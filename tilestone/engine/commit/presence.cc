@@ -82,8 +82,8 @@ std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expecte
       .with_rank(first.rank)
       .with_hint(
           "rank " + std::to_string(first.rank) +
-          " seems to write to another directory: all ranks need the same file system at this "
-          "path");
+          " seems to write to another directory (all ranks need the same file system at this "
+          "path), or the file was changed after it was written");
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ namespace tilestone::engine {
 // other hosts late, so the search for missing files is repeated until half of the time to the
 // deadline is over, for at most 30 seconds. `threads`: the save's option.
 //
-// Errors: kMismatch with file and rank for a file that stays missing or has another size, because
-// then the rank's path leads to another directory; kTimeout past the deadline; otherwise the errors
-// of the storage.
+// Errors: kMismatch with file and rank for a file that stays missing or has another size: the
+// rank's path leads to another directory, or the file was lost since; kTimeout past the deadline;
+// otherwise the errors of the storage.
 void expect_files(Storage& storage, std::span<const RankReport> reports, int threads,
                   Deadline deadline);
 
