@@ -1,5 +1,6 @@
 #include "python/src/call.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -351,6 +352,13 @@ class PythonCall {
   bool ended_ = false;
 };
 
+// PyGILState_Check is not in the stable ABI, although every CPython so far exports it. In one that
+// does not, no thread counts as having the GIL.
+bool holds_gil() {
+  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && check() != 0;
+}
+
 void run_short(const CallWork& work) {
   std::exception_ptr failure;
   {
@@ -370,7 +378,7 @@ void run_short(const CallWork& work) {
 Raised::Raised(const nb::python_error& raised) : exception_(keep_alive(raised.value())) {
   text_ = nb::cast<std::string>(raised.type().attr("__name__"));
   nb::object text = nb::steal(PyObject_Str(raised.value().ptr()));
-  const char* utf8 = text.is_valid() ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  const char* utf8 = text.is_valid() ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
   if (utf8 == nullptr) PyErr_Clear();
   if (utf8 != nullptr && *utf8 != '\0') text_ += std::string(": ") + utf8;
 }
@@ -454,7 +462,7 @@ void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
 }
 
 void run_in_python(const std::function<void()>& work) {
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) return work();
+  if (Py_IsInitialized() != 0 && holds_gil()) return work();
   if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->ask(work);
   const TakenGil held;
   if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
@@ -469,7 +477,7 @@ std::function<bool()> ends_early() {
 
 void drop_reference(PyObject* object) {
   if (Py_IsInitialized() == 0) return;
-  if (PyGILState_Check() != 0) return Py_DECREF(object);
+  if (holds_gil()) return Py_DECREF(object);
   if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->drop(object);
   Process& p = process();
   bool first = false;

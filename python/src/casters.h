@@ -13,6 +13,19 @@
 
 #include "tilestone/tilestone.h"
 
+namespace tilestone::python {
+
+// What PySequence_Fast_GET_SIZE and PySequence_Fast_GET_ITEM (a borrowed reference) return. These
+// macros are not in the stable ABI.
+inline Py_ssize_t fast_size(PyObject* fast) {
+  return PyList_Check(fast) ? PyList_Size(fast) : PyTuple_Size(fast);
+}
+inline PyObject* fast_item(PyObject* fast, Py_ssize_t i) {
+  return PyList_Check(fast) ? PyList_GetItem(fast, i) : PyTuple_GetItem(fast, i);
+}
+
+}  // namespace tilestone::python
+
 namespace nanobind::detail {
 
 template <>
@@ -25,10 +38,10 @@ struct type_caster<tilestone::Dims> {
     }
     object items = steal(PySequence_Fast(src.ptr(), ""));
     if (!items.is_valid()) return give_up();
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+    const Py_ssize_t count = tilestone::python::fast_size(items.ptr());
     value = tilestone::Dims();
     for (Py_ssize_t i = 0; i < count; ++i) {
-      object index = steal(PyNumber_Index(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+      object index = steal(PyNumber_Index(tilestone::python::fast_item(items.ptr(), i)));
       if (!index.is_valid()) return give_up();
       const long long number = PyLong_AsLongLong(index.ptr());
       if (number == -1 && PyErr_Occurred()) return give_up();
@@ -41,7 +54,7 @@ struct type_caster<tilestone::Dims> {
     PyObject* out = PyTuple_New(static_cast<Py_ssize_t>(dims.size()));
     if (out == nullptr) return {};
     for (size_t i = 0; i < dims.size(); ++i) {
-      PyTuple_SET_ITEM(out, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
+      PyTuple_SetItem(out, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(dims[i]));
     }
     return out;
   }

@@ -56,8 +56,18 @@ bool is_mapping(nb::handle object) {
   return PyObject_IsInstance(object.ptr(), mapping.ptr()) == 1;
 }
 
+// The type itself is not in the stable ABI. No static object with a guard, because the import may
+// let another thread have the GIL.
+bool is_ordered_dict(nb::handle object) {
+  static PyObject* type = nullptr;
+  if (type == nullptr) {
+    type = nb::object(nb::module_::import_("collections").attr("OrderedDict")).release().ptr();
+  }
+  return object.type().ptr() == type;
+}
+
 bool is_plain_dict(nb::handle object) {
-  return PyDict_CheckExact(object.ptr()) || PyODict_CheckExact(object.ptr());
+  return PyDict_CheckExact(object.ptr()) || is_ordered_dict(object);
 }
 
 // Whether an object is certainly neither a tensor nor a container of tensors.
@@ -99,7 +109,7 @@ class TreeMaker {
         keeps_keys_(nb::cast<bool>(bridge.call("keeps_keys"))) {}
 
   StateNode node(nb::handle object, const Path& path) const {
-    if (PyODict_CheckExact(object.ptr())) log_attributes(object, path);
+    if (is_ordered_dict(object)) log_attributes(object, path);
     if (is_plain_dict(object))
       return is_whole(object, path) ? leaf(object, path) : dict(object, path);
     if (PyList_CheckExact(object.ptr())) return list_or_leaf(object, path);
@@ -247,8 +257,8 @@ class TreeMaker {
     PyObject* attributes = PyObject_GenericGetDict(container.ptr(), nullptr);
     const nb::object kept = nb::steal(attributes);
     if (attributes == nullptr) PyErr_Clear();
-    const bool some = attributes == nullptr || PyDict_GET_SIZE(attributes) > 0;
-    if (!bridge_.for_load() && (some || !PyODict_CheckExact(container.ptr()))) {
+    const bool some = attributes == nullptr || PyDict_Size(attributes) > 0;
+    if (!bridge_.for_load() && (some || !is_ordered_dict(container))) {
       bridge_.call("log_attributes", container, dotted(path));
     }
   }

@@ -40,7 +40,7 @@ std::optional<Value> scalar(nb::handle object) {
   if (o == Py_None) return Value();
   if (PyBool_Check(o)) return Value(o == Py_True);
   if (PyLong_CheckExact(o)) return from_int(object);
-  if (PyFloat_CheckExact(o)) return Value(PyFloat_AS_DOUBLE(o));
+  if (PyFloat_CheckExact(o)) return Value(PyFloat_AsDouble(o));
   if (PyUnicode_CheckExact(o)) return from_text(object);
   if (PyBytes_CheckExact(o)) return Value(to_bytes_owned(nb::borrow<nb::bytes>(object)));
   return std::nullopt;
@@ -90,11 +90,11 @@ class ValueMaker {
   std::optional<Value::List> items(nb::handle sequence, int depth) {
     nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a list or tuple"));
     if (!fast.is_valid()) throw nb::python_error();
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+    const Py_ssize_t count = fast_size(fast.ptr());
     Value::List out;
     out.reserve(static_cast<size_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
-      auto item = make(PySequence_Fast_GET_ITEM(fast.ptr(), i), depth);
+      auto item = make(fast_item(fast.ptr(), i), depth);
       if (!item) return std::nullopt;
       out.push_back(std::move(*item));
     }

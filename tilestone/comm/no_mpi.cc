@@ -7,7 +7,9 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw Error(ErrorCode::kUnsupported, "this build of Tilestone does not support MPI")
-      .with_hint("install Open MPI (Debian: libopenmpi-dev) and build with TILESTONE_MPI=ON");
+      .with_hint(
+          "wheels have no MPI: install an MPI library (Debian: libopenmpi-dev) and build Tilestone "
+          "from source, with `pip install .` in its source tree, or with CMake and TILESTONE_MPI=ON");
 }
 
 }  // namespace
