@@ -4,7 +4,7 @@ MINUTES ?= 5
 ROUNDS ?= 100
 PRESET ?= dev
 
-.PHONY: demo test check bench format stubs soak fuzz setup clean
+.PHONY: demo test check bench wheel format stubs soak fuzz setup clean
 
 demo:
 	@tools/demo
@@ -17,6 +17,9 @@ check:
 
 bench:
 	@tools/bench
+
+wheel:
+	@tools/wheel
 
 format:
 	@tools/setup

@@ -1,5 +1,5 @@
-# `cmake --install`: headers, library and CMake package (component `development`); the command line
-# (component `runtime`) is installed where it is built.
+# `cmake --install`: headers, library, CMake package and tilestone.pc (component `development`); the
+# command line (component `runtime`) is installed where it is built.
 
 include(CMakePackageConfigHelpers)
 
@@ -27,4 +27,20 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVers
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/TilestoneConfigVersion.cmake
         DESTINATION ${tilestone_package_dir}
+        COMPONENT development)
+
+# A program that links the static library links what that library links; with a shared one it need
+# not. The folders are relative to the file, so that the installation can be moved.
+set(tilestone_requires Requires)
+if(BUILD_SHARED_LIBS)
+  set(tilestone_requires Requires.private)
+endif()
+set(tilestone_requires_uring)
+if(TILESTONE_HAVE_URING)
+  set(tilestone_requires_uring " liburing")
+endif()
+file(RELATIVE_PATH tilestone_prefix_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(cmake/tilestone.pc.in ${CMAKE_CURRENT_BINARY_DIR}/tilestone.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/tilestone.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
         COMPONENT development)

@@ -1,0 +1,87 @@
+"""Uses the installed package as its user would: saves, loads, verifies, runs the command line.
+
+check_wheel runs it in an environment that has only the wheel and what pip installed with it.
+"""
+
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy
+
+import tilestone
+
+
+def check_the_environment() -> None:
+    for name in ("cc", "c++", "gcc", "g++", "clang", "cmake", "mpirun"):
+        assert shutil.which(name) is None, f"the environment has {name}"
+    assert importlib.util.find_spec("torch") is None, "the environment has torch"
+    assert pathlib.Path(sys.prefix) in pathlib.Path(tilestone.__file__).parents, tilestone.__file__
+
+
+def save_load_and_verify(location: str, **options: str) -> None:
+    state = {
+        "weight": numpy.arange(1 << 20, dtype=numpy.float32).reshape(1024, 1024),
+        "low": numpy.linspace(-4, 4, 4099).astype(ml_dtypes.bfloat16),
+        "step": 1200,
+    }
+    tilestone.save(state, location, **options)
+    wanted = {"weight": numpy.zeros_like(state["weight"]), "low": numpy.zeros_like(state["low"])}
+    loaded = tilestone.load({**wanted, "step": 0}, location)
+    assert loaded["step"] == 1200
+    for key, array in wanted.items():
+        assert loaded[key] is array and array.tobytes() == state[key].tobytes(), key
+    with tilestone.open(location) as opened:
+        part = opened.read("weight", box=((3, 5), (7, 11)))
+        assert (numpy.asarray(part) == state["weight"][3:5, 7:11]).all()
+        assert opened.verify().ok
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: exit {done.returncode}: {done.stderr}"
+    return done.stdout
+
+
+def use_the_command_line(location: str) -> None:
+    assert "bfloat16" in run("tilestone", "ls", location)
+    assert "weight" in run(sys.executable, "-I", "-m", "tilestone", "ls", location)
+    run("tilestone", "verify", location)
+
+
+def check_that_mpi_is_refused() -> None:
+    try:
+        tilestone.mpi_world()
+    except tilestone.UnsupportedError as error:
+        assert "pip install ." in str(error) and "TILESTONE_MPI" in str(error), error
+    else:
+        raise AssertionError("mpi_world() works without MPI")
+
+
+def check_mapped_libraries() -> None:
+    """All of our libraries come from the wheel, although the system may have them too."""
+    mapped = set(re.findall(r"(/\S+)$", pathlib.Path("/proc/self/maps").read_text(), re.MULTILINE))
+    for path in mapped:
+        if re.search(r"/lib(fmt|spdlog|isal|uring|xxhash|zstd|mpi)\b", path):
+            assert "/tilestone.libs/" in path, f"{path} is not from the wheel"
+    names = {pathlib.Path(path).name.split("-")[0] for path in mapped if "/tilestone.libs/" in path}
+    assert names == {"libfmt", "libspdlog", "libisal"}, names
+
+
+def main() -> None:
+    check_the_environment()
+    save_load_and_verify("checkpoint")
+    save_load_and_verify("arrays", format="zarr")
+    use_the_command_line("checkpoint")
+    check_that_mpi_is_refused()
+    check_mapped_libraries()
+    version = ".".join(map(str, sys.version_info[:3]))
+    print(f"use_wheel: tilestone {tilestone.__version__} works with Python {version}: ok")
+
+
+if __name__ == "__main__":
+    main()
