@@ -9,7 +9,8 @@ namespace {
   throw Error(ErrorCode::kUnsupported, "this build of Tilestone does not support MPI")
       .with_hint(
           "wheels have no MPI: install an MPI library (Debian: libopenmpi-dev) and build Tilestone "
-          "from source, with `pip install .` in its source tree, or with CMake and TILESTONE_MPI=ON");
+          "from source, with `pip install .` in its source tree, or with CMake and "
+          "TILESTONE_MPI=ON");
 }
 
 }  // namespace
