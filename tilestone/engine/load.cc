@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
@@ -206,9 +207,14 @@ class Loading {
       if (brought_.wanted == nullptr) give_memory(requested_.items(), *context_);
       message_ = requested_.message(opened_.metadata, options());
       places_.emplace(opened_, comm_.rank(), comm_.size());
-      load_objects(*context_, requested_.items());
+      std::vector<ObjectItem*> items;
+      std::vector<ObjectRead> objects = find_objects(requested_.items(), items);
       std::vector<Transfer> transfers = plan_tensors(read);
-      own_ = places_->take_own_copies(transfers, requested_.replicas());
+      places_->expect(transfers, objects);
+      for (ObjectRead& object : objects) object.place = places_->choose(*object.stored);
+      load_objects(*context_, objects, items);
+      const bool open_few = way_ == ReadFor::kPageCache;
+      own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
       return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
     } catch (...) {
       return current_error();
@@ -238,16 +244,21 @@ class Loading {
     return bytes;
   }
 
-  void load_objects(const ReadContext& context, Items& items) {
+  // The objects that are read. `items`: where they go.
+  std::vector<ObjectRead> find_objects(Items& wanted, std::vector<ObjectItem*>& items) const {
     std::vector<ObjectRead> stored;
-    std::vector<ObjectItem*> read;
-    for (ObjectItem& item : items.objects) {
+    for (ObjectItem& item : wanted.objects) {
       if (!requested_.is_read(item, opened_.metadata)) continue;
       const StoredObject* found = opened_.metadata.find_object(item.key);
       if (found == nullptr) fail_not_found(item.key);
-      stored.push_back({found, places_->choose(*found)});
-      read.push_back(&item);
+      stored.push_back({found, 0});
+      items.push_back(&item);
     }
+    return stored;
+  }
+
+  void load_objects(const ReadContext& context, std::span<const ObjectRead> stored,
+                    std::span<ObjectItem* const> read) const {
     std::vector<Bytes> bytes = read_objects(context, stored);
     for (size_t i = 0; i < read.size(); ++i) {
       try {

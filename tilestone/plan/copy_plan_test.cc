@@ -55,8 +55,9 @@ TEST(CopyPlan, WhatAnotherRankOfTheGroupWritesIsCopiedByRuleAndByExchangeAlike) 
       ASSERT_EQ(planned[r].chunks.size(), 1u);
       EXPECT_EQ(planned[r].copies, planned[r ^ 1].chunks);
       if (holders.empty()) continue;
-      const std::vector<int> group = checked_group(rank, 4, groups[r]);
-      EXPECT_EQ(plan_save_by_rule(plan, rank, group), planned[r]);
+      const Assignment by_rule = plan_save_by_rule(plan, rank, checked_group(rank, 4, groups[r]));
+      EXPECT_EQ(by_rule.chunks.size(), 1u);
+      EXPECT_EQ(by_rule.copies, plan_save_by_rule(plan, rank ^ 1).chunks);
       EXPECT_THAT(plan_save_by_rule(plan, rank).copies, IsEmpty());
     }
     const std::vector<Assignment> one =
@@ -106,13 +107,53 @@ TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedCommonOnesWhateverTheGroup) {
   EXPECT_THAT(without[1].object_copies, IsEmpty());
 }
 
-TEST(CopyPlan, ByRuleCommonObjectsAreCopiedByAllRanksButTheLowest) {
+TEST(CopyPlan, ByRuleObjectsAreCopiedByAllRanksThatDoNotWriteThem) {
   const std::vector<int> group = {2, 3};
   const std::vector<int> of_lowest = {0, 1};
-  EXPECT_THAT(plan_save_by_rule(objects(2, 5, 6), 2, group).object_copies, ElementsAre(0));
-  EXPECT_THAT(plan_save_by_rule(objects(0, 5, 6), 0, of_lowest).object_copies, IsEmpty());
+  EXPECT_THAT(plan_save_by_rule(objects(2, 5, 6), 2, group).object_copies, ElementsAre(0, 1));
+  EXPECT_THAT(plan_save_by_rule(objects(0, 5, 6), 0, of_lowest).object_copies, ElementsAre(1));
+  EXPECT_THAT(plan_save_by_rule(objects(1, 5, 6), 1, of_lowest).object_copies, ElementsAre(0));
   EXPECT_THAT(plan_save_by_rule(objects(2, 5, 6), 2).object_copies, IsEmpty());
   EXPECT_THAT(plan_save_by_rule(objects(2, 0, 0), 2, group).object_copies, IsEmpty());
+}
+
+TEST(CopyPlan, ByRuleAReplicaWithMegatronsIdIsCopiedInTheMainReplicasGroup) {
+  const auto copies = [](const ReplicaId& id, bool with_group) {
+    Items items;
+    TensorItem item;
+    item.key = "norm";
+    item.global_shape = {4};
+    item.replica_id = id;
+    item.pieces.push_back({Box::whole({4}), TensorView::without_data(item.dtype, {4})});
+    items.tensors.push_back(std::move(item));
+    const std::vector<int> group = {0, 1};
+    const LocalSavePlan plan = make_local_plan(items);
+    const Assignment mine =
+        with_group ? plan_save_by_rule(plan, 1, group) : plan_save_by_rule(plan, 1);
+    EXPECT_EQ(mine.chunks.size(), is_main_replica(id) ? 1u : 0u);
+    return mine.copies.size();
+  };
+  EXPECT_EQ(copies({0, 1, 0}, true), 1u);
+  EXPECT_EQ(copies({1, 0, 0}, true), 1u);
+  EXPECT_EQ(copies({0, 1, 0}, false), 0u);
+  EXPECT_EQ(copies({0, 0, 0}, true), 0u);
+  EXPECT_EQ(copies({0, 1, 1}, true), 0u);
+  EXPECT_EQ(copies({1, 0}, true), 0u);
+}
+
+// Two tensor-parallel ranks, three data-parallel replicas: a large tensor that all have is written
+// by one rank and copied by its neighbour, so both get fewer of the others.
+TEST(CopyPlan, ByExchangeCopiesCountAsLoad) {
+  const std::vector<std::vector<int>> groups = {{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}, {4, 5}};
+  const LocalSavePlan plan = replicas({300, 100, 100, 100, 100, 100, 100}, {});
+  const std::vector<Assignment> planned = plan_with_groups(std::vector(6, plan), groups);
+  for (size_t rank = 0; rank < 6; ++rank) {
+    int64_t held = 0;
+    for (const auto* chunks : {&planned[rank].chunks, &planned[rank].copies}) {
+      for (const uint32_t i : *chunks) held += i == 0 ? 300 : 100;
+    }
+    EXPECT_EQ(held, 300) << rank;
+  }
 }
 
 TEST(CopyPlan, ObjectsAndChunksShareTheBudgetBySize) {
@@ -273,6 +314,34 @@ TEST(Nearest, AFileThatIsARanksOwnIsReadForOthersByThisRankAlone) {
     of_unknown.insert(owners.owner(1, offset));
   }
   EXPECT_EQ(of_unknown.size(), 3u);
+}
+
+// Files 0 and 1 must be opened for other items. Of the rest, file 3 has most.
+TEST(Nearest, OfSeveralPlacesTheRankTakesTheFilesThatItOpensAnyway) {
+  Metadata metadata;
+  metadata.files = {"0", "1", "2", "3", "4"};
+  const std::vector<std::vector<uint32_t>> items = {{0}, {1}, {2, 1}, {4, 3}, {3, 2}, {2, 4, 3}};
+  for (uint32_t t = 0; t < items.size(); ++t) {
+    StoredTensor tensor;
+    tensor.key = std::to_string(t);
+    tensor.shape = {4};
+    tensor.chunks.push_back({Box::whole({4}), {items[t][0]}});
+    metadata.tensors.push_back(std::move(tensor));
+    for (const uint32_t file : std::span(items[t]).subspan(1)) {
+      metadata.copies.push_back({t, 0, {file}});
+    }
+  }
+  metadata.index();
+  const std::vector<FileWriter> writers = {{0, ""}, {1, ""}, {2, ""}, {3, ""}, {4, ""}};
+  for (int rank = 0; rank < 2; ++rank) {
+    Nearest nearest(metadata, writers, rank, true, "");
+    nearest.expect(items);
+    std::vector<uint32_t> files;
+    for (uint32_t t = 0; t < items.size(); ++t) {
+      files.push_back(metadata.place(t, 0, nearest.choose(t, 0, 16)).file);
+    }
+    EXPECT_THAT(files, ElementsAre(0, 1, 1, 3, 3, 3)) << rank;
+  }
 }
 
 TEST(Nearest, AnOwnCopyIsOneOfAChunkInAnothersFile) {

@@ -30,6 +30,7 @@ class LocalPlanner {
     const uint32_t tensor = tensor_of(item);
     const uint32_t holders = item.holders.empty() ? PlanChunk::kUnknown : set_of(item.holders);
     const bool main = is_main_replica(item.replica_id);
+    const bool near_main = !main && item.replica_id.size() == 3 && item.replica_id[2] == 0;
     for (const Piece& piece : item.pieces) {
       try {
         check_bounds(piece.box, item.global_shape);
@@ -39,7 +40,7 @@ class LocalPlanner {
         error.with_key(item.key);
         throw;
       }
-      plan_.chunks.push_back({tensor, holders, main, piece.box, item.common});
+      plan_.chunks.push_back({tensor, holders, main, piece.box, item.common, near_main});
       if (!piece.box.empty()) ++boxes_[tensor];
     }
   }

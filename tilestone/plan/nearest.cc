@@ -1,5 +1,9 @@
 #include "tilestone/plan/nearest.h"
 
+#include <algorithm>
+#include <map>
+#include <tuple>
+
 namespace tilestone {
 
 Nearest::Nearest(const Metadata& metadata, const std::vector<FileWriter>& writers, int rank,
@@ -9,7 +13,42 @@ Nearest::Nearest(const Metadata& metadata, const std::vector<FileWriter>& writer
       rank_(rank),
       same_world_(same_world),
       host_(host),
-      load_(metadata.files.size(), 0) {}
+      load_(metadata.files.size(), 0),
+      opened_(metadata.files.size(), false) {}
+
+int Nearest::nearness(uint32_t file) const {
+  const FileWriter& writer = writers_[file];
+  if (same_world_ && writer.rank == rank_) return 2;
+  return !host_.empty() && writer.host == host_ ? 1 : 0;
+}
+
+// Removes files that are farther than another one.
+void Nearest::keep_nearest(std::vector<uint32_t>& files) const {
+  int nearest = 0;
+  for (const uint32_t file : files) nearest = std::max(nearest, nearness(file));
+  std::erase_if(files, [&](uint32_t file) { return nearness(file) < nearest; });
+}
+
+void Nearest::expect(std::vector<std::vector<uint32_t>> items) {
+  if (!same_world_) return;
+  for (std::vector<uint32_t>& files : items) {
+    keep_nearest(files);
+    if (files.size() == 1) opened_[files.front()] = true;
+  }
+  const auto is_opened = [&](const std::vector<uint32_t>& files) {
+    return std::any_of(files.begin(), files.end(), [&](uint32_t file) { return opened_[file]; });
+  };
+  for (std::erase_if(items, is_opened); !items.empty(); std::erase_if(items, is_opened)) {
+    std::map<uint32_t, size_t> counts;  // by file: how many of the remaining items it has
+    for (const std::vector<uint32_t>& files : items) {
+      for (const uint32_t file : files) ++counts[file];
+    }
+    const auto most = std::max_element(
+        counts.begin(), counts.end(),
+        [](const auto& a, const auto& b) { return a.second < b.second; });  // the first of several
+    opened_[most->first] = true;
+  }
+}
 
 bool Nearest::is_own(const ItemLocation& at) const {
   return same_world_ && writers_[at.file].rank == rank_;
@@ -39,18 +78,15 @@ size_t Nearest::choose(const StoredObject& object) {
 }
 
 size_t Nearest::choose(std::span<const ItemLocation* const> places, uint64_t bytes) {
-  const auto nearness = [&](size_t i) {
-    const FileWriter& writer = writers_[places[i]->file];
-    if (same_world_ && writer.rank == rank_) return 2;
-    return !host_.empty() && writer.host == host_ ? 1 : 0;
+  const auto merit = [&](size_t i) {  // ascending
+    const uint32_t file = places[i]->file;
+    return std::tuple(nearness(file), opened_[file] ? 1 : 0, ~load_[file]);
   };
-  const auto load = [&](size_t i) { return load_[places[i]->file]; };
   const size_t first = static_cast<size_t>(rank_) % places.size();
   size_t best = first;
   for (size_t turn = 1; turn < places.size(); ++turn) {
     const size_t i = (first + turn) % places.size();
-    const int nearer = nearness(i) - nearness(best);
-    if (nearer > 0 || (nearer == 0 && load(i) < load(best))) best = i;
+    if (merit(best) < merit(i)) best = i;
   }
   load_[places[best]->file] += bytes;
   return best;

@@ -20,9 +20,9 @@ struct FileWriter {
 };
 
 // Makes one rank's choices, chunk by chunk. It prefers the rank's own file, then a file written on
-// its host, then the file from which it reads the fewest bytes so far. Ties go to the first of the
-// chunk's own item and its copies, in a rotation that starts at a place that depends on the rank,
-// so that ranks begin with different files.
+// its host, then a file that the rank opens anyway, then the file from which it reads the fewest
+// bytes so far. Ties go to the first of the chunk's own item and its copies, in a rotation that
+// starts at a place that depends on the rank, so that ranks begin with different files.
 class Nearest {
  public:
   // writers: for each entry of Metadata::files. rank: the reader's. host: the reader's, or "" if
@@ -31,6 +31,11 @@ class Nearest {
   Nearest(const Metadata& metadata, const std::vector<FileWriter>& writers, int rank,
           bool same_world, std::string_view host);
 
+  // Notes what the rank wants, before its first choice: `items` has for each wanted chunk and
+  // object the files in which it is stored. Files that are the only place of an item are opened
+  // anyway. Of the others a few that together have all remaining items are: again and again the one
+  // with most of these. Has no effect if the number of ranks has changed since the save.
+  void expect(std::vector<std::vector<uint32_t>> items);
   // Whether the item is in this rank's own file.
   bool is_own(const ItemLocation& at) const;
   // The copy of the chunk in this rank's own file, as an index into Metadata::copies. kNoCopy if
@@ -45,6 +50,8 @@ class Nearest {
  private:
   // Returns the index of the nearest place.
   size_t choose(std::span<const ItemLocation* const> places, uint64_t bytes);
+  int nearness(uint32_t file) const;  // 2: the rank's own file; 1: written on its host; else 0
+  void keep_nearest(std::vector<uint32_t>& files) const;
 
   const Metadata& metadata_;
   const std::vector<FileWriter>& writers_;
@@ -52,6 +59,7 @@ class Nearest {
   const bool same_world_;
   const std::string host_;
   std::vector<uint64_t> load_;  // bytes that this rank reads from each file
+  std::vector<bool> opened_;    // by file: whether this rank opens it anyway
 };
 
 }  // namespace tilestone

@@ -17,12 +17,18 @@
 //
 // A *copy* is a second instance of a chunk, in the data file of a rank that holds the chunk but
 // does not own it, so that this rank need not read the owner's file. A rank copies a chunk that it
-// holds if the owner is in the rank's replicate group. If the holders of a chunk are unknown, the
-// rank only learns the owner by exchange. A rank with a group also copies the objects that it holds
-// with the same content as the writer: common objects whatever the group, because one rank writes
-// them for all ranks; other objects only by exchange, and only if their writer is in the group. By
-// rule, a rank does not know the writer's content. Whether its copy has the same content is then
-// determined when the reports are merged.
+// holds if the owner is in the rank's replicate group. If the holders of a chunk are unknown, a
+// rank only learns the owner by exchange; by rule it copies the chunk if PlanChunk::near_main is
+// set. A rank with a group also copies objects that it holds with the same content as the writer.
+// By exchange: common objects whatever the group, because one rank writes them for all ranks, and
+// other objects if their writer is in the group. By rule, a rank knows neither the writer of an
+// object nor its content, so it copies every object that it holds and does not write. Whether a
+// copy has the same content is then determined when the reports are merged.
+//
+// By exchange, copies count as load: if any rank has a group, all chunks are assigned as if their
+// holders were unknown. The chunk goes to the group whose most loaded holder has the least, and in
+// that group to the holder that owns the least. Then no rank reads much more than the mean when
+// each rank reads its own file.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +55,10 @@ struct PlanChunk {
   bool main_replica = true;
   Box box;
   bool common = false;  // see TensorItem::common
+  // A replica whose id has Megatron's three numbers (pipeline, tensor, data parallel) and differs
+  // from the main replica's, but not in the last one: the main replica is in the model-parallel
+  // group of this rank. Not encoded.
+  bool near_main = false;
 };
 
 struct PlanObject {

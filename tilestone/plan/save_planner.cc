@@ -3,7 +3,8 @@
 // are sorted by box, so that those of one box, a chunk, are adjacent. The chunks are checked. A
 // chunk that only one rank lists goes to that rank. The chunks that name their holders are
 // distributed as each holder does by rule. The others, largest first, go to the least-loaded rank
-// that lists them.
+// that lists them. If ranks make copies, all that several ranks list is assigned together, because
+// copies are load too.
 #include <algorithm>
 #include <bit>
 #include <map>
@@ -84,6 +85,7 @@ struct SavePlanner::State final : PlanSink {
   void check_objects() const;
   void sort_waiting();
   void assign_by_rule();
+  void assign_with_copies();
   void assign_shared();
   void assign_empty();
   void assign_objects();
@@ -408,6 +410,43 @@ void SavePlanner::State::assign_by_rule() {
   }
 }
 
+// With groups: what a rank of a group owns, the other holders in the group copy, so all of them get
+// its bytes.
+void SavePlanner::State::assign_with_copies() {
+  struct Holders {
+    uint64_t most = 0;               // the load of the most loaded one
+    const Listing* least = nullptr;  // the one that owns the least
+    std::vector<uint32_t> ranks;
+  };
+  std::map<std::vector<int>, uint32_t> group_ids;
+  std::vector<uint32_t> group_of(added.size(), kNone);
+  for (const auto& [r, ranks] : groups) {
+    group_of[r] = group_ids.emplace(ranks, static_cast<uint32_t>(group_ids.size())).first->second;
+  }
+  std::vector<uint64_t> owned_bytes = load;  // by rank
+  for (const Waiting& w : waiting) {
+    const std::span<const Listing> listed = tensors[w.tensor].group(w.begin);
+    std::map<uint64_t, Holders> holders;  // by group; a rank without one is alone
+    for (const Listing& listing : listed) {
+      const uint32_t group = group_of[listing.rank];
+      Holders& found = holders[group != kNone ? group : uint64_t{kNone} + listing.rank];
+      found.most = std::max(found.most, load[listing.rank]);
+      found.ranks.push_back(listing.rank);
+      const bool less =
+          found.least == nullptr || owned_bytes[listing.rank] < owned_bytes[found.least->rank];
+      if (less) found.least = &listing;
+    }
+    const Holders& best =
+        std::min_element(holders.begin(), holders.end(), [](const auto& a, const auto& b) {
+          return a.second.most < b.second.most;
+        })->second;
+    for (const uint32_t r : best.ranks) load[r] += w.bytes;
+    owned_bytes[best.least->rank] += w.bytes;
+    set_owned(best.least->rank, best.least->index);
+    note_copies(listed, best.least->rank);
+  }
+}
+
 void SavePlanner::State::assign_shared() {
   for (const Waiting& w : waiting) {
     if (w.holders != PlanChunk::kUnknown) continue;
@@ -520,8 +559,12 @@ std::vector<Assignment> SavePlanner::finish() {
   for (uint32_t id = 0; id < state.tensors.size(); ++id) state.take_tensor(id);
   state.check_objects();
   state.sort_waiting();
-  state.assign_by_rule();
-  state.assign_shared();
+  if (state.groups.empty()) {
+    state.assign_by_rule();
+    state.assign_shared();
+  } else {
+    state.assign_with_copies();
+  }
   state.assign_empty();
   state.assign_objects();
   for (uint32_t r = 0; r < state.assignments.size(); ++r) {

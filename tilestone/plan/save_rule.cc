@@ -102,6 +102,8 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
       by_set[chunk.holders].push_back(i);
     } else if (chunk.main_replica) {
       mine.chunks.push_back(i);
+    } else if (chunk.near_main && !group.empty()) {
+      mine.copies.push_back(i);
     }
   }
   for (size_t s = 0; s < by_set.size(); ++s) {
@@ -123,7 +125,7 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
     const PlanObject& object = plan.objects[i];
     if (object.common ? rank == 0 : object.main_replica) {
       mine.objects.push_back(i);
-    } else if (object.common && object.content != 0 && !group.empty()) {
+    } else if (object.content != 0 && !group.empty()) {
       mine.object_copies.push_back(i);
     }
   }

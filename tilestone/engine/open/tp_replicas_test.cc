@@ -305,6 +305,40 @@ TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
   }
 }
 
+// Without a manifest the names of the data files say which rank wrote them.
+TEST(TpReplicas, ARankOpensItsOwnFileUnderEitherName) {
+  FileImage image = memory_image(*saved(second_name));
+  std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
+  using TwoPhase = LoadOptions::TwoPhase;
+  for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
+    for (const bool suffixed : {true, false}) {
+      std::mutex mutex;
+      std::vector<std::set<std::string>> opened(2);
+      const auto disk = FaultDisk::create(memory_storage(image), [&](const StorageCall& call) {
+        const std::lock_guard lock(mutex);
+        const bool data = call.name.ends_with(".distcp");
+        if (call.op != StorageOp::kOpen || !data) return FaultAction::pass();
+        opened[static_cast<size_t>(call.client)].insert(std::string(call.name));
+        return FaultAction::pass();
+      });
+      run_ranks(2, [&](Communicator comm) {
+        LoadOptions options;
+        options.comm = comm;
+        options.two_phase = mode;
+        const std::string norm = suffixed ? second_name(comm.rank()) : "norm";
+        StateDict wanted = asking(norm, false);
+        wanted["w"] = ShardedTensor::from_rank_offsets(
+            "w", TensorView::without_data(DType::kFloat32, {1, 8}), {{0, comm.rank(), 2}});
+        expect_norm(load(wanted, Location(disk->storage(comm.rank())), options));
+      });
+      for (size_t rank = 0; rank < 2; ++rank) {
+        ASSERT_EQ(opened[rank].size(), 1u);
+        EXPECT_THAT(*opened[rank].begin(), testing::HasSubstr("__" + std::to_string(rank) + "_"));
+      }
+    }
+  }
+}
+
 // If a rank has no replica of its own, it reads any other one; if they differ, the lowest rank's.
 TEST(TpReplicas, OfReplicasThatAreNotTheSameARankGetsItsOwnElseTheLowest) {
   const Location location(saved(second_name, 100));
