@@ -307,9 +307,10 @@ void bind_checkpoint(nb::module_& m) {
   bound.def_static(
       "open",
       [](const nb::bytes& path, bool verify_checksums, const std::string& cache,
-         uint64_t buffer_bytes, int threads, bool follow_links) {
+         uint64_t buffer_bytes, int threads, bool follow_links, const std::string& unmarked) {
         const Location location = location_of(path, follow_links);
         OpenOptions options;
+        if (!unmarked.empty()) options.unmarked = dialect_named(unmarked);
         options.verify_checksums = verify_checksums;
         options.cache = cache_named(cache);
         options.buffer_bytes = buffer_bytes;
@@ -319,7 +320,8 @@ void bind_checkpoint(nb::module_& m) {
           return Checkpoint::open(location, options);
         });
       },
-      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a);
+      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a,
+      "unmarked"_a = "");
   bind_keys(bound);
   bind_tensors(bound);
   bind_values(bound);

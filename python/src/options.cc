@@ -105,6 +105,7 @@ void bind_load_options(nb::module_& m) {
       .def_rw("timeout", &LoadOptions::timeout)
       .def_rw("threads", &LoadOptions::threads)
       .def_rw("buffer_bytes", &LoadOptions::buffer_bytes);
+  bind_named(options, "unmarked", &LoadOptions::unmarked, &dialect_named);
   using TwoPhase = LoadOptions::TwoPhase;
   bind_words(
       options, "two_phase", &LoadOptions::two_phase,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -146,3 +148,36 @@ def test_a_missing_data_file_is_damage_and_not_a_missing_checkpoint(tmp_path: pa
     for words in (["verify"], ["cat", "w"], ["cat", "o"]):
         assert command(words[0], tmp_path, *words[1:], stdout=subprocess.PIPE).returncode == DAMAGED
     assert command("ls", tmp_path, stdout=subprocess.PIPE).returncode == OK
+
+
+class _Call:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("exit 1",)
+
+
+@pytest.mark.parametrize(
+    ("held", "code"),
+    [
+        ({"a": 1}, DAMAGED), ([1], DAMAGED), ((1,), DAMAGED), (7, DAMAGED), ("text", DAMAGED),
+        (None, DAMAGED), ({"a": [(_Call(),)]}, UNSAFE), ([_Call()], UNSAFE), (_Call(), UNSAFE),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_a_metadata_file_that_holds_something_else_is_damaged_or_unsafe(
+    held: object, code: int, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(held))
+    for mark in (None, '{"sharded_backend": "torch_dist"}', "[1]"):
+        if mark is not None:
+            (tmp_path / "metadata.json").write_text(mark)
+        for words in (["ls"], ["inspect"], ["verify"], ["cat", "--common"]):
+            line = ["tilestone", words[0], str(tmp_path), *words[1:]]
+            found = tilestone._core.cli([word.encode() for word in line])
+            assert (found, capfd.readouterr().out) == (code, ""), (mark, words)
+
+
+def test_the_help_lists_every_exit_code() -> None:
+    said = command("--help", stdout=subprocess.PIPE).stdout.decode()
+    codes = said.partition("Exit codes:")[2]
+    for code in (OK, DAMAGED, USAGE, IO, UNSAFE, 128 + signal.SIGINT):
+        assert re.search(rf"\b{code} [a-z]", codes), code

@@ -176,8 +176,7 @@ int run(int argc, const char* const* argv) {
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 ok, 1 damaged or different, 2 usage error or unknown key, 3 no checkpoint, a "
-      "save under way or "
-      "I/O error, 4 unsafe content.");
+      "save under way or I/O error, 4 unsafe content, 130 interrupted.");
   std::vector<std::pair<CLI::App*, Command>> commands;
   const auto add = [&](const char* name, const char* what, Command (*declare)(CLI::App&)) {
     CLI::App* sub = app.add_subcommand(name, what);

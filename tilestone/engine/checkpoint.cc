@@ -98,7 +98,8 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
   engine::check_options(options);
   const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
-  engine::Found found = engine::find_checkpoint(location.shared(), options.format);
+  engine::Found found =
+      engine::find_checkpoint(location.shared(), options.format, std::nullopt, options.unmarked);
   static_cast<void>(deadline.expired());
   engine::Opened opened =
       engine::open_description(std::move(found.description), found.format.format);

@@ -94,7 +94,8 @@ class Loading {
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
-          take_found(find_checkpoint(brought_.location->shared(), options().format, own_rank()));
+          take_found(find_checkpoint(brought_.location->shared(), options().format, own_rank(),
+                                     options().unmarked));
           return std::vector<Bytes>(hosts.size(), way);
         });
     way_ = static_cast<ReadFor>(answer.front());
@@ -172,7 +173,8 @@ class Loading {
   void choose_items(Deadline deadline) {
     if (of_own_rank_) {
       if (has_all_of_own_rank(deadline)) return;
-      take_found(find_checkpoint(brought_.location->shared(), options().format));
+      take_found(find_checkpoint(brought_.location->shared(), options().format, std::nullopt,
+                                 options().unmarked));
     }
     look_for_items(deadline);
   }

@@ -177,6 +177,14 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
   return description;
 }
 
+// Whether no file of the checkpoint says that its dialect is another one than `unmarked`.
+bool may_be_of(const Description& description, const Dialect& unmarked) {
+  if (description.dialect != pytorch_dialect()->name()) return false;
+  if (description.manifest.empty()) return true;
+  return Manifest::decode(description.manifest, description.manifest_file).dialect ==
+         unmarked.name();
+}
+
 }  // namespace
 
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
@@ -196,7 +204,8 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
 // other. So what was found counts only if the directory still stands at the end, and otherwise the
 // new directory is tried.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
-                      const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank) {
+                      const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank,
+                      const std::shared_ptr<const Dialect>& unmarked) {
   for (int i = 0;; ++i) {
     Found found{hold(storage), {}, {}, false};
     const bool last = i == kMaxExchanges;
@@ -211,6 +220,10 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
       if (!found.of_own_rank) {
         found.description =
             read_description(*found.storage, found.format, std::move(names), Reports::kRead);
+      }
+      if (unmarked != nullptr && may_be_of(found.description, *unmarked)) {
+        found.format.dialect = unmarked;
+        found.description.dialect = unmarked->name();
       }
       if (found.storage->stands()) return found;
     } catch (const Error& error) {

@@ -179,7 +179,10 @@ struct LoadOptions {
   // differences between `wanted` and the checkpoint are not errors.
   std::optional<int> own_rank = std::nullopt;
   std::shared_ptr<const Format> format = nullptr;  // default: found from the files
-  bool cast = false;                               // convert from the stored dtype
+  // The dialect of a checkpoint of which no file names one: Megatron-Core's, before metadata.json
+  // is written. Must be equal on all ranks. Default: PyTorch's.
+  std::shared_ptr<const Dialect> unmarked = nullptr;
+  bool cast = false;  // convert from the stored dtype
   // Checks every item that a rank reads whole; in two-phase reading by messages also every item
   // that several ranks together read whole.
   bool verify_checksums = true;
@@ -234,6 +237,7 @@ struct LoadReport {
 
 struct OpenOptions {
   std::shared_ptr<const Format> format = nullptr;
+  std::shared_ptr<const Dialect> unmarked = nullptr;  // as in LoadOptions
   bool verify_checksums = true;
   CachePolicy cache = CachePolicy::kBypass;  // what reads leave in the page cache
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;

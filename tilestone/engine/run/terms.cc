@@ -125,7 +125,8 @@ Terms terms_of(const Location& location, const LoadOptions& options) {
           {"objects_by_grid", bool_text(options.objects_by_grid)},
           {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
           {"verify_checksums", bool_text(options.verify_checksums)},
-          {"format", in_quotes(options.format ? options.format->name() : "found from the files")}};
+          {"format", in_quotes(options.format ? options.format->name() : "found from the files")},
+          {"unmarked", in_quotes(options.unmarked ? options.unmarked->name() : "pytorch")}};
 }
 
 Bytes with_terms(Bytes message, const Terms& terms) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/file_name.h"
@@ -63,11 +64,44 @@ constexpr ClassName kClasses[] = {
   throw Error(ErrorCode::kCorrupt, "checkpoint metadata: " + problem);
 }
 
-// The error code for an unexpected node. A call of a function is an attack: no writer puts one
-// there. An object of an unknown class may come from a newer writer.
+// Whether a node is a call of a function or contains one.
+bool holds_call(const Pickle& pickle, NodeId root) {
+  std::vector<bool> seen(pickle.node_count());
+  std::vector<NodeId> left = {root};
+  while (!left.empty()) {
+    const NodeId id = left.back();
+    left.pop_back();
+    if (id == kNoNode || Pickle::is_small(id) || seen[id]) continue;
+    seen[id] = true;
+    switch (pickle.kind(id)) {
+      case NodeKind::kCall:
+        return true;
+      case NodeKind::kNew:
+        left.insert(left.end(), {pickle.args(id), pickle.state(id)});
+        break;
+      case NodeKind::kPersistent:
+        left.push_back(pickle.args(id));
+        break;
+      case NodeKind::kTuple:
+      case NodeKind::kList:
+      case NodeKind::kDict:
+      case NodeKind::kSet:
+      case NodeKind::kFrozenSet:
+        left.insert(left.end(), pickle.items(id).begin(), pickle.items(id).end());
+        break;
+      default:
+        break;
+    }
+  }
+  return false;
+}
+
+// The error code for an unexpected node. A call of a function in it is an attack: no writer puts
+// one there. An object of an unknown class may come from a newer writer. Everything else is damage.
 ErrorCode refusal_of(const Pickle& pickle, NodeId id) {
-  const bool call = id != kNoNode && pickle.kind(id) == NodeKind::kCall;
-  return call ? ErrorCode::kUnsafe : ErrorCode::kUnsupported;
+  if (holds_call(pickle, id)) return ErrorCode::kUnsafe;
+  const bool object = id != kNoNode && pickle.is(id, NodeKind::kNew);
+  return object ? ErrorCode::kUnsupported : ErrorCode::kCorrupt;
 }
 
 class MetadataReader {

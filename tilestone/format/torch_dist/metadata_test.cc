@@ -154,11 +154,17 @@ TEST(TorchMetadata, ImpossibleShapesAndBoxesAreRefusedWithTheKey) {
 }
 
 TEST(TorchMetadata, AnotherPickleIsNoMetadata) {
-  EXPECT_EQ(refusal(to_bytes("\x80\x02K\x07.")), ErrorCode::kUnsupported);
-  EXPECT_EQ(refusal(to_bytes("\x80\x02"
-                             "cos\nsystem\nX\x02" +
-                             std::string(3, '\0') + "ls\x85R.")),
-            ErrorCode::kUnsafe);
+  const std::string call = "cos\nsystem\nX\x02" + std::string(3, '\0') + "ls\x85R";
+  const std::string unknown = "cnewer\nMetadata\n)\x81";
+  for (const std::string text : {"K\x07", "N", "]", "}", "K\x07\x85"}) {
+    EXPECT_EQ(refusal(to_bytes("\x80\x02" + text + ".")), ErrorCode::kCorrupt) << text;
+  }
+  EXPECT_EQ(refusal(to_bytes("\x80\x02" + unknown + ".")), ErrorCode::kUnsupported);
+  EXPECT_EQ(refusal(to_bytes("\x80\x02" + call + ".")), ErrorCode::kUnsafe);
+  EXPECT_EQ(refusal(to_bytes("\x80\x02" + call + "\x85.")), ErrorCode::kUnsafe);     // in a tuple
+  EXPECT_EQ(refusal(to_bytes("\x80\x02}K\x01" + call + "s.")), ErrorCode::kUnsafe);  // in a dict
+  EXPECT_EQ(refusal(to_bytes("\x80\x02" + unknown + "}K\x01" + call + "sb.")),
+            ErrorCode::kUnsafe);  // in the state of an object
 }
 
 TEST(TorchMetadata, AnEmptyChunkAtAFullOnesOffsetTakesNothingFromIt) {
