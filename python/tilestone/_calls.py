@@ -175,6 +175,8 @@ class Prepared(abc.ABC):
     harmless: frozenset[str] = frozenset()
     #: LoadOptions::objects_by_grid: sharded objects are compared by the key of their grid.
     objects_by_grid: bool = False
+    #: LoadOptions::unmarked: the dialect of a checkpoint of which no file names one.
+    unmarked: str = "pytorch"
     #: LoadOptions::log_report: rank 0 logs the LoadReport.
     log_report: bool = True
 
@@ -492,6 +494,7 @@ class LoadCall:
         options.buffer_bytes = _options.whole("buffer_bytes", given["buffer_bytes"], 64)
         options.objects_by_grid = self._template.objects_by_grid
         options.log_report = self._template.log_report
+        options.unmarked = self._template.unmarked
         options.own_rank = self._alone
         return options
 

@@ -410,6 +410,28 @@ def open(
         NotFoundError: there is no checkpoint.
         CorruptError, UnsafeError: the checkpoint's metadata is damaged, or looks like an attack.
     """
+    return open_as(
+        "", path, framework=framework, verify_checksums=verify_checksums, cache=cache,
+        buffer_bytes=buffer_bytes, threads=threads, follow_links=follow_links,
+    )  # fmt: skip
+
+
+def open_as(
+    unmarked: str,
+    path: str | os.PathLike[str],
+    *,
+    framework: str = "numpy",
+    verify_checksums: bool = True,
+    cache: str = "bypass",
+    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+    threads: int = 0,
+    follow_links: bool = False,
+) -> Checkpoint:
+    """Does the same as `open`.
+
+    Args:
+        unmarked: the dialect of a checkpoint of which no file names one; "": PyTorch's.
+    """
     framework = _framework(framework)
     core = _core.Checkpoint.open(
         _options.directory(path),
@@ -418,6 +440,7 @@ def open(
         _options.whole("buffer_bytes", buffer_bytes, 64),
         _options.whole("threads", threads),
         _options.flag("follow_links", follow_links),
+        unmarked,
     )
     return Checkpoint(core, os.fsdecode(path), framework)
 

@@ -19,9 +19,11 @@ import torch
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._torch_comm import TorchCommunicator
+from tilestone.megatron import _ranks
 from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
 from tilestone.megatron.mapping import ShardedObject, is_main_replica
+from tilestone.megatron.strategies._together import deadline_or_default
 
 _WORK = "check of the ranks' entities"
 _OBJECT_ROW = 4  # entries
@@ -89,11 +91,14 @@ class AllRanks(Sequence[List[Any]]):
         return (self[rank] for rank in range(len(self)))
 
 
-def gather(entities: Sequence[Any]) -> AllRanks:
-    """Collects the entities of every rank of the default group. Every rank calls.
+def gather(
+    entities: Sequence[Any], group: torch.distributed.ProcessGroup | None = None
+) -> AllRanks:
+    """Collects the entities of every rank of a group. Every rank calls.
 
     Args:
         entities: this rank's entities, without data.
+        group: None: the ranks of the call that is under way, or the default group.
 
     Raises:
         CheckpointingException: on every rank, if any rank failed.
@@ -108,10 +113,10 @@ def gather(entities: Sequence[Any]) -> AllRanks:
 
     answer = _core.agree(
         _WORK,
-        TorchCommunicator(torch.distributed.group.WORLD),
+        TorchCommunicator(_ranks.default_group(group)),
         say,
         lambda round, said: (_framed(said), True),
-        _core.DEFAULT_TIMEOUT,
+        deadline_or_default(None).seconds(),
     )
     return AllRanks([HeldEntities.decode(words) for words in _unframed(answer)])
 
@@ -201,24 +206,25 @@ def _encoded(rank: int, held: HeldEntities) -> bytes:
 def check_together(
     entities_of: Callable[[], Iterable[Any]],
     group: torch.distributed.ProcessGroup | None,
-    seconds: float = _core.DEFAULT_TIMEOUT,
+    seconds: float | None = None,
 ) -> None:
     """Checks the entities of all ranks, on one rank for all. Every rank calls.
 
     Args:
         entities_of: returns this rank's entities; if it raises, every rank raises the same.
-        group: the ranks; None: the default group, or this process without torch.distributed.
-        seconds: time limit; infinity for no limit.
+        group: the ranks; None: those of the call that is under way, or the default group, or this
+            process without torch.distributed.
+        seconds: time limit, infinity for no limit; None: what the call that is under way has left,
+            or the default time limit.
 
     Raises:
         CheckpointingException: as check_access; on every rank.
     """
-    distributed = torch.distributed
-    if group is None and not distributed.is_initialized():
+    group = _ranks.default_group(group)
+    if group is None:
         check_access([entities_of()])
         return
-    group = distributed.group.WORLD if group is None else group
-    rank = distributed.get_rank(group)
+    rank = _ranks.rank(group)
 
     def decide(round: int, said: list[bytes]) -> tuple[bytes, bool]:
         _core.check_access(said)
@@ -229,5 +235,5 @@ def check_together(
         TorchCommunicator(group),
         lambda round, answer: _encoded(rank, held_by(entities_of())),
         decide,
-        seconds,
+        deadline_or_default(None).seconds() if seconds is None else seconds,
     )

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 
-from tilestone import _api, _entities
+from tilestone import _api, _core, _entities
 from tilestone._calls import LoadReport, Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._stored import HARMLESS, literal
+from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -33,6 +33,7 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.strategies._shares import LocalCopies, without_copies
+from tilestone.megatron.strategies._together import within_call
 from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
 from tilestone.megatron.validation import _validate_common_state_dict
 
@@ -298,7 +299,11 @@ def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
     """Loads only entities; dtypes are converted."""
     asked = Asked(sharded_state_dict)
-    return engine_load(asked, checkpoint_dir, sharded_only=True, cast=True)
+    asked.unmarked = DIALECT
+    return engine_load(
+        asked, checkpoint_dir, sharded_only=True, cast=True, group=_ranks.group_of_call(),
+        timeout=within_call(),
+    )  # fmt: skip
 
 
 def without_local_copies(tree: Any) -> Any:
@@ -394,7 +399,7 @@ def replaced_by(checkpoint_dir: Any) -> str:
     )
 
 
-def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
+def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> _core.SaveResult:
     """Saves a state with the engine, with keyword arguments of `tilestone.save`."""
     path = literal(checkpoint_dir)
     options = {"overwrite": True, **options}
@@ -402,3 +407,4 @@ def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> None:
     given.log_replaced()
     if result.common_differs:
         given.log_differences()
+    return result

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilestone import _api, _calls, _megatron_entities
+from tilestone import _api, _calls, _core, _megatron_entities
 from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone.megatron import _engine_calls, _ranks
 from tilestone.megatron._files import sync_folder
@@ -19,6 +19,7 @@ from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
 from tilestone.megatron.strategies._shares import LocalCopies
+from tilestone.megatron.strategies._together import within_call
 
 Path = str | os.PathLike[str]
 
@@ -147,7 +148,8 @@ def save_in_place(
     Args:
         tree: nested dicts and lists of entities; factories are built.
         checkpoint_dir: the checkpoint's directory, on a file system that all ranks share.
-        group: the ranks that save together; None: the default group.
+        group: the ranks that save together; None: those of the save that is under way, or the
+            default group.
         mains_only: each shard is written by the rank of its main replica. Otherwise any rank that
             holds a shard's data may write it.
         options: keyword arguments of `tilestone.save`.
@@ -156,5 +158,7 @@ def save_in_place(
         As `tilestone.save`, the same on every rank.
     """
     path = literal(checkpoint_dir)
+    group = _ranks.group_of_call() if group is None else group
+    options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
     state: Any = _Shards(tree, path, group, mains_only)
     _api.save(state, path, group=group, dialect="megatron_shards", overwrite=True, **options)

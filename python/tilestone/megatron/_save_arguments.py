@@ -6,9 +6,10 @@ An error is this rank's only: the save then raises it on all ranks together.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Dict
 
-from tilestone import _calls
+from tilestone import _calls, _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron import _engine_calls
 from tilestone.megatron.strategies._engine import ASYNC_HINT, COPIES
@@ -16,6 +17,33 @@ from tilestone.megatron.strategies.base import engine_options_of
 from tilestone.megatron.utils import _clean_metadata_for_serialization
 
 CONTENT_METADATA_KEY = "content_metadata"
+
+#: The arguments of `tilestone.megatron.save` that Megatron-Core's save does not have, with their
+#: defaults.
+OWN: Mapping[str, Any] = MappingProxyType({
+    "process_group": None,
+    "timeout": _core.DEFAULT_TIMEOUT,
+    "common_differs": "warn",
+    "agreement": "exchange",
+    "replicate": "none",
+    "replicate_group": None,
+    "max_copy_bytes": None,
+    "tp_replica_names": False,
+    "coordination": "communicator",
+    "rank": None,
+    "world_size": None,
+    "token": None,
+    "number": 0,
+    "wait": True,
+})
+
+
+def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
+    """Whether a save has such an argument, or its strategy makes local copies."""
+    if any(value is not OWN[name] and value != OWN[name] for name, value in own.items()):
+        return True
+    options = engine_options_of(sharded_strategy)
+    return bool(options) and any(name in options for name in COPIES)
 
 
 def unsupported(async_sharded_save: bool, common_strategy: Any) -> Exception | None:

@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilestone import _api, _calls, _checkpoint, _core, _opaque, _options
+from tilestone import _api, _calls, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
 from tilestone.megatron import _ranks
 from tilestone.megatron._in_place import Path, end_without_tensors, entities, save_in_place
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._stock_errors import raises_stocks_errors
-from tilestone.megatron._stored import HARMLESS, literal, remove_keys, tensors_metadata
+from tilestone.megatron._stored import (
+    DIALECT,
+    HARMLESS,
+    literal,
+    open_sharded,
+    remove_keys,
+    tensors_metadata,
+)
 from tilestone.megatron.dict_utils import dict_list_map_outplace
+from tilestone.megatron.strategies._together import within_call
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -158,6 +166,7 @@ class _Wanted(_calls.Prepared):
     """The request of a load: the entities of its template, by number."""
 
     harmless = HARMLESS
+    unmarked = DIALECT
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -274,10 +283,10 @@ class _LoadStrategy:
         _api.load(
             wanted,
             literal(checkpoint_dir),
-            group=self.process_group,
+            group=self.process_group or _ranks.group_of_call(),
             allow_classes=self.allow_classes | _safe_classes(),
             sharded_only=True,
-            **self._options,  # type: ignore[arg-type]
+            **self._options | {"timeout": within_call(self._options["timeout"])},  # type: ignore[arg-type]
         )
         return wanted.result
 
@@ -290,7 +299,7 @@ class _LoadStrategy:
         Raises:
             As `tilestone.open`.
         """
-        with _checkpoint.open(literal(checkpoint_dir)) as checkpoint:
+        with open_sharded(checkpoint_dir) as checkpoint:
             return tensors_metadata(checkpoint, find_module("mapping").ShardedTensor)
 
     @raises_stocks_errors
@@ -303,7 +312,7 @@ class _LoadStrategy:
         """
         mapping = find_module("mapping")
         found: dict[str, Any] = {}
-        with _checkpoint.open(literal(checkpoint_dir)) as checkpoint:
+        with open_sharded(checkpoint_dir) as checkpoint:
             for key in checkpoint.object_keys():
                 try:
                     found[key] = mapping.ShardedObject.empty_from_unique_key(key)

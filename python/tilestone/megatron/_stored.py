@@ -19,6 +19,7 @@ from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedT
 logger = logging.getLogger("tilestone.megatron")
 
 COMMON_FILE = "common.pt"
+DIALECT = "megatron"  # also of what a strategy has saved before metadata.json is written
 _WAIT_FOR_OTHERS = 60.0  # seconds to wait for other ranks that remove the same keys
 INTEGRITY_FILE = "integrity.json"
 _ENUMS = {
@@ -65,13 +66,18 @@ def open_stored(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoin
     return _checkpoint.open(literal(checkpoint_dir), framework="torch")
 
 
+def open_sharded(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
+    """Does the same, also for what a strategy alone has saved, without `metadata.json`."""
+    return _checkpoint.open_as(DIALECT, literal(checkpoint_dir), framework="torch")
+
+
 def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
     """Loads the state that is saved once for all ranks, tensors on the CPU.
 
     Raises:
         CheckpointingException: there is no checkpoint, or it has no common state.
     """
-    with open_stored(checkpoint_dir) as checkpoint:
+    with open_sharded(checkpoint_dir) as checkpoint:
         common = common_of(checkpoint)
     if common is None:
         path = os.path.join(checkpoint_dir, COMMON_FILE)

@@ -1,22 +1,31 @@
 """Saves and loads with strategies of the user, in the same steps as Megatron-Core.
 
 Such a save is not atomic: the checkpoint that it replaces is lost when it begins to write. If a rank
-fails after that, what has been written stays, and the other ranks notice only through their own
-steps.
+fails after that, what has been written stays, without `metadata.json`. The ranks meet after each
+step and share one deadline: if one has failed or does not arrive, all others raise. Code of a
+strategy is not interrupted, so a rank that waits inside it learns of a failure only afterwards.
+
+The ranks and the deadline are those of the call under way (`_ranks.call_of`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
 
-from tilestone._errors import RankFailedError, StorageError
-from tilestone.megatron import _engine_calls, _ranks
+from tilestone._errors import StorageError
+from tilestone.megatron import _access, _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
 from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
-from tilestone.megatron.dict_utils import extract_matching_values, merge
+from tilestone.megatron.dict_utils import (
+    dict_list_map_outplace,
+    extract_matching_values,
+    merge,
+    nested_values,
+)
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -26,9 +35,11 @@ from tilestone.megatron.mapping import (
 )
 from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
 from tilestone.megatron.strategies._shares import copied
+from tilestone.megatron.strategies._together import then_one, together
 from tilestone.megatron.utils import extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
+    _validate_common_state_dict,
     determine_global_metadata,
     validate_integrity_and_strict_load,
     validate_sharded_objects_handling,
@@ -37,25 +48,6 @@ from tilestone.megatron.validation import (
 
 def _is_object(item: Any) -> bool:
     return isinstance(item, ShardedObject)
-
-
-def _make_directory(checkpoint_dir: Any) -> None:
-    """Rank 0 creates the directory, or makes an old checkpoint there invalid. Every rank calls.
-
-    Otherwise the old tensors would be a valid checkpoint with the new common state. If rank 0 fails,
-    every rank raises.
-    """
-    failure: Exception | None = None
-    if _ranks.rank() == 0:
-        try:
-            _prepare(checkpoint_dir)
-        except Exception as error:
-            failure = error
-    problem = _ranks.from_first(None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    if problem is not None:
-        raise RankFailedError(f"rank 0 failed before anything was written: {problem}", rank=0)
 
 
 def _prepare(checkpoint_dir: Any) -> None:
@@ -70,28 +62,77 @@ def _prepare(checkpoint_dir: Any) -> None:
     remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
-def save(
-    sharded_state_dict: ShardedStateDict,
-    checkpoint_dir: Any,
-    sharded_strategy: Any,
-    common_strategy: Any,
-    validate_access_integrity: bool,
-    preprocess: Callable[[CommonStateDict], StateDict] | None,
-) -> None:
-    """Saves common state, objects and tensors, then `metadata.json`. Every rank calls."""
-    sharded, common = save_preprocess(sharded_state_dict, validate_access_integrity, preprocess)
-    _make_directory(checkpoint_dir)
-    common_strategy.save_common(common, checkpoint_dir)
-    if not sharded_strategy.can_handle_sharded_objects:
-        validate_sharded_objects_handling(sharded_strategy, common_strategy)
-        objects, sharded = extract_matching_values(sharded, _is_object)
-        common_strategy.save_sharded_objects(objects, checkpoint_dir)
-    # A fully parallel save marks in the entities who saves what; the caller's must not change.
-    sharded_strategy.save(copied(sharded), checkpoint_dir)
-    if _ranks.rank() == 0:
-        config = CheckpointingConfig(sharded_strategy.backend, sharded_strategy.version)
-        save_config(config, checkpoint_dir)
-    _ranks.barrier()
+@dataclasses.dataclass
+class Save:
+    """A save with a strategy of the user.
+
+    Args:
+        sharded_state_dict: the caller's; it is not changed.
+        checkpoint_dir: the checkpoint's directory.
+        sharded_strategy, common_strategy: what saves.
+        validate_access_integrity, preprocess: as for `tilestone.megatron.save`.
+    """
+
+    sharded_state_dict: ShardedStateDict
+    checkpoint_dir: Any
+    sharded_strategy: Any
+    common_strategy: Any
+    validate_access_integrity: bool
+    preprocess: Callable[[CommonStateDict], StateDict] | None
+
+    def run(self, check: Callable[[], None]) -> None:
+        """Saves common state, objects and tensors, then `metadata.json`. Every rank calls.
+
+        Args:
+            check: called first; if it raises, this rank has failed, and every rank raises.
+        """
+        group = _ranks.default_group(None)
+
+        def prepared() -> tuple[ShardedStateDict, CommonStateDict, Any]:
+            check()
+            sharded, common = save_preprocess(self.sharded_state_dict, False)
+            compared = common
+            if self.validate_access_integrity and self.preprocess is not None:
+                compared = self.preprocess(dict_list_map_outplace(lambda item: item, common))
+            return sharded, common, compared
+
+        sharded, common, compared = together("preparation of a save", group, prepared)
+        if self.validate_access_integrity:
+            _access.check_together(lambda: nested_values(sharded), group)
+            _validate_common_state_dict(compared, group)
+        then_one("directory of a save", group, _nothing, self._make_directory)
+        together("save of the common state", group, lambda: self._save_common(common))
+        # A fully parallel save marks in the entities who saves what; the caller's must not change.
+        own = copied(sharded)
+        together("save by a strategy", group, lambda: self._save_sharded(own))
+        then_one("end of a save", group, _nothing, self._publish)
+
+    def _make_directory(self) -> bytes:
+        """Creates the directory, or makes an old checkpoint there invalid.
+
+        Otherwise the old tensors would be a valid checkpoint with the new common state.
+        """
+        _prepare(self.checkpoint_dir)
+        return b""
+
+    def _save_common(self, common: CommonStateDict) -> None:
+        self.common_strategy.save_common(common, self.checkpoint_dir)
+
+    def _save_sharded(self, sharded: ShardedStateDict) -> None:
+        if not self.sharded_strategy.can_handle_sharded_objects:
+            validate_sharded_objects_handling(self.sharded_strategy, self.common_strategy)
+            objects, sharded = extract_matching_values(sharded, _is_object)
+            self.common_strategy.save_sharded_objects(objects, self.checkpoint_dir)
+        self.sharded_strategy.save(sharded, self.checkpoint_dir)
+
+    def _publish(self) -> bytes:
+        strategy = self.sharded_strategy
+        save_config(CheckpointingConfig(strategy.backend, strategy.version), self.checkpoint_dir)
+        return b""
+
+
+def _nothing() -> None:
+    """The step of the ranks that only wait."""
 
 
 def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any) -> Any:
@@ -103,34 +144,74 @@ def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy
     return merge(found, common_strategy.load_sharded_metadata(checkpoint_dir))
 
 
-def load(
-    sharded_state_dict: ShardedStateDict,
-    checkpoint_dir: Any,
-    sharded_strategy: Any,
-    common_strategy: Any,
-    validate_access_integrity: bool,
-    strict: StrictHandling,
-) -> tuple[StateDict, set[str], set[str]]:
-    """Loads common state, objects and tensors. Every rank calls.
+@dataclasses.dataclass
+class Load:
+    """A load with a strategy of the user.
 
-    Returns:
-        (state, missing keys, unexpected keys), as `strict` demands.
+    Args:
+        sharded_state_dict: the template; it is not changed.
+        checkpoint_dir: the checkpoint's directory.
+        strategies: the sharded and the common strategy; None: this rank has none, and fails.
+        validate_access_integrity, strict: as for `tilestone.megatron.load`.
     """
-    result = common_strategy.load_common(checkpoint_dir)
-    template, nonpersistent, factories = load_preprocess(sharded_state_dict)
-    merge(result, nonpersistent)
-    sharded, _ = extract_sharded_base(template)
-    stored = local = everybodys = None
-    if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
-        stored = sharded_metadata(checkpoint_dir, sharded_strategy, common_strategy)
-    if validate_access_integrity or StrictHandling.requires_global_app_metadata(strict):
-        local, everybodys = determine_global_metadata(sharded)
-    sharded, missing, unexpected = validate_integrity_and_strict_load(
-        sharded, strict, validate_access_integrity, local, everybodys, stored
-    )
-    if not sharded_strategy.can_handle_sharded_objects:
-        validate_sharded_objects_handling(sharded_strategy, common_strategy)
-        objects, sharded = extract_matching_values(sharded, _is_object)
-        merge(result, common_strategy.load_sharded_objects(objects, checkpoint_dir))
-    merge(result, sharded_strategy.load(sharded, checkpoint_dir))
-    return apply_factory_merges(result, factories), missing, unexpected
+
+    sharded_state_dict: ShardedStateDict
+    checkpoint_dir: Any
+    strategies: tuple[Any, Any] | None
+    validate_access_integrity: bool
+    strict: StrictHandling
+
+    def run(self, check: Callable[[], None]) -> tuple[StateDict, set[str], set[str]]:
+        """Loads common state, objects and tensors. Every rank calls.
+
+        Args:
+            check: called first; if it raises, this rank has failed, and every rank raises.
+
+        Returns:
+            (state, missing keys, unexpected keys), as `strict` demands.
+        """
+        group = _ranks.default_group(None)
+
+        def prepared() -> tuple[StateDict, ShardedStateDict, ShardedStateDict, Any]:
+            check()
+            sharded_strategy, common_strategy = self._strategies()
+            result = common_strategy.load_common(self.checkpoint_dir)
+            template, nonpersistent, factories = load_preprocess(self.sharded_state_dict)
+            merge(result, nonpersistent)
+            sharded, _ = extract_sharded_base(template)
+            stored = None
+            if StrictHandling.requires_explicit_ckpt_mismatch_check(self.strict):
+                stored = sharded_metadata(
+                    self.checkpoint_dir, sharded_strategy, common_strategy
+                )
+            return result, sharded, factories, stored
+
+        result, asked, factories, stored = together("preparation of a load", group, prepared)
+        local = everybodys = None
+        if self.validate_access_integrity or StrictHandling.requires_global_app_metadata(
+            self.strict
+        ):
+            local, everybodys = determine_global_metadata(asked)
+
+        def loaded() -> tuple[StateDict, set[str], set[str]]:
+            sharded, missing, unexpected = validate_integrity_and_strict_load(
+                asked, self.strict, self.validate_access_integrity, local, everybodys, stored
+            )
+            return sharded, missing, unexpected
+
+        sharded, missing, unexpected = together("check of a load", group, loaded)
+        together("load by a strategy", group, lambda: self._load_sharded(sharded, result))
+        state = together("end of a load", group, lambda: apply_factory_merges(result, factories))
+        return state, missing, unexpected
+
+    def _strategies(self) -> tuple[Any, Any]:
+        assert self.strategies is not None  # else check() has raised
+        return self.strategies
+
+    def _load_sharded(self, sharded: ShardedStateDict, result: StateDict) -> None:
+        sharded_strategy, common_strategy = self._strategies()
+        if not sharded_strategy.can_handle_sharded_objects:
+            validate_sharded_objects_handling(sharded_strategy, common_strategy)
+            objects, sharded = extract_matching_values(sharded, _is_object)
+            merge(result, common_strategy.load_sharded_objects(objects, self.checkpoint_dir))
+        merge(result, sharded_strategy.load(sharded, self.checkpoint_dir))

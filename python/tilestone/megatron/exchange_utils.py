@@ -278,7 +278,7 @@ def exchange_loaded_tensors_gather_object(
 def exchange_loaded_objects_gather_object(
     loaded_objects: dict[_ShardId, Any],
 ) -> dict[_ShardId, Any]:
-    """Gives every rank of the default group all objects that any rank has loaded. All ranks call.
+    """Gives every rank all objects that any rank has loaded. All ranks that load call.
 
     Raises:
         CheckpointingException: two ranks have loaded the same object.
@@ -287,6 +287,7 @@ def exchange_loaded_objects_gather_object(
 
 
 def _all_of(mine: dict[_ShardId, Any], group: Group | None) -> dict[_ShardId, Any]:
+    group = _ranks.default_group(group)
     of_rank: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(of_rank, mine, group=group)
     found: dict[_ShardId, Any] = {}

@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
+from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import (
     _engine_calls,
     _ranks,
     _save_arguments,
+    _save_call,
     _stored,
     _user_strategies,
 )
@@ -119,20 +119,24 @@ def load(
         mode = parse_strict_flag(strict)
     except ValueError as error:
         strategies, failure = None, error
-    options = _load_options(strategies)
-    if options is None:
-        assert strategies is not None
-        result = _user_strategies.load(
-            sharded_state_dict, checkpoint_dir, *strategies, validate_access_integrity, mode
-        )
-        return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
+    deadline = Deadline(timeout)
 
     def check() -> None:
+        deadline.check()
         if failure is not None:
             raise failure
         if verify_integrity:
             rank, size = _ranks.rank(process_group), _ranks.size(process_group)
             _stored.check_integrity(checkpoint_dir, rank, size)
+
+    options = _load_options(strategies, sharded_strategy, common_strategy)
+    if options is None:
+        call = _user_strategies.Load(
+            sharded_state_dict, checkpoint_dir, strategies, validate_access_integrity, mode
+        )
+        with _ranks.call_of(process_group, deadline):
+            result = call.run(check)
+        return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
 
     def judge(missing: set[str], unexpected: set[str]) -> None:
         if mode in _LOGS + _RAISES:
@@ -169,14 +173,31 @@ def _load_strategies(
         return None, error
 
 
-def _load_options(strategies: Tuple[Any, Any] | None) -> dict[str, Any] | None:
-    """Returns the engine's options for these strategies; None if they load without the engine."""
+def _load_options(
+    strategies: Tuple[Any, Any] | None, sharded_given: Any = None, common_given: Any = None
+) -> dict[str, Any] | None:
+    """Returns the engine's options for these strategies; None if they load without the engine.
+
+    A rank that could not find its strategies goes the way of the ones that it was given, because
+    the other ranks go it too.
+    """
     if strategies is None:
-        return {}
-    sharded, common = strategies
-    if type(common) is not TorchCommonLoadStrategy:
-        return None
-    return engine_options_of(sharded)
+        given = (sharded_given, common_given)
+        callable_ones = [each for each in given if hasattr(each, "check_backend_compatibility")]
+        return {} if not callable_ones else _options_of_all(callable_ones)
+    return _options_of_all(strategies)
+
+
+def _options_of_all(strategies: Iterable[Any]) -> dict[str, Any] | None:
+    options: dict[str, Any] = {}
+    for strategy in strategies:
+        found = engine_options_of(strategy)
+        if type(strategy) is TorchCommonLoadStrategy:
+            found = {}
+        if found is None:
+            return None
+        options |= found
+    return options
 
 
 def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
@@ -232,8 +253,17 @@ def load_sharded_metadata(
     return _user_strategies.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
 
 
-def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
+def load_plain_tensors(
+    checkpoint_dir: _Directory,
+    *,
+    process_group: Any = None,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
+) -> StateDict:
     """Loads all tensors of a checkpoint, whole, on every rank. Every rank calls.
+
+    Args:
+        checkpoint_dir: the checkpoint's directory.
+        process_group, timeout: as for load().
 
     Returns:
         key -> tensor on the CPU; also the common state, as in Megatron-Core.
@@ -250,9 +280,15 @@ def load_plain_tensors(checkpoint_dir: _Directory) -> StateDict:
             failure = error
 
     if _load_options(strategies) is None:
-        return load(wanted, checkpoint_dir, validate_access_integrity=False)  # type: ignore[return-value]
+        call = _user_strategies.Load(
+            wanted, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
+        )
+        with _ranks.call_of(process_group, Deadline(timeout)):
+            return call.run(_engine_calls.raiser(failure))[0]
     asked = _engine_calls.Asked(wanted, _engine_calls.raiser(failure))
-    return _engine_calls.engine_load(asked, checkpoint_dir)
+    return _engine_calls.engine_load(
+        asked, checkpoint_dir, group=process_group, timeout=timeout
+    )
 
 
 def load_content_metadata(
@@ -331,7 +367,7 @@ def save(
     token: str | None = None,
     number: int = 0,
     wait: bool = True,
-) -> AsyncRequest | None:
+) -> _core.SaveResult | None:
     """Saves a sharded state dict. Every rank calls.
 
     When the call returns, the checkpoint is complete and durable. Until then an existing checkpoint
@@ -346,8 +382,9 @@ def save(
         sharded_strategy: (backend, version), which is ("torch_dist", 1) or ("zarr", 1); a
             SaveShardedStrategy; or None for ("torch_dist", 1). A strategy class of the user is
             called as Megatron-Core calls it: an existing checkpoint is lost when the save begins to
-            write, a failed save leaves no checkpoint, its own errors come out on the ranks that
-            raised them, and `timeout` does not limit it.
+            write, and a failed save leaves no checkpoint. The ranks meet before and after its call,
+            which is not interrupted: a rank that has failed in it raises its own error and all
+            others RankFailedError, and `timeout` limits how long they wait for each other.
         common_strategy: must be None.
         validate_access_integrity: refuse a state in which the main replicas of all ranks leave out
             a part of a tensor, or contain a part twice; also compare the ranks' common state.
@@ -396,86 +433,31 @@ def save(
             With wait=False the last rank to write publishes.
 
     Returns:
-        None.
+        What `tilestone.save` returns, such as the number and bytes of this rank's local copies, if
+        the call has an argument that Megatron-Core's save does not have (from process_group on,
+        with another value than the default), or a strategy that makes local copies. Otherwise None,
+        as in Megatron-Core: its programs end if a save that is not asynchronous returns something
+        else. None also if a strategy class of the user has saved.
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
-            directory is unchanged (but see `sharded_strategy`). With coordination="files" it is raised on this rank and on those
-            that wait for it.
+            directory is unchanged (but see `sharded_strategy`). With coordination="files" it is
+            raised on this rank and on those that wait for it.
         NotImplementedError: a common_strategy was given.
     """
-    by_files, stray = _save_arguments.by_files(
-        coordination=coordination, rank=rank, world_size=world_size, token=token, number=number,
-        wait=wait,
+    own = {
+        "process_group": process_group, "timeout": timeout, "common_differs": common_differs,
+        "agreement": agreement, "replicate": replicate, "replicate_group": replicate_group,
+        "max_copy_bytes": max_copy_bytes, "tp_replica_names": tp_replica_names,
+        "coordination": coordination, "rank": rank, "world_size": world_size, "token": token,
+        "number": number, "wait": wait,
+    }  # fmt: skip
+    result = _save_call.save(
+        sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,
+        validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
+        content_metadata, **own,
     )  # fmt: skip
-    deadline = Deadline(timeout)
-    state: Any = sharded_state_dict
-    strategy, failure = _save_strategy(sharded_strategy)
-    try:
-        state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
-    except InvalidArgumentError as error:
-        failure = error
-    failure = _save_arguments.unsupported(async_sharded_save, common_strategy) or stray or failure
-    options = {} if failure is not None else engine_options_of(strategy)
-    copies = _save_arguments.local_copies(
-        options, replicate, replicate_group, max_copy_bytes
-    )
-    if failure is None:
-        failure = _save_arguments.conflict(strategy, options, agreement, copies, tp_replica_names)
-    if failure is not None:
-        strategy, options = None, {}
-    if options is None and not by_files:
-        _user_strategies.save(
-            state, checkpoint_dir, strategy, get_default_save_common_strategy(),
-            validate_access_integrity, preprocess_common_before_consistancy_check,
-        )  # fmt: skip
-        return None
-    if by_files and failure is None:
-        failure = _save_arguments.needs_communicator(strategy, process_group)
-    unchecked = validate_access_integrity and not by_files
-    if failure is None and hasattr(strategy, "engine_state"):
-        try:
-            if validate_access_integrity:
-                strategy.validate_access(state, process_group, deadline.timeout())
-            state = strategy.engine_state(state, process_group, deadline.timeout())
-            unchecked = False
-        except (TimeoutError, RankFailedError):
-            raise  # raised on every rank, so no rank waits in the save
-        except Exception as error:
-            failure = error
-
-    preprocess = preprocess_common_before_consistancy_check if validate_access_integrity else None
-    given = _engine_calls.Given(
-        state, checkpoint_dir, _engine_calls.raiser(failure), process_group, preprocess,
-        replaces=not by_files,
-    )  # fmt: skip
-    _engine_calls.engine_save(
-        given,
-        checkpoint_dir,
-        group=None if by_files else process_group,
-        validate_access=unchecked,
-        common_differs=common_differs if validate_access_integrity else "ignore",
-        timeout=deadline.timeout(),
-        agreement=agreement,
-        tp_replica_names=tp_replica_names,
-        **(options or {}) | copies | by_files,
-    )
-    return None
-
-
-def _save_strategy(given: Any) -> Tuple[Any, Exception | None]:
-    """Returns the strategy, or the error, which is raised later, on all ranks together."""
-    try:
-        if given is None:
-            return get_default_save_sharded_strategy(), None
-        if isinstance(given, tuple) and len(given) == 2:
-            return get_default_strategy(StrategyAction.SAVE_SHARDED, *given), None
-    except Exception as error:
-        return None, error
-    if all(hasattr(given, name) for name in ("save", "backend", "version")):
-        return given, None
-    wanted = "sharded_strategy must be a SaveShardedStrategy, (backend, version) or None"
-    return None, InvalidArgumentError(f"{wanted}, not {reprlib.repr(given)}")
+    return result if _save_arguments.are_used(own, sharded_strategy) else None
 
 
 def get_default_save_sharded_strategy(

@@ -19,7 +19,7 @@ import torch
 
 from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
-from tilestone.megatron import _access
+from tilestone.megatron import _access, _ranks
 from tilestone.megatron.core import maybe_load_config
 from tilestone.megatron.dict_utils import diff, extract_matching_values, nested_values
 from tilestone.megatron.mapping import (
@@ -332,6 +332,7 @@ def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any =
     Hashes are compared first. Rank 0 sends its state to the others only if a hash differs.
     """
     distributed = torch.distributed
+    group = _ranks.default_group(group)
     if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
         return
     rank = distributed.get_rank(group)

@@ -101,12 +101,12 @@ class EngineLoadStrategy(LoadShardedStrategy):
             checkpoint_dir: the checkpoint's directory.
             metadata: ignored: the checkpoint's own metadata is read.
         """
-        with _stored.open_stored(checkpoint_dir) as checkpoint:
+        with _stored.open_sharded(checkpoint_dir) as checkpoint:
             return _stored.tensors_metadata(checkpoint)
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
         """Returns also the ShardedObjects, by unique key."""
-        with _stored.open_stored(checkpoint_dir) as checkpoint:
+        with _stored.open_sharded(checkpoint_dir) as checkpoint:
             return _stored.objects_metadata(checkpoint) | _stored.tensors_metadata(checkpoint)
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:

@@ -51,6 +51,26 @@ class Deadline:
         return None if self._given is None else self.seconds()
 
 
+def within_call(timeout: Any = _core.DEFAULT_TIMEOUT) -> Any:
+    """A `timeout=` for a call that may be part of a save or load that is under way.
+
+    Returns:
+        The time that the save or load has left, or `timeout` if that is less and not the default.
+    """
+    deadline = _ranks.deadline_of_call()
+    left = None if deadline is None else deadline.timeout()
+    if deadline is None or (timeout is not None and not isinstance(timeout, (int, float))):
+        return timeout  # an invalid one is refused by the call
+    if left is None:
+        return None if timeout == _core.DEFAULT_TIMEOUT else timeout
+    return left if timeout is None else min(timeout, left)
+
+
+def deadline_or_default(given: Deadline | None) -> Deadline:
+    """A deadline that was given, or that of the save or load under way, or the default one."""
+    return given or _ranks.deadline_of_call() or Deadline()
+
+
 def together(
     work: str,
     group: Group | None,
@@ -98,7 +118,7 @@ def agreed(
         words: makes a rank's message from its result.
         decide: makes the answer, which every rank gets, from the messages of all ranks. Runs on
             rank 0 of the group, after all ranks have done the step.
-        deadline: of the call that the step is part of; None: the default time limit. The step
+        deadline: of the call that the step is part of; None: see deadline_or_default. The step
             itself is not interrupted.
 
     Raises:
@@ -120,7 +140,7 @@ def agreed(
         return words(result[0])
 
     comm = TorchCommunicator(group)
-    seconds = (deadline or Deadline()).seconds()
+    seconds = deadline_or_default(deadline).seconds()
     try:
         answer = _core.agree(work, comm, say, lambda round, said: (decide(said), True), seconds)
     except (TimeoutError, RankFailedError) as error:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
+from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _access, _ranks
 from tilestone.megatron._shard_distribution import (
     Agreed,
@@ -29,6 +30,7 @@ from tilestone.megatron._shard_lists import ShardList
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
     dict_list_map_inplace,
+    dict_list_map_outplace,
     nested_values,
 )
 from tilestone.megatron.exchange_utils import (
@@ -58,6 +60,7 @@ from tilestone.megatron.strategies._together import (
     Deadline,
     Group,
     agreed,
+    deadline_or_default,
     together,
 )
 from tilestone.megatron.strategies.base import (
@@ -81,15 +84,42 @@ _WORK = "distribution of a save"
 class _Distributes:
     """Base of both wrappers: makes distributions, and keeps one from call to call."""
 
-    parallelization_group: Group | None
     do_cache_distribution: bool
     cached_distribution: ShardDistribution | None
+    _group: Group | None
     _agreed: Agreed | None = None
+    _agreed_by: Group | None = None
+
+    @property
+    def parallelization_group(self) -> Group | None:
+        """The ranks that share the work: the given group, or all ranks of the save or load that is
+        under way, or the default group; None without torch.distributed."""
+        return _ranks.default_group(self._group)
+
+    @parallelization_group.setter
+    def parallelization_group(self, group: Group | None) -> None:
+        self._group = group
 
     def _sharing(self) -> Group | None:
-        """The ranks that share the work; None if there is only one."""
+        """The ranks that share the work; None if there is only one.
+
+        Raises:
+            InvalidArgumentError: some of them take no part in the save or load under way.
+        """
         group = self.parallelization_group
-        return None if group is None or _ranks.size(group) <= 1 else group
+        if group is None or _ranks.size(group) <= 1:
+            return None
+        here = _ranks.group_of_call()
+        if here is not None and here is not group:
+            members = dist.get_process_group_ranks(here)
+            others = sorted(set(dist.get_process_group_ranks(group)) - set(members))
+            if others:
+                raise InvalidArgumentError(
+                    f"the parallelization_group has the ranks {others}, which are not in the "
+                    f"process_group of the call (ranks {members})",
+                    hint="pass a parallelization_group of ranks that all take part",
+                )
+        return group
 
     def _distribution(
         self,
@@ -103,17 +133,19 @@ class _Distributes:
         group = self._sharing()
         if group is None:
             return None
-        kept = self._agreed if self.do_cache_distribution else None
+        same_ranks = self._agreed_by is group
+        kept = self._agreed if self.do_cache_distribution and same_ranks else None
         if kept is not None and kept.distribution is not self.cached_distribution:
             kept = None  # the caller has replaced or removed it
         if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
             kept = None  # it is for another checkpoint
         agreed = agree_on_distribution(
             state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept,
-            (deadline or Deadline()).seconds(),
+            deadline_or_default(deadline).seconds(),
         )  # fmt: skip
         if self.do_cache_distribution:
             self._agreed, self.cached_distribution = agreed, agreed.distribution
+            self._agreed_by = group
         return agreed.distribution
 
     def _apply(
@@ -153,14 +185,15 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
         Args:
             strategy: takes a shard with replica_id 0 as one that this rank saves.
             parallelization_group: ranks that hold copies of one another's shards, usually the data
-                parallel ranks; None for the default group.
+                parallel ranks; None: all ranks that save (the `process_group` of
+                `tilestone.megatron.save`, otherwise the default group).
             do_cache_distribution: after the first save the ranks do not exchange their shards
                 again, but only check whether these are still the same. (Megatron-Core does not
                 check, and drops new shards.)
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
-        self.parallelization_group = _ranks.default_group(parallelization_group)
+        self._group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
         self.cached_distribution = None
 
@@ -171,7 +204,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
     def save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> Any:
-        """Saves this rank's share with the base strategy. Every rank of the default group calls.
+        """Saves this rank's share with the base strategy. Every rank that saves calls.
 
         Args:
             sharded_state_dict: its entities get the replica ids that say what this rank saves, see
@@ -252,6 +285,12 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: the shards can't be distributed; on every rank.
         """
         deadline = Deadline(timeout)
+        with _ranks.call_of(process_group, deadline):
+            return self._engine_state(sharded_state_dict, deadline)
+
+    def _engine_state(
+        self, sharded_state_dict: ShardedStateDict, deadline: Deadline
+    ) -> ShardedStateDict:
         made: list[ShardedStateDict] = []
 
         def state_of() -> ShardedStateDict:
@@ -260,7 +299,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
 
         distribution, left = agreed(
             _WORK,
-            _ranks.default_group(process_group),
+            _ranks.default_group(None),
             lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
             unsaved_by_all,
@@ -283,7 +322,7 @@ class FullyParallelSaveStrategyWrapper(_Distributes, AsyncSaveShardedStrategy):
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
 
-        Every rank of the default group calls. If there is no kept distribution, it is checked that
+        Every rank that saves calls. If there is no kept distribution, it is checked that
         all ranks together save each tensor exactly once.
 
         Raises:
@@ -343,7 +382,8 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         Args:
             strategy: loads everything that it is given.
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
-                None for the default group.
+                None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
+                otherwise the default group).
             do_cache_distribution: after the first load the ranks only check whether their shards
                 are still the same. A distribution for loads can't be used for saves.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
@@ -351,7 +391,7 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         """
         super().__init__()
         self.base_strategy = strategy
-        self.parallelization_group = _ranks.default_group(parallelization_group)
+        self._group = parallelization_group
         self.do_cache_distribution = do_cache_distribution
         self.exchange_algo = exchange_algo
         self.cached_distribution = None
@@ -388,7 +428,9 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         if self._sharing() is None or native:
             if native and self.do_cache_distribution:
                 self._distribution(lambda: sharded_state_dict, ignore_groups=True)
-            loaded = self.base_strategy.load(sharded_state_dict, checkpoint_dir)
+            # A strategy may replace the entities in what it is given.
+            own = dict_list_map_outplace(lambda item: item, sharded_state_dict)
+            loaded = self.base_strategy.load(own, checkpoint_dir)
         else:
             loaded = self._load_shared(copied(sharded_state_dict), checkpoint_dir)
         if hasattr(self.base_strategy, "cached_global_metadata"):
@@ -433,9 +475,15 @@ class FullyParallelLoadStrategyWrapper(_Distributes, LoadShardedStrategy):
         self._apply(sharded_state_dict, distribution)
         objects, _ = _by_id(sharded_state_dict, ShardedObject, _sharded_object_id)
         tensors, awaited = _by_id(sharded_state_dict, ShardedTensor, _sharded_tensor_shard_id)
-        strategy: Any = self.base_strategy  # it gets a flat dict by id, as in Megatron-Core
-        loaded_objects = strategy.load(objects, checkpoint_dir)
-        loaded = strategy.load(tensors, checkpoint_dir)
+        # The strategy gets a flat dict by id, as in Megatron-Core, and may replace what is in it.
+        strategy: Any = self.base_strategy
+        loaded_objects = strategy.load(dict(objects), checkpoint_dir)
+        loaded = strategy.load(dict(tensors), checkpoint_dir)
+        for shard_id, entity in objects.items():
+            if shard_id not in loaded_objects:
+                raise CheckpointingException(
+                    f"{strategy} has not loaded the object {shard_id}", key=entity.unique_key
+                )
         for shard_id, shard in tensors.items():
             if shard_id not in loaded:
                 raise CheckpointingException(
