@@ -18,8 +18,8 @@ files are read into the page cache. Every save here is synchronous, so it blocks
 whole time. Each case has a control: the same code as a second contestant. Ratios that are nearer to
 1 than the control's spread are not quoted. The spread is the difference of the two medians, or the
 typical difference within a round divided by the square root of the number of rounds, if that is
-larger. Machines differ, so compare ratios, not seconds. [cache.md](cache.md) explains why `bypass`
-is the default of `cache`.
+larger. Machines differ, so compare ratios, not seconds. [cache.md](cache.md) explains what `auto`,
+the default of `cache`, does.
 """
 
 

@@ -178,7 +178,7 @@ Value value_named(const std::string& option, const std::string& given,
               option + " must be " + any_of(words) + ", not \"" + given + "\"");
 }
 
-CachePolicy cache_named(const std::string& name);  // "bypass", "keep"
+CachePolicy cache_named(const std::string& name);  // "auto", "bypass", "keep"
 
 // `callback`: progress(phase, bytes_done, bytes_total, seconds), or None.
 ProgressFn to_progress(nb::handle callback);

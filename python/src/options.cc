@@ -38,8 +38,8 @@ void bind_words(nb::class_<Options>& options, const char* name, Value Options::*
 }
 
 const Words<CachePolicy>& cache_words() {
-  static const Words<CachePolicy> words = {{"bypass", CachePolicy::kBypass},
-                                           {"keep", CachePolicy::kKeep}};
+  static const Words<CachePolicy> words = {
+      {"auto", CachePolicy::kAuto}, {"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}};
   return words;
 }
 

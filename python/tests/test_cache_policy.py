@@ -1,4 +1,4 @@
-"""cache="keep" and "bypass": data that a load and an open checkpoint leave in the page cache."""
+"""cache="auto", "keep" and "bypass": data that a load and an open checkpoint leave in the page cache."""
 
 from __future__ import annotations
 
@@ -30,24 +30,28 @@ def forget(folder: str) -> None:
             os.close(fd)
 
 
+@pytest.mark.parametrize("kept", ["keep", None])
 @pytest.mark.parametrize("way", ["load", "open"])
-def test_data_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: str) -> None:
+def test_data_read_with_keep_or_by_default_is_read_again_without_the_disk(
+    way: str, kept: str | None, ckpt: str
+) -> None:
     state = {"w": numpy.arange(SIZE // 8)}
     tilestone.save(state, ckpt)
 
-    def read(cache: str) -> int:
+    def read(cache: str | None) -> int:
         before = from_disk()
+        given = {} if cache is None else {"cache": cache}
         if way == "load":
-            loaded = tilestone.load({"w": numpy.zeros(SIZE // 8, int)}, ckpt, cache=cache)["w"]
+            loaded = tilestone.load({"w": numpy.zeros(SIZE // 8, int)}, ckpt, **given)["w"]
         else:
-            loaded = tilestone.open(ckpt, cache=cache).read("w")
+            loaded = tilestone.open(ckpt, **given).read("w")
         assert (loaded == state["w"]).all()
         return from_disk() - before
 
     for last in (False, False, True):  # the kernel drops cached pages if memory is short
         forget(ckpt)
         bypassing = [read("bypass"), read("bypass")]
-        keeping = [read("keep"), read("keep")]
+        keeping = [read(kept), read(kept)]
         if bypassing[0] > 0:  # reads come from a disk
             assert keeping[0] > SIZE // 2
             assert keeping[0] < SIZE * 9 // 8
@@ -56,9 +60,9 @@ def test_data_read_with_keep_is_read_again_without_the_disk(way: str, ckpt: str)
     assert keeping[1] < SIZE // 16
 
 
-def test_a_cache_policy_has_two_names(ckpt: str) -> None:
+def test_a_cache_policy_has_three_names(ckpt: str) -> None:
     tilestone.save({"w": numpy.arange(4)}, ckpt)
     for call in (lambda: tilestone.open(ckpt, cache="hold"),
                  lambda: tilestone.load({"w": None}, ckpt, cache="hold")):  # fmt: skip
-        with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "bypass" or "keep"'):
+        with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "auto", "bypass" or "keep"'):
             call()

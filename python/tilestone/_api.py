@@ -252,7 +252,7 @@ def load(
     allow_classes: Collection[str] = (),
     verify_checksums: bool = True,
     two_phase: str = "auto",
-    cache: str = "bypass",
+    cache: str = "auto",
     not_in_checkpoint: str = "error",
     not_requested: str | None = None,
     other_shape: str = "error",
@@ -326,7 +326,9 @@ def load(
             for itself.
         cache: "keep" leaves what is read in the page cache, so that another load of the same files
             needs no disk. "bypass" reads large tensors without the page cache, which leaves that
-            memory to others. Data that is already in the cache is read from there in either case.
+            memory to others. "auto" keeps what fits into this rank's share of half of the memory
+            that is available, unless it measures during the load that bypassing is clearly faster.
+            Data that is already in the cache is read from there in any case.
         timeout: seconds for the whole load, more than 0; None for no limit.
         follow_links: as for `open`.
         threads, buffer_bytes, progress: as for `save`.

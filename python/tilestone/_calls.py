@@ -56,7 +56,7 @@ LOAD_OPTIONS: dict[str, Any] = {
     "allow_classes": (),
     "verify_checksums": True,
     "two_phase": "auto",
-    "cache": "bypass",
+    "cache": "auto",
     "not_in_checkpoint": "error",
     "not_requested": None,
     "other_shape": "error",

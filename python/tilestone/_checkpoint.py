@@ -379,7 +379,7 @@ def open(
     *,
     framework: str = "numpy",
     verify_checksums: bool = True,
-    cache: str = "bypass",
+    cache: str = "auto",
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     threads: int = 0,
     follow_links: bool = False,
@@ -397,7 +397,8 @@ def open(
         framework: "numpy" or "torch": the kind of arrays that `read` returns.
         verify_checksums: check every item that is read whole.
         cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors without
-            it, as for `load`.
+            it, "auto" chooses, as for `load`. The bound of "auto" is for all reads of the checkpoint
+            together, and does not know of other processes. `verify` keeps only with "keep".
         buffer_bytes: pooled memory, in bytes.
         threads: number of threads that read; 0: as many as the machine has, at most 8.
         follow_links: read files through any symbolic link that leads out of the directory. Without
@@ -493,7 +494,7 @@ def gc(
 def repair(
     path: str | os.PathLike[str],
     *,
-    cache: str = "bypass",
+    cache: str = "auto",
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     threads: int = 0,
     follow_links: bool = False,

@@ -93,6 +93,7 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.verify_checksums),
       cache(options.cache),
+      room(std::make_shared<CacheRoom>(engine::cache_room(storage->available_cache(), 0, 1))),
       threads(engine::thread_count(options.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
@@ -195,7 +196,10 @@ Bytes Checkpoint::read_object_bytes(const std::string& key) const {
 
 VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
   try {
-    return engine::verify_checkpoint(state_->context(interrupt_), state_->opened, progress);
+    engine::ReadContext context = state_->context(interrupt_);
+    // Nobody reads again soon what verify reads.
+    if (context.cache == CachePolicy::kAuto) context.cache = CachePolicy::kBypass;
+    return engine::verify_checkpoint(context, state_->opened, progress);
   } catch (...) {
     rethrow_cause();
   }

@@ -18,6 +18,7 @@ struct Checkpoint::State {
   std::shared_ptr<BufferPool> buffers;
   bool verify_checksums = true;
   CachePolicy cache = CachePolicy::kBypass;
+  std::shared_ptr<CacheRoom> room;  // of all reads together
   mutable ThreadPool threads;
   std::shared_ptr<engine::WarnedFiles> warned = std::make_shared<engine::WarnedFiles>();
 
@@ -33,6 +34,7 @@ struct Checkpoint::State {
                                 cache,
                                 warned};
     context.has_manifest = opened.has_manifest_file();
+    context.room = room;
     return context;
   }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -93,12 +94,28 @@ class Loading {
         },
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
-          const Bytes way = {std::byte{static_cast<uint8_t>(way_of_reading(hosts))}};
+          const ReadFor way = way_of_reading(hosts);
           take_found(find_checkpoint(brought_.location->shared(), options().format, own_rank(),
                                      options().unmarked));
-          return std::vector<Bytes>(hosts.size(), way);
+          return ways_of(way, hosts);
         });
-    way_ = static_cast<ReadFor>(answer.front());
+    ByteReader reader(answer, "how to read");
+    way_ = static_cast<ReadFor>(reader.u8());
+    ranks_here_ = reader.varint();
+  }
+
+  // For each rank: how to read, and the number of ranks on its host.
+  static std::vector<Bytes> ways_of(ReadFor way, const std::vector<Bytes>& hosts) {
+    std::map<std::string_view, uint64_t> ranks;
+    for (const Bytes& host : hosts) ++ranks[as_text(host)];
+    std::vector<Bytes> answers;
+    for (const Bytes& host : hosts) {
+      ByteWriter out;
+      out.u8(static_cast<uint8_t>(way));
+      out.varint(ranks.at(as_text(host)));
+      answers.push_back(std::move(out).take());
+    }
+    return answers;
   }
 
   void take_found(Found found) {
@@ -236,6 +253,9 @@ class Loading {
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
                                  options().verify_checksums, deadline, options().cache, warned_,
                                  sizes_, comm_.rank(), opened_.has_manifest_file()});
+    if (options().cache != CachePolicy::kAuto) return;
+    const uint64_t room = cache_room(storage().available_cache(), wanted_bytes(items), ranks_here_);
+    context_->room = std::make_shared<CacheRoom>(room);
   }
 
   static uint64_t wanted_bytes(const Items& items) {
@@ -316,6 +336,7 @@ class Loading {
   Bytes message_;  // to the coordinator, after reading
   LoadReport report_;
   ReadFor way_ = ReadFor::kOneself;
+  uint64_t ranks_here_ = 1;  // on this host
   std::optional<ReadContext> context_;
   std::optional<ProgressMeter> progress_;
   std::optional<Places> places_;

@@ -47,6 +47,7 @@ class ChildStorage : public Storage {
 
   bool can(StorageCapability what) override { return base_->can(what); }
   ReadCosts read_costs() const override { return base_->read_costs(); }
+  uint64_t available_cache() override { return base_->available_cache(); }
   std::string describe() const override { return base_->describe() + "/" + directory_; }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {

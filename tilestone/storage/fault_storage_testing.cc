@@ -223,6 +223,7 @@ class FaultStorage : public Storage {
     return !state_.is_away(what) && state_.inner->can(what);
   }
   ReadCosts read_costs() const override { return state_.inner->read_costs(); }
+  uint64_t available_cache() override { return state_.inner->available_cache(); }
   std::string describe() const override { return state_.inner->describe(); }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {

@@ -102,6 +102,8 @@ class PosixContext {
   const std::shared_ptr<System>& shared_system() const { return system_; }
 
   ReadChoice& read_choice() { return own_->read_choice; }
+  // Whether CachePolicy::kAuto keeps. Known after the first trial (keep_trial_internal.h).
+  TrialResult& keeping() { return keeping_; }
 
   // Whether the file system can exchange two directories. Known after the first trial.
   TrialResult& exchange() { return exchange_; }
@@ -143,7 +145,7 @@ class PosixContext {
   PosixRoot root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
-  TrialResult exchange_, pages_hidden_;
+  TrialResult exchange_, pages_hidden_, keeping_;
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 

@@ -9,7 +9,8 @@
 //     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
 //     random access. The call that does it waits for the disk, so helper threads make it for
 //     several blocks at a time. In other ops the worker asks the kernel for several blocks in
-//     advance, so that the disk has work.
+//     advance, so that the disk has work. With CachePolicy::kAuto these are the blocks for which
+//     there is room, unless a trial has shown that this is slower (keep_trial_internal.h).
 //   - Any other small block is read through the page cache by the queue.
 //   - Any other large block is read by direct I/O. If the file range and the memory have the same
 //     alignment, it is read into the target. Otherwise an aligned range that includes it is read
@@ -23,7 +24,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -34,6 +34,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/keep_trial_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_batch_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -44,10 +45,6 @@ namespace {
 constexpr uint64_t kSmallBlock = 64u << 10;  // bytes
 constexpr size_t kPopulating = 8;            // blocks that all workers populate at a time
 constexpr uint64_t kCrcBlock = 256u << 10;   // bytes; stays in cache from the read to the checksum
-
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // The work of one thread on a batch.
 class ReadWorker {
@@ -113,6 +110,7 @@ class ReadWorker {
       if (!waiting_.has_value()) return false;
       if (!start(*waiting_)) return true;
       waiting_.reset();
+      keeps_.reset();
     }
     return true;
   }
@@ -125,7 +123,8 @@ class ReadWorker {
     if (!targeted && !get_buffer(buffer)) return false;
     if (copied_from_cache(block, buffer)) return true;
     const bool resident = block.size() == 0 || in_page_cache(block);
-    if (!resident && batch_.keeps() && !bypasses_cache()) {
+    if (!resident && !keeps_) keeps_ = batch_.keeps(block) && !bypasses_cache();
+    if (!resident && *keeps_) {
       if (!targeted || !batch_.wants_large_folios(block)) return ask(block);
       populate(block);
       return true;
@@ -245,9 +244,10 @@ class ReadWorker {
   bool wants_direct(const PartialRead& block) {
     const auto cache = context_.options().read_cache;
     if (cache == PosixOptions::Cache::kBuffered) return false;
-    if (cache == PosixOptions::Cache::kAuto &&
-        (block.size() < kDirectRead || !context_.read_choice().pick_direct())) {
-      return false;
+    if (cache == PosixOptions::Cache::kAuto) {
+      if (block.size() < kDirectRead) return false;
+      const bool either = batch_.options().cache == CachePolicy::kBypass;
+      if (either && !context_.read_choice().pick_direct()) return false;
     }
     return file(block).direct_fd() >= 0;
   }
@@ -321,7 +321,7 @@ class ReadWorker {
 
   void submit_new(ReadSlot& slot) {
     if (queue_ == nullptr) queue_ = context_.take_queue();
-    context_.read_choice().started(slot.direct, seconds());
+    context_.read_choice().started(slot.direct, context_.system().seconds());
     submit(slot);
   }
 
@@ -346,7 +346,7 @@ class ReadWorker {
       return;
     }
     const bool direct = slot.direct;
-    context_.read_choice().finished(slot.block.size(), direct, seconds());
+    context_.read_choice().finished(slot.block.size(), direct, context_.system().seconds());
     if (result.result == -EINVAL && direct) {
       context_.note_no_direct(EINVAL);
       file(slot.block).forget_direct();
@@ -409,7 +409,7 @@ class ReadWorker {
   void drain() noexcept {
     for (; under_way_ > 0; --under_way_) {
       ReadSlot& slot = slots_[queue_->wait().tag];
-      context_.read_choice().finished(0, slot.direct, seconds());
+      context_.read_choice().finished(0, slot.direct, context_.system().seconds());
       slot = ReadSlot();
     }
   }
@@ -420,22 +420,47 @@ class ReadWorker {
   std::vector<ReadSlot> slots_;
   size_t under_way_ = 0;
   std::optional<PartialRead> waiting_;  // the block that waits for a buffer
+  std::optional<bool> keeps_;           // whether to leave it in the page cache, if known yet
   std::deque<PartialRead> asked_;       // blocks that the kernel was asked for, oldest first
   std::vector<std::optional<PartialRead>> populated_;  // blocks that the populator reads, by tag
   size_t populating_ = 0;                              // how many
   std::unique_ptr<IoQueue> populator_;
 };
 
-void run(ReadBatch& batch) {
+size_t workers_of(const ReadBatch& batch) {
   ThreadPool* const threads = batch.options().threads;
   const size_t most = threads == nullptr ? 1 : threads->size();
-  const auto workers = static_cast<size_t>(std::min<uint64_t>(most, batch.blocks()));
+  return static_cast<size_t>(std::min<uint64_t>(most, batch.blocks()));
+}
+
+void run(ReadBatch& batch) {
+  const size_t workers = workers_of(batch);
   const auto work = [&](size_t) { ReadWorker(batch, workers).run(); };
   if (workers > 1) {
-    threads->parallel_for(workers, work);
+    batch.options().threads->parallel_for(workers, work);
   } else if (workers == 1) {
     work(0);
   }
+}
+
+// Finds out whether to keep, unless that is known. Reads some of the batch meanwhile.
+bool find_whether_to_keep(ReadBatch& batch) {
+  PosixContext& context = batch.context();
+  if (const std::optional<bool> known = context.keeping().get()) return *known;
+  KeepTrial trial(workers_of(batch));
+  const CacheRoom* const room = batch.options().room;
+  if (room == nullptr || room->left() < trial.worth_trying()) return true;
+  if (batch.bytes() < trial.worth_trying() || batch.cold_bytes() < trial.worth_trying())
+    return true;
+  while (!trial.verdict() && batch.begin_window(trial.window())) {
+    batch.set_keeping(trial.keeps());
+    const double begin = context.system().seconds();
+    run(batch);
+    const double time = context.system().seconds() - begin;
+    trial.measured(batch.end_window(), batch.window_bytes(), time);
+  }
+  if (trial.verdict()) context.keeping().set(*trial.verdict());
+  return trial.verdict().value_or(true);
 }
 
 }  // namespace
@@ -460,6 +485,7 @@ int PosixReadable::direct_fd() const {
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done) {
   ReadBatch batch(context, ops, options, &done);
+  if (options.cache == CachePolicy::kAuto) batch.set_keeping(find_whether_to_keep(batch));
   run(batch);
 }
 

@@ -29,6 +29,10 @@ class PosixStorage : public Storage {
     }
     return posix_can_exchange(*context_);
   }
+  uint64_t available_cache() override {
+    const bool cached = can(StorageCapability::kSharedCache);
+    return cached ? context_->system().available_memory() : 0;
+  }
   std::string describe() const override { return context_->root(); }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {

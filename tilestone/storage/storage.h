@@ -10,6 +10,7 @@
 // All calls are thread-safe, but only one thread at a time may use a WritableFile.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -98,6 +99,26 @@ struct ReadOp {
 enum class CachePolicy : uint8_t {
   kBypass,  // large ranges bypass the page cache if that is as fast, so nobody else loses memory
   kKeep,    // the bytes stay in the page cache, so reading them again needs no disk access
+  kAuto,    // kKeep while ReadOptions::room has room; kBypass for the rest, and for everything once
+            // the storage has measured that keeping is clearly slower
+};
+
+// The bytes that reads with CachePolicy::kAuto may still leave in the page cache. Thread-safe.
+class CacheRoom {
+ public:
+  explicit CacheRoom(uint64_t bytes) : left_(bytes) {}
+  uint64_t left() const { return left_.load(std::memory_order_relaxed); }
+  // Returns false, and takes nothing, if fewer bytes are left.
+  bool take(uint64_t bytes) {
+    uint64_t left = left_.load(std::memory_order_relaxed);
+    while (left >= bytes) {
+      if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::atomic<uint64_t> left_;
 };
 
 struct ReadOptions {
@@ -109,6 +130,7 @@ struct ReadOptions {
   // A storage without a cache ignores this. A range that is already cached is always read from the
   // cache.
   CachePolicy cache = CachePolicy::kBypass;
+  CacheRoom* room = nullptr;  // for CachePolicy::kAuto; null: no room
 };
 
 // Called once for each op with the op's index and its bytes. The bytes are at the op's target, or
@@ -149,6 +171,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // and the next call tries again.
   virtual bool can(StorageCapability what) = 0;
   virtual ReadCosts read_costs() const { return {}; }
+  // The memory in bytes that this process's host, or its container, can still give to the page
+  // cache. 0 for a storage without one.
+  virtual uint64_t available_cache() { return 0; }
   // The root as shown to a person: a path or a URL.
   virtual std::string describe() const = 0;
 

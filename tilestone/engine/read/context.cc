@@ -41,6 +41,11 @@ bool has_same_index(const ReadContext& context) {
 
 }  // namespace
 
+uint64_t cache_room(uint64_t available, uint64_t bytes, uint64_t ranks) {
+  const uint64_t share = available / ranks;
+  return (share - std::min(bytes, share)) / 2;
+}
+
 bool was_replaced(const ReadContext& context) {
   if (context.metadata.files.empty()) return false;
   return context.has_manifest ? !has_manifest_still(context) : !has_same_index(context);

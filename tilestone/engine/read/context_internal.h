@@ -64,7 +64,12 @@ struct ReadContext {
   // place, it decides which copy this rank tries first.
   int rank = 0;
   bool has_manifest = false;  // a manifest described the checkpoint when it was opened
+  std::shared_ptr<CacheRoom> room = nullptr;  // for CachePolicy::kAuto
 };
+
+// The room for what one of the `ranks` of this host reads, if each of them also gets `bytes` of
+// memory for what it reads: its share of half of what is then left of `available`, in bytes.
+uint64_t cache_room(uint64_t available, uint64_t bytes, uint64_t ranks);
 
 // Whether the checkpoint is gone or another save seems to have replaced it. If it had a manifest:
 // the manifest is gone (what replaces a checkpoint removes the manifest first). Otherwise: the

@@ -263,4 +263,12 @@ TEST(RecordSum, EndsAtAHole) {
   EXPECT_EQ(sum.crc32(), crc32(ByteView(record).first(40)));
 }
 
+TEST(CacheRoom, IsHalfOfWhatIsLeftOfARanksShareOfTheMemory) {
+  EXPECT_EQ(cache_room(1000, 0, 1), 500u);
+  EXPECT_EQ(cache_room(1000, 100, 1), 450u);
+  EXPECT_EQ(cache_room(1000, 100, 4), 75u);
+  EXPECT_EQ(cache_room(1000, 300, 4), 0u);
+  EXPECT_EQ(cache_room(0, 0, 4), 0u);
+}
+
 }  // namespace tilestone::engine::range_reader_test

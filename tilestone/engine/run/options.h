@@ -187,9 +187,9 @@ struct LoadOptions {
   // that several ranks together read whole.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
-  // What reads leave in the page cache. Ranks of one host that read for one another through the
-  // page cache leave what they read there, whatever this option says.
-  CachePolicy cache = CachePolicy::kBypass;
+  // What reads leave in the page cache; kAuto: see docs/cache.md. Ranks of one host that read for
+  // one another through the page cache leave what they read there, whatever this option says.
+  CachePolicy cache = CachePolicy::kAuto;
   // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
   // does not name it: an optimizer without state does not know the names of its state yet.
   std::vector<Path> subtrees = {};
@@ -239,7 +239,7 @@ struct OpenOptions {
   std::shared_ptr<const Format> format = nullptr;
   std::shared_ptr<const Dialect> unmarked = nullptr;  // as in LoadOptions
   bool verify_checksums = true;
-  CachePolicy cache = CachePolicy::kBypass;  // what reads leave in the page cache
+  CachePolicy cache = CachePolicy::kAuto;  // what reads leave in the page cache; not for verify
   uint64_t buffer_bytes = BufferPool::kDefaultTotal;
   int threads = 0;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, while opening
