@@ -225,10 +225,11 @@ def save_run(folder: Any, iteration: int = 100, model: Any = None, **more: Any) 
     """Saves a run. `more` are the run's arguments."""
     keywords = {name: more.pop(name) for name in ("non_persistent_ckpt", "release") if name in more}
     model = make_model(None) if model is None else model
-    training.save_checkpoint(
+    result = training.save_checkpoint(
         iteration, model, Optimizer(model), Scheduler(iteration), 7.0,
         args=arguments(folder, **more), **keywords,
     )  # fmt: skip
+    assert result is not None and result.published and result.items_written > 0
     return model  # type: ignore[no-any-return]
 
 

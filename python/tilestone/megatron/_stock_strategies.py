@@ -18,6 +18,7 @@ from tilestone._errors import UnsafeError, UnsupportedError
 from tilestone.megatron import _ranks
 from tilestone.megatron._in_place import Path, end_without_tensors, entities, save_in_place
 from tilestone.megatron._installed import find_base, find_module
+from tilestone.megatron._second_names import StockStoredEntities
 from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._stored import (
     DIALECT,
@@ -320,7 +321,7 @@ class _LoadStrategy:
                     raise UnsupportedError(
                         "a stored object is not a ShardedObject", key=key
                     ) from error
-            return found | tensors_metadata(checkpoint, mapping.ShardedTensor)
+            return StockStoredEntities(found | tensors_metadata(checkpoint, mapping.ShardedTensor))
 
     @raises_stocks_errors
     def check_backend_compatibility(self, loaded_backend: Any) -> None:

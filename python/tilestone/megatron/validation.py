@@ -20,6 +20,7 @@ import torch
 from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
 from tilestone.megatron import _access, _ranks
+from tilestone.megatron._second_names import StoredEntities
 from tilestone.megatron.core import maybe_load_config
 from tilestone.megatron.dict_utils import diff, extract_matching_values, nested_values
 from tilestone.megatron.mapping import (
@@ -238,11 +239,14 @@ def _determine_missing_and_unexpected_keys(
 
     Without global_metadata the first set is empty.
     """
-    stored = {item.key for item in ckpt_sharded_metadata.values()}
-    unexpected = {item.key for item in local_metadata} - stored
-    missing: set[str] = set()
-    if global_metadata is not None:
-        missing = stored - {item.key for asked in global_metadata for item in asked}
+    asked_here = {item.key for item in local_metadata}
+    asked = asked_here.union(*({item.key for item in each} for each in global_metadata or ()))
+    entities = ckpt_sharded_metadata.values()
+    if isinstance(ckpt_sharded_metadata, StoredEntities):
+        entities = ckpt_sharded_metadata.as_requested(asked)
+    stored = {item.key for item in entities}
+    unexpected = asked_here - stored
+    missing = set() if global_metadata is None else stored - asked
     if missing:
         logger.debug(f"Dist ckpt load missing keys: {missing}")
     if unexpected:

@@ -9,6 +9,7 @@ from typing import Any
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone.megatron import _engine_calls, _stored
 from tilestone.megatron._in_place import save_in_place
+from tilestone.megatron._second_names import StoredEntities
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
@@ -107,7 +108,8 @@ class EngineLoadStrategy(LoadShardedStrategy):
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
         """Returns also the ShardedObjects, by unique key."""
         with _stored.open_sharded(checkpoint_dir) as checkpoint:
-            return _stored.objects_metadata(checkpoint) | _stored.tensors_metadata(checkpoint)
+            objects = _stored.objects_metadata(checkpoint)
+            return StoredEntities(objects | _stored.tensors_metadata(checkpoint))
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         """Removes tensors and objects whose keys begin with a prefix.

@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable
 from typing import Any, Dict, List
 
+from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
-from tilestone.megatron import _files, serialization
+from tilestone.megatron import _files, _save_call, serialization
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
@@ -178,14 +179,14 @@ class Saving:
         preprocess: Callable[[CommonStateDict], StateDict],
         process_group: Any,
         deadline: Deadline,
-    ) -> None:
-        """Saves and publishes the checkpoint. Every rank calls."""
-        serialization.save(
+    ) -> _core.SaveResult | None:
+        """Saves and publishes the checkpoint, and returns what the save did. Every rank calls."""
+        return _save_call.save(
             made,
             self.path,
             self.strategy,
             validate_access_integrity=self.validates,
-            preprocess_common_before_consistancy_check=preprocess,
+            preprocess=preprocess,
             content_metadata=self.metadata,
             process_group=process_group,
             timeout=deadline.timeout(),

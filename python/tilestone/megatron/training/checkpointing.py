@@ -84,7 +84,7 @@ def save_checkpoint(
     rerun_state_machine: Any = None,
     process_group: Any = None,
     timeout: float | None = _core.DEFAULT_TIMEOUT,
-) -> None:
+) -> _core.SaveResult | None:
     """Saves a training run into `args.save`, in the directory of its iteration. Every rank calls.
 
     When the call returns, the checkpoint is complete and durable, and the tracker file names it.
@@ -127,6 +127,10 @@ def save_checkpoint(
         process_group: the ranks that save; None: torch's default group.
         timeout: limit for the whole call in seconds; None: no limit. Code of the program (its
             `sharded_state_dict` methods, its own strategy) is not interrupted.
+
+    Returns:
+        What `tilestone.save` returns, such as the bytes that this rank wrote; None if a strategy
+        class of the program has saved.
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
@@ -172,12 +176,13 @@ def save_checkpoint(
     try:
         made, _ = then_one("state of a training run", group, generate, begin, deadline)
         preprocess = preprocess_common_state_dict_fn or without_own_arguments
-        save.write(made, preprocess, process_group, deadline)
+        result = save.write(made, preprocess, process_group, deadline)
         then_one("tracker of a training run", group, lambda: None, publish, deadline)
     finally:
         save.locks.end()
     if _ranks.rank(group) == 0:
         save.remove_files()
+    return result
 
 
 def _group(given: Any) -> Any:
