@@ -423,7 +423,7 @@ def open_as(
     *,
     framework: str = "numpy",
     verify_checksums: bool = True,
-    cache: str = "bypass",
+    cache: str = "auto",
     buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
     threads: int = 0,
     follow_links: bool = False,

@@ -42,8 +42,8 @@ def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
     """Whether a save has such an argument, or its strategy makes local copies."""
     if any(value is not OWN[name] and value != OWN[name] for name, value in own.items()):
         return True
-    options = engine_options_of(sharded_strategy)
-    return bool(options) and any(name in options for name in COPIES)
+    options = engine_options_of(sharded_strategy) or {}
+    return any(name in options for name in COPIES)
 
 
 def unsupported(async_sharded_save: bool, common_strategy: Any) -> Exception | None:

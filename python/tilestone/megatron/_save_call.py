@@ -35,7 +35,7 @@ def save(
     Returns:
         The engine's result; None if a strategy of the user has saved.
     """
-    given = _save_arguments.OWN | own
+    given = {**_save_arguments.OWN, **own}
     by_files, stray = _save_arguments.by_files(**{name: given.pop(name) for name in _BY_FILES})
     copying = {name: given.pop(name) for name in _COPYING}
     group, deadline = given["process_group"], Deadline(given["timeout"])

@@ -241,7 +241,7 @@ def _determine_missing_and_unexpected_keys(
     """
     asked_here = {item.key for item in local_metadata}
     asked = asked_here.union(*({item.key for item in each} for each in global_metadata or ()))
-    entities = ckpt_sharded_metadata.values()
+    entities: Iterable[Any] = ckpt_sharded_metadata.values()
     if isinstance(ckpt_sharded_metadata, StoredEntities):
         entities = ckpt_sharded_metadata.as_requested(asked)
     stored = {item.key for item in entities}
