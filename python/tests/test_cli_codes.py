@@ -181,3 +181,14 @@ def test_the_help_lists_every_exit_code() -> None:
     codes = said.partition("Exit codes:")[2]
     for code in (OK, DAMAGED, USAGE, IO, UNSAFE, 128 + signal.SIGINT):
         assert re.search(rf"\b{code} [a-z]", codes), code
+
+
+def test_an_entry_of_metadata_that_is_something_else_is_damaged_or_unsafe(
+    tmp_path: pathlib.Path,
+) -> None:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    for entry, code in (({"a": 1}, DAMAGED), (7, DAMAGED), ([_Call()], UNSAFE), (_Call(), UNSAFE)):
+        held = Metadata(state_dict_metadata={"w": entry})
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(held))
+        assert tilestone._core.cli([b"tilestone", b"ls", os.fsencode(tmp_path)]) == code, entry
