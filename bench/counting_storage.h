@@ -64,13 +64,13 @@ class CountingStorage : public Storage {
     return inner_->stat(name);
   }
   std::vector<std::string> list(const std::string& prefix) override {
-    return counted(inner_->list(prefix));
+    return counted(prefix, inner_->list(prefix));
   }
   std::vector<std::string> list_files(const std::string& prefix) override {
-    return counted(inner_->list_files(prefix));
+    return counted(prefix, inner_->list_files(prefix));
   }
   std::vector<std::string> list_directories(const std::string& prefix) override {
-    return counted(inner_->list_directories(prefix));
+    return counted(prefix, inner_->list_directories(prefix));
   }
   void rename(const std::string& from, const std::string& to, bool replace) override {
     ++calls_;
@@ -147,10 +147,14 @@ class CountingStorage : public Storage {
     std::unique_ptr<WritableFile> inner_;
   };
 
-  // Counts the entries of each listed directory. `names` may be a listing of a whole subtree, which
-  // shows neither empty directories nor those that contain only directories.
-  std::vector<std::string> counted(std::vector<std::string> names) {
+  // Counts the entries of each listed directory. All entries of the first one are read, whatever
+  // the names must begin with. `names` may be a listing of a whole subtree, which shows neither
+  // empty directories nor those that contain only directories.
+  std::vector<std::string> counted(const std::string& prefix, std::vector<std::string> names) {
     ++calls_;
+    const std::string directory = prefix.substr(0, prefix.rfind('/') + 1);
+    uint64_t most =
+        inner_->list_files(directory).size() + inner_->list_directories(directory).size();
     std::map<std::string_view, uint64_t> entries;
     std::string_view before;
     for (const std::string_view name : names) {
@@ -162,8 +166,7 @@ class CountingStorage : public Storage {
       }
       before = name;
     }
-    uint64_t most = 0;
-    for (const auto& [directory, count] : entries) most = std::max(most, count);
+    for (const auto& [listed, count] : entries) most = std::max(most, count);
     for (uint64_t seen = most_listed_; seen < most;) {
       if (most_listed_.compare_exchange_weak(seen, most)) break;
     }
