@@ -16,10 +16,10 @@ using nb::literals::operator""_a;
 // An object that has `call_memory` (a tilestone._core.CallMemory, the same for all objects of one
 // rank of one group) is a CallPort, too. It has post({rank: bytes}, timeout, check),
 // newest(wait, timeout, check), which waits up to `wait` seconds for the first notice and returns a
-// list of (rank, bytes), last_operation(), enter(call), abort(error) and leave(). Its operations
-// have one more argument, `check`: they call check() about every 50 ms while they wait, and end if
-// it raises. An operation that was ended by another rank's abort(error) raises an exception with
-// these bytes as `error`.
+// list of (rank, bytes), last_operation(), enter(call), abort(error), announce_last() and leave().
+// Its operations have one more argument, `check`: they call check() about every 50 ms while they
+// wait, and end if it raises. An operation that was ended by another rank's abort(error) raises an
+// exception with these bytes as `error`.
 //
 // If the object has no `call_memory`, the ranks do not agree on calls. They must then make the same
 // saves and loads: if a rank skips one, its later calls no longer match those of the others.
@@ -93,6 +93,9 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     const Bytes encoded = why.encode();
     call("message that ends a call", Deadline::never(),
          [&](nb::handle self) { self.attr("abort")(python_bytes(encoded)); });
+  }
+  void announce_last() override {
+    with_gil("announce_last", [&] { kept_object(object_).attr("announce_last")(); });
   }
   void leave() override {
     with_gil("leave", [&] { kept_object(object_).attr("leave")(); });

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import ROOT
-from hosts import RANKS_OF_HOST, WORLD, Hosts, Job, gloo_job, mpi_job
+from hosts import Hosts, Job, gloo_job, mpi_job
 from lost_host_rank import CASES, PLENTY, TIMEOUT, run_rank
 
 MPI_RANK = ROOT / "build" / "test" / "bin" / "lost_host_rank"
@@ -29,9 +29,9 @@ LATER = 5.0  # seconds after the deadline by which every rank must have its erro
 ERRORS = {"TimeoutError", "RankFailedError", "timeout", "rank_failed"}  # in Python, in C++
 # An error names a rank. A rank that does not know which one is missing names what it was doing.
 CLEAR = re.compile(r"ranks? \d|is a host cut off|while staging")
-# In these cases these ranks may succeed. Merging: a rank has finished its part. Outcome: the
-# checkpoint is published, and rank 0 can tell only its own host.
-MAY_SUCCEED = {"load: merge": range(WORLD), "save: outcome": range(RANKS_OF_HOST)}
+# In these cases ranks may succeed. Merging: a rank has finished its part. Outcome: the checkpoint is
+# published, and a rank that gets no answer from rank 0 finds it.
+MAY_SUCCEED = ("load: merge", "save: outcome")
 # In these cases the next version exists: the group saves it once more, or it is published.
 NEW = ("save: plan", "save: outcome")
 # A slow link. Each host loads 1 MiB, and gets half of it from the other host.
@@ -57,7 +57,7 @@ def check_ended(job: Job, case: str, stands: int) -> None:
     for number, rank in enumerate(job.ranks):
         end = rank.next("ended", TIMEOUT + LATER + 10)
         assert end["seconds"] < TIMEOUT + LATER, (case, number, end)
-        if end["kind"] == "" and number in MAY_SUCCEED.get(case, ()):
+        if case in MAY_SUCCEED and end["kind"] == "":
             assert end["versions"] == ([stands] if case.startswith("load") else []), (case, end)
         else:
             assert end["kind"] in ERRORS, (case, number, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import queue
 import threading
 import time
@@ -14,6 +15,8 @@ from tilestone import _core
 
 CHECK_EVERY = 0.05  # seconds between a waiting caller's calls of its `check`
 GRACE = 1.5  # seconds after the deadline in which the helper may still report its result
+_SHORTEST_POLL = 0.0002  # seconds
+_FIRST_POLL = 0.02  # the first pause, as a share of the longest
 LAST_WORDS = 1.0  # seconds for messages that have no deadline of their own
 
 Check = Callable[[], None] | None  # called by a caller while it waits; raises to end the wait
@@ -112,6 +115,21 @@ class Helper:
         while (task := self._queue.get()) is not None:
             task.run()
             del task
+
+
+def poll(done: Callable[[], bool], longest: float, task: Task, end: float = math.inf) -> bool:
+    """Waits until done() is true; False if the task's time or `end` is over before that.
+
+    `longest`: the longest pause between two calls of done(), in seconds.
+    """
+    pause = max(_SHORTEST_POLL, longest * _FIRST_POLL)
+    while not done():
+        left = min(task.end, end) - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, longest)
+    return True
 
 
 _helpers: weakref.WeakSet[Helper] = weakref.WeakSet()

@@ -33,11 +33,16 @@ their notices into a queue that the coordinator (rank 0) reads; the coordinator 
 under the member's name. A rank that leaves a call before its end proposes its error as the verdict
 of the operation that the other ranks are in or will reach.
 
+The process of rank 0 may end right after a call, and with it the store. So rank 0 marks the verdict
+of the call's last operation. Every other rank then counts itself in one entry of the store when it
+has its message, and rank 0 leaves when the count is complete, or after a few seconds.
+
 The store's entries of an operation are deleted once all ranks have arrived at a later one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -49,20 +54,20 @@ import torch.distributed as dist
 
 from tilestone import _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
-from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task
+from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task, poll
 from tilestone._torch_group import shared_by
 from tilestone._torch_transfer import Transfer, rank_list
 
 _FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
-_SHORTEST_POLL = 0.0002  # seconds
 _LONGEST_POLL = 0.05  # seconds
 _QUICK_POLL = 0.002  # seconds: the longest pause if there are few ranks
-_FIRST_POLL = 0.02  # the first pause, as a share of the longest
 _PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,000 times a second
 # The least time, in seconds, for a transfer that all ranks have agreed on. The caller only waits
 # until its deadline. But a transfer that is given up breaks the process group, and a busy machine
 # may take seconds for it.
 _LEAST_TRANSFER = 60.0
+# How long, in seconds, the root of a call's last message waits for the ranks that have not taken it.
+_WAIT_FOR_TAKERS = 5.0
 _NEVER = math.inf
 # A message that becomes a record has fewer bytes than _RECORDS_BYTES by the number of ranks, within
 # these limits.
@@ -204,7 +209,7 @@ class TorchCommunicator:
         waits = _end_of(wait_s)
 
         def work(task: Task) -> None:
-            self._poll(look, self._longest_pause(), task, waits)
+            poll(look, self._longest_pause(), task, waits)
 
         self._do("a notice", work, _end_of(timeout_s), check)
         found, shared.inbox = shared.inbox, []
@@ -217,7 +222,12 @@ class TorchCommunicator:
     def enter(self, call: int) -> None:
         """Begins the operations of a call; their numbers continue from `call`."""
         self._shared.ending = self._shared.ended = None
+        self._shared.last = False
         self._shared.operation = self._shared.call = call
+
+    def announce_last(self) -> None:
+        """On rank 0: the next scatter or broadcast is the call's last message."""
+        self._shared.last = True
 
     def leave(self) -> None:
         """Ends the call: this rank makes no more operations of it."""
@@ -345,9 +355,12 @@ class TorchCommunicator:
         end, _ = self._begin("scatter", root, task, b"", leave_records)
         if self.rank == root:
             self._transfer.exchange("scatter", long, {}, end)
+            self._see_taken(task, root)
             return parts[root]
         record = bytes(self._shared.store.get(own_key))
-        return self._receive("scatter", {root: record}, end)[root]
+        part = self._receive("scatter", {root: record}, end)[root]
+        self._see_taken(task, root)
+        return part
 
     def _broadcast(self, task: Task, mine: bytes, root: int) -> bytes:
         self._check_root("broadcast", root)
@@ -357,8 +370,11 @@ class TorchCommunicator:
         end, told = self._begin("broadcast", root, task, b"", in_verdict=own)
         size = _size_in(told)
         if size is not None:
-            return self._transfer.broadcast(mine, size, root, end)
-        return mine if self.rank == root else told[1:]
+            mine = self._transfer.broadcast(mine, size, root, end)
+        elif self.rank != root:
+            mine = told[1:]
+        self._see_taken(task, root)
+        return mine
 
     def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
         self._check_parts("all_to_all", to)
@@ -369,6 +385,25 @@ class TorchCommunicator:
         outgoing = {rank: to[rank] for rank in others}
         received = self._transfer.exchange("all_to_all", outgoing, sizes, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
+
+    def _see_taken(self, task: Task, root: int) -> None:
+        """After a call's last message: notes that this rank has it; the root waits for all notes.
+
+        No rank fails here, because each one has what it needs.
+        """
+        shared = self._shared
+        if not shared.last:
+            return
+        shared.last = False
+        key = f"{shared.operation}/taken"
+        with contextlib.suppress(RuntimeError):  # from torch: the root, and the store, have ended
+            if self.rank != root:
+                shared.store.add(key, 1)
+                return
+            shared.old_keys.append(key)
+            end = time.monotonic() + _WAIT_FOR_TAKERS
+            others = self.size - 1
+            poll(lambda: shared.store.add(key, 0) >= others, self._longest_pause(), task, end)
 
     # Records: short messages in the store.
 
@@ -422,6 +457,7 @@ class TorchCommunicator:
             verdict = self._verdict(decider, task, record, before_go, in_verdict)
             self._raise_unless_go(name, verdict)
             told = bytes.fromhex(verdict["record"])
+            self._shared.last = verdict["last"]
         return max(task.end, time.monotonic() + _LEAST_TRANSFER), told
 
     def _raise_unless_go(self, name: str, verdict: dict[str, Any]) -> None:
@@ -463,7 +499,7 @@ class TorchCommunicator:
         # While this rank waits, deleting takes no time from anyone.
         if not done() or len(self._shared.unused_keys) > _UNUSED_KEYS:
             self._delete_unused_keys()
-        came = self._poll(done, self._longest_pause(), task)
+        came = poll(done, self._longest_pause(), task)
         missing = [] if came else self._who_is_missing(arrivals, decider)
         goes = not missing and self._shared.ending is None
         if goes and self.rank == decider and before_go is not None:
@@ -482,6 +518,7 @@ class TorchCommunicator:
             "refused": refused,
             "error": self._shared.ending or "",
             "record": record.hex(),
+            "last": self._shared.last,
         }
 
     def _longest_pause(self) -> float:
@@ -534,23 +571,6 @@ class TorchCommunicator:
         if missing or self.rank == decider:
             return missing
         return [decider]  # all have arrived, but it has not decided
-
-    @staticmethod
-    def _poll(
-        done: Callable[[], bool], longest: float, task: Task, end: float = math.inf
-    ) -> bool:
-        """Waits until done() is true; False if the task's time or `end` is over before that.
-
-        `longest`: the longest pause between two calls of done(), in seconds.
-        """
-        pause = max(_SHORTEST_POLL, longest * _FIRST_POLL)
-        while not done():
-            left = min(task.end, end) - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, longest)
-        return True
 
     # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
     # which get an error.

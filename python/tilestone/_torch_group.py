@@ -26,6 +26,7 @@ class Shared:
         self.call = 0  # number of the current call
         self.ending: str | None = None  # the error, in hex, with which this rank ends the call
         self.ended: str | None = None  # the error, in hex, with which any rank has ended the call
+        self.last = False  # the operation is the last of a call; on rank 0, the next one
         self.old_keys: list[str] = []  # keys that this rank must delete later
         self.unused_keys: list[str] = []  # keys that this rank can delete now
         self.moving_with: list[int] = []  # the ranks that a transfer waits for

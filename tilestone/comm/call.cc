@@ -85,6 +85,10 @@ void Call::abort(const Error& why) noexcept {
   comm_internal::abort_call(*port_, error.with_rank(comm_.rank()));
 }
 
+void Call::announce_last() {
+  if (port_ != nullptr) port_->announce_last();
+}
+
 void Call::take_turn(Deadline deadline) {
   CallMemory& memory = port_->memory();
   std::unique_lock lock(memory.mutex);

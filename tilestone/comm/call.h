@@ -59,6 +59,11 @@ class Call {
   // about one second at most. Never throws: failures are logged.
   void abort(const Error& why) noexcept;
 
+  // Rank 0 calls this before the scatter or broadcast with which the call ends. Its process may end
+  // as soon as that operation has returned: the others have the message by then, unless one of them
+  // took none for several seconds.
+  void announce_last();
+
  private:
   void take_turn(Deadline deadline);
   void end_turn();

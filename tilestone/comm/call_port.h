@@ -87,6 +87,10 @@ class CallPort {
   // Makes every operation of the last call that was entered throw `why`, on every rank, now and
   // later, except operations whose messages have arrived already.
   virtual void abort(const Error& why) = 0;
+  // Rank 0: its next scatter or broadcast is the last message of the call. Where messages are lost
+  // when the process of rank 0 ends, that operation returns on rank 0 only after every other rank
+  // has taken its message, or after a short time. It does not fail because a rank hasn't.
+  virtual void announce_last() {}
   // Ends the call on this rank: no operation of it follows.
   virtual void leave() = 0;
 

@@ -22,6 +22,7 @@ Bytes agree(const Communicator& comm, const std::string& work, Deadline deadline
       return std::vector<Bytes>(static_cast<size_t>(comm.size()), last);
     };
     const Bytes last = rounds.run("round " + std::to_string(round), local, coordinate);
+    if (comm.is_coordinator() && last.at(0) != std::byte{0}) rounds.announce_last();
     answer = comm.size() == 1 ? std::move(decided) : comm.broadcast(decided, 0, deadline);
     if (last.at(0) != std::byte{0}) return answer;
   }

@@ -14,6 +14,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
@@ -72,7 +73,16 @@ class Loading {
       return Bytes();
     };
     const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
-    rounds_.run_last("handing over the loaded state", take_it, nothing);
+    // All ranks have loaded. Only what was handed over to others may be unknown.
+    const auto go_without = [](const Error& lost) -> std::optional<Bytes> {
+      if (lost.code() != ErrorCode::kRankFailed) return std::nullopt;
+      log(LogLevel::kWarning,
+          "load: every rank has loaded, but the coordinator (rank 0) gave no "
+          "last answer: " +
+              lost.message());
+      return Bytes();
+    };
+    rounds_.run_last("handing over the loaded state", take_it, nothing, go_without);
     return {};
   }
 

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/common_state_internal.h"
 #include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
@@ -114,7 +116,8 @@ class CoordinationByRounds final : public Coordination {
             tried = true;
             commit_->publish(coordinator_deadline().without_interrupt());
             return std::vector<Bytes>();
-          });
+          },
+          [&](const Error& lost) { return find_published(lost); });
     } catch (...) {
       // Only the coordinator knows whether publishing was tried.
       if (commit_ && !tried) discard();
@@ -318,7 +321,7 @@ class CoordinationByRounds final : public Coordination {
 
   PlanMessage plan_locally(const Brought& brought) {
     share_.items = items_of(*brought.state, share_);
-    check_items(share_);
+    check_items(share_, location_->storage());
     check_agreement();
     std::vector<int> group = replicate_group_of(share_);
     share_.local = make_local_plan(share_.items);
@@ -420,6 +423,16 @@ class CoordinationByRounds final : public Coordination {
       result_.bytes_written += file.size;
       written_.push_back(file.name);
     }
+  }
+
+  // Runs on a rank that has lost the coordinator in the last round: the checkpoint may be
+  // published.
+  std::optional<Bytes> find_published(const Error& lost) const {
+    if (!has_published(location_->storage(), share_.format, share_.save_id)) return std::nullopt;
+    log(LogLevel::kWarning,
+        "save: the checkpoint at " + location_->storage().describe() +
+            " is published, but the coordinator (rank 0) gave no answer: " + lost.message());
+    return Bytes();
   }
 
   // Ends early enough that the coordinator can still answer the other ranks.

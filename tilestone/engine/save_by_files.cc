@@ -205,7 +205,7 @@ class CoordinationByFiles final : public Coordination {
     check_options(*brought.options);
     share_.options = *brought.options;  // now including what only this rank uses
     share_.items = items_of(*brought.state, share_);
-    check_items(share_);
+    check_items(share_, *storage_);
     replicas_ = replicas_to_name(share_);
     share_.local = make_local_plan(share_.items);
     if (files_.torch_rank_local) {

@@ -43,7 +43,10 @@ Costs costs_of(int ranks, bool shuffled) {
     const std::lock_guard lock(mutex);
     ++costs.calls[static_cast<size_t>(call.client)];
     if (call.op == StorageOp::kList) {
-      const uint64_t seen = largest_directory(inner->list(std::string(call.name)));
+      // All entries of the directory are read, whatever the names must begin with.
+      const std::string prefix(call.name);
+      const std::string directory = prefix.substr(0, prefix.rfind('/') + 1);
+      const uint64_t seen = largest_directory(inner->list(directory));
       costs.most_listed = std::max(costs.most_listed, seen);
     }
     return FaultAction::pass();

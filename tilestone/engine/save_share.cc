@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
 #include "tilestone/state/content_hash.h"
@@ -26,6 +27,33 @@ void drop_empty_chunks(SaveShare& share) {
   std::erase_if(share.assignment.chunks,
                 [&](uint32_t i) { return share.local.chunks[i].box.empty(); });
 }
+
+// Refuses keys for which the format needs a path that is longer than the system allows.
+class PathLimit {
+ public:
+  PathLimit(const SaveShare& share, const Storage& location)
+      : format_(*share.format), location_(location), most_(location.max_name_bytes()) {
+    // The save may write into a directory beside the location.
+    if (share.format->needs_grid()) most_ -= std::min<uint64_t>(most_, kSiblingLonger);
+  }
+
+  template <typename Item>
+  void check(const Item& item) const {
+    const size_t needed = format_.longest_name(item);
+    if (needed <= most_) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "the key's file needs a path that is too long: " + std::to_string(needed) +
+                    " bytes in " + location_.describe() + ", where a save in the format " +
+                    std::string(format_.name()) + " can use " + std::to_string(most_))
+        .with_key(item.key)
+        .with_hint("use shorter keys or a shorter location, or save in the torch_dist format");
+  }
+
+ private:
+  const Format& format_;
+  const Storage& location_;
+  uint64_t most_;
+};
 
 }  // namespace
 
@@ -49,9 +77,12 @@ Items items_of(const StateDict& state, const SaveShare& share) {
   return share.dialect->to_items(drop_nonpersistent(build_factories(state)), *share.format);
 }
 
-void check_items(const SaveShare& share) {
+void check_items(const SaveShare& share, const Storage& location) {
   const Items& items = share.items;
   share.format->check(items);
+  const PathLimit limit(share, location);
+  for (const TensorItem& item : items.tensors) limit.check(item);
+  for (const ObjectItem& item : items.objects) limit.check(item);
   std::set<std::string_view> keys;
   if (!share.options.tensor_attributes.empty()) {
     for (const TensorItem& item : items.tensors) keys.insert(item.key);

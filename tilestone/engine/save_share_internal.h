@@ -14,6 +14,7 @@
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/state_dict.h"
+#include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
 
@@ -42,8 +43,9 @@ void set_options(SaveShare& share, const SaveOptions& options);
 Items items_of(const StateDict& state, const SaveShare& share);
 
 // Throws Error(kInvalidArgument), naming the key, if a tensor has no data or if tensor_attributes
-// names a tensor that this rank does not have; also what Format::check() throws.
-void check_items(const SaveShare& share);
+// names a tensor that this rank does not have, or if a file's path would be too long at the
+// location; also what Format::check() throws.
+void check_items(const SaveShare& share, const Storage& location);
 
 // The names that SaveOptions::tp_replica_names asks for. Throws Error(kUnsupported) if the dialect
 // or the format has no such names.

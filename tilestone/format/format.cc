@@ -18,6 +18,9 @@ std::optional<std::string> Format::own_file(const TensorItem&, const Piece&) con
 
 std::optional<std::string> Format::own_file(const ObjectItem&) const { return std::nullopt; }
 
+size_t Format::longest_name(const TensorItem&) const { return 0; }
+size_t Format::longest_name(const ObjectItem&) const { return 0; }
+
 std::vector<std::string> Format::sized_files(std::span<const std::string>) const { return {}; }
 
 std::vector<std::string> Format::rank_local_files(std::span<const std::string>) const { return {}; }

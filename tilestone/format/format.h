@@ -136,6 +136,10 @@ class Format {
   // one of its rank's data files.
   virtual std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const;
   virtual std::optional<std::string> own_file(const ObjectItem& item) const;
+  // The bytes of the longest file name that the tensor or object may need; 0 if it goes into one of
+  // its rank's data files.
+  virtual size_t longest_name(const TensorItem& item) const;
+  virtual size_t longest_name(const ObjectItem& item) const;
   // True if file names don't contain the save id. Each save then needs a directory of its own.
   virtual bool has_fixed_names() const { return false; }
   // The name of a rank's data file number `index` in a save.

@@ -49,6 +49,10 @@ class ChildStorage : public Storage {
   ReadCosts read_costs() const override { return base_->read_costs(); }
   uint64_t available_cache() override { return base_->available_cache(); }
   std::string describe() const override { return base_->describe() + "/" + directory_; }
+  uint64_t max_name_bytes() const override {
+    const uint64_t of_base = base_->max_name_bytes();
+    return of_base == UINT64_MAX ? of_base : of_base - std::min(of_base, directory_.size() + 1);
+  }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     return std::make_unique<ChildWritable>(name, base_->create(file(name), expected_size));

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
+#include <filesystem>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
@@ -34,6 +36,11 @@ class PosixStorage : public Storage {
     return cached ? context_->system().available_memory() : 0;
   }
   std::string describe() const override { return context_->root(); }
+  uint64_t max_name_bytes() const override {
+    // PATH_MAX counts the NUL at the end.
+    const uint64_t root = std::filesystem::absolute(context_->root()).native().size();
+    return root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0;
+  }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     check_file_name(name);

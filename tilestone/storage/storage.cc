@@ -70,6 +70,26 @@ void remove_if_there(const Remove& remove) {
   }
 }
 
+// Removes everything in the tree. A name in it may be too long in a storage of a directory above.
+void empty_tree(Storage& tree) {
+  for (const std::string& file : tree.list()) {
+    remove_if_there([&] { tree.remove(file); });
+  }
+  std::vector<std::string> directories = tree.list_directories();  // each before those in it
+  for (size_t i = 0; i < directories.size(); ++i) {
+    for (std::string& inner : tree.list_directories(directories[i] + "/")) {
+      directories.push_back(std::move(inner));
+    }
+  }
+  for (auto directory = directories.rbegin(); directory != directories.rend(); ++directory) {
+    remove_if_there([&] { tree.remove_directory(*directory); });
+  }
+}
+
+bool contains_name(const std::vector<std::string>& sorted, const std::string& name) {
+  return std::binary_search(sorted.begin(), sorted.end(), name);
+}
+
 }  // namespace
 
 void Storage::remove_tree(const std::string& name) {
@@ -79,18 +99,8 @@ void Storage::remove_tree(const std::string& name) {
         .with_file(name)
         .with_errno(info ? ENOTDIR : ENOENT);
   }
-  for (const std::string& file : list(name + "/")) {
-    remove_if_there([&] { remove(file); });
-  }
-  std::vector<std::string> directories = {name};  // each before the directories in it
-  for (size_t i = 0; i < directories.size(); ++i) {
-    for (std::string& inner : list_directories(directories[i] + "/")) {
-      directories.push_back(std::move(inner));
-    }
-  }
-  for (auto directory = directories.rbegin(); directory != directories.rend(); ++directory) {
-    remove_if_there([&] { remove_directory(*directory); });
-  }
+  if (contains_name(list_directories(name), name)) empty_tree(*child(name));  // not a link
+  remove_if_there([&] { remove_directory(name); });
 }
 
 std::vector<std::string> Storage::list_files(const std::string& prefix) {

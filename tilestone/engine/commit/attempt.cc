@@ -281,6 +281,7 @@ Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) 
     left.push_back(std::move(*bytes));
   }
   expect_files(*location_, reports, threads, deadline);
+  if (!head_.rank_local) refuse_rank_metadata(head_.group_begin(group), head_.group_end(group));
   if (head_.rank_local) {
     for (RankReport& report : reports) publish_rank_file(std::move(report), deadline);
     location_->sync_directory("");
@@ -493,7 +494,7 @@ bool Attempt::publish(Deadline deadline) {
   if (!described) return false;  // another process has published it, and is removing the groups
   const auto& [made, replaced] = *described;
   if (replaced) expect_only(*replaced);
-  if (!replaced) refuse_rank_metadata();
+  if (!replaced) refuse_rank_metadata(0, head_.group_end(0));
   location_->sync_directory(attempt_directory(head_.save_id));
   publish_once(manifest_name(head_.save_id), attempt_temporary(head_.save_id, "manifest"),
                made.manifest, deadline);

@@ -159,7 +159,7 @@ class Attempt {
   // Torch's rank-local mode (attempt_rank_local.cc)
   void refuse_other_attempts(Deadline deadline) const;
   bool may_be_open_beside(const std::string& save_id) const;
-  void refuse_rank_metadata() const;
+  void refuse_rank_metadata(int begin, int end) const;
   bool end_earlier_try(const std::string& save_id, Deadline deadline) const;
   void publish_rank_file(RankReport report, Deadline deadline) const;
   std::set<std::string> unite_objects(std::vector<RankReport>& reports,

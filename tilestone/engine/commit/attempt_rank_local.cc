@@ -97,21 +97,23 @@ bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) con
   return true;
 }
 
-// Refuses if ranks' metadata of another save, or copied metadata, is here: beside an ordinary index
-// it would be ambiguous.
-void Attempt::refuse_rank_metadata() const {
-  const std::string of_rank_0 = format_->rank_index_name(0);
-  if (of_rank_0.empty()) return;
-  const std::string prefix = of_rank_0.substr(0, of_rank_0.find('0'));
-  const auto standing = format_->rank_local_files(location_->list_files(prefix));
-  if (standing.empty()) return;
-  throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id + " can't be published at " +
-                                             location_->describe() +
-                                             ": metadata of a rank-local save is there")
-      .with_file(standing.front())
-      .with_hint(
-          "save elsewhere, or move those files away; then `tilestone publish` completes the "
-          "save");
+// Refuses if one of these ranks has metadata here, of another save or copied: beside an ordinary
+// index it would be ambiguous. The rank that begins a save lists the location, which is fresh then.
+// Later a listing would have an entry for each rank, so the names are asked for: those of a group
+// when it is merged, and those of the first group again before the switch.
+void Attempt::refuse_rank_metadata(int begin, int end) const {
+  for (int rank = begin; rank < end; ++rank) {
+    const std::string name = format_->rank_index_name(rank);
+    if (name.empty()) return;
+    if (!location_->stat(name)) continue;
+    throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id + " can't be published at " +
+                                               location_->describe() +
+                                               ": metadata of a rank-local save is there")
+        .with_file(name)
+        .with_hint(
+            "save elsewhere, or move those files away; then `tilestone publish` completes the "
+            "save");
+  }
 }
 
 // ---- Steps 2 and 3

@@ -169,8 +169,21 @@ void Commit::begin(Deadline deadline) {
   }
 }
 
+// Refuses before the location is locked, because the lock's file would stay there. If another save
+// changes the location meanwhile, only the check under the lock counts. Each save of ours changes
+// the names there.
+void Commit::refuse_other_files() const {
+  const std::vector<std::string> names = location_->list();
+  try {
+    expect_only_checkpoint(*location_, format_, overwrite_ ? dialect_.get() : nullptr);
+  } catch (const Error&) {
+    if (!is_saved_to(*location_) && names == location_->list()) throw;
+  }
+}
+
 // Checks the location again after begin() did, because it may have changed before it was locked.
 void Commit::begin_staged() {
+  refuse_other_files();
   staging_.emplace(storage_, save_id_);
   staging_->begin();
   refuse_existing();
@@ -200,16 +213,26 @@ std::optional<ForeignCheckpoint> Commit::foreign() const {
   });
 }
 
-// Whether an ordinary checkpoint exists. Beside it, an attempt with the outcome "published" can't
-// become the checkpoint any more. A rank-local checkpoint does not count: that attempt may still
-// replace it.
-bool Commit::has_whole_checkpoint() const {
+// The saves without a communicator that may still become the checkpoint here. Beside an ordinary
+// checkpoint, an attempt with the outcome "published" can't, and neither can one that the
+// checkpoint's save has replaced. A rank-local checkpoint may still become an ordinary one, unless
+// this save may replace it.
+std::set<std::string> Commit::open_attempts(const Notes& notes) const {
+  Standing standing;
   try {
-    const Standing standing = read_standing(*location_, format_);
-    return standing.found && standing.rank_local.empty();
+    standing = read_standing(*location_, format_);
   } catch (const Error&) {
-    return any_checkpoint(*location_, *format_);  // an unreadable checkpoint counts too
+    return notes.open(any_checkpoint(*location_, *format_));  // an unreadable one counts too
   }
+  const bool rank_local = !standing.rank_local.empty();
+  std::set<std::string> open = notes.open(standing.found && !rank_local);
+  if (!standing.found) return open;
+  const bool undecided = notes.undecided.contains(standing.save_id);
+  if (rank_local && undecided && overwrite_) open.erase(standing.save_id);
+  const auto replaced = notes.replaces.find(standing.save_id);
+  if (replaced == notes.replaces.end()) return open;
+  for (const std::string& save_id : replaced->second) open.erase(save_id);
+  return open;
 }
 
 // Refuses beside a save without a communicator that may still become the checkpoint here, because
@@ -218,7 +241,7 @@ void Commit::refuse_open_attempts() const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   const Notes notes = read_notes(*location_, names);
   if (notes.attempts.empty()) return;
-  const std::set<std::string> open = notes.open(has_whole_checkpoint());
+  const std::set<std::string> open = open_attempts(notes);
   if (open.empty()) return;
   throw Error(ErrorCode::kAlreadyExists, "the save " + *open.begin() + " at " +
                                              location_->describe() +
@@ -449,6 +472,7 @@ void Commit::clean() {
     if (!replaced.empty()) storage_->sync_directory("");
     if (lock_ == nullptr) remove_files(*storage_, std::vector{note_name(save_id_)});
     remove_leftovers(new_files_, save_id_);
+    if (lock_ != nullptr) remove_directories_of_replaced();
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("files of the replaced checkpoint stay: ") + error.what());
   }
@@ -464,6 +488,16 @@ void Commit::remove_rank_local() {
     if (storage_->stat(name)) return;
   }
   remove_files(*storage_, std::vector{note});
+}
+
+// A replaced rank-local checkpoint of a save by files has left directories for its reports.
+void Commit::remove_directories_of_replaced() {
+  const std::string own(kOwnDirectory);
+  for (const std::string& name : storage_->list_directories(own + "/")) {
+    const auto left = parse_in_own_directory(name + "/");
+    if (!left || !replaces_.contains(left->save_id)) continue;
+    if (storage_->list(name + "/").empty()) storage_->remove_tree(name);
+  }
 }
 
 void Commit::abandon(bool alone) {

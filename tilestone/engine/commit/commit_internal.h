@@ -62,14 +62,16 @@ class Commit {
   void refuse_existing() const;
   void refuse_directory_of_index() const;
   void refuse_what_exists() const;
-  bool has_whole_checkpoint() const;
+  std::set<std::string> open_attempts(const Notes& notes) const;
   void refuse_open_attempts() const;
+  void refuse_other_files() const;
   void lock();
   void finish_replacement();
   void inspect_existing();
   void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
+  void remove_directories_of_replaced();
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
 

@@ -203,6 +203,13 @@ Found find_rank_local(const Location& location) {
               "the checkpoint at " + location.describe() + " is no longer a rank-local one");
 }
 
+void expect_unchanged(const Found& before, const Found& now) {
+  if (before.description.files.contents == now.description.files.contents) return;
+  throw Error(ErrorCode::kAlreadyExists, "the rank-local checkpoint at " + now.storage->describe() +
+                                             " has been replaced while it was read")
+      .with_hint("publish again");
+}
+
 struct ReadReports {
   std::vector<RankReport> reports;  // by rank
   bool in_c_order = true;
@@ -254,23 +261,23 @@ bool is_rank_local_at(const Location& location) {
 
 std::string publish_rank_local(const Location& location, int threads, Deadline deadline) {
   const std::string save_id = random_save_id();
-  const Found before = find_rank_local(location);
-  Commit commit(location.shared(), before.format.format, before.format.dialect, save_id, true);
+  const Found found = find_rank_local(location);
+  const Format& format = *found.format.format;
+  ReadReports read = read_reports(found, save_id, threads, deadline);
+  std::set<std::string> remains = unite_objects(read.reports);
+  std::vector<Bytes> encoded;
+  for (const RankReport& report : read.reports) encoded.push_back(report.encode());
+  DescribedSave save{.reports = std::move(read.reports),
+                     .encoded = encoded,
+                     .copies = CopyPolicy::kAccept,
+                     .of_dialect = found.format.dialect->encode_index(Items(), format),
+                     .remains = std::move(remains)};
+  describe_save(save, format, *found.format.dialect);  // refuses before anything is written
+  Commit commit(location.shared(), found.format.format, found.format.dialect, save_id, true);
   commit.begin(deadline);
   try {
-    const Found found = find_rank_local(location);  // no other save can change it any more
-    const Format& format = *found.format.format;
-    ReadReports read = read_reports(found, save_id, threads, deadline);
-    std::set<std::string> remains = unite_objects(read.reports);
-    std::vector<Bytes> encoded;
-    for (const RankReport& report : read.reports) encoded.push_back(report.encode());
-    commit.prepare({.save = {.reports = std::move(read.reports),
-                             .encoded = encoded,
-                             .copies = CopyPolicy::kAccept,
-                             .of_dialect = found.format.dialect->encode_index(Items(), format),
-                             .remains = std::move(remains)},
-                    .threads = threads,
-                    .manifest = read.in_c_order},
+    expect_unchanged(found, find_rank_local(location));  // no other save can change it any more
+    commit.prepare({.save = std::move(save), .threads = threads, .manifest = read.in_c_order},
                    deadline);
   } catch (...) {
     commit.abandon(true);

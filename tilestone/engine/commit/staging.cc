@@ -27,6 +27,8 @@ std::string sibling_prefix(std::string_view name) {
   return "." + std::string(name) + std::string(kInfix);
 }
 
+static_assert(kSiblingLonger == 1 + kInfix.size() + 36);  // the dot, the infix, a save id
+
 // If the working directory were replaced, the process would be left in a removed directory.
 void expect_outside(const StoragePlace& place) {
   std::error_code error;
@@ -145,8 +147,9 @@ bool Siblings::is_alive(const Sibling& sibling) const {
 
 uint64_t Siblings::size_of(const Sibling& sibling) const {
   uint64_t bytes = 0;
-  for (const std::string& name : place_->storage->list(sibling.name + "/")) {
-    const auto info = place_->storage->stat(name);
+  const auto tree = place_->storage->child(sibling.name);
+  for (const std::string& name : tree->list()) {
+    const auto info = tree->stat(name);
     if (info) bytes += info->size;
   }
   return bytes;
@@ -340,8 +343,8 @@ void Staging::make_and_lock() {
       const std::string hint =
           "this save needs a directory beside its location, because its files "
           "can't be replaced one by one";
-      const size_t longer = name_.size() - place_.name.size();
-      const std::string longer_by = "; its name is " + std::to_string(longer) + " bytes longer";
+      const std::string longer_by =
+          "; its name is " + std::to_string(kSiblingLonger) + " bytes longer";
       throw Error(error).with_hint(error.sys_errno() == ENAMETOOLONG ? hint + longer_by : hint);
     }
   }

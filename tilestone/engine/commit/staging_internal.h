@@ -3,6 +3,7 @@
 // commit.cc describes the protocol.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ inline constexpr std::string_view kRepairMark = "repairing";
 // location.
 [[noreturn]] void fail_under_way(Storage& storage, std::string_view what = "another save",
                                  std::string_view hint = "wait for it, or save elsewhere");
+
+// By how many bytes its name is longer than the location's.
+inline constexpr size_t kSiblingLonger = 48;
 
 // A directory beside a location: one in which a save writes, or the checkpoint that it has
 // replaced.

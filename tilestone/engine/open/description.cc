@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
@@ -112,7 +113,8 @@ Description read_once(Storage& storage, const DetectedFormat& found, std::vector
   if (rank_local) {
     // Ignores a manifest of this save: it belongs to an ordinary index that is not published yet.
     const Metadata& metadata = *description.metadata;
-    expect_no_other_ranks(storage, *found.format, names, metadata);
+    expect_own_files(storage, *found.format, names, metadata);
+    expect_no_other_ranks(*found.format, names, metadata);
     if (reports == Reports::kRead) {
       description.manifest =
           manifest_of_reports(storage, *found.format, *found.dialect, metadata.save_id);
@@ -155,8 +157,9 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
   return found;
 }
 
-// Describes the part of a rank-local checkpoint that one rank has written. nullopt if this rank has
-// no metadata, or the checkpoint is not rank-local.
+// Describes the part of a rank-local checkpoint that one rank has written, whether or not the other
+// ranks have written theirs. nullopt if this rank has no metadata, or the checkpoint is not
+// rank-local.
 std::optional<Description> describe_rank_alone(Storage& storage, const DetectedFormat& found,
                                                std::span<const std::string> names, int rank) {
   const Format& format = *found.format;
@@ -164,14 +167,13 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
   if (name.empty() || !is_rank_local(format, names) || !contains_name(names, name)) {
     return std::nullopt;
   }
-  expect_all_ranks(storage, format, names);
   Description description;
   description.format = format.name();
   description.dialect = found.dialect->name();
   description.files.names.push_back(name);
   description.files.contents.emplace(name, read_file(storage, name, kAnySize));
   description.metadata = format.parse_rank_index(description.files, rank);
-  expect_no_other_ranks(storage, format, names, *description.metadata);
+  expect_own_files(storage, format, names, *description.metadata);
   description.manifest =
       manifest_of_reports(storage, format, *found.dialect, description.metadata->save_id, rank);
   return description;
@@ -273,6 +275,21 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   // and without that file the checkpoint has no common.pt.
   for (const IndexSum& sum : manifest.index) standing.index.insert(sum.name);
   return standing;
+}
+
+bool has_published(Storage& storage, const std::shared_ptr<const Format>& format,
+                   const std::string& save_id) {
+  for (int tries = 0; tries < kMaxLost; ++tries) {
+    try {
+      const Standing standing = read_standing(storage, format);
+      if (!standing.found || !standing.save_id.empty()) return standing.save_id == save_id;
+      // Where names are fixed, no file of a save is there before it is published.
+      return format->has_fixed_names() && standing.files.contains(manifest_name(save_id));
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("looking for a published checkpoint: ") + error.what());
+    }
+  }
+  return false;
 }
 
 Bytes Description::encode() const {

@@ -60,6 +60,11 @@ struct Standing {
 // `found` is false if there is no checkpoint. Throws the errors of reading an existing one.
 Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);
 
+// Whether the checkpoint of this save is published here, for a rank that can't ask the coordinator.
+// False, too, if what is here can't be read.
+bool has_published(Storage& storage, const std::shared_ptr<const Format>& format,
+                   const std::string& save_id);
+
 // The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
 struct Replaced {
   std::string save_id;

@@ -91,7 +91,8 @@ CheckpointNames look_for_checkpoint(Storage& storage) {
   }
 }
 
-// Whether a save is known to be under way.
+}  // namespace
+
 bool is_saved_to(Storage& storage) {
   try {
     return storage.is_locked(std::string(kLockName));
@@ -100,6 +101,8 @@ bool is_saved_to(Storage& storage) {
     return false;
   }
 }
+
+namespace {
 
 // Megatron-Core's and Tilestone's saves write metadata.json last, and removals take it away first.
 // So if the index of the format that it names does not exist, the index was lost.

@@ -20,6 +20,9 @@ inline constexpr int kMaxOverwrites = 8;  // overwrites tolerated while one chec
 // Whether there is a checkpoint of any known format or of `also`.
 bool any_checkpoint(Storage& storage, const Format& also);
 
+// Whether a save with a communicator is known to be under way.
+bool is_saved_to(Storage& storage);
+
 // A save without a communicator, in a dialect whose files have fixed names, publishes its index
 // file by file (commit/attempt_fixed_names.cc). The first file names the save and is its claim to
 // the location. Returns the save id of a claim whose switch is not published yet. The existing

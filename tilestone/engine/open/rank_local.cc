@@ -129,8 +129,8 @@ void expect_all_ranks(Storage& storage, const Format& format, std::span<const st
   }
 }
 
-void expect_no_other_ranks(Storage& storage, const Format& format,
-                           std::span<const std::string> names, const Metadata& metadata) {
+void expect_own_files(Storage& storage, const Format& format, std::span<const std::string> names,
+                      const Metadata& metadata) {
   const std::string& id = metadata.save_id;
   if (is_save_id(id) && read_outcome(storage, id) == Outcome::kAbandoned) {
     throw Error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe() +
@@ -145,6 +145,11 @@ void expect_no_other_ranks(Storage& storage, const Format& format,
                                          "\" and a file of the save " + own->save_id)
         .with_file(name);
   }
+}
+
+void expect_no_other_ranks(const Format& format, std::span<const std::string> names,
+                           const Metadata& metadata) {
+  const std::string& id = metadata.save_id;
   for (const std::string& name : names) {
     const auto data = format.parse_data_file_name(name);
     if (!data || contains_name(names, format.rank_index_name(data->rank))) continue;

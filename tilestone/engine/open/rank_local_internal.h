@@ -25,11 +25,14 @@ bool is_rank_local(const Format& format, std::span<const std::string> names);
 void expect_all_ranks(Storage& storage, const Format& format, std::span<const std::string> names);
 
 // Checks that also work for another writer's checkpoint, or one that was copied here without its
-// hidden files. Error(kCorrupt) if a rank has a data file but no metadata, or if metadata names
-// another save than its files do; Error(kNotFound) if the save was abandoned. `metadata`: of one
-// rank or of all.
-void expect_no_other_ranks(Storage& storage, const Format& format,
-                           std::span<const std::string> names, const Metadata& metadata);
+// hidden files. `metadata`: of one rank or of all.
+// Error(kCorrupt) if metadata names another save than its files do; Error(kNotFound) if the save
+// was abandoned.
+void expect_own_files(Storage& storage, const Format& format, std::span<const std::string> names,
+                      const Metadata& metadata);
+// Error(kCorrupt) if a rank has a data file but no metadata.
+void expect_no_other_ranks(const Format& format, std::span<const std::string> names,
+                           const Metadata& metadata);
 
 // The metadata file of one rank, as in torch's rank-local mode. Does not check coverage.
 // Error(kUnsupported) for a format that has no such file.

@@ -71,8 +71,8 @@ Bytes Rounds::run(std::string_view phase, const LocalStep& local,
 }
 
 Bytes Rounds::run_last(std::string_view phase, const LocalStep& local,
-                       const CoordinatorStep& coordinate) {
-  return finish(take_local_step(phase, local), coordinate, true);
+                       const CoordinatorStep& coordinate, const FindAnswer& find) {
+  return finish(take_local_step(phase, local), coordinate, true, find);
 }
 
 void Rounds::begin(std::string_view phase, const LocalStep& local) {
@@ -94,7 +94,8 @@ Rounds::Begun Rounds::take_local_step(std::string_view phase, const LocalStep& l
   return {std::string(phase), gather_deadline, local_outcome(local, deadline_.sooner(kLocalShare))};
 }
 
-Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) {
+Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last,
+                     const FindAnswer& find) {
   const std::string& phase = begun.phase;
   const RoundResult& mine = begun.mine;
   std::vector<Bytes> payloads;
@@ -105,7 +106,7 @@ Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last) 
     outcome = decide(coordinate, std::move(failure), std::move(payloads), messages);
     send_outcome(phase, std::move(messages), outcome, last);
   } else {
-    outcome = receive_outcome(phase, failure, last);
+    outcome = receive_outcome(phase, failure, last, mine.error ? FindAnswer() : find);
   }
   if (!outcome.error) return std::move(outcome.answer);
   // The exception of this rank's own caller takes precedence over the Error that the others get.
@@ -176,6 +177,7 @@ void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages,
   // The outcome of the last round is final: the others get it even after an interrupt.
   const bool brief = last && interrupted();
   try {
+    if (last || own.error) call_.announce_last();
     comm_.scatter(std::move(messages), 0, brief ? Deadline::after(kBrief) : deadline_);
   } catch (const Error& raised) {
     if (!last) end_if_interrupted();
@@ -195,7 +197,8 @@ void Rounds::send_outcome(std::string_view phase, std::vector<Bytes> messages,
 }
 
 Rounds::RoundResult Rounds::receive_outcome(std::string_view phase,
-                                            const std::optional<Error>& unsent, bool last) {
+                                            const std::optional<Error>& unsent, bool last,
+                                            const FindAnswer& find) {
   Bytes message;
   try {
     message = comm_.scatter({}, 0, deadline_);
@@ -208,6 +211,8 @@ Rounds::RoundResult Rounds::receive_outcome(std::string_view phase,
     }
     const Error error = unsent ? *unsent : raised;
     if (!lost_in_round(error)) return {error, {}};
+    std::optional<Bytes> found = find ? find(error) : std::nullopt;
+    if (found) return {std::nullopt, *std::move(found)};
     const Error wrapped = with_phase(
         error, work_ + ": the coordinator (rank 0) gave no answer after " + std::string(phase));
     call_.abort(wrapped);

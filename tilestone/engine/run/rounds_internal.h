@@ -68,9 +68,20 @@ class Rounds {
   // call, with this rank's number if it has none.
   void leave(const Error& why) noexcept { call_.abort(why); }
 
+  // Returns this rank's answer if it finds out by itself that the round has succeeded. Must not
+  // throw.
+  using FindAnswer = std::function<std::optional<Bytes>(const Error& lost)>;
+
   // The last round. Its outcome is final: a rank that dies before it gets the outcome does not make
-  // the others fail.
-  Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
+  // the others fail. The coordinator's process may end as soon as this has returned: the others
+  // have their answers by then. If the answer of a rank is lost all the same, because the
+  // coordinator was killed or cut off, `find` runs there before the rank reports an error, unless
+  // its local step has failed.
+  Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
+                 const FindAnswer& find = {});
+
+  // On the coordinator, before a broadcast with which the call ends: see Call.
+  void announce_last() { call_.announce_last(); }
 
  private:
   struct RoundResult {
@@ -83,7 +94,8 @@ class Rounds {
     RoundResult mine;
   };
   Begun take_local_step(std::string_view phase, const LocalStep& local);
-  Bytes finish(Begun begun, const CoordinatorStep& coordinate, bool last);
+  Bytes finish(Begun begun, const CoordinatorStep& coordinate, bool last,
+               const FindAnswer& find = {});
   RoundResult local_outcome(const LocalStep& local, Deadline deadline);
   std::optional<Error> gather(std::string_view phase, const RoundResult& mine, Deadline deadline,
                               std::vector<Bytes>& payloads);
@@ -91,8 +103,8 @@ class Rounds {
                      std::vector<Bytes> payloads, std::vector<Bytes>& messages);
   void send_outcome(std::string_view phase, std::vector<Bytes> messages, const RoundResult& own,
                     bool last);
-  RoundResult receive_outcome(std::string_view phase, const std::optional<Error>& unsent,
-                              bool last);
+  RoundResult receive_outcome(std::string_view phase, const std::optional<Error>& unsent, bool last,
+                              const FindAnswer& find);
 
   bool interrupted() const;
   // If an interrupt was requested: reports it to the others and throws its reason.

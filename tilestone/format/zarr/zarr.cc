@@ -134,6 +134,16 @@ class ZarrFormat final : public Format {
     return object_file(item.key);
   }
 
+  size_t longest_name(const TensorItem& item) const override {
+    Dims last = item.global_shape;  // an index of the finest grid
+    for (int64_t& dim : last) dim = std::max<int64_t>(dim, 1) - 1;
+    return std::max(array_file(item.key).size(),
+                    item.key.size() + 1 + chunk_name(last, '.').size());
+  }
+  size_t longest_name(const ObjectItem& item) const override {
+    return object_file(item.key).size();
+  }
+
   std::string data_file_name(std::string_view, int, int) const override {
     throw Error(ErrorCode::kInternal, "zarr has no per-rank data files");
   }
