@@ -79,6 +79,19 @@ nb::object call(nb::handle object) {
   return checked(PyObject_VectorcallMethod(name<kName>(), &self, 1, nullptr));
 }
 
+// Attributes with which a tensor says that it is a part of a whole: see tilestone._torch_parts.
+constexpr char kWriteItems[] = "__create_write_items__";
+constexpr char kChunkList[] = "__create_chunk_list__";
+constexpr char kGlobalShape[] = "global_shape";
+
+// Whether a tensor itself, not its class, may say that it is a part of a whole.
+bool may_be_part(nb::handle object) {
+  const nb::object attributes = checked(PyObject_GenericGetDict(object.ptr(), nullptr));
+  if (PyDict_Size(attributes.ptr()) == 0) return false;
+  const auto has = [&](PyObject* key) { return PyDict_Contains(attributes.ptr(), key) == 1; };
+  return has(name<kWriteItems>()) || has(name<kChunkList>()) || has(name<kGlobalShape>());
+}
+
 constexpr char kIsCpu[] = "is_cpu";
 constexpr char kDtype[] = "dtype";
 constexpr char kIsNeg[] = "is_neg";
@@ -160,6 +173,7 @@ std::optional<TensorView> TorchTensors::find_view(nb::handle object, bool for_lo
   const PyTypeObject* type = Py_TYPE(object.ptr());
   if (exchange_ == nullptr || (type != tensor_ && type != parameter_)) return std::nullopt;
   if (get<kIsCpu>(object).ptr() != Py_True) return std::nullopt;
+  if (may_be_part(object)) return std::nullopt;
   DlpackTensor tensor{};
   if (exchange_->tensor_from_object(object.ptr(), &tensor) != 0) {
     PyErr_Clear();  // sparse, nested or quantised

@@ -72,6 +72,16 @@ void bind_sharded_tensor(nb::module_& m) {
           },
           "key"_a, "data"_a, "global_shape"_a, "box"_a, "begin"_a, "end"_a, "replica_id"_a,
           "prepend_axis_num"_a)
+      .def_static(
+          "from_pieces",
+          [](std::string key, TensorView data, const Dims& global_shape,
+             const std::vector<std::pair<Box, TensorView>>& pieces) {
+            std::vector<Piece> held;
+            for (const auto& [box, view] : pieces) held.push_back({box, view});
+            return ShardedTensor::from_pieces(std::move(key), std::move(data), global_shape,
+                                              std::move(held));
+          },
+          "key"_a, "data"_a, "global_shape"_a, "pieces"_a)
       .def_ro("key", &ShardedTensor::key)
       .def_prop_ro("global_shape", [](const ShardedTensor& t) { return t.global_shape; })
       .def_prop_ro("boxes",
@@ -80,7 +90,6 @@ void bind_sharded_tensor(nb::module_& m) {
                      for (const Piece& piece : t.pieces) boxes.push_back(piece.box);
                      return boxes;
                    })
-      .def_prop_ro("replica_id", [](const ShardedTensor& t) { return t.replica_id; })
       .def_prop_rw(
           "holders", [](const ShardedTensor& t) { return t.holders; },
           [](ShardedTensor& t, std::vector<int> ranks) {
@@ -90,6 +99,10 @@ void bind_sharded_tensor(nb::module_& m) {
               t.declare_replicas(std::move(ranks));
             }
           })
+      .def_prop_rw(
+          "replica_id", [](const ShardedTensor& t) { return t.replica_id; },
+          [](ShardedTensor& t, Dims id) { t.replica_id = std::move(id); })
+      .def_rw("unknown_replicas", &ShardedTensor::unknown_replicas)
       .def_rw("allow_shape_mismatch", &ShardedTensor::allow_shape_mismatch)
       .def_prop_ro("is_regular_grid", &ShardedTensor::is_regular_grid);
 }

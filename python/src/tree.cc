@@ -36,6 +36,34 @@ PathElement path_element(nb::handle key) {
   return to_text(nb::str(key));
 }
 
+// A key that is neither a string nor an int as a value, if it is plain data.
+std::optional<Value> plain_key(nb::handle key) {
+  PyObject* o = key.ptr();
+  if (o == Py_None) return Value();
+  if (PyBool_Check(o)) return Value(o == Py_True);
+  if (PyFloat_Check(o)) return Value(PyFloat_AsDouble(o));
+  if (PyUnicode_Check(o)) return Value(to_text(key));
+  if (PyBytes_Check(o)) {
+    const auto bytes = nb::borrow<nb::bytes>(key);
+    return Value(to_bytes(std::string_view(bytes.c_str(), bytes.size())));
+  }
+  if (PyIndex_Check(o)) {
+    int overflow = 0;
+    const nb::object number = nb::steal(PyNumber_Index(o));
+    if (!number.is_valid()) throw nb::python_error();
+    const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+    return overflow == 0 ? std::optional(Value(static_cast<int64_t>(value))) : std::nullopt;
+  }
+  if (!PyTuple_CheckExact(o)) return std::nullopt;
+  Value::List items;
+  for (nb::handle item : nb::borrow<nb::tuple>(key)) {
+    auto plain = plain_key(item);
+    if (!plain) return std::nullopt;
+    items.push_back(*std::move(plain));
+  }
+  return Value::tuple(std::move(items));
+}
+
 // Two different keys of one dict, if they are neither strings nor ints, may have the same str().
 void check_distinct(const StateDict& dict, const Path& path) {
   std::unordered_set<PathElement> seen;
@@ -143,6 +171,11 @@ class TreeMaker {
       below.back() = path_element(key);
       const bool is_int = std::holds_alternative<int64_t>(below.back());
       distinct = distinct && (is_int || PyUnicode_CheckExact(key.ptr()));
+      if (!is_int && !PyUnicode_CheckExact(key.ptr())) {
+        if (auto original = plain_key(key)) {
+          out.original_keys().emplace(std::get<std::string>(below.back()), *std::move(original));
+        }
+      }
       if (keeps_keys_ && !is_writable_key(key)) check_holds_sharded(item, below);
       entries.emplace_back(below.back(), node(item, below));
     }
@@ -412,6 +445,11 @@ class TreeReader {
     nb::dict out;
     for (const auto& [element, child] : dict.entries()) {
       nb::object key = keys.of(element);
+      if (known.is_none()) {
+        if (const Value* saved = original_key(dict, element)) {
+          key = from_value(*saved, nb::none(), bridge_);
+        }
+      }
       path_.push_back(element);
       out[key] = node(child, item_of(known, key));
       path_.pop_back();
@@ -424,6 +462,14 @@ class TreeReader {
   }
 
  private:
+  // The key that an entry had before it became text, if it was recorded.
+  static const Value* original_key(const StateDict& dict, const PathElement& element) {
+    const auto* text = std::get_if<std::string>(&element);
+    if (text == nullptr) return nullptr;
+    const auto known = dict.original_keys().find(*text);
+    return known == dict.original_keys().end() ? nullptr : &known->second;
+  }
+
   bool is_kept(const StateNode& node) const {
     if (kept_ == nullptr || kept_->keys.empty()) return false;
     if (const auto* tensor = node.get_if<ShardedTensor>()) return kept_->keys.contains(tensor->key);

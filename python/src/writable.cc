@@ -35,6 +35,7 @@ class WritableChecker {
       check(*view, [&] { return dotted(path); });
     } else if (const auto* tensor = node.get_if<ShardedTensor>()) {
       check(tensor->data, [&] { return tensor->key; });
+      for (const Piece& piece : tensor->pieces) check(piece.data, [&] { return tensor->key; });
     } else if (const auto* dict = node.get_if<StateDict>()) {
       visit(*dict, path);
     } else if (const auto* list = node.get_if<StateList>()) {

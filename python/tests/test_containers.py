@@ -323,3 +323,74 @@ def test_arrays_that_are_more_than_their_elements_are_not_taken_for_plain_ones(c
     tilestone.save({"x": masked}, ckpt)
     with tilestone.open(ckpt) as opened:
         assert opened.tensor_keys() == [] and opened.object_keys() == ["x"]
+
+
+def test_keys_come_back_as_they_were_saved_without_a_template(ckpt: str) -> None:
+    x = torch.ones(2)
+    state = {
+        "ints": {0: x, 1: {"a": 2}, 25: 3}, "text": {"0": x, "7": 1}, "mixed": {3: 1, "4": x, "b": 5},
+        "kinds": {None: x, True: 1, 0.5: 2, (1, "a", None): 3, b"k": 4, -3: 5, "plain": 6},
+        "numpy": {numpy.int64(4): 1, numpy.float64(2.5): x}, "list": [{7: x}, {"8": 1}],
+        "counter": collections.Counter({2: 1, 4: 2}), 5: {6: {7: x}}, "": {8: 9},
+    }  # fmt: skip
+    tilestone.save(state, ckpt)
+    loaded = tilestone.load(ckpt)
+
+    def expect(a: Any, b: Any) -> None:
+        if isinstance(a, Mapping):
+            assert isinstance(b, dict) and set(a) == set(b)
+            kinds = {key: type(key) for key in b}
+            for key, value in a.items():
+                known = isinstance(key, (numpy.generic, str))
+                assert known or kinds[next(k for k in b if k == key)] is type(key)
+                expect(value, b[key])
+        elif isinstance(a, list):
+            assert len(a) == len(b)
+            for one, other in zip(a, b, strict=True):
+                expect(one, other)
+        else:
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    expect(state, loaded)
+    stock: dict[str, Any] = {"ints": {0: torch.zeros(2), 25: 0}}
+    dcp.load(stock, checkpoint_id=ckpt)  # planner_data has text
+    assert torch.equal(stock["ints"][0], x) and stock["ints"]["25"] == 3
+
+
+def test_the_state_of_an_optimizer_and_a_scheduler_is_whole_without_a_template(ckpt: str) -> None:
+    def made(steps: int) -> tuple[Any, Any]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 4, 25])
+        for _ in range(steps):
+            parameter.sum().backward()
+            optimizer.step()
+            scheduler.step()
+        return optimizer, scheduler
+
+    optimizer, scheduler = made(3)
+    tilestone.save({"o": optimizer, "s": scheduler}, ckpt)
+    loaded = tilestone.load(ckpt)
+    again, other = made(0)
+    again.load_state_dict(loaded["o"])
+    other.load_state_dict(loaded["s"])
+    moments = next(iter(again.state.values()))
+    assert torch.equal(moments["exp_avg"], next(iter(optimizer.state.values()))["exp_avg"])
+    assert dict(other.milestones) == {2: 1, 4: 2, 25: 1}
+
+
+def test_keys_with_the_same_text_are_refused(ckpt: str) -> None:
+    for state in ({1: {"a": 1}, "1": {"b": 2}}, {"m": {None: [{"a": 1}], "None": {"b": 2}}}):
+        with pytest.raises(tilestone.InvalidArgumentError, match="1|m.None"):
+            tilestone.save(state, ckpt)
+
+
+def test_the_log_says_that_keys_of_stocks_files_are_text(
+    ckpt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dcp.save({"milestones": {2: 1, 40: 2}, "w": torch.ones(1)}, checkpoint_id=ckpt)
+    with caplog.at_level(logging.INFO, "tilestone"):
+        assert tilestone.load(ckpt)["milestones"] == {"2": 1, "40": 2}
+        tilestone.load(ckpt)
+    said = [each.getMessage() for each in caplog.records if each.name.startswith("tilestone")]
+    assert len(said) == 1 and "strings" in said[0] and "milestones" in said[0]

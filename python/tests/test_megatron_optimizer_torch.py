@@ -179,3 +179,68 @@ def test_states_of_dtensor_parameters_are_their_local_parts(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(_dtensors, str(tmp_path / "a"))
+
+
+def _experts(seed: int, rank: int, own_keys: bool) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model on one of two expert-parallel ranks, with `from_param` for its parameters."""
+    torch.manual_seed(seed + rank)
+    model = torch.nn.ModuleDict({"experts": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2)})
+    rules = tilestone.PlacementRules({"experts": {"ep": tilestone.geometry.Shard(0)}})
+    mesh = tilestone.geometry.Mesh((2,), names=["ep"])
+    state = {}
+    for name, parameter in model.named_parameters():
+        key = name if own_keys else None
+        state[name] = tilestone.ShardedTensor.from_param(parameter, mesh, rules, key=key, rank=rank)
+    return model, state
+
+
+def _expert_state(
+    seed: int, rank: int, own_keys: bool
+) -> tuple[dict[str, Any], torch.nn.Module, torch.optim.Optimizer]:
+    model, state = _experts(seed, rank, own_keys)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    found = get_param_id_to_sharded_param_map(state, model.parameters())
+    assert [found[n] for n in range(4)] == list(state.values())
+    sharded = optimizer.state_dict()
+    optim_state_to_sharding_state(sharded, found, ("step",))  # type: ignore[arg-type]
+    # The keys in the checkpoint: rules keep applying to the names of the parameters.
+    megatron.utils.add_prefix_for_sharding(state, "module.")
+    megatron.utils.replace_prefix_for_sharding(state, "module.", "old.")
+    megatron.utils.apply_prefix_mapping(state, {"old.experts": "moe", "old.head": "output"})
+    with pytest.raises(ValueError, match="moe.weight"):
+        megatron.utils.replace_prefix_for_sharding(state, "module.", "")
+    return {"model": state, "optimizer": sharded}, model, optimizer
+
+
+@pytest.mark.parametrize("own_keys", [True, False])
+def test_parameters_from_param_are_found_renamed_and_have_optimizer_states(
+    tmp_path: pathlib.Path, own_keys: bool
+) -> None:
+    made = [_expert_state(1, rank, own_keys) for rank in range(2)]
+    path = str(tmp_path)
+
+    def save(comm: tilestone.Communicator) -> None:
+        tilestone.save(made[comm.rank][0], path, comm=comm, dialect="megatron", overwrite=True)
+
+    def load(comm: tilestone.Communicator) -> None:
+        state, model, optimizer = _expert_state(7, comm.rank, own_keys)
+        tilestone.load(state, path, comm=comm)
+        trained, moments = made[comm.rank][1], made[comm.rank][2].state_dict()["state"]
+        pairs = zip(model.experts.parameters(), trained.experts.parameters(), strict=True)
+        assert all(torch.equal(ours, saved) for ours, saved in pairs)
+        for number in (0, 1):
+            found = optimizer.state_dict()["state"][number]["exp_avg"]
+            assert torch.equal(found, moments[number]["exp_avg"])
+
+    tilestone.run_ranks(2, save)
+    stored = tilestone.load(path)
+    assert stored["moe.weight"].shape == (8, 3) and stored["output.bias"].shape == (2,)
+    assert stored["optimizer.state.exp_avg.experts.weight"].shape == (8, 3)
+    assert stored["optimizer.state.exp_avg_sq.head.bias"].shape == (2,)
+    tilestone.run_ranks(2, load)
+    entity = made[0][0]["model"]["experts.weight"]
+    with pytest.raises(tilestone.MismatchError, match="old.experts|moe.weight"):
+        make_sharded_optimizer_tensor(entity, torch.zeros(1), "optimizer.state.x")

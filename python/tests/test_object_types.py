@@ -11,6 +11,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import io
 import logging
 import math
 import pathlib
@@ -422,3 +423,24 @@ def test_random_trees_come_back_or_are_refused(tree: Any, tmp_path: pathlib.Path
     tilestone.save(tilestone.load({"x": None}, one), two, overwrite=True)
     assert same(tilestone.load({"x": None}, two, allow_classes=ALLOW), state)
     assert same(stock_loaded(one, {"x": 0}), state) and same(stock_loaded(two, {"x": 0}), state)
+
+
+def test_a_bytes_io_comes_back_as_stock_gives_it_back(ckpt: str, tmp_path: pathlib.Path) -> None:
+    made = io.BytesIO(b"extra state")
+    made.seek(5)
+    made.name = "scales"  # type: ignore[attr-defined]
+
+    state = {"x": made, "list": [io.BytesIO(), torch.ones(1)], "inside": (made,)}
+    tilestone.save(state, ckpt)
+    dcp.save(state, checkpoint_id=tmp_path / "stock")
+    for path in (ckpt, str(tmp_path / "stock")):
+        template: dict[str, Any] = {"x": io.BytesIO(), "inside": None}
+        for loaded in (tilestone.load(path), tilestone.load(template, path)):
+            for found in (loaded["x"], loaded["inside"][0]):
+                assert type(found) is io.BytesIO and found.getvalue() == b"extra state"
+                assert found.tell() == 5 and found.name == "scales"
+    stock: dict[str, Any] = {"x": None}
+    dcp.load(stock, checkpoint_id=ckpt)
+    assert stock["x"].getvalue() == b"extra state" and stock["x"].tell() == 5
+    odd = tilestone.Opaque("new", "_io", "BytesIO", has_state=True, state=(b"x", -1, None))
+    assert tilestone._plain_types.made(odd) is odd

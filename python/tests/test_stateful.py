@@ -260,3 +260,75 @@ def test_a_parameter_on_the_meta_device_comes_back_as_a_parameter(ckpt: str) -> 
     assert type(loaded["t"]) is torch.Tensor and loaded["t"].requires_grad
     assert loaded["w"].requires_grad and not loaded["frozen"].requires_grad
     assert loaded["w"].tensor_model_parallel and loaded["w"].tolist() == [1.0, 1.0]
+
+
+class Tied(torch.nn.Module):
+    """A weight at three places, one of them in a nested module, and a buffer at two."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(5, 3)
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(3, 5))
+        self.register_buffer("scale", torch.randn(2))
+        self.inner.register_buffer("scale", torch.randn(2))
+        if tied:
+            self.head.weight = self.inner[0].weight = self.emb.weight
+            self.inner._buffers["scale"] = self.scale
+
+
+def expect_tied(model: torch.nn.Module, like: torch.nn.Module) -> None:
+    assert model.head.weight is model.emb.weight is model.inner[0].weight
+    assert model.inner.scale is model.scale
+    assert len(list(model.parameters())) == len(list(like.parameters()))
+    assert torch.equal(model.emb.weight, like.emb.weight) and model.emb.weight.requires_grad
+    assert torch.equal(model.scale, like.scale) and not model.scale.is_meta
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tied_weights_come_back_tied(ckpt: str, device: str) -> None:
+    model = Tied()
+    tilestone.save({"m": model, "other": model.emb}, ckpt)
+    with torch.device(device):
+        blank, other = Tied(), torch.nn.Embedding(5, 3)
+    other.weight = blank.emb.weight  # a tie between two objects of the state
+    tilestone.load({"m": blank, "other": other}, ckpt)
+    expect_tied(blank, model)
+    assert other.weight is blank.emb.weight
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_stored_values_that_differ_under_a_tie_are_refused(ckpt: str, device: str) -> None:
+    apart = Tied(tied=False)
+    apart.inner[0].weight.data.copy_(apart.emb.weight.data)
+    scale = apart.inner.scale.clone()
+    apart.inner.scale.copy_(apart.scale)
+    tilestone.save({"m": apart}, ckpt)
+    with torch.device(device):
+        blank = Tied()
+    with pytest.raises(tilestone.MismatchError) as raised:
+        tilestone.load({"m": blank}, ckpt)
+    assert "m.emb.weight" in str(raised.value) and "m.head.weight" in str(raised.value)
+    apart.head.weight.data.copy_(apart.emb.weight.data)
+    apart.inner.scale.copy_(scale)
+    tilestone.save({"m": apart}, ckpt, overwrite=True)
+    with pytest.raises(tilestone.MismatchError) as raised:
+        tilestone.load({"m": blank}, ckpt)
+    assert "m.scale" in str(raised.value) and "m.inner.scale" in str(raised.value)
+
+
+@pytest.mark.parametrize("keep_vars", [False, True])
+def test_tied_entries_of_a_dict_on_meta_share_memory(ckpt: str, keep_vars: bool) -> None:
+    model = Tied()
+    tilestone.save(model.state_dict(), ckpt)
+    with torch.device("meta"):
+        blank = Tied()
+    loaded = tilestone.load(blank.state_dict(keep_vars=keep_vars), ckpt)
+    assert loaded["emb.weight"].data_ptr() == loaded["head.weight"].data_ptr()
+    assert (loaded["emb.weight"] is loaded["head.weight"]) == keep_vars
+    again = tilestone.load(blank.state_dict(keep_vars=keep_vars), ckpt)
+    assert loaded["emb.weight"].data_ptr() != again["emb.weight"].data_ptr()
+    blank.load_state_dict(loaded, assign=True)
+    assert torch.equal(blank.head.weight, model.emb.weight)
+    if keep_vars:
+        expect_tied(blank, model)

@@ -69,8 +69,8 @@ def save(
         state: a nested dict. Mappings of any class are split into their entries. So are lists of
             any class, if they hold an array, a Mapping or one of the objects named below.
             `ShardedTensor` and `ShardedObject` carry their own keys; the key of anything else is
-            its dotted path. A DTensor is sharded according to its placements. Any other array
-            (torch, numpy, DLPack) must be the same on every rank and is written once. Any other
+            its dotted path. A DTensor, and any object that itself says where it stands, is sharded
+            (docs/placements.md). Any other array (torch, numpy, DLPack) must be the same on every rank and is written once. Any other
             leaf is stored as one object. Objects with state_dict() and load_state_dict() (modules,
             optimizers) are replaced by their state dict, as in torch's Stateful protocol.
             Megatron-Core's entities have the meaning that they have there. Objects that are not
@@ -270,7 +270,9 @@ def load(
 
     `load(path)`, without a template, gives each rank everything that the checkpoint holds, in new
     arrays (of torch if torch is loaded, otherwise of numpy), nested as it was saved. The keys of
-    these dicts are strings. Empty dicts and lists are not stored. If an element of a list left
+    dicts are what they were if they were strings, 64-bit ints, None, bools, floats, bytes or tuples
+    of these; any other key (an Enum's member) is its str(). Stock PyTorch stores all keys as strings,
+    and so they come back from its checkpoints; the log says so once. Empty dicts and lists are not stored. If an element of a list left
     nothing in the checkpoint, the list comes back as a dict by index, or as a shorter list if only
     its end is missing. Items without a recorded path (sharded entities with their own keys, and
     everything in zarr) appear at the top level under their keys. Next to them is Megatron-Core's

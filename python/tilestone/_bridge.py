@@ -126,6 +126,7 @@ class Bridge:
         # (item, its stand-in, restore), by id(item).
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}
         self._statefuls = Statefuls()
+        self._memory: Any = None  # of the template's tensors on torch's meta device
 
     def unpack(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
         """The state as a dict."""
@@ -150,11 +151,20 @@ class Bridge:
         everything that the checkpoint holds.
         """
         converter = _converters.find(item)
-        found = None if converter is None else converter.node(item, path, self)
+        found = None if converter is None else self._node(converter, item, path)
         if found is None and is_stateful(item):
             state = self._statefuls.enter(item)
             return state, below(item, state) if self.for_load else ()
         return found
+
+    def _node(self, converter: _converters.Converter, item: Any, path: str) -> Any:
+        torch = _torch() if self.for_load else None
+        if torch is None:
+            return converter.node(item, path, self)
+        if self._memory is None:
+            self._memory = torch.new_memory()
+        with torch.memory_of_load(self._memory):
+            return converter.node(item, path, self)
 
     def check_container(self, container: _containers.Container) -> None:
         """Raises if a load could not recreate the container."""

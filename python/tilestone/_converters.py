@@ -84,9 +84,11 @@ class Converter:
     Attributes:
         in_tree: objects of the type belong to the tree: a list that holds one is split into its
             elements.
+        may_be_part: `add_parts` applies to objects of the type.
     """
 
     in_tree = False
+    may_be_part = False  # an object of the type may say itself that it is a part of a whole
 
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         """The object's node in the tree; None for an ordinary object or a container.
@@ -113,6 +115,14 @@ class Converter:
 
         Args:
             for_load: True for a load, False for a save, None if only the position is needed.
+        """
+        return None
+
+    def part(self, item: Any, key: str, for_load: bool | None) -> Any:
+        """The engine's entity for an array that says itself where it stands; None if it doesn't.
+
+        Args:
+            for_load: as for `layout`.
         """
         return None
 
@@ -191,6 +201,7 @@ class _Registry:
         self._lock = threading.Lock()
         self._own: list[tuple[Kind, Converter]] = []
         self._plugged: list[tuple[Kind, Converter]] = []
+        self._parts: tuple[Callable[[Any], bool], Converter] | None = None
         self._waiting: dict[str, Callable[[], None]] = {}
         self._found: weakref.WeakKeyDictionary[type, Converter | None] = (
             weakref.WeakKeyDictionary()
@@ -205,6 +216,12 @@ class _Registry:
 
     def add_lazily(self, module: str, load: Callable[[], None]) -> None:
         self._waiting[module] = load
+
+    def add_parts(self, states: Callable[[Any], bool], converter: Converter) -> None:
+        self._parts = (states, converter)
+
+    def find_part(self, item: Any) -> Converter | None:
+        return self._parts[1] if self._parts is not None and self._parts[0](item) else None
 
     def find(self, cls: type) -> Converter | None:
         for module in tuple(self._waiting):
@@ -242,9 +259,20 @@ def add_lazily(module: str, load: Callable[[], None]) -> None:
     _registry.add_lazily(module, load)
 
 
+def add_parts(states: Callable[[Any], bool], converter: Converter) -> None:
+    """Registers a converter for single objects: those for which states(item) is true.
+
+    It comes before torch's converter of ordinary tensors, and after every converter of a class.
+    """
+    _registry.add_parts(states, converter)
+
+
 def find(item: Any) -> Converter | None:
     """The converter of an object; None for a plain value, a container, or any other object."""
-    return _registry.find(type(item))
+    converter = _registry.find(type(item))
+    if converter is None or converter.may_be_part:
+        return _registry.find_part(item) or converter
+    return converter
 
 
 def find_view(array: Any, for_load: bool) -> _core.TensorView | None:

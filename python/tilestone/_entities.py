@@ -8,13 +8,14 @@ rank's part of a global tensor with its own key, which does not depend on its pl
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilestone import _converters, _core, _options, _params, _placements
 from tilestone._converters import Call, Node
-from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._protocols import SupportsDlpack
 
 ReplicaId = int | Sequence[int]
@@ -289,8 +290,16 @@ class ShardedTensor:
 
     @property
     def key(self) -> str:
-        """The tensor's name in the checkpoint; "" if that will be its path in the state."""
+        """The tensor's name in the checkpoint; "" if that will be its path in the state.
+
+        It may be changed. The rules of `from_param` still apply to the name that the parameter had
+        before.
+        """
         return self._key or ""
+
+    @key.setter
+    def key(self, key: str) -> None:
+        self._key = _options.entity_key(key)
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -311,6 +320,31 @@ class ShardedTensor:
     def is_regular_grid(self) -> bool:
         """Whether each offset is a multiple of the local size."""
         return self._entity().is_regular_grid
+
+    def of_state(self, prefix: str, data: _params.ParamLike) -> ShardedTensor:
+        """What an optimizer keeps for each element of this tensor, at the same place.
+
+        Args:
+            prefix: put before the key, with a dot between them.
+            data: an array of the local shape and any dtype.
+
+        Raises:
+            MismatchError: its shape is not the tensor's local shape.
+        """
+        key = f"{prefix}.{self._key}"
+        if self._data_shape(data) != self._data_shape(self.data):
+            raise MismatchError(
+                f"optimizer state of shape {self._data_shape(data)} belongs to a parameter of local "
+                f"shape {self._data_shape(self.data)}",
+                key=key,
+            )
+        made = copy.copy(self)
+        made._key, made.data = key, data
+        return made
+
+    @staticmethod
+    def _data_shape(data: _params.ParamLike) -> tuple[int, ...]:
+        return tuple(_converters.description(data).shape)
 
     def _view(self, for_load: bool | None) -> _core.TensorView:
         """A view of the data; if for_load is None, only its dtype and shape are needed."""
@@ -344,7 +378,7 @@ class ShardedTensor:
 class _OfParam(ShardedTensor):
     """What from_param makes: without its own key it gets its path in the state as key."""
 
-    __slots__ = ("_place",)
+    __slots__ = ("_name", "_path", "_place")
 
     def __init__(
         self,
@@ -355,6 +389,8 @@ class _OfParam(ShardedTensor):
     ) -> None:
         self._place = place
         self._key = key
+        self._name = key  # to which rules apply; None: the path in the state
+        self._path = ""  # where `found_at` has seen it
         self.data = data
         self.allow_shape_mismatch = allow_shape_mismatch
         self.holders = None
@@ -363,7 +399,35 @@ class _OfParam(ShardedTensor):
         else:
             self._entity()
 
+    def found_at(self, path: str) -> None:
+        """Tells a parameter without a key its path, for the keys of its optimizer's state."""
+        self._path = path
+
+    def rename(self, path: str, changed: Callable[[str], str]) -> None:
+        """Changes the key, which is the path if there is no other."""
+        name = path if self._key is None else self._key
+        self._name = self._name or name
+        self.key = changed(name)
+
+    def of_state(self, prefix: str, data: _params.ParamLike) -> ShardedTensor:
+        name = self._key or self._path
+        if not name:
+            raise InvalidArgumentError(
+                "the parameter has no key, so its optimizer's state has none either",
+                hint="pass key= to from_param",
+            )
+        made = _OfParam.__new__(_OfParam)
+        made._place = self._place.of_state(data)
+        made._key, made._name, made._path = f"{prefix}.{name}", self._name or name, ""
+        made.data = data
+        made.allow_shape_mismatch = self.allow_shape_mismatch
+        made.holders = None
+        made._entity()
+        return made
+
     def _made(self, key: str | None, for_load: bool | None) -> _core.ShardedTensor:
+        if self._name is not None:
+            return self._place.entity(key or "", for_load, self._name)
         if key is None and self._place.needs_name:
             raise InvalidArgumentError(
                 "the placements depend on the tensor's name, which is only known within a state",

@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 from tilestone import _converters, _core, _options, _placements
 from tilestone._converters import Layout
 from tilestone._copied_back import CopiedBack
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._placements import Placement, PlacementRules
 from tilestone._protocols import DeviceMeshLike, DtensorLike, PlacementLike, SupportsDlpack
 
@@ -34,7 +34,7 @@ class Param:
         InvalidArgumentError, UnsupportedError: as for `ShardedTensor.from_param`.
     """
 
-    __slots__ = ("_mesh", "_param", "_placements", "_rank")
+    __slots__ = ("_mesh", "_of", "_param", "_placements", "_rank")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Param:
         rank: int | None,
     ) -> None:
         self._param = param
+        self._of: ParamLike | None = None  # the parameter whose state `param` is
         self._mesh = _placements.to_mesh(checkpoint_mesh)
         if rank is None:
             rank = _placements.rank_in(checkpoint_mesh, getattr(param, "device_mesh", None))
@@ -65,20 +66,47 @@ class Param:
 
     def check(self) -> None:
         """Raises the errors that can be found in the parameter alone, without its name."""
-        self._layout(None)
+        if self._own_part("", None) is None:
+            self._layout(None)
 
-    def entity(self, key: str, for_load: bool | None) -> _core.ShardedTensor:
-        """The sharded tensor under a name.
+    def of_state(self, state: ParamLike) -> Param:
+        """The place of an optimizer's state of the parameter: that of the parameter.
 
         Args:
+            state: an array of the parameter's local shape, or one that is sharded as it is.
+        """
+        made = Param.__new__(Param)
+        made._mesh, made._placements, made._rank = self._mesh, self._placements, self._rank
+        made._param, made._of = state, self._param
+        return made
+
+    def entity(
+        self, key: str, for_load: bool | None, name: str | None = None
+    ) -> _core.ShardedTensor:
+        """The sharded tensor under a key.
+
+        Args:
+            name: to which the rules apply; by default the key.
             for_load: True for a load, False for a save, None if only the position is needed.
         """
-        local, shape, mesh, own = self._layout(for_load)
         given = self._placements
-        over = given.over(key, self._mesh) if isinstance(given, PlacementRules) else given
+        over = list(
+            given.over(name or key, self._mesh) if isinstance(given, PlacementRules) else given
+        )
+        if all(isinstance(each, _core.Replicate) for each in over):
+            part = self._own_part(key, for_load)
+            if part is not None:
+                return part
+        local, shape, mesh, own = self._layout(for_load)
         return _core.ShardedTensor.from_param(
             key, local, shape, mesh, own, self._mesh, over, self._rank
         )
+
+    def _own_part(self, key: str, for_load: bool | None) -> _core.ShardedTensor | None:
+        """The sharded tensor of a parameter that says itself where it stands."""
+        converter = _converters.find(self._param)
+        part = None if converter is None else converter.part(self._param, key, for_load)
+        return cast("_core.ShardedTensor | None", part)
 
     def _layout(self, for_load: bool | None) -> Layout:
         """How the parameter is sharded over its own mesh; a plain array is whole on this rank."""
@@ -89,7 +117,17 @@ class Param:
         if hasattr(self._param, "device_mesh") and hasattr(self._param, "placements"):
             return _like_dtensor(cast("DtensorLike", self._param), for_load)
         local = _converters.view_or_description(self._param, for_load)
-        return Layout(local, local.shape, _core.Mesh((), [self._rank]), [])
+        if self._of is None:
+            return Layout(local, local.shape, _core.Mesh((), [self._rank]), [])
+        parameter = self.of_state(self._of)
+        parameter._of = None
+        found = parameter._layout(None)
+        if local.shape != found.view.shape:
+            raise MismatchError(
+                f"optimizer state of shape {tuple(local.shape)} belongs to a parameter of local "
+                f"shape {tuple(found.view.shape)}"
+            )
+        return found._replace(view=local)
 
 
 def _like_dtensor(param: DtensorLike, for_load: bool | None) -> Layout:

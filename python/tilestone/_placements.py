@@ -9,6 +9,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy
+
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, UnsupportedError
 
@@ -66,6 +68,34 @@ def to_mesh(given: Any) -> _core.Mesh:
     raise InvalidArgumentError(
         f"a mesh must be a torch DeviceMesh or a tilestone.geometry.Mesh, not {kind}"
     )
+
+
+def in_order(
+    mesh: _core.Mesh, placements: Sequence[Placement], order: Sequence[Sequence[int]]
+) -> tuple[_core.Mesh, list[Placement]]:
+    """The same sharding, with the mesh dims of each tensor dim from outer to inner.
+
+    Args:
+        order: for each tensor dim that is sharded, its mesh dims from outer to inner (torch's
+            `shard_order`). Empty: left to right, as placements say.
+
+    Raises:
+        InvalidArgumentError: the order does not list the mesh dims that the placements shard.
+    """
+    if all(list(dims) == sorted(dims) for dims in order):
+        return mesh, list(placements)
+    listed = [dim for dims in order for dim in dims]
+    sharded = [d for d, each in enumerate(placements) if isinstance(each, _core.Shard)]
+    if sorted(listed) != sharded or any(len({placements[d].dim for d in o}) > 1 for o in order):
+        raise InvalidArgumentError(
+            f"shard_order {[tuple(dims) for dims in order]} is not an order of the mesh dims that "
+            f"the placements {list(placements)} shard"
+        )
+    dims = [d for d in range(len(placements)) if d not in listed] + listed
+    ranks = numpy.array(mesh.ranks).reshape(mesh.shape).transpose(dims)
+    names = [mesh.names[d] for d in dims] if mesh.names else []
+    turned = _core.Mesh(ranks.shape, ranks.flatten().tolist(), names)
+    return turned, [placements[d] for d in dims]
 
 
 def rank_in(*meshes: Any) -> int | None:

@@ -12,6 +12,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import io
 import math
 import pathlib
 import re
@@ -105,6 +106,21 @@ def _range(opaque: Opaque) -> range:
     args = _bare(opaque)
     _check(len(args) == 3 and _all_are(int, args))
     return range(*args)
+
+
+@_maker("_io.BytesIO")
+def _bytes_io(opaque: Opaque) -> io.BytesIO:
+    """The state is (content, position, attributes or None)."""
+    _check(opaque.kind in ("call", "new") and not opaque.args)
+    _check_bare(opaque, "has_state")
+    _check(type(opaque.state) is tuple and len(opaque.state) == 3)
+    content, position, attributes = opaque.state
+    _check(type(content) in (bytes, bytearray) and type(position) is int)
+    _check(attributes is None or (type(attributes) is dict and _all_are(str, attributes)))
+    made = io.BytesIO(content)
+    made.seek(position)
+    vars(made).update(attributes or {})
+    return made
 
 
 @_maker("builtins.slice")

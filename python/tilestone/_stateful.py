@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._protocols import Stateful
 
 Below = Sequence[tuple[str | int, ...]]
@@ -63,8 +63,10 @@ class Statefuls:
         Raises:
             InvalidArgumentError: an object still has tensors on the meta device afterwards.
         """
+        ties = _ties([item for item, _ in self._loaded])
         for item, loaded in self._loaded:
             _give(item, self.state_of(item), loaded)
+        _tie(ties)
         self._loaded.clear()
 
 
@@ -109,6 +111,60 @@ def _holds_meta(state: Any) -> bool:
         elif isinstance(item, (list, tuple)):
             waiting.extend(item)
     return False
+
+
+# A tied parameter or buffer: (its name, the dict of a module that holds it, its name there).
+Tie = list[tuple[str, dict[str, Any], str]]
+
+
+def _ties(items: Sequence[Any]) -> list[Tie]:
+    """The parameters and buffers on the meta device that modules hold at several places.
+
+    load_state_dict(assign=True) replaces each place by a new object.
+    """
+    torch = sys.modules.get("torch")
+    places: dict[int, Tie] = {}
+    for item in items if torch is not None else ():
+        modules = item.named_modules() if isinstance(item, torch.nn.Module) else ()
+        for path, module in modules:
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None and tensor.is_meta:
+                        full = f"{path}.{name}" if path else name
+                        places.setdefault(id(tensor), []).append((full, held, name))
+    return [tie for tie in places.values() if len(tie) > 1]
+
+
+def _tie(ties: Sequence[Tie]) -> None:
+    """Makes one object of each tie again.
+
+    Raises:
+        MismatchError: the objects were loaded with different values.
+    """
+    for places in ties:
+        filled = [place for place in places if not place[1][place[2]].is_meta]
+        if not filled:
+            continue
+        first, of_first, name = filled[0]
+        kept = of_first[name]
+        for full, held, other in places:
+            found = held[other]
+            if found is not kept and not found.is_meta and not _same(found, kept):
+                raise MismatchError(
+                    f'the parameter is tied to "{first}", but the checkpoint has different values '
+                    "for the two",
+                    key=full,
+                    hint="load the two into a model that does not tie them",
+                )
+            held[other] = kept
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is type(other) and hasattr(one, "_local_tensor"):
+        one, other = one._local_tensor, other._local_tensor
+    if one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr():
+        return True
+    return one.shape == other.shape and bool((one == other).all())
 
 
 def _assigning(item: Any, loaded: Any) -> Any:

@@ -12,18 +12,21 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from tilestone import _converters, _core, _numpy
+from tilestone import _converters, _core, _numpy, _torch_meta
 from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone._placements import to_mesh, to_placement
+from tilestone._placements import in_order, to_mesh, to_placement
+from tilestone._torch_meta import PLAIN as _PLAIN
+from tilestone._torch_parts import dtensor_type, local_of, position, states_position
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)  # not their subclasses
+new_memory = _torch_meta.Memory
+memory_of_load = _torch_meta.of_load
 
 
 @functools.cache
@@ -136,8 +139,7 @@ def view(
     if plain.is_meta:
         if not for_load:
             raise InvalidArgumentError("a tensor on the meta device has no data to save")
-        plain = torch.empty(shape, dtype=plain.dtype)
-        tensor = _as_template(plain, tensor)
+        plain, tensor = _torch_meta.replaced(tensor)
     lazy = plain.is_conj() or plain.is_neg()
     owner = tensor if owner is None else owner
     if for_load and _core.shares_elements(shape, plain.stride()):
@@ -295,19 +297,11 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 # ---- torch.distributed ----
 
 
-def _dtensor_type() -> Any:
-    if not dist.is_available():
-        return ()
-    from torch.distributed.tensor import DTensor
-
-    return DTensor
-
-
 def is_distributed(cls: type) -> bool:
     """Whether tensors of a class are DTensors, or torch's older ShardedTensors."""
     if cls in _PLAIN or not issubclass(cls, torch.Tensor):
         return False
-    return issubclass(cls, _dtensor_type()) or cls.__name__ == "ShardedTensor"
+    return issubclass(cls, dtensor_type()) or cls.__name__ == "ShardedTensor"
 
 
 def layout(item: Any, for_load: bool | None) -> Layout:
@@ -318,17 +312,24 @@ def layout(item: Any, for_load: bool | None) -> Layout:
             if only the position is needed.
 
     Raises:
+        InvalidArgumentError: the DTensor says itself where it stands (see `part_entity`), or the
+            order of its shards is not one of its placements.
         UnsupportedError: Tilestone doesn't know a placement or the kind of tensor.
     """
-    if not isinstance(item, _dtensor_type()):
+    if not isinstance(item, dtensor_type()):
         raise UnsupportedError(
             "torch's older ShardedTensor is not supported; use DTensor or tilestone.ShardedTensor"
+        )
+    if states_position(item):
+        raise InvalidArgumentError(
+            "methods or attributes of this DTensor say where it stands, not its placements",
+            hint="such a DTensor keeps its place: give Replicate as the checkpoint's placement",
         )
     local = item._local_tensor
     if hasattr(local, "wait"):
         local = local.wait()
     if local.is_meta and for_load:
-        item = _with_memory(item, local)
+        item = _torch_meta.dtensor_with_memory(item, local)
         local = item._local_tensor
     if local.is_meta and for_load is None:
         seen = _core.TensorView.without_data(dtype_name(local.dtype), tuple(local.shape))
@@ -336,48 +337,88 @@ def layout(item: Any, for_load: bool | None) -> Layout:
         seen = view(local, bool(for_load), owner=item)
     spec = item._spec
     placements = [to_placement(each) for each in spec.placements]
-    return Layout(seen, tuple(spec.shape), to_mesh(spec.mesh), placements)
+    order = [tuple(entry.mesh_dims) for entry in getattr(spec, "shard_order", None) or ()]
+    mesh, placements = in_order(to_mesh(spec.mesh), placements, order)
+    return Layout(seen, tuple(spec.shape), mesh, placements)
 
 
-def distributed_entity(item: Any, path: str, call: Call) -> _core.ShardedTensor:
-    """The engine's sharded tensor for a DTensor, from its mesh and placements.
+def part_entity(
+    item: Any, key: str, for_load: bool | None, call: Call | None = None
+) -> _core.ShardedTensor | _core.LocalNonpersistent:
+    """The engine's entity for an object that says itself where it stands (`states_position`).
+
+    The ranks don't know which of them hold the same, except along a DTensor's Replicate dims.
+
+    Args:
+        for_load: True for a load, False for a save, None if only the position is needed.
 
     Raises:
-        InvalidArgumentError: a placement is Partial; the error names the key.
+        InvalidArgumentError: the object does not describe a part of one tensor.
+    """
+    target, memory = item, None
+    own = local_of(item)
+    if for_load and isinstance(own, torch.Tensor) and own.is_meta:
+        target, memory = _torch_meta.part_with_memory(item, own)
+    found = position(item, key, bool(for_load), memory)
+    if found.global_shape is None or found.dtype is None:  # this rank holds nothing of it
+        return _core.LocalNonpersistent.make(item)
+    tensors = [part.tensor for part in found.parts]
+    views = [_described(each) if for_load is None else view(each, for_load) for each in tensors]
+    pieces = [
+        (_core.Box(part.offset, part.shape), seen)
+        for part, seen in zip(found.parts, views, strict=True)
+    ]
+    nothing = _core.TensorView.without_data(dtype_name(found.dtype), (0,))
+    owner = target
+    if for_load:
+        owner = CopiedBack([seen.owner for seen in views], target, _filled_parts)
+    data = (views[0] if views else nothing).with_owner(owner)
+    entity = _core.ShardedTensor.from_pieces(key, data, found.global_shape, pieces)
+    entity.unknown_replicas = True
+    if call is not None and isinstance(item, dtensor_type()):
+        entity.holders = _converters.ranks_in(call, _replicas(item))
+    return entity
+
+
+def _described(tensor: torch.Tensor) -> _core.TensorView:
+    if tensor.is_meta:
+        return _core.TensorView.without_data(dtype_name(tensor.dtype), tuple(tensor.shape))
+    return view(tensor, False)
+
+
+def _filled_parts(target: Any, owners: list[Any]) -> Any:
+    """What a load returns for an object whose parts it has filled."""
+    tensors = [each.finish() if isinstance(each, CopiedBack) else each for each in owners]
+    note_written(tensors)
+    return target
+
+
+def _replicas(item: DTensor) -> list[int]:
+    """The ranks along a DTensor's Replicate dims; none if there is only this one."""
+    coordinate = item.device_mesh.get_coordinate()
+    if coordinate is None:
+        return []
+    placed = zip(item.placements, coordinate, strict=True)
+    index = tuple(slice(None) if each.is_replicate() else n for each, n in placed)
+    ranks: list[int] = item.device_mesh.mesh[index].flatten().tolist()
+    return ranks if len(ranks) > 1 else []
+
+
+def distributed_entity(item: Any, path: str, call: Call) -> Node:
+    """The engine's entity for a DTensor: by what it says of itself, or by mesh and placements.
+
+    Raises:
+        InvalidArgumentError: a placement is Partial, or as for `part_entity`.
         UnsupportedError: as for `layout`.
     """
+    if states_position(item):
+        return part_entity(item, path, call.for_load, call)
     local, shape, mesh, placements = layout(item, call.for_load)
     entity = _core.ShardedTensor.from_placements(
         path, local, shape, mesh, placements, dist.get_rank()
     )
     entity.holders = _converters.ranks_in(call, entity.holders)
     return entity
-
-
-def _as_template(made: Any, template: Any) -> Any:
-    """A new tensor as a parameter, or with requires_grad, like its template on the meta device."""
-    if isinstance(template, torch.nn.Parameter):
-        made = torch.nn.Parameter(made, template.requires_grad)
-        vars(made).update(vars(template))
-        return made
-    return made.requires_grad_() if template.requires_grad and template.is_leaf else made
-
-
-def _with_memory(item: DTensor, local: torch.Tensor) -> Any:
-    """A new DTensor with memory, with the mesh and placements of one on the meta device."""
-    kind = item.device_mesh.device_type
-    module = getattr(torch, kind, None)
-    current = None if kind == "cpu" or module is None else module.current_device()
-    device = torch.device(kind) if current is None else torch.device(kind, current)
-    made = _dtensor_type().from_local(
-        torch.empty_like(local, device=device, requires_grad=False),
-        item.device_mesh,
-        item.placements,
-        run_check=False,
-        shape=item.size(),
-        stride=item.stride(),
-    )
-    return _as_template(made, item)
 
 
 def default_group() -> ProcessGroup | None:
@@ -412,13 +453,13 @@ def ranks_within(part: Any, whole: ProcessGroup | None) -> list[int] | None:
 
 
 class _TensorConverter(_converters.ArrayConverter):
+    may_be_part = True
+
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
         return view(item, for_load)
 
     def description(self, item: Any) -> _core.TensorView | None:
-        if item.is_meta:
-            return _core.TensorView.without_data(dtype_name(item.dtype), tuple(item.shape))
-        return view(item, False)
+        return _described(item)
 
     def is_writable(self, item: Any) -> bool:
         return not item.is_meta
@@ -433,7 +474,37 @@ class _TensorConverter(_converters.ArrayConverter):
         return True
 
 
+class _PartConverter(_converters.PartConverter):
+    """For objects that say where they stand, other than DTensors."""
+
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        return part_entity(item, path, call.for_load, call)
+
+    def part(self, item: Any, key: str, for_load: bool | None) -> Any:
+        return part_entity(item, key, for_load)
+
+    def layout(self, item: Any, for_load: bool | None) -> Layout | None:
+        raise InvalidArgumentError(
+            f"methods or attributes of this {type(item).__name__} say where it stands",
+            hint="such an object keeps its place: give Replicate as the checkpoint's placement",
+        )
+
+    # An entity that wraps the object says where it stands; then it is only memory.
+
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return view(item, for_load) if is_tensor(item) else None
+
+    def description(self, item: Any) -> _core.TensorView | None:
+        return _described(item) if is_tensor(item) else None
+
+    def is_writable(self, item: Any) -> bool:
+        return is_tensor(item) and not item.is_meta
+
+
 class _DistributedConverter(_converters.PartConverter):
+    def part(self, item: Any, key: str, for_load: bool | None) -> Any:
+        return part_entity(item, key, for_load) if states_position(item) else None
+
     def node(self, item: Any, path: str, call: Call) -> Node | None:
         return distributed_entity(item, path, call)
 
@@ -465,6 +536,7 @@ class _TorchDtypeConverter(_converters.Converter):
 def register() -> None:
     """Registers the converters of torch's types."""
     _converters.add(torch.Tensor, _TensorConverter())
+    _converters.add_parts(states_position, _PartConverter())
     _converters.add(is_distributed, _DistributedConverter())
     _converters.add(torch.UntypedStorage, _StorageConverter())
     _converters.add(torch.TypedStorage, _StorageConverter())

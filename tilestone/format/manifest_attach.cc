@@ -214,8 +214,9 @@ void take_paths(Metadata& metadata, const Manifest& manifest) {
   give(metadata.objects);
 }
 
-void take_attributes(Metadata& metadata, const Manifest& manifest) {
+void take_attributes_and_keys(Metadata& metadata, const Manifest& manifest) {
   for (const RankReport& report : manifest.reports) {
+    add_keys(metadata.dict_keys, report.dict_keys);
     for (const auto& [tensor, attributes] : report.attributes) {
       metadata.attributes[report.tensors[tensor].key].insert(attributes.begin(), attributes.end());
     }
@@ -237,7 +238,7 @@ void attach_manifest(Metadata& metadata, const Manifest& manifest) {
   }
   if (index.items() != named) CopyFinder(metadata).take(index.by_file());
   if (!has_paths(metadata)) take_paths(metadata, manifest);
-  take_attributes(metadata, manifest);
+  take_attributes_and_keys(metadata, manifest);
   metadata.writer = manifest.writer;
 }
 

@@ -1,6 +1,7 @@
 #include "tilestone/plan/access.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -108,6 +109,7 @@ class Access final : public PlanSink {
   PlanDecoder decoder_;
   std::vector<Tensor> tensors_;
   std::vector<uint32_t> common_ranks_;  // by tensor: the first rank that lists it as common
+  std::set<std::pair<uint32_t, std::string>> seen_;  // (tensor, box) of unknown replicas
   std::unordered_map<std::string, uint32_t> ids_;
   AccessObjects objects_;
   // For the rank that is being added. `local_` is kept from the previous rank as a guess.
@@ -164,6 +166,7 @@ void Access::chunk(const PlanChunk& chunk) {
     if (first == kNone) first = rank_;
     if (first != rank_) return;
   }
+  if (chunk.unknown_replicas && !seen_.emplace(id, to_string(chunk.box)).second) return;
   tensors_[id].add(chunk.box, rank_, index);
 }
 
@@ -220,8 +223,8 @@ Bytes encode_access(const Items& items) {
         error.with_key(item.key);
         throw;
       }
-      plan.chunks.push_back(
-          {tensor, PlanChunk::kUnknown, is_main_replica(item.replica_id), piece.box, item.common});
+      plan.chunks.push_back({tensor, PlanChunk::kUnknown, is_main_replica(item.replica_id),
+                             piece.box, item.common, item.unknown_replicas});
     }
   }
   for (const ObjectItem& item : items.objects) {

@@ -51,6 +51,17 @@ Ranks objects(std::vector<std::vector<ObjectItem>> of_ranks) {
   return ranks;
 }
 
+TEST(Access, ABoxWithUnknownReplicasCountsOnce) {
+  Ranks ranks = {{{shard("w", {4}, {{0}, {2}})}, {}},
+                 {{shard("w", {4}, {{0}, {2}})}, {}},
+                 {{shard("w", {4}, {{2}, {2}})}, {}}};
+  EXPECT_THAT(problem(ranks), HasSubstr("held by the main replicas of ranks 0 and 1"));
+  for (Items& items : ranks) items.tensors[0].unknown_replicas = true;
+  EXPECT_EQ(problem(ranks), "");
+  ranks[1].tensors[0].pieces[0].box = {{1}, {2}};
+  EXPECT_THAT(problem(ranks), HasSubstr("held by the main replicas of ranks 0 and 1"));
+}
+
 TEST(Access, AcceptsReplicasEmptyShardsAndTensorsWithoutElements) {
   const Ranks ranks = {
       {{shard("w", {4, 2}, {{0, 0}, {2, 2}}), shard("none", {0, 3}, {{0, 0}, {0, 3}})}, {}},

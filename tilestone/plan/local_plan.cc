@@ -40,7 +40,8 @@ class LocalPlanner {
         error.with_key(item.key);
         throw;
       }
-      plan_.chunks.push_back({tensor, holders, main, piece.box, item.common, near_main});
+      plan_.chunks.push_back({tensor, holders, main, piece.box, item.common, item.unknown_replicas,
+                              near_main});
       if (!piece.box.empty()) ++boxes_[tensor];
     }
   }
@@ -109,7 +110,7 @@ class LocalPlanner {
 
 // ---- Encoding ----
 
-constexpr uint8_t kPlanVersion = 4;
+constexpr uint8_t kPlanVersion = 5;
 constexpr uint8_t kAssignmentVersion = 3;
 
 // Writes ascending ranks as runs with equal steps: (gap to the run's first rank, step, count).
@@ -202,7 +203,8 @@ Bytes LocalSavePlan::encode() const {
   for (const PlanChunk& chunk : chunks) {
     out.varint(chunk.tensor);
     const uint64_t holders = chunk.holders == PlanChunk::kUnknown ? 0 : chunk.holders + 1;
-    out.varint(holders * 4 + (chunk.common ? 2 : 0) + (chunk.main_replica ? 1 : 0));
+    out.varint(holders * 8 + (chunk.unknown_replicas ? 4 : 0) + (chunk.common ? 2 : 0) +
+               (chunk.main_replica ? 1 : 0));
     wire::write_box(out, chunk.box);
   }
   out.varint(objects.size());
@@ -250,8 +252,9 @@ void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   for (uint64_t count = in.count(2); count > 0; --count) {
     chunk.tensor = wire::read_index(in, table_.size(), "a chunk's tensor");
     const uint64_t word = in.varint();
-    if (word / 4 > sets) in.fail("a chunk's holders are out of range");
-    chunk.holders = word < 4 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 4 - 1);
+    if (word / 8 > sets) in.fail("a chunk's holders are out of range");
+    chunk.holders = word < 8 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 8 - 1);
+    chunk.unknown_replicas = (word & 4) != 0;
     chunk.common = (word & 2) != 0;
     chunk.main_replica = (word & 1) != 0;
     wire::read_box(in, table_[chunk.tensor].global_shape, chunk.box);

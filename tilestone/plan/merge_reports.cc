@@ -108,6 +108,7 @@ class ReportMerger {
     for (RankReport::Chunk& copy : report.copies) add_copy(report, copy, tensors.at(copy.tensor));
     for (RankReport::Object& object : report.objects) add(report, object);
     for (RankReport::Object& copy : report.object_copies) add_object_copy(report, copy);
+    add_keys(metadata_.dict_keys, report.dict_keys);
     for (auto& [tensor, attributes] : report.attributes) {
       add_attributes(report.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
     }

@@ -18,6 +18,7 @@ constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
 constexpr std::string_view kHeld = "held";
 constexpr std::string_view kHost = "host";
+constexpr std::string_view kKeys = "keys";
 constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
 
@@ -192,6 +193,30 @@ void read_attributes(ByteReader& in, RankReport& report) {
   }
 }
 
+Bytes encode_keys(const RankReport& report) {
+  ByteWriter out;
+  out.varint(report.dict_keys.size());
+  for (const auto& [path, keys] : report.dict_keys) {
+    wire::write_path(out, "", path);
+    out.u8(keys.ints ? 1 : 0);
+    wire::write_attributes(out, keys.others);
+  }
+  return std::move(out).take();
+}
+
+void read_keys(ByteReader& in, RankReport& report) {
+  for (uint64_t left = in.count(3); left > 0; --left) {
+    Path path = wire::read_path(in, "");
+    if (!report.dict_keys.empty() && path <= report.dict_keys.rbegin()->first) {
+      in.fail("the dicts with keys are not in ascending order");
+    }
+    const uint8_t ints = in.u8();
+    if (ints > 1) in.fail("keys have an unknown encoding");
+    report.dict_keys.emplace_hint(report.dict_keys.end(), std::move(path),
+                                  DictKeys{ints == 1, wire::read_attributes(in)});
+  }
+}
+
 Bytes encode_held(const RankReport& report) {
   ByteWriter out;
   out.varint(report.held.size());
@@ -227,6 +252,7 @@ std::vector<NamedField> optional_fields(const RankReport& report) {
   if (!report.copies.empty()) add(kCopies, encode_copies(report));
   if (!report.held.empty()) add(kHeld, encode_held(report));
   if (!report.host.empty()) add(kHost, to_bytes(report.host));
+  if (!report.dict_keys.empty()) add(kKeys, encode_keys(report));
   if (!report.object_copies.empty()) add(kObjectCopies, encode_object_copies(report));
   if (!report.parts.empty()) add(kParts, encode_parts(report));
   return fields;
@@ -246,6 +272,8 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
     read_chunks(in, report, report.copies);
   } else if (name == kHeld) {
     read_held(in, report);
+  } else if (name == kKeys) {
+    read_keys(in, report);
   } else if (name == kObjectCopies) {
     read_object_copies(in, report);
   } else if (name == kParts) {

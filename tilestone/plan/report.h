@@ -63,6 +63,7 @@ struct RankReport {
   };
   std::vector<FilePart> parts;
   std::map<uint32_t, Attributes> attributes;  // by index into tensors
+  TreeKeys dict_keys;                         // of the dicts in the paths
   // What this rank has of one set of ranks that are declared to have the same (plan/held.h).
   struct Held {
     uint64_t holders = 0;  // hash of the ranks; 0: objects that every rank has

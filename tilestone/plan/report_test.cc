@@ -384,6 +384,21 @@ TEST(ReportEncoding, ComesBack) {
   EXPECT_EQ(back.encode(), report.encode());
 }
 
+TEST(ReportEncoding, KeysOfDictsComeBackAndOfAllRanksTheLowestCounts) {
+  std::vector<RankReport> reports = {report_of(0, 2), report_of(1, 2)};
+  reports[0].dict_keys[{"a", int64_t{0}}] = {true, {}};
+  reports[0].dict_keys[{}] = {false, {{"None", Value()}, {"0.5", Value(0.5)}}};
+  reports[1].dict_keys[{}] = {false, {{"None", Value("None")}, {"7", Value(7)}}};
+  for (RankReport& report : reports) report = RankReport::decode(report.encode());
+  const Metadata metadata = merge_reports(reports);
+  ASSERT_EQ(metadata.dict_keys.size(), 2u);
+  EXPECT_TRUE(metadata.dict_keys.at({"a", int64_t{0}}).ints);
+  const DictKeys& top = metadata.dict_keys.at({});
+  EXPECT_EQ(top.others.size(), 3u);
+  EXPECT_TRUE(top.others.at("None").is_null());
+  EXPECT_EQ(top.others.at("7").as_int(), 7);
+}
+
 TEST(ReportEncoding, EveryChangedOrMissingByteIsFound) {
   const Bytes good = sample_report().encode();
   for (size_t size = 0; size < good.size(); ++size) {

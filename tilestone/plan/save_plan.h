@@ -54,7 +54,8 @@ struct PlanChunk {
   uint32_t holders = kUnknown;  // index into LocalSavePlan::holder_sets
   bool main_replica = true;
   Box box;
-  bool common = false;  // see TensorItem::common
+  bool common = false;            // see TensorItem::common
+  bool unknown_replicas = false;  // see ShardedTensor
   // A replica whose id has Megatron's three numbers (pipeline, tensor, data parallel) and differs
   // from the main replica's, but not in the last one: the main replica is in the model-parallel
   // group of this rank. Not encoded.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/state/dict_keys.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
@@ -22,7 +23,8 @@ struct TensorItem {
   // The cell shape of the grid whose cells the tensor's chunks are. Set if the format needs a grid
   // and the ranks have agreed on it. Cells at the upper edges may extend beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
-  bool common = false;  // a plain tensor: the same on every rank that has it
+  bool common = false;            // a plain tensor: the same on every rank that has it
+  bool unknown_replicas = false;  // see ShardedTensor
 };
 
 struct ObjectItem {
@@ -39,6 +41,7 @@ struct Items {
   // The part of the state that is not sharded, as one value (a dict). Set by dialects that store it
   // so. It is the same on every rank.
   std::optional<Value> common = std::nullopt;
+  TreeKeys dict_keys = {};  // of the dicts in the items' paths
 };
 
 }  // namespace tilestone

@@ -13,6 +13,7 @@
 
 #include "tilestone/base/dtype.h"
 #include "tilestone/geometry/box.h"
+#include "tilestone/state/dict_keys.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
@@ -118,6 +119,7 @@ class Metadata {
   // file.
   std::vector<StoredCopy> copies;
   std::map<std::string, Attributes, std::less<>> attributes;  // by tensor key; from the manifest
+  TreeKeys dict_keys;                                         // from the manifest
   std::string save_id;                                        // "" if the writer has no save ids
   std::string writer;       // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
   std::string dialect;      // "pytorch", "megatron"

@@ -325,6 +325,36 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
   return tensor;
 }
 
+ShardedTensor ShardedTensor::from_pieces(std::string key, TensorView data, const Dims& global_shape,
+                                         std::vector<Piece> pieces) {
+  check_common(key, data, {}, 0);
+  naming(key, [&] { numel(global_shape); });
+  ShardedTensor tensor;
+  std::vector<Box> boxes;
+  for (Piece& piece : pieces) {
+    naming(key, [&] { check_bounds(piece.box, global_shape); });
+    if (piece.box.shape != piece.data.shape || piece.data.dtype != data.dtype) {
+      refuse(key, "the tensor of box " + to_string(piece.box) + " is " +
+                      std::string(to_string(piece.data.dtype)) + " of shape " +
+                      to_string(piece.data.shape) + "; expected " +
+                      std::string(to_string(data.dtype)) + " of shape " +
+                      to_string(piece.box.shape));
+    }
+    if (piece.box.empty()) continue;
+    boxes.push_back(piece.box);
+    tensor.pieces.push_back(std::move(piece));
+  }
+  if (!has_elements(global_shape)) {
+    tensor.pieces = {whole_empty_piece(data.dtype, global_shape)};
+  }
+  tensor.box = boxes.empty() ? Box{Dims(global_shape.size(), 0), Dims(global_shape.size(), 0)}
+                             : bounding(boxes);
+  tensor.key = std::move(key);
+  tensor.data = std::move(data);
+  tensor.global_shape = global_shape;
+  return tensor;
+}
+
 ShardedTensor& ShardedTensor::declare_replicas(std::vector<int> ranks) & {
   std::sort(ranks.begin(), ranks.end());
   if (ranks.empty()) refuse(key, "the list of replica ranks is empty");

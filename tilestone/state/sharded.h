@@ -50,6 +50,8 @@ struct ShardedTensor {
   // known without communication: from placements, a parameter or declare_replicas(). Otherwise
   // empty.
   std::vector<int> holders;
+  // The replica id says nothing: a rank that holds a box doesn't know whether others hold it too.
+  bool unknown_replicas = false;
   // What is stored and loaded: one box, or the boxes of a flat range or a strided placement. Empty
   // boxes are left out, but a tensor without any elements has one piece, which is the whole tensor.
   std::vector<Piece> pieces;
@@ -90,6 +92,12 @@ struct ShardedTensor {
   static ShardedTensor from_box_flat(std::string key, TensorView data, const Dims& global_shape,
                                      const Box& box, FlatRange flat_range,
                                      ReplicaId replica_id = {}, int64_t prepend_axis_num = 0);
+
+  // Any boxes of a global tensor, each with its own memory (torch's _Checkpointable protocol).
+  // piece.data has the shape of its box and data's dtype; empty pieces are left out. `data` is only
+  // what a load returns; it must have data, or no elements.
+  static ShardedTensor from_pieces(std::string key, TensorView data, const Dims& global_shape,
+                                   std::vector<Piece> pieces);
 
   // Sets holders to these ranks, sorted and without duplicates.
   ShardedTensor& declare_replicas(std::vector<int> ranks) &;

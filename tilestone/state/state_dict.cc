@@ -252,6 +252,7 @@ StateNode build_node(const StateNode& node, size_t& depth) {
 StateDict build_dict(const StateDict& state, size_t& depth) {
   StateDict built;
   built.others() = state.others();
+  built.original_keys() = state.original_keys();
   auto& entries = built.entries();
   entries.reserve(state.size());
   for (const auto& [key, node] : state) entries.emplace_back(key, build_node(node, depth));
@@ -277,6 +278,7 @@ StateNode drop_from_node(const StateNode& node, size_t& depth) {
 StateDict drop_from_dict(const StateDict& state, size_t& depth) {
   StateDict kept;
   kept.others() = state.others();
+  kept.original_keys() = state.original_keys();
   auto& entries = kept.entries();
   for (const auto& [key, node] : state) {
     if (!is_a<LocalNonpersistent>(node)) entries.emplace_back(key, drop_from_node(node, depth));
@@ -380,6 +382,7 @@ class Restorer {
     std::unordered_set<const StateNode*> taken;
     StateDict restored;
     restored.others() = std::move(loaded.others());
+    restored.original_keys() = std::move(loaded.original_keys());
     auto& entries = restored.entries();
     for (const auto& [key, node] : original) {
       StateNode* found = loaded.find(key);

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -70,6 +71,10 @@ class StateDict {
   // order. A load fills them and a save keeps them. No other member uses them.
   Value::Dict& others() { return others_; }
   const Value::Dict& others() const { return others_; }
+  // The keys of entries that were neither text nor ints (None, 0.5, a tuple), by the text that they
+  // became. A load without a template restores them.
+  std::map<std::string, Value>& original_keys() { return original_keys_; }
+  const std::map<std::string, Value>& original_keys() const { return original_keys_; }
   auto begin();
   auto end();
   auto begin() const;
@@ -96,6 +101,7 @@ class StateDict {
 
   std::vector<Entry> entries_;
   Value::Dict others_;
+  std::map<std::string, Value> original_keys_;
   Index index_;
 };
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from tilestone import _api, _core, _entities
+from tilestone import _api, _core, _entities, _torch_parts
 from tilestone._calls import LoadReport, Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
@@ -54,9 +54,10 @@ def _is_dtensor(item: Any) -> bool:
 
 
 def _is_entity(item: Any) -> bool:
-    """Whether each rank has its own part of a value. DTensors are saved as sharded tensors."""
+    """Whether each rank has its own part of a value. DTensors are saved as sharded tensors, and so
+    is what says itself where it stands (`_torch_parts`)."""
     kinds = (ShardedBase, LocalNonpersistentObject, *_OURS)
-    return isinstance(item, kinds) or _is_dtensor(item)
+    return isinstance(item, kinds) or _is_dtensor(item) or _torch_parts.states_position(item)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

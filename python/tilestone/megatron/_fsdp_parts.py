@@ -9,6 +9,7 @@ from typing import Any, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._torch_parts import states_position
 from tilestone.megatron.groups import Group
 
 
@@ -47,8 +48,10 @@ def fsdp_part(tensor: Any, key: str, dp_cp: Group) -> Tuple[torch.Tensor, FsdpPa
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
         raise InvalidArgumentError(f"expected a tensor, not a {kind}", key=key)
-    if not hasattr(tensor, "device_mesh"):
+    if not hasattr(tensor, "device_mesh") and not states_position(tensor):
         return tensor, None
+    if states_position(tensor):
+        raise _refusal(key, "whose methods or attributes say where it stands")
     divided: Any = tensor
     mesh, placements = divided.device_mesh, divided.placements
     local: torch.Tensor = divided._local_tensor

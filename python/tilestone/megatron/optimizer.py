@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any, Tuple, Union
 
 import torch
 
+from tilestone import _entities
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron import _ranks
-from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
     ShardedStateDict,
@@ -20,7 +20,7 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.utils import extract_sharded_tensors_and_factories
+from tilestone.megatron.utils import entities_by_path
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,13 @@ _EXCLUDE_HINT = (
     "put the name of a state that is not a tensor of the parameter's shape (such as torch's `step`)"
     " into exclude_keys, and save that state separately"
 )
+
+
+# Entities of tensors: Megatron-Core's, and Tilestone's own (`from_param`).
+_TENSORS = (
+    ShardedTensor, ShardedTensorFactory,
+    _entities.ShardedTensor, _entities.ShardedTensorFactory,
+)  # fmt: skip
 
 
 def _local(tensor: Any) -> Any:
@@ -80,7 +87,6 @@ def get_param_id_to_sharded_param_map(
         entities by number. Parameters without an entity are left out. If no entity is found, a
         warning is logged.
     """
-    entities, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
     parameters = list(optim_params_iter)
     numbers = get_optim_param_to_id_map(parameters)
     places: dict[Any, int] = {}
@@ -88,7 +94,9 @@ def get_param_id_to_sharded_param_map(
         if hasattr(parameter, "to_local"):
             places.setdefault(_memory(_local(parameter)), number)
     found = {}
-    for entity in nested_values(entities):
+    for path, entity in entities_by_path(model_sharded_state_dict):
+        if not isinstance(entity, _TENSORS):
+            continue
         data = _local(entity.data)
         place = numbers.get(id(data))
         if place is None and places and isinstance(data, torch.Tensor):
@@ -97,6 +105,8 @@ def get_param_id_to_sharded_param_map(
             logger.debug(f"{entity} is not tracked by the optimizer")
         else:
             found[place] = entity
+            if hasattr(entity, "found_at"):
+                entity.found_at(path)
     if not found and _ranks.rank() == 0:
         logger.warning(
             "Sharded parameters mapping is empty: no tensor of the model's state dict is a"
@@ -111,20 +121,27 @@ def make_sharded_optimizer_tensor(
     """Makes the entity of an optimizer's state: at the parameter's place, under its own key.
 
     Args:
-        model_param: the parameter's entity.
+        model_param: the parameter's entity: Megatron-Core's or Tilestone's.
         optim_param: the state, of the parameter's local shape and any dtype.
         prefix: put before the parameter's key, with a dot between them.
 
     Raises:
         CheckpointingException: the state is not a tensor, or its shape is not the parameter's.
     """
-    optim_param = _local(optim_param)
+    given, optim_param = optim_param, _local(optim_param)
     key = f"{prefix}.{model_param.key}"
     if not isinstance(optim_param, torch.Tensor):
         kind = type(optim_param).__name__
         raise MismatchError(
             f"optimizer state is a {kind}, not a tensor", key=key, hint=_EXCLUDE_HINT
         )
+    if isinstance(model_param, _entities.ShardedTensor):
+        return model_param.of_state(prefix, given)
+    if isinstance(model_param, _entities.ShardedTensorFactory):
+        _check_shape(key, optim_param, getattr(model_param.data, "shape", None))
+        made = copy(model_param)
+        made.key, made.data = key, optim_param
+        return made
     if isinstance(model_param, ShardedTensorFactory):
         _check_shape(key, optim_param, getattr(model_param.data, "shape", None))
         return replace(model_param, key=key, data=optim_param)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from time import time
 from typing import Any, Tuple
 
+from tilestone import _entities
 from tilestone.megatron.dict_utils import (
-    dict_list_map_inplace,
     extract_matching_values,
     nested_values,
 )
@@ -116,15 +116,41 @@ def extract_nonpersistent(
     return _extract(sharded_state_dict, LocalNonpersistentObject)
 
 
+# Tilestone's own entities, which have a key as Megatron-Core's have.
+OWN_ENTITIES = (_entities.ShardedTensor, _entities.ShardedObject, _entities.ShardedTensorFactory)
+
+
+def entities_by_path(tree: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
+    """(dotted path, entity) for every entity of a state, Tilestone's own included."""
+    if isinstance(tree, (*OWN_ENTITIES, ShardedBase)):
+        yield path, tree
+        return
+    children: Iterable[Tuple[Any, Any]] = ()
+    if isinstance(tree, dict):
+        children = tree.items()
+    elif isinstance(tree, list):
+        children = enumerate(tree)
+    for key, child in children:
+        yield from entities_by_path(child, f"{path}.{key}" if path else str(key))
+
+
+def key_at(entity: Any, path: str) -> str:
+    """An entity's key; without its own it is the path in the state."""
+    key: str = entity.key or path
+    return key
+
+
 def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], str]) -> None:
     """Gives every entity the key changed(key), in place."""
-
-    def change(item: Any) -> Any:
-        if isinstance(item, ShardedBase):
+    seen = set()
+    for path, item in list(entities_by_path(sharded_state_dict)):
+        if isinstance(item, OWN_ENTITIES) and id(item) in seen:
+            continue
+        seen.add(id(item))
+        if hasattr(item, "rename"):  # of a parameter
+            item.rename(path, changed)
+        else:
             item.key = changed(item.key)
-        return item
-
-    dict_list_map_inplace(change, sharded_state_dict)
 
 
 def add_prefix_for_sharding(sharded_state_dict: ShardedStateDict, prefix: str) -> None:
@@ -140,9 +166,9 @@ def replace_prefix_for_sharding(
     Raises:
         ValueError: a key does not begin with old_prefix; nothing is changed then.
     """
-    for item in nested_values(sharded_state_dict):
-        if isinstance(item, ShardedBase) and not item.key.startswith(old_prefix):
-            raise ValueError(f"Expected {item.key} to begin with prefix {old_prefix}")
+    for path, item in entities_by_path(sharded_state_dict):
+        if not key_at(item, path).startswith(old_prefix):
+            raise ValueError(f"Expected {key_at(item, path)} to begin with prefix {old_prefix}")
     _change_keys(sharded_state_dict, lambda key: f"{new_prefix}{key[len(old_prefix):]}")
 
 

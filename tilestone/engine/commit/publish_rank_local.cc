@@ -54,6 +54,7 @@ class RankReader {
     for (uint32_t file = 0; file < metadata_.files.size(); ++file) {
       made.files.push_back({metadata_.files[file], open_data(context_, file)->size()});
     }
+    made.dict_keys = metadata_.dict_keys;
     add_tensors(made);
     for (const StoredObject& object : metadata_.objects) {
       expect_plain(object.at, object.key);

@@ -128,6 +128,7 @@ class Without {
     left_.world_size = report.world_size;
     left_.save_id = report.save_id;
     left_.host = report.host;
+    left_.dict_keys = report.dict_keys;
     for (const ReportedFile& file : report.files) {
       files_.push_back(place_of(left_.files, file, kept_files.contains(file.name)));
     }

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/read/items_internal.h"
 
 namespace tilestone::engine {
@@ -22,6 +23,8 @@ namespace {
 
 class TreeBuilder {
  public:
+  explicit TreeBuilder(const TreeKeys& keys) : keys_(keys) {}
+
   void add(const std::string& key, Path path, StateNode node) {
     if (path.empty()) path.emplace_back(key);
     if (path.size() > kMaxStateDepth) {
@@ -36,7 +39,9 @@ class TreeBuilder {
   StateDict build() {
     std::stable_sort(places_.begin(), places_.end(),
                      [](const StoredPath& a, const StoredPath& b) { return a.path < b.path; });
-    return dict(0, places_.size(), 0);
+    StateDict tree = dict(0, places_.size(), 0);
+    restore(tree, {});
+    return tree;
   }
 
  private:
@@ -65,7 +70,25 @@ class TreeBuilder {
       if (end - begin > 1) fail_taken(places_[begin + 1].key);
       return std::move(places_[begin].node);
     }
-    return as_list(dict(begin, end, depth));
+    StateNode made = as_list(dict(begin, end, depth));
+    if (auto* child = made.get_if<StateDict>()) {
+      const Path& path = places_[begin].path;
+      restore(*child, Path(path.begin(), path.begin() + static_cast<ptrdiff_t>(depth)));
+    }
+    return made;
+  }
+
+  void restore(StateDict& dict, const Path& path) const {
+    if (const auto known = keys_.find(path); known != keys_.end()) {
+      restore_keys(dict, known->second);
+    } else if (keys_of(dict)) {
+      log_once(
+          LogLevel::kInfo,
+          "the checkpoint does not record which keys of dicts were ints, as is usual for those "
+          "of stock PyTorch: all keys that are loaded without a template are strings, for "
+          "example those of " +
+              (path.empty() ? std::string("the state itself") : dotted(path)));
+    }
   }
 
   // Ints are list indices, because torch writes the keys of dicts as text.
@@ -80,6 +103,7 @@ class TreeBuilder {
     return list;
   }
 
+  const TreeKeys& keys_;
   std::vector<StoredPath> places_;
 };
 
@@ -108,6 +132,7 @@ void merge(StateDict& tree, const Value& common, const std::string& at) {
 
 Items all_items(const Metadata& stored) {
   Items items;
+  items.dict_keys = stored.dict_keys;
   items.tensors.reserve(stored.tensors.size());
   for (const StoredTensor& tensor : stored.tensors) {
     TensorItem item;
@@ -143,7 +168,7 @@ void give_memory(Items& items, const ReadContext& context) {
 }
 
 StateDict tree_of(Items items) {
-  TreeBuilder builder;
+  TreeBuilder builder(items.dict_keys);
   for (TensorItem& item : items.tensors) {
     builder.add(item.key, std::move(item.path), std::move(item.pieces[0].data));
   }

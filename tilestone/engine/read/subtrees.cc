@@ -112,6 +112,17 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
   return dict != nullptr ? &(*dict)[element] : nullptr;
 }
 
+// An element of a stored path, as an int if it is an int key of the dict at `path`.
+PathElement original(const TreeKeys& keys, const Path& path, const PathElement& element) {
+  const auto* text = std::get_if<std::string>(&element);
+  const auto known = text == nullptr ? keys.end() : keys.find(path);
+  if (known == keys.end()) return element;
+  StateDict dict;
+  dict[element];
+  restore_keys(dict, known->second);
+  return dict.entries().front().first;
+}
+
 // ---- What is left out ----
 
 [[noreturn]] void refuse_left_out(const std::vector<std::string>& keys) {
@@ -138,8 +149,11 @@ StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
   for (const StoredObject& object : stored.objects) finder.add(object.key, object.path, Value());
   for (WantedPath& found : std::move(finder).take()) {
     StateNode* node = node_at(wanted, *found.subtree);
+    Path path;  // of the stored dict or list `node`
+    for (const PathElement& element : *found.subtree) path.emplace_back(key_text(element));
     for (const PathElement& element : found.rest) {
-      if (node != nullptr) node = child_of(*node, element);
+      if (node != nullptr) node = child_of(*node, original(stored.dict_keys, path, element));
+      path.push_back(element);
     }
     if (node != nullptr && is_null(*node)) *node = std::move(found.node);
   }

@@ -211,6 +211,7 @@ class RankWriter {
       if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
       if (!item.pieces.empty() && (without_elements || held)) describe(item);
     }
+    report_.dict_keys = task_.items->dict_keys;
     if (task_.report_held) report_.held = held_by_rule(*task_.plan, task_.world_size);
     describe_objects();
   }

@@ -44,6 +44,7 @@ TensorItem item_of(const ShardedTensor& tensor) {
   item.replica_id = tensor.replica_id;
   item.holders = tensor.holders;
   item.allow_shape_mismatch = tensor.allow_shape_mismatch;
+  item.unknown_replicas = tensor.unknown_replicas;
   return item;
 }
 

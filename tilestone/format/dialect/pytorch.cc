@@ -5,7 +5,10 @@
 //    Otherwise the whole list is one object.
 //  - Everything else is a leaf whose key is the dotted path. A tuple is a leaf whatever it holds.
 // A sharded tensor or object has its own key instead. The path is recorded if it equals the key.
+#include <algorithm>
+#include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "tilestone/format/dialect/dialect.h"
@@ -50,6 +53,38 @@ Value as_value(const StateList& list) {
   return Value::list(std::move(items));
 }
 
+// Whether a manifest can record a key.
+bool is_plain(const Value& key) {
+  switch (key.kind()) {
+    case Value::Kind::kNull:
+    case Value::Kind::kBool:
+    case Value::Kind::kInt:
+    case Value::Kind::kFloat:
+    case Value::Kind::kString:
+    case Value::Kind::kBytes:
+      return true;
+    case Value::Kind::kTuple:
+      return std::all_of(key.items().begin(), key.items().end(), is_plain);
+    default:
+      return false;
+  }
+}
+
+// A dict inside a value, with its keys only.
+StateDict as_state(const Value& dict) {
+  StateDict keys;
+  for (const auto& [key, item] : dict.as_dict()) {
+    const bool is_int = key.kind() == Value::Kind::kInt;
+    const std::string text = key_text(key);
+    keys.entries().emplace_back(is_int ? PathElement(key.as_int()) : PathElement(text),
+                                StateNode());
+    if (!is_int && key.kind() != Value::Kind::kString && is_plain(key)) {
+      keys.original_keys().emplace(text, key);
+    }
+  }
+  return keys;
+}
+
 // ---- Tree to items ----
 
 class Flattener {
@@ -63,6 +98,7 @@ class Flattener {
 
  private:
   void visit(const StateDict& dict) {
+    note_keys(dict);
     for (const auto& [key, node] : dict.entries()) at(key_text(key), [&] { visit(node); });
     for (const auto& [key, value] : dict.others()) at(key_text(key), [&] { visit(value); });
   }
@@ -77,6 +113,7 @@ class Flattener {
   }
   void visit(const Value& value) {
     if (value.kind() == Value::Kind::kDict) {
+      note_keys(as_state(value));
       for (const auto& [key, item] : value.as_dict()) at(key_text(key), [&] { visit(item); });
     } else if (value.kind() == Value::Kind::kList && is_descended(value.items())) {
       const Value::List& items = value.items();
@@ -108,6 +145,30 @@ class Flattener {
   }
   void visit(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
   void visit(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
+
+  void note_keys(const StateDict& dict) {
+    std::optional<DictKeys> keys = keys_of(dict);
+    for (const auto& [key, value] : dict.others()) {
+      if (!is_plain(key)) continue;
+      if (!keys) keys.emplace();
+      keys->others.emplace(key_text(key), key);
+    }
+    if (!keys) return;
+    check_distinct(dict);
+    items_.dict_keys.emplace(path_, *std::move(keys));
+  }
+  // 1 and "1" may not be keys of one dict.
+  void check_distinct(const StateDict& dict) const {
+    std::unordered_set<std::string> texts;
+    for (const auto& [key, node] : dict.entries()) {
+      if (texts.insert(key_text(key)).second) continue;
+      Path twice = path_;
+      twice.push_back(key);
+      throw Error(ErrorCode::kInvalidArgument,
+                  "two keys of one dict are the same when they are converted to strings")
+          .with_key(dotted(twice));
+    }
+  }
 
   void add(TensorItem item, KeyClaims::Owner owner) {
     claims_.claim(item.key, owner, path_);
