@@ -109,11 +109,11 @@ def values_of(made: Any) -> torch.Tensor:
     if isinstance(made, Protocol):
         return torch.cat(made.tensors) if made.tensors else torch.empty(0, 3)
     if isinstance(made, Subclass):
-        return torch.cat(made.described.tensors)
+        return values_of(made.described)
     if isinstance(made, DTensor):
         return made.to_local()
     spans = zip(made.local_offsets, made.local_sizes, strict=True)
-    return torch.cat([made[at : at + n] for (at, _), (n, _) in spans])
+    return torch.cat([made[:0], *(made[at : at + n] for (at, _), (n, _) in spans)])
 
 
 KINDS = ["local", "dtensor", "object", "subclass", "attributes", "meta"]

@@ -85,8 +85,8 @@ def in_order(
     if all(list(dims) == sorted(dims) for dims in order):
         return mesh, list(placements)
     listed = [dim for dims in order for dim in dims]
-    sharded = [d for d, each in enumerate(placements) if isinstance(each, _core.Shard)]
-    if sorted(listed) != sharded or any(len({placements[d].dim for d in o}) > 1 for o in order):
+    sharded = {d: p.dim for d, p in enumerate(placements) if isinstance(p, _core.Shard)}
+    if sorted(listed) != [*sharded] or any(len({sharded[d] for d in o}) > 1 for o in order):
         raise InvalidArgumentError(
             f"shard_order {[tuple(dims) for dims in order]} is not an order of the mesh dims that "
             f"the placements {list(placements)} shard"

@@ -124,8 +124,9 @@ def _ties(items: Sequence[Any]) -> list[Tie]:
     """
     torch = sys.modules.get("torch")
     places: dict[int, Tie] = {}
-    for item in items if torch is not None else ():
-        modules = item.named_modules() if isinstance(item, torch.nn.Module) else ()
+    for item in items:
+        is_module = torch is not None and isinstance(item, torch.nn.Module)
+        modules = item.named_modules() if is_module else ()
         for path, module in modules:
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():

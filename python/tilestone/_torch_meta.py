@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilestone._errors import InvalidArgumentError
-from tilestone._torch_parts import dtensor_type
+from tilestone._torch_parts import dtensor_type, move_statements
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -105,7 +105,7 @@ def dtensor_with_memory(item: DTensor, local: torch.Tensor) -> Any:
         stride=item.stride(),
     )
     made._spec = item._spec  # with its order of shards
-    vars(made._local_tensor).update(vars(local))  # methods and attributes that say where it stands
+    move_statements(local, made._local_tensor)
     return memory.keep(item, _like(made, item))
 
 
@@ -120,7 +120,7 @@ def part_with_memory(item: Any, own: torch.Tensor) -> tuple[Any, torch.Tensor]:
     """
     if isinstance(item, dtensor_type()):
         made = dtensor_with_memory(item, own)
-        vars(made).update(vars(item))
+        move_statements(item, made)
         return made, made._local_tensor
     if type(item) not in PLAIN:
         raise InvalidArgumentError(
@@ -128,5 +128,5 @@ def part_with_memory(item: Any, own: torch.Tensor) -> tuple[Any, torch.Tensor]:
             "how to give it some"
         )
     plain, made = replaced(item)
-    vars(made).update(vars(item))
+    move_statements(item, made)
     return made, plain

@@ -96,6 +96,28 @@ def _source(item: Any) -> Any:
     return None
 
 
+def same_part(part: torch.Tensor, of: torch.Tensor, memory: torch.Tensor) -> torch.Tensor | None:
+    """The part of `memory` that `part` is of `of`; None if it is no part of it."""
+    if part.untyped_storage()._cdata != of.untyped_storage()._cdata:
+        return None
+    return memory.as_strided(part.shape, part.stride(), part.storage_offset())
+
+
+def move_statements(item: Any, made: Any) -> None:
+    """Gives a tensor the methods and attributes of the one on the meta device that it replaces."""
+    of, memory = local_of(item), local_of(made)
+    inner = ("_local_tensor", "_spec")  # a DTensor's
+    vars(made).update({name: held for name, held in vars(item).items() if name not in inner})
+    shard_of = vars(item).get(_SHARD)
+    if shard_of is not None:
+
+        def moved(index: Any) -> Any:
+            part = shard_of(index)
+            return same_part(part, of, memory) if part.is_meta else part
+
+        vars(made)[_SHARD] = moved
+
+
 def states_position(item: Any) -> bool:
     """Whether an object says where it stands, beside a DTensor's mesh and placements."""
     if isinstance(item, (type, *_SILENT)):
@@ -156,9 +178,10 @@ class _Stated:
         if self._memory is self._own or not shard.is_meta:
             return shard
         assert self._own is not None and self._memory is not None
-        if shard.untyped_storage()._cdata != self._own.untyped_storage()._cdata:
+        part = same_part(shard, self._own, self._memory)
+        if part is None:
             raise self._refuse("its tensors are on the meta device and not parts of one tensor")
-        return self._memory.as_strided(shard.shape, shard.stride(), shard.storage_offset())
+        return part
 
     def _part(self, offset: Sizes, shape: Sizes, shard: torch.Tensor) -> Part:
         if tuple(shard.shape) != shape:
@@ -172,7 +195,7 @@ class _Attributes(_Stated):
     """By torch 2.14's attributes."""
 
     def position(self, for_load: bool) -> Position:
-        lists = [getattr(self._source, name) for name in _ATTRIBUTES[1:]]
+        lists: list[Any] = [getattr(self._source, name) for name in _ATTRIBUTES[1:]]
         shape = self._sizes("global_shape", self._source.global_shape)
         try:
             counts = {len(each) for each in lists}
@@ -181,11 +204,11 @@ class _Attributes(_Stated):
         if len(counts) != 1:
             raise self._refuse(f"{', '.join(_ATTRIBUTES[1:])} don't have the same length")
         assert self._own is not None
-        return Position(shape, list(self._parts(*lists, len(shape))), self._own.dtype)
+        return Position(shape, list(self._parts(lists, len(shape))), self._own.dtype)
 
-    def _parts(self, offsets: Any, starts: Any, sizes: Any, dims: int) -> Iterator[Part]:
+    def _parts(self, lists: list[Any], dims: int) -> Iterator[Part]:
         assert self._own is not None
-        for given in zip(offsets, starts, sizes, strict=True):
+        for given in zip(*lists, strict=True):
             offset, start, size = (
                 self._sizes(name, each) for name, each in zip(_ATTRIBUTES[1:], given, strict=True)
             )

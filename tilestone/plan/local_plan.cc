@@ -40,8 +40,8 @@ class LocalPlanner {
         error.with_key(item.key);
         throw;
       }
-      plan_.chunks.push_back({tensor, holders, main, piece.box, item.common, item.unknown_replicas,
-                              near_main});
+      plan_.chunks.push_back(
+          {tensor, holders, main, piece.box, item.common, item.unknown_replicas, near_main});
       if (!piece.box.empty()) ++boxes_[tensor];
     }
   }

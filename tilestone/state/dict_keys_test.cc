@@ -15,8 +15,8 @@ TEST(DictKeys, OnlyTheDecimalFormOfAnIntIsOne) {
 
 TEST(DictKeys, ComeBackWhateverIsMixed) {
   StateDict dict;
-  for (const PathElement& key : {PathElement(3), PathElement("4"), PathElement("b"),
-                                 PathElement("None")}) {
+  for (const PathElement& key :
+       {PathElement(3), PathElement("4"), PathElement("b"), PathElement("None")}) {
     dict[key] = 1;
   }
   dict.original_keys().emplace("None", Value());

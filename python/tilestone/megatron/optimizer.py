@@ -74,7 +74,7 @@ def get_optim_param_to_id_map(optim_params_iter: Iterable[torch.nn.Parameter]) -
 
 def get_param_id_to_sharded_param_map(
     model_sharded_state_dict: ShardedStateDict, optim_params_iter: Iterable[torch.nn.Parameter]
-) -> dict[int, Union[ShardedTensor, ShardedTensorFactory]]:
+) -> dict[int, Any]:
     """Maps each parameter's number in the optimizer to the model's entity of the parameter.
 
     Args:
