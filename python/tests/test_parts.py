@@ -282,7 +282,7 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
 
     tilestone.save(state(), f"{root}/exchange", timeout=60, validate_access=True)
     check("exchange", f"{root}/exchange")
-    by_files = {"coordination": "files", "rank": rank, "world_size": 2, "token": "parts"}
+    by_files = {"coordination": "files", "rank": rank, "world_size": 2, "token": "parts of a test"}
     tilestone.save(state(), f"{root}/files", timeout=60, **by_files)
     check("files", f"{root}/files")
     with tilestone.begin_save(state(), f"{root}/steps", timeout=60) as begun:
@@ -344,7 +344,7 @@ class Odd(Protocol):
 @pytest.mark.parametrize(
     ("fault", "words"),
     {
-        "raises": "no place yet", "bytes": "BYTE_IO", "other key": "m.w.a", "outside": "9",
+        "raises": "no place yet", "bytes": "BYTE_IO", "other key": "m.w.a", "outside": "1",
         "dtype": "float64", "not held": "(4, 3)", "size": "(7, 3)", "no tensor": "str",
     }.items(),
 )  # fmt: skip
