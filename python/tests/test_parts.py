@@ -273,7 +273,7 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
         blank = state(filled=False)
         load(blank, path)
         whole = {key: torch.zeros(8, 3) for key in blank}
-        whole = load(whole, path)
+        whole = tilestone.load(whole, path, timeout=60)
         for key, made in state().items():
             if not torch.equal(values_of(blank[key]), values_of(made)):
                 wrong.append(f"{name}: {key} in place")
