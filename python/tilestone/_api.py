@@ -320,8 +320,10 @@ def load(
             of plain types (sets, paths, dates, numpy's scalars and the like) need no permission. An
             object of any other class comes back as `Opaque`, which `save` writes as the original
             object. Pickles are never run.
-        verify_checksums: check every item that is read whole, by one rank or by several together.
-            Must be the same on every rank, else MismatchError; so must `path` and `two_phase`.
+        verify_checksums: check every byte that is read; whole blocks of 64 KiB to 4 MiB are read
+            for this. Items without checksums of blocks (of other writers, or of earlier versions)
+            are checked if one rank, or several together, read them whole; the log says if parts
+            were not. False: read exactly what is wanted, unchecked. Must be the same on every rank, else MismatchError; so must `path` and `two_phase`.
         two_phase: whether data that several ranks want, or that one rank would need many short
             reads for, is read once by one rank for all. "auto": through the page cache if all ranks
             run on one host, otherwise by messages. "always": by messages. "never": each rank reads

@@ -395,7 +395,8 @@ def open(
     Args:
         path: the checkpoint's directory.
         framework: "numpy" or "torch": the kind of arrays that `read` returns.
-        verify_checksums: check every item that is read whole.
+        verify_checksums: check every byte that is read, as for `load`. False: read exactly what is
+            wanted, unchecked.
         cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors without
             it, "auto" chooses, as for `load`. The bound of "auto" is for all reads of the checkpoint
             together, and does not know of other processes. `verify` keeps only with "keep".

@@ -19,6 +19,7 @@
 #include "tilestone/engine/checkpoint_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/read/block_reads_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
@@ -51,6 +52,8 @@ class Verifier {
     context_.threads.parallel_for(plan_.alone.size(),
                                   [&](size_t i) { check_alone(plan_.alone[i]); });
     check_large();
+    report_other_sums();
+    check_block_sums();
     progress.finish();
     return report(progress.seconds());
   }
@@ -326,7 +329,7 @@ class Verifier {
   void check_item(const VerifyItem& item, ByteView bytes) {
     const ItemLocation& at = *item.at;
     if (at.checksums && crc32(bytes) != at.checksums->item_crc32) {
-      return damage(item, 0, at.length, checksum_problem(at.checksums->item_crc32, crc32(bytes)));
+      return note_other_sum(item, at.checksums->item_crc32, crc32(bytes));
     }
     if (at.codec == Codec::kNone) return check_structure(item, bytes);
     try {
@@ -389,7 +392,52 @@ class Verifier {
       if (unreadable_.contains(index)) continue;
       const VerifyItem& item = plan_.items[index];
       const uint32_t found = sums_[index].crc32();
-      if (found != expected) damage(item, 0, item.at->length, checksum_problem(expected, found));
+      if (found != expected) note_other_sum(item, expected, found);
+    }
+  }
+
+  void note_other_sum(const VerifyItem& item, uint32_t expected, uint32_t found) {
+    std::lock_guard lock(mutex_);
+    other_sums_.push_back({&item, checksum_problem(expected, found)});
+  }
+
+  // Reports the items with another checksum. Where blocks have checksums, only the range of the
+  // damaged blocks is reported.
+  void report_other_sums() {
+    for (const auto& [item, problem] : other_sums_) {
+      const auto [begin, end] = damaged_range(*item);
+      damage(*item, begin, end - begin, problem);
+    }
+  }
+
+  // From the item's start, bytes. Reads the blocks once more.
+  std::pair<uint64_t, uint64_t> damaged_range(const VerifyItem& item) const {
+    const std::pair whole(uint64_t{0}, item.at->length);
+    if (item.kind != Kind::kTensor || !item.at->checksums->blocks) return whole;
+    try {
+      const ChunkRef& at = item.chunk;
+      const auto blocks = blocks_of(context_.metadata, at.tensor, at.chunk, at.copy);
+      if (!blocks) return whole;
+      const std::vector<uint64_t> bad = damaged_blocks(context_, at, *blocks);
+      if (bad.empty()) return whole;
+      return {blocks->begin + blocks->block_begin(bad.front()),
+              blocks->begin + blocks->block_end(bad.back())};
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCorrupt && !is_unreadable(error)) throw;
+      return whole;
+    }
+  }
+
+  // The recorded blocks must be those of the chunk, and their checksums must combine to that of the
+  // payload.
+  void check_block_sums() {
+    for (const VerifyItem& item : plan_.items) {
+      if (item.kind != Kind::kTensor || !item.at->checksums) continue;
+      const ItemChecksums& sums = *item.at->checksums;
+      if (sums.blocks && sums.blocks->combined() != sums.payload_crc32) {
+        damage(item, 0, item.at->length,
+               "the checksums of the item's blocks in the manifest contradict that of its payload");
+      }
     }
   }
 
@@ -414,10 +462,16 @@ class Verifier {
     return report;
   }
 
+  struct OtherSum {
+    const VerifyItem* item;
+    std::string problem;
+  };
+
   const ReadContext& context_;
   const Opened& opened_;
   RangeReader reader_;
-  std::optional<bool> replaced_;  // see is_replaced()
+  std::vector<OtherSum> other_sums_;  // under mutex_
+  std::optional<bool> replaced_;      // see is_replaced()
   std::vector<int64_t> sizes_;
   std::vector<ItemLocation> parts_;
   VerifyPlan plan_;

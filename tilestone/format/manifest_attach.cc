@@ -149,6 +149,12 @@ class CopyFinder {
     if (!chunk || tensor->chunks[*chunk].at.file == file) fail(entry, file);
     const auto t = static_cast<uint32_t>(tensor - metadata_.tensors.data());
     metadata_.copies.push_back({t, *chunk, location(entry, file)});
+    take_blocks(*tensor->chunks[*chunk].at.checksums, *metadata_.copies.back().at.checksums);
+  }
+
+  // A copy has the same payload, so it has the same blocks.
+  static void take_blocks(const ItemChecksums& chunk, ItemChecksums& copy) {
+    if (chunk.payload_crc32 == copy.payload_crc32 && chunk.blocks) copy.blocks = chunk.blocks;
   }
 
   void take_object(const Entry& entry, uint32_t file) {

@@ -12,6 +12,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/geometry/coverage.h"
+#include "tilestone/geometry/flat_range.h"
 
 namespace tilestone {
 namespace {
@@ -20,6 +21,7 @@ constexpr uint64_t kMaxStripe = 8u << 20;       // bytes
 constexpr uint64_t kSmallestStripe = 1u << 20;  // bytes
 constexpr uint64_t kStripesPerRank = 4;
 constexpr uint64_t kSendShare = 4;
+constexpr uint64_t kMaxBlockTile = 4u << 20;  // bytes
 
 // The finalizer of SplitMix64: adjacent inputs give unrelated outputs.
 uint64_t mix(uint64_t x) {
@@ -59,6 +61,24 @@ Reading reading_of(const Dims& shape, uint64_t itemsize, const Box& box) {
   }
   reading.bytes *= reading.reads;
   return reading;
+}
+
+// The cost of reading the blocks that are set.
+Reading reading_of(uint64_t block_bytes, std::span<const char> needed) {
+  Reading reading;
+  for (size_t b = 0; b < needed.size(); ++b) {
+    if (!needed[b]) continue;
+    reading.bytes += block_bytes;
+    if (b == 0 || !needed[b - 1]) ++reading.reads;
+  }
+  return reading;
+}
+
+// `wanted`: the bytes that are sent.
+bool is_better(const Reading& together, const Reading& apart, uint64_t wanted,
+               uint64_t request_bytes) {
+  if (apart.bytes > together.bytes + together.bytes / kSpareShare) return true;
+  return apart.cost(request_bytes) > together.cost(request_bytes) + wanted / kSendShare;
 }
 
 Box bounding_box(std::span<const Box> boxes) {
@@ -157,6 +177,28 @@ void for_each_tile(const Dims& shape, uint64_t itemsize, uint64_t max_bytes, con
   }
 }
 
+uint64_t tile_bytes(const ChunkBlocks& blocks, uint64_t stripe_bytes) {
+  const uint64_t most = std::min(stripe_bytes, kMaxBlockTile);
+  return std::max<uint64_t>(most / blocks.block_bytes, 1) * blocks.block_bytes;
+}
+
+void for_each_block_tile(const ChunkBlocks& blocks, uint64_t tile_bytes, const Box& box,
+                         const std::function<void(uint64_t tile, const Box& part)>& visit) {
+  uint64_t next = 0;  // the first tile that was not visited
+  for_each_run(blocks, box, tile_bytes, [&](const ChunkRun& run) {
+    const uint64_t last = (run.offset + run.size - 1) / tile_bytes;
+    for (next = std::max(next, run.offset / tile_bytes); next <= last; ++next) {
+      const uint64_t begin = next * tile_bytes;
+      const uint64_t end = std::min(begin + tile_bytes, blocks.bytes);
+      const FlatRange range{static_cast<int64_t>(begin / blocks.itemsize),
+                            static_cast<int64_t>(end / blocks.itemsize)};
+      for (const Box& part : flat_range_to_boxes(blocks.shape, range)) {
+        if (const auto common = intersect(part, box)) visit(next, *common);
+      }
+    }
+  });
+}
+
 std::vector<Box> merged_boxes(std::span<const Box> boxes) {
   if (boxes.empty()) return {};
   const Box bounds = bounding_box(boxes);
@@ -185,8 +227,23 @@ bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box>
   }
   if (asked.size() == 1) return false;
   for (const Box& box : merged_boxes(asked)) together += reading_of(shape, itemsize, box);
-  if (apart.bytes > together.bytes + together.bytes / kSpareShare) return true;
-  return apart.cost(request_bytes) > together.cost(request_bytes) + wanted / kSendShare;
+  return is_better(together, apart, wanted, request_bytes);
+}
+
+bool worth_exchanging_blocks(uint64_t block_bytes, std::span<const std::vector<char>> asked,
+                             uint64_t wanted, uint64_t request_bytes) {
+  Reading apart, together;
+  std::vector<char> all;
+  size_t ranks = 0;
+  for (const std::vector<char>& needed : asked) {
+    const Reading one = reading_of(block_bytes, needed);
+    ranks += one.reads > 0 ? 1 : 0;
+    apart += one;
+    all.resize(std::max(all.size(), needed.size()), 0);
+    for (size_t b = 0; b < needed.size(); ++b) all[b] |= needed[b];
+  }
+  together = reading_of(block_bytes, all);
+  return ranks > 1 && is_better(together, apart, wanted, request_bytes);
 }
 
 }  // namespace tilestone

@@ -2,11 +2,12 @@
 // is worthwhile. These are pure functions of metadata and boxes, so every rank computes the same
 // result without communication.
 //
-// A chunk is cut into tiles: boxes whose elements are contiguous in the C-contiguous chunk. The
-// files, one after another, are divided into stripes, which are distributed over the ranks. The
-// owner of a tile is the rank that owns the stripe of the tile's first byte. The owner learns which
-// parts of a tile the ranks need. It reads the tile for them, or answers that they must read it
-// themselves.
+// A chunk is cut into tiles: elements that are contiguous in the C-contiguous chunk. If the chunk
+// has blocks (state/chunk_blocks.h), its tiles are runs of whole blocks, so that their owners can
+// check them; otherwise they are boxes. The files, one after another, are divided into stripes,
+// which are distributed over the ranks. The owner of a tile is the rank that owns the stripe of the
+// tile's first byte. The owner learns which parts of a tile the ranks need. It reads the tile for
+// them, or answers that they must read it themselves.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "tilestone/geometry/box.h"
+#include "tilestone/state/chunk_blocks.h"
 #include "tilestone/state/metadata.h"
 
 namespace tilestone {
@@ -60,6 +62,17 @@ struct Tile {
 void for_each_tile(const Dims& shape, uint64_t itemsize, uint64_t max_bytes, const Box& box,
                    const std::function<void(const Tile&)>& visit);
 
+// The size of the tiles of a chunk with blocks, in bytes: whole blocks, at least one, and otherwise
+// at most stripe_bytes and at most 4 MiB, because several ranks want a whole tile where their parts
+// meet.
+uint64_t tile_bytes(const ChunkBlocks& blocks, uint64_t stripe_bytes);
+
+// Calls visit(tile, part) for each tile that shares elements with `box` (of the chunk), and for
+// each box that is in both: at most 2 n - 1 in a tile for n dims. The tile's number times
+// tile_bytes is its offset in the payload.
+void for_each_block_tile(const ChunkBlocks& blocks, uint64_t tile_bytes, const Box& box,
+                         const std::function<void(uint64_t tile, const Box& part)>& visit);
+
 // Returns disjoint boxes that contain the same elements as `boxes`, which may overlap but are not
 // empty. If `boxes` cover their bounding box, the result is that box alone.
 std::vector<Box> merged_boxes(std::span<const Box> boxes);
@@ -71,5 +84,11 @@ std::vector<Box> merged_boxes(std::span<const Box> boxes);
 // bytes that could be read in the same time.
 bool worth_exchanging(const Dims& shape, uint64_t itemsize, std::span<const Box> asked,
                       uint64_t request_bytes);
+
+// The same for a tile of a chunk with blocks, of which whole blocks are read. asked[i]: the blocks
+// that rank i needs, as from mark_blocks() but only those of the tile; empty or
+// all 0 if the rank needs none. wanted: the bytes that the ranks want in all.
+bool worth_exchanging_blocks(uint64_t block_bytes, std::span<const std::vector<char>> asked,
+                             uint64_t wanted, uint64_t request_bytes);
 
 }  // namespace tilestone

@@ -121,6 +121,76 @@ TEST(Tiles, OfAnyBoxAreThoseOfTheChunkThatMeetIt) {
 
 // ---- merged boxes ----
 
+// The blocks of a chunk of float32.
+ChunkBlocks blocks_of_shape(const Dims& shape, uint64_t block_bytes) {
+  static const std::vector<uint32_t> crcs(1000);
+  ChunkBlocks blocks;
+  blocks.bytes = static_cast<uint64_t>(numel(shape)) * 4;
+  blocks.block_bytes = block_bytes;
+  blocks.expected = std::span(crcs).first(block_count(blocks.bytes, block_bytes));
+  blocks.shape = shape;
+  blocks.itemsize = 4;
+  return blocks;
+}
+
+TEST(BlockTiles, AreWholeBlocksOfAtMost4MiB) {
+  EXPECT_EQ(tile_bytes(blocks_of_shape({1 << 20}, 64u << 10), 1u << 20), 1u << 20);
+  EXPECT_EQ(tile_bytes(blocks_of_shape({1 << 20}, 64u << 10), (1u << 20) + 5), 1u << 20);
+  EXPECT_EQ(tile_bytes(blocks_of_shape({1 << 20}, 64u << 10), 8u << 20), 4u << 20);
+  EXPECT_EQ(tile_bytes(blocks_of_shape({1 << 20}, 4u << 20), 1u << 20), 4u << 20);
+}
+
+TEST(BlockTiles, OfABoxAreItsElementsByTheTileThatTheyAreIn) {
+  constexpr uint64_t kSeed = 9;
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 300; ++round) {
+    const auto dims = static_cast<size_t>(1 + random() % 3);
+    Dims shape(dims, 0);
+    for (size_t d = 0; d < dims; ++d) shape[d] = static_cast<int64_t>(1 + random() % 40);
+    Box box = Box::whole(shape);
+    for (size_t d = 0; d < dims; ++d) {
+      box.offset[d] = static_cast<int64_t>(random() % static_cast<uint64_t>(shape[d]));
+      box.shape[d] =
+          static_cast<int64_t>(1 + random() % static_cast<uint64_t>(shape[d] - box.offset[d]));
+    }
+    const ChunkBlocks blocks = blocks_of_shape(shape, 128);
+    const uint64_t tile = 128 * (1 + random() % 4);
+    const Dims strides = contiguous_strides(shape);
+    int64_t elements = 0;
+    std::vector<Box> parts;
+    for_each_block_tile(blocks, tile, box, [&](uint64_t number, const Box& part) {
+      int64_t first = 0, last = 0;
+      for (size_t d = 0; d < dims; ++d) {
+        first += part.offset[d] * strides[d];
+        last += (part.end(d) - 1) * strides[d];
+      }
+      EXPECT_EQ(static_cast<uint64_t>(first) * 4 / tile, number);
+      EXPECT_EQ(static_cast<uint64_t>(last) * 4 / tile, number);
+      EXPECT_TRUE(box.contains(part));
+      for (const Box& other : parts) EXPECT_FALSE(intersects(part, other));
+      parts.push_back(part);
+      elements += part.numel();
+    });
+    EXPECT_EQ(elements, box.numel()) << "seed " << kSeed << " round " << round;
+    // The blocks of a box are those of its elements.
+    std::vector<char> marked(blocks.expected.size(), 0), expected(marked);
+    mark_blocks(blocks, box, marked);
+    for_each_block_tile(blocks, 128, box, [&](uint64_t block, const Box&) { expected[block] = 1; });
+    EXPECT_EQ(marked, expected);
+  }
+}
+
+TEST(BlockVerdict, ABlockThatTwoRanksNeedCountsTwice) {
+  const auto worth = [](std::vector<std::vector<char>> asked, uint64_t wanted) {
+    return worth_exchanging_blocks(1u << 20, asked, wanted, 64u << 10);
+  };
+  EXPECT_FALSE(worth({{1, 1, 1, 1}}, 4u << 20));                    // one rank
+  EXPECT_FALSE(worth({{1, 1, 0, 0}, {0, 0, 1, 1}}, 4u << 20));      // each its own
+  EXPECT_TRUE(worth({{1, 1, 1, 0}, {0, 0, 1, 1}}, 4u << 20));       // rows that meet in a block
+  EXPECT_TRUE(worth({{1, 1, 1, 1}, {1, 1, 1, 1}}, 4u << 20));       // columns
+  EXPECT_FALSE(worth({{1, 0, 0, 0}, {0, 0, 0, 0}, {}}, 1u << 20));  // only one rank needs any
+}
+
 TEST(MergedBoxes, ThatCoverTheirBoundsAreOne) {
   const std::vector<Box> columns = {{{2, 0}, {4, 3}}, {{2, 5}, {4, 5}}, {{2, 2}, {4, 3}}};
   EXPECT_THAT(merged_boxes(columns), ElementsAre(Box{{2, 0}, {4, 10}}));

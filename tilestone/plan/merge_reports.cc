@@ -319,6 +319,9 @@ class ReportMerger {
     }
     const auto t = static_cast<uint32_t>(&tensor - metadata_.tensors.data());
     metadata_.copies.push_back({t, *found, copy.at});
+    if (chunk.checksums->blocks) {  // the same payload has the same blocks
+      metadata_.copies.back().at.checksums->blocks = chunk.checksums->blocks;
+    }
   }
 
   template <typename Written>

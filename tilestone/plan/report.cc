@@ -1,6 +1,8 @@
 #include "tilestone/plan/report.h"
 
 #include <algorithm>
+#include <bit>
+#include <memory>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/named_fields.h"
@@ -14,6 +16,7 @@ constexpr uint64_t kTrailerSize = 8;
 
 // Optional fields. A report only contains those that are not empty.
 constexpr std::string_view kAttributes = "attributes";
+constexpr std::string_view kBlocks = "blocks";
 constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
 constexpr std::string_view kHeld = "held";
@@ -147,6 +150,49 @@ Bytes encode_copies(const RankReport& report) {
   return std::move(out).take();
 }
 
+// Copies have the blocks of their chunks, so their blocks are not written.
+Bytes encode_blocks(const RankReport& report) {
+  ByteWriter out;
+  for (size_t i = 0; i < report.chunks.size(); ++i) {
+    const BlockSums* const blocks = report.chunks[i].at.checksums.blocks.get();
+    if (blocks == nullptr) continue;
+    out.varint(i);
+    out.varint(blocks->bytes);
+    out.varint(blocks->block_bytes);
+    for (const uint32_t crc : blocks->crc32) out.u32(crc);
+  }
+  return std::move(out).take();
+}
+
+BlockSums read_block_sums(ByteReader& in, const ReportedItem& item) {
+  BlockSums sums;
+  sums.bytes = in.varint();
+  if (sums.bytes > item.length - item.checksums.payload_offset) {
+    in.fail("a payload lies outside its item");
+  }
+  sums.block_bytes = in.varint();
+  if (!std::has_single_bit(sums.block_bytes) || sums.block_bytes < BlockSums::kLeastBlock ||
+      sums.block_bytes > BlockSums::kMaxBlock) {
+    in.fail("the size of a payload's blocks is invalid");
+  }
+  const uint64_t count = block_count(sums.bytes, sums.block_bytes);
+  if (count < 2) in.fail("a payload of one block has a list of blocks");
+  if (count > in.remaining() / sizeof(uint32_t)) in.fail("a payload's list of blocks is too short");
+  sums.crc32.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) sums.crc32.push_back(in.u32());
+  return sums;
+}
+
+void read_blocks(ByteReader& in, RankReport& report) {
+  for (uint64_t next = 0; in.remaining() > 0;) {
+    const uint32_t chunk = wire::read_index(in, report.chunks.size(), "a block's chunk");
+    if (chunk < next) in.fail("the chunks of blocks are not in ascending order");
+    next = uint64_t{chunk} + 1;
+    ReportedItem& at = report.chunks[chunk].at;
+    at.checksums.blocks = std::make_shared<const BlockSums>(read_block_sums(in, at));
+  }
+}
+
 Bytes encode_parts(const RankReport& report) {
   ByteWriter out;
   out.varint(report.parts.size());
@@ -245,6 +291,7 @@ std::vector<NamedField> optional_fields(const RankReport& report) {
     fields.emplace_back(std::string(name), std::move(value));
   };
   if (!report.attributes.empty()) add(kAttributes, encode_attributes(report));
+  if (Bytes blocks = encode_blocks(report); !blocks.empty()) add(kBlocks, std::move(blocks));
   const auto noted = [](const RankReport::Object& object) { return object.content != 0; };
   if (std::any_of(report.objects.begin(), report.objects.end(), noted)) {
     add(kContents, encode_contents(report));
@@ -266,6 +313,8 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
   ByteReader in(value, "rank report: " + std::string(name));
   if (name == kAttributes) {
     read_attributes(in, report);
+  } else if (name == kBlocks) {
+    read_blocks(in, report);
   } else if (name == kContents) {
     read_contents(in, report);
   } else if (name == kCopies) {

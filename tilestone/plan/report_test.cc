@@ -427,9 +427,51 @@ TEST(ReportEncoding, AttributesAreOfPlainKindsAndNotDeep) {
   }
 }
 
+// A payload of 200,000 bytes in blocks of 64 KiB: four of them.
+RankReport report_with_blocks() {
+  RankReport report = sample_report();
+  report.files[0].size = 1u << 20;
+  report.chunks[0].at = {0, 0, 200'100, {60, 1, 2}};
+  const BlockSums sums{200'000, 64u << 10, {11, 12, 13, 14}};
+  report.chunks[0].at.checksums.blocks = std::make_shared<const BlockSums>(sums);
+  return report;
+}
+
+TEST(ReportEncoding, BlocksComeBackAndThoseOfCopiesAreNotWritten) {
+  RankReport report = report_with_blocks();
+  report.copies[0].at = report.chunks[0].at;
+  const RankReport back = RankReport::decode(report.encode());
+  EXPECT_EQ(back.chunks[0].at.checksums, report.chunks[0].at.checksums);
+  EXPECT_EQ(back.chunks[1].at.checksums.blocks, nullptr);
+  EXPECT_EQ(back.copies[0].at.checksums.blocks, nullptr);
+  EXPECT_EQ(back.encode(), RankReport::decode(back.encode()).encode());
+}
+
+TEST(ReportEncoding, HostileListsOfBlocksAreRefused) {
+  const auto refused = [](BlockSums sums, const std::string& problem) {
+    RankReport report = report_with_blocks();
+    report.chunks[0].at.checksums.blocks = std::make_shared<const BlockSums>(std::move(sums));
+    const Error error = error_of([&] { RankReport::decode(report.encode()); });
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_THAT(error.message(), HasSubstr(problem));
+  };
+  const std::vector<uint32_t> four = {11, 12, 13, 14};
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{32} << 10, uint64_t{96} << 10,
+                              uint64_t{2} << 30, ~uint64_t{0}}) {
+    refused({200'000, size, four}, "the size of a payload's blocks is invalid");
+  }
+  refused({200'000, 64u << 10, {11, 12, 13}}, "too short");
+  refused({200'000, 64u << 10, {}}, "too short");
+  refused({200'000, 64u << 10, {11, 12, 13, 14, 15}}, "");  // then bytes are left over
+  refused({200'000, 256u << 10, {11}}, "a payload of one block");
+  refused({0, 64u << 10, {}}, "a payload of one block");
+  refused({200'041, 64u << 10, four}, "outside its item");
+  refused({~uint64_t{0}, 64u << 10, four}, "outside its item");
+}
+
 // Bytes with a correct checksum, made by an attacker.
 TEST(ReportEncoding, HostileBytesAreCorruptAndNothingWorse) {
-  const Bytes good = sample_report().encode();
+  const Bytes good = report_with_blocks().encode();
   constexpr uint64_t kSeed = 5;
   std::mt19937_64 random(kSeed);
   for (int round = 0; round < 50'000; ++round) {

@@ -35,6 +35,12 @@ const Stored* find_in(const std::vector<Stored>& items, std::string_view key) {
 
 }  // namespace
 
+bool operator==(const ItemChecksums& a, const ItemChecksums& b) {
+  if (a.blocks != b.blocks && (!a.blocks || !b.blocks || *a.blocks != *b.blocks)) return false;
+  return a.payload_offset == b.payload_offset && a.payload_crc32 == b.payload_crc32 &&
+         a.item_crc32 == b.item_crc32;
+}
+
 Dims item_shape(const StoredChunk& chunk) {
   return chunk.flat ? Dims{chunk.flat->elements} : chunk.box.shape;
 }

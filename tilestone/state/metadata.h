@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/dtype.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/state/dict_keys.h"
@@ -30,7 +32,9 @@ struct ItemChecksums {
   uint64_t payload_offset = 0;  // bytes from the item's start; tensors only
   uint32_t payload_crc32 = 0;   // of the payload; tensors only
   uint32_t item_crc32 = 0;      // of the complete item
-  friend bool operator==(const ItemChecksums&, const ItemChecksums&) = default;
+  // Of the payload's blocks; tensors only. Null if there is only one block, or if not recorded.
+  std::shared_ptr<const BlockSums> blocks = nullptr;
+  friend bool operator==(const ItemChecksums& a, const ItemChecksums& b);
 };
 
 // The bytes of one item (a chunk or an object).

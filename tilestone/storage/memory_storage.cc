@@ -79,7 +79,10 @@ void copy_out(const ReadOp& op, std::byte* target) {
   const auto& file = static_cast<const MemoryReadable&>(*op.file).file();
   std::lock_guard lock(file.mutex);
   if (op.size > 0) std::memcpy(target, file.data.data() + op.offset, op.size);
-  if (op.crc32 != nullptr) *op.crc32 = crc32({target, op.size});
+  const uint64_t step = op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
+  for (uint64_t at = 0; op.crc32 != nullptr && (at < op.size || at == 0); at += step) {
+    op.crc32[at / step] = crc32({target + at, std::min(step, op.size - at)});
+  }
 }
 
 }  // namespace

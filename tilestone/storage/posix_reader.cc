@@ -86,7 +86,8 @@ class ReadWorker {
     int fd = -1;
     std::byte* data = nullptr;
     uint64_t offset = 0, size = 0, needed = 0, done = 0;
-    std::optional<uint32_t> crc;  // the checksum of the block, if computed while it was read
+    // The checksums, if computed while the block was read.
+    std::optional<BlockCrcs> crcs = std::nullopt;
   };
 
   const PosixReadable& file(const PartialRead& block) const {
@@ -261,7 +262,9 @@ class ReadWorker {
         context_.system().read_cached(file(block).fd(), data, block.size(), block.begin);
     if (n < 0 || static_cast<uint64_t>(n) < block.size()) return false;
     const ByteView bytes(data, block.size());
-    batch_.finished(block, bytes, batch_.wants_crc(block) ? crc32(bytes) : 0);
+    BlockCrcs crcs(batch_.op(block.op), block);
+    if (batch_.wants_crc(block)) crcs.add(bytes);
+    batch_.finished(block, bytes, crcs);
     return true;
   }
 
@@ -370,7 +373,7 @@ class ReadWorker {
     const bool whole = slot.done == 0 && slot.offset == slot.block.begin;
     const bool checked = whole && batch_.wants_crc(slot.block);
     const uint64_t most = checked ? kCrcBlock : IoQueue::kMaxRequest;
-    uint32_t crc = 0;
+    BlockCrcs crcs(batch_.op(slot.block.op), slot.block);
     while (slot.done < slot.needed) {
       std::byte* const data = slot.data + slot.done;
       const ssize_t n = context_.system().pread(file(slot.block).fd(), data,
@@ -379,10 +382,10 @@ class ReadWorker {
       if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (n < 0) fail_read(slot, errno);
       if (n == 0) fail_beyond_end(batch_.op(slot.block.op), slot.offset + slot.done);
-      if (checked) crc = crc32({data, static_cast<size_t>(n)}, crc);
+      if (checked) crcs.add({data, static_cast<size_t>(n)});
       slot.done += static_cast<uint64_t>(n);
     }
-    if (checked) slot.crc = crc;
+    if (checked) slot.crcs = std::move(crcs);
   }
 
   // All bytes of the slot are read: copies them to the target if necessary and ends the block.
@@ -392,16 +395,17 @@ class ReadWorker {
     std::byte* const bytes = slot.data + (slot.block.begin - slot.offset);
     std::byte* const target = place(slot.block);
     const bool bounced = buffer && target != nullptr;
-    const bool wanted = batch_.wants_crc(slot.block) && !slot.crc;
-    uint32_t crc = slot.crc.value_or(0);
+    const bool wanted = batch_.wants_crc(slot.block) && !slot.crcs;
+    BlockCrcs crcs =
+        slot.crcs ? std::move(*slot.crcs) : BlockCrcs(batch_.op(slot.block.op), slot.block);
     if (bounced && wanted) {
-      crc = copy_crc32({target, size}, {bytes, size});
+      crcs.copy({target, size}, {bytes, size});
     } else if (bounced) {
       std::memcpy(target, bytes, size);
     } else if (wanted) {
-      crc = crc32({bytes, size});
+      crcs.add({bytes, size});
     }
-    batch_.finished(slot.block, {bytes, size}, crc);
+    batch_.finished(slot.block, {bytes, size}, crcs);
   }
 
   // Ends the process if wait() throws: the kernel may still be writing to the buffers and targets,

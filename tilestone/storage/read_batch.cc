@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
@@ -18,6 +19,11 @@ constexpr uint64_t kMinSplit = 8u << 20;    // bytes; smaller ops are not cut in
 constexpr uint64_t kReadAhead = 12u << 20;  // bytes; the kernel's 8 MiB and the folios at both ends
 constexpr uint64_t kMinFolios = 64u << 20;  // bytes; smaller ops are not worth kReadAhead
 
+// The bytes of an op that have one CRC-32.
+uint64_t crc_step(const ReadOp& op) {
+  return op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
+}
+
 }  // namespace
 
 ReadBatch::ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
@@ -30,15 +36,12 @@ ReadBatch::ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const R
   }
   first_block_.reserve(ops.size() + 1);
   first_block_.push_back(0);
-  bool checksums = false;
   for (size_t i = 0; i < ops.size(); ++i) {
     const uint64_t blocks = blocks_of(ops[i]);
     remaining_[i].store(blocks, std::memory_order_relaxed);
     first_block_.push_back(first_block_.back() + blocks);
     bytes_ += ops[i].size;
-    checksums = checksums || ops[i].crc32 != nullptr;
   }
-  if (checksums) crcs_.resize(first_block_.back());
   limit_ = blocks();
   if (options.cache == CachePolicy::kBypass) context.read_choice().begin(bytes_);
 }
@@ -97,13 +100,13 @@ bool ReadBatch::wants_large_folios(const PartialRead& block) const {
   return op.size >= kMinFolios && op.offset + op.size - block.end >= kReadAhead;
 }
 
-void ReadBatch::finished(const PartialRead& block, ByteView bytes, uint32_t crc) {
+void ReadBatch::finished(const PartialRead& block, ByteView bytes, const BlockCrcs& crcs) {
   if (prefetches()) return;
   const ReadOp& op = ops_[block.op];
-  if (op.crc32 != nullptr) crcs_[first_block_[block.op] + block.number] = crc;
+  if (op.crc32 != nullptr) keep(block, crcs);
   if (remaining_[block.op].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (stopped_.load(std::memory_order_relaxed)) return;
-  if (op.crc32 != nullptr) *op.crc32 = combined_crc(block.op);
+  if (op.crc32 != nullptr) combine(block.op);
   (*done_)(block.op, op.target != nullptr ? ByteView(op.target, op.size) : bytes);
 }
 
@@ -136,13 +139,72 @@ PartialRead ReadBatch::block(size_t index, uint64_t number) const {
   return {index, number, std::max(grid, op.offset), std::min(grid + block_bytes_, at.end)};
 }
 
-uint32_t ReadBatch::combined_crc(size_t index) const {
-  uint32_t crc = 0;
-  const uint64_t count = first_block_[index + 1] - first_block_[index];
-  for (uint64_t number = 0; number < count; ++number) {
-    crc = crc32_combine(crc, crcs_[first_block_[index] + number], block(index, number).size());
+// Complete cuts go to the op at once. The others wait until the op is complete.
+void ReadBatch::keep(const PartialRead& block, const BlockCrcs& crcs) {
+  const ReadOp& op = ops_[block.op];
+  const uint64_t step = crc_step(op);
+  for (const BlockCrcs::Cut& cut : crcs.cuts()) {
+    if (cut.begin % step == 0 && cut.size == std::min(step, op.size - cut.begin)) {
+      op.crc32[cut.begin / step] = cut.crc32;
+    } else {
+      const std::lock_guard lock(mutex_);
+      parts_[block.op].push_back(cut);
+    }
   }
-  return crc;
+}
+
+void ReadBatch::combine(size_t index) {
+  const ReadOp& op = ops_[index];
+  if (op.size == 0) *op.crc32 = 0;
+  std::vector<BlockCrcs::Cut> parts;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = parts_.find(index);
+    if (found == parts_.end()) return;
+    parts = std::move(found->second);
+    parts_.erase(found);
+  }
+  std::sort(parts.begin(), parts.end(),
+            [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const uint64_t step = crc_step(op);
+  for (const BlockCrcs::Cut& part : parts) {
+    uint32_t& crc = op.crc32[part.begin / step];
+    crc = part.begin % step == 0 ? part.crc32 : crc32_combine(crc, part.crc32, part.size);
+  }
+}
+
+BlockCrcs::BlockCrcs(const ReadOp& op, const PartialRead& block)
+    : at_(block.begin - op.offset), step_(crc_step(op)) {}
+
+// The cut at at_, and in `left` how many bytes it still takes.
+BlockCrcs::Cut& BlockCrcs::cut_at(uint64_t& left) {
+  left = step_ - at_ % step_;
+  if (cuts_.empty() || at_ % step_ == 0) cuts_.push_back({at_, 0, 0});
+  return cuts_.back();
+}
+
+void BlockCrcs::add(ByteView bytes) {
+  while (!bytes.empty()) {
+    uint64_t left = 0;
+    Cut& cut = cut_at(left);
+    const ByteView part = bytes.first(std::min<uint64_t>(left, bytes.size()));
+    cut.crc32 = crc32(part, cut.crc32);
+    cut.size += part.size();
+    at_ += part.size();
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+void BlockCrcs::copy(MutableByteView target, ByteView source) {
+  for (size_t done = 0; done < source.size();) {
+    uint64_t left = 0;
+    Cut& cut = cut_at(left);
+    const size_t size = std::min<uint64_t>(left, source.size() - done);
+    cut.crc32 = copy_crc32(target.subspan(done, size), source.subspan(done, size), cut.crc32);
+    cut.size += size;
+    at_ += size;
+    done += size;
+  }
 }
 
 }  // namespace tilestone

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -20,6 +22,32 @@ struct PartialRead {
   uint64_t number = 0;          // the index of the block in its op
   uint64_t begin = 0, end = 0;  // the byte range in the file
   uint64_t size() const { return end - begin; }
+};
+
+// The CRC-32s of a block's bytes, which are passed in order. They are cut where the op wants it.
+class BlockCrcs {
+ public:
+  // Bytes that the op wants one CRC-32 of, or the part of them that is in the block.
+  struct Cut {
+    uint64_t begin = 0;  // in the op, bytes
+    uint64_t size = 0;   // bytes
+    uint32_t crc32 = 0;
+  };
+
+  BlockCrcs() = default;  // no checksums are wanted
+  BlockCrcs(const ReadOp& op, const PartialRead& block);
+
+  void add(ByteView bytes);
+  // Copies `source` to `target`, of the same size, and adds it.
+  void copy(MutableByteView target, ByteView source);
+  const std::vector<Cut>& cuts() const { return cuts_; }
+
+ private:
+  Cut& cut_at(uint64_t& left);
+
+  uint64_t at_ = 0;    // in the op, bytes
+  uint64_t step_ = 0;  // as ReadOp::crc_bytes, never 0
+  std::vector<Cut> cuts_;
 };
 
 // Each op is cut into blocks of at most 8 MiB of the file, at aligned offsets. If the file range
@@ -52,7 +80,7 @@ class ReadBatch {
 
   // Records that the block has been read to its target. For an op without a target, `bytes` is the
   // whole op. Calls `done` after the last block of an op.
-  void finished(const PartialRead& block, ByteView bytes, uint32_t crc);
+  void finished(const PartialRead& block, ByteView bytes, const BlockCrcs& crcs);
 
   // For CachePolicy::kAuto: whether to keep what is read from now on. Not while workers run.
   void set_keeping(bool keeping) { keeping_ = keeping; }
@@ -84,7 +112,8 @@ class ReadBatch {
   uint64_t blocks_of(const ReadOp& op) const;
   PartialRead block(size_t index, uint64_t number) const;
   PartialRead block(uint64_t number) const;  // counted over all ops
-  uint32_t combined_crc(size_t index) const;
+  void keep(const PartialRead& block, const BlockCrcs& crcs);
+  void combine(size_t index);
 
   PosixContext& context_;
   std::span<const ReadOp> ops_;
@@ -94,7 +123,8 @@ class ReadBatch {
   uint64_t bytes_ = 0;                 // of all ops
   std::vector<uint64_t> first_block_;  // by op, the number of its first block; then the total
   std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of blocks not yet read
-  std::vector<uint32_t> crcs_;                    // by block; empty if no op wants a checksum
+  std::mutex mutex_;
+  std::map<size_t, std::vector<BlockCrcs::Cut>> parts_;  // by op: incomplete cuts; under mutex_
   std::atomic<uint64_t> next_ = 0;
   uint64_t limit_ = 0;  // the number of the first block that take() does not return
   uint64_t window_bytes_ = 0;

@@ -91,8 +91,11 @@ struct ReadOp {
                                 // pooled buffer; `size` must not exceed the pool's buffer_bytes
                                 // (for direct I/O at an unaligned offset, buffer_bytes less
                                 // 2 * BufferPool::kAlignment)
-  uint32_t* crc32 = nullptr;    // if not null, set to the CRC-32 of the bytes before `done` is
-                                // called; computed as the blocks arrive, while they are in cache
+  // If not null, set before `done` is called: the CRC-32 of every crc_bytes bytes of the op (the
+  // last ones may be fewer), or with crc_bytes == 0 that of all of them. Computed as the bytes
+  // arrive, while they are in cache.
+  uint32_t* crc32 = nullptr;
+  uint64_t crc_bytes = 0;
 };
 
 // What happens to the bytes that a read brings from the disk.

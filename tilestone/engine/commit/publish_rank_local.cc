@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
@@ -76,8 +78,8 @@ class RankReader {
   // A read for the checksum of an item, and for that of its elements if it is within them.
   struct SummedRead {
     ReportedItem* item = nullptr;
-    uint64_t within = 0;      // offset from the item's start, bytes
-    bool of_payload = false;  // within the elements
+    uint64_t within = 0;   // offset from the item's start, bytes
+    uint64_t payload = 0;  // if within the elements: their size, bytes
   };
 
   void expect_plain(const ItemLocation& at, const std::string& key) const {
@@ -135,19 +137,21 @@ class RankReader {
     return true;
   }
 
-  // Adds reads of the whole item. No read has both elements and other bytes.
+  // Adds reads of the whole item. No read has both elements and other bytes, or bytes of two
+  // blocks.
   void request(ReportedItem& item, uint64_t payload_size) {
     const uint64_t begin = payload_size == 0 ? item.length : item.checksums.payload_offset;
     const uint64_t end = begin + payload_size;
     const uint64_t step = std::min<uint64_t>(kMaxReadBytes, context_.buffers->buffer_bytes() / 2);
     const auto cut = [&](uint64_t from, uint64_t to, bool of_payload) {
       for (uint64_t at = from; at < to; at += step) {
-        reads_.push_back({&item, at, of_payload});
+        reads_.push_back({&item, at, of_payload ? payload_size : 0});
         sizes_.push_back(std::min(step, to - at));
       }
     };
     cut(0, begin, false);
-    cut(begin, end, true);
+    const uint64_t block = block_bytes_for(payload_size);
+    for (uint64_t at = begin; at < end; at += block) cut(at, std::min(end, at + block), true);
     cut(end, item.length, false);
   }
 
@@ -155,17 +159,21 @@ class RankReader {
   void sum() {
     RangeReader reader(context_, &context_.threads);
     size_t first = 0;
-    RecordSum of_item, of_payload;
+    RecordSum of_item;
+    std::optional<BlockSummer> of_payload;
     const auto read_batch = [&] {
       for (const ByteRange& range : reader.read()) {
         const SummedRead& read = reads_[first];
-        if (read.within == 0) of_item = of_payload = RecordSum();
+        ItemChecksums& sums = read.item->checksums;
+        if (read.within == 0) of_item = RecordSum();
+        if (read.within == 0) of_payload.reset();
         of_item.add(of_item.size(), range.size, range.crc32);
-        if (read.of_payload) of_payload.add(of_payload.size(), range.size, range.crc32);
-        read.item->checksums.item_crc32 = of_item.crc32();
-        read.item->checksums.payload_crc32 =
-            of_payload.size() == 0 ? of_item.crc32() : of_payload.crc32();
-        ++first;
+        if (read.payload > 0 && !of_payload) of_payload.emplace(read.payload);
+        if (read.payload > 0) of_payload->add_crc(range.size, range.crc32);
+        sums.item_crc32 = of_item.crc32();
+        if (++first < reads_.size() && reads_[first].item == read.item) continue;
+        sums.payload_crc32 = sums.item_crc32;
+        if (of_payload) set_payload(of_payload->take(), sums);
       }
     };
     for (size_t i = 0; i < reads_.size(); ++i) {
@@ -177,6 +185,11 @@ class RankReader {
       if (reader.full()) read_batch();
     }
     read_batch();
+  }
+
+  static void set_payload(BlockSums blocks, ItemChecksums& sums) {
+    sums.payload_crc32 = blocks.combined();
+    if (blocks.crc32.size() > 1) sums.blocks = std::make_shared<const BlockSums>(std::move(blocks));
   }
 
   void check_records(const RankReport& made) const {

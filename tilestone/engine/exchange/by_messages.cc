@@ -2,14 +2,12 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
-#include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
@@ -31,7 +29,8 @@ class ByMessages final : public Carrier {
         reader_(context_, &context_.threads) {}
 
   std::vector<Bytes> next_round() override {
-    const TileRound round = owner_.plan_round(pair_bytes_, reader_);
+    const TileRound round = owner_.plan_round(pair_bytes_);
+    for (const TileRound::Loaded& loaded : round.parts) reader_.add(owner_.range_of(loaded));
     std::vector<RoundMessage> messages(world_);
     for (const TileRound::Packed& packed : round.packed) {
       if (packed.rank != rank_) messages[packed.rank].boxes.push_back(packed.sent);
@@ -49,6 +48,7 @@ class ByMessages final : public Carrier {
     }
     const std::vector<ByteRange> ranges = reader_.read(
         [&](size_t i, ByteView bytes) { pack(round, round.parts[i], bytes, elements); }, unread);
+    owner_.check_blocks(round, ranges);
     add_checks(round, ranges, messages);
     std::vector<Bytes> out;
     for (size_t rank = 0; rank < world_; ++rank) {
@@ -75,10 +75,13 @@ class ByMessages final : public Carrier {
 
   std::vector<ChunkRef> damaged() override {
     std::vector<ChunkRef> damaged;
-    for (const auto& [tensor, chunk] : unread_) damaged.push_back({tensor, chunk});
+    for (const auto& [tensor, chunk] : owner_.given_up()) damaged.push_back({tensor, chunk});
     for (const auto& [place, record] : records_) {
-      if (record.sum.size() != record.size) continue;  // read in part
       const ChunkRef chunk{place.first, place.second};
+      if (record.sum.size() != record.size) {
+        log_unchecked_parts(context_, chunk);
+        continue;
+      }
       try {
         expect_record(context_, chunk, record.size, record.crc32, record.sum.crc32());
       } catch (const Error& error) {
@@ -98,18 +101,7 @@ class ByMessages final : public Carrier {
   std::vector<Transfer> rest() override {
     damaged();  // checks the records; without copies it was not called before
     asker_.expect_all(delivered_);
-    std::vector<Transfer> rest = asker_.unserved();
-    for (const std::vector<Asker::AskedTransfer>& of_owner : asker_.asked()) {
-      for (const Asker::AskedTransfer& asked : of_owner) {
-        if (asked.served && is_damaged(asked)) {
-          rest.push_back(cut_out(asked));
-          rest.back().copy = substitute_of(asked);
-          rest.back().substitute = true;
-        }
-        if (!asked.served && asker_.any_served(asked.transfer)) rest.push_back(cut_out(asked));
-      }
-    }
-    return rest;
+    return asker_.rest(damaged_, true);
   }
 
  private:
@@ -150,9 +142,7 @@ class ByMessages final : public Carrier {
   void skip_unreadable(const TileRound& round, const TileRound::Loaded& loaded,
                        const Error& error) {
     const ServedTile& tile = owner_.tile(loaded.tile);
-    const ChunkRef chunk{tile.tensor, tile.chunk};
-    if (context_.metadata.copies_of(chunk.tensor, chunk.chunk).empty()) throw error;
-    if (unread_.emplace(chunk.tensor, chunk.chunk).second) warn_of_damage(error, context_, chunk);
+    owner_.give_up({tile.tensor, tile.chunk}, error);
     for (size_t i = loaded.first; i < loaded.first + loaded.count; ++i) {
       const TileRound::Packed& packed = round.packed[i];
       if (packed.rank != rank_) continue;
@@ -166,7 +156,7 @@ class ByMessages final : public Carrier {
                   std::vector<RoundMessage>& messages) {
     for (size_t i = 0; i < ranges.size(); ++i) {
       const TileRound::Loaded& loaded = round.parts[i];
-      if (!ranges[i].summed) continue;
+      if (!ranges[i].summed || owner_.tile(loaded.tile).blocks) continue;
       sum_.add(sum_.size(), ranges[i].size, ranges[i].crc32);
       if (!loaded.last) continue;
       const ServedTile& tile = owner_.tile(loaded.tile);
@@ -174,7 +164,7 @@ class ByMessages final : public Carrier {
       const StoredChunk& chunk = tensor.chunks[tile.chunk];
       const int checker = owners_.owner(chunk.at.file, chunk.at.offset);  // the first tile's owner
       const RecordSum sum = std::exchange(sum_, {});
-      if (unread_.contains({tile.tensor, tile.chunk})) continue;
+      if (owner_.given_up().contains({tile.tensor, tile.chunk})) continue;
       messages[static_cast<size_t>(checker)].checks.push_back(
           {tile.tensor, tensor.first_of_item(tile.chunk),
            begin_in_item(chunk, tile.payload.dtype) + tile.tile.offset, sum.size(), sum.crc32(),
@@ -208,22 +198,12 @@ class ByMessages final : public Carrier {
     if (!left.empty()) fail_exchange(owner, "the message of a rank is too long");
   }
 
-  bool is_damaged(const Asker::AskedTransfer& asked) const {
-    return damaged_.contains({asked.request.tensor, asked.request.chunk});
-  }
-  // kNoCopy if no file with a copy is left: reading the chunk's own item then reports its damage.
-  uint32_t substitute_of(const Asker::AskedTransfer& asked) const {
-    return LostFiles(context_)
-        .place_besides(asked.request.tensor, asked.request.chunk, {kNoCopy})
-        .value_or(kNoCopy);
-  }
-
   // Writes the elements of a request that are in `part` to their target. Called from any thread.
   void put(const Asker::AskedTransfer& asked, const StoredPayload& payload, const Part& part,
            ByteView bytes) {
     const auto common = intersect(part.box, asked.request.box);
     if (!common) return;
-    const Transfer transfer = cut_out(asked);
+    const Transfer transfer = asker_.cut_out(asked);
     if (transfer.target.device == nullptr) {
       deliver(payload, part, bytes, transfer);
     } else {
@@ -238,13 +218,6 @@ class ByMessages final : public Carrier {
     asker_.wanted().progress->add(elements * itemsize(stored));
   }
 
-  // The part of a transfer that a request covers.
-  Transfer cut_out(const Asker::AskedTransfer& asked) const {
-    const Transfer& t = asker_.wanted().transfers[asked.transfer];
-    const Box& box = asked.request.box;
-    return {t.tensor, t.chunk, box, narrow_to(t.target, relative_to(box, t.box.offset))};
-  }
-
   const StripeOwners& owners_;
   TileOwner& owner_;
   const Asker& asker_;
@@ -255,10 +228,9 @@ class ByMessages final : public Carrier {
   RangeReader reader_;
   RecordSum sum_;  // of the checked tile that is being read, so far
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
-  std::set<std::pair<uint32_t, uint32_t>> damaged_;          // tensor and chunk
-  std::set<std::pair<uint32_t, uint32_t>> unread_;  // tensor and chunk; the disk can't read a part
-  std::atomic<uint64_t> delivered_ = 0;             // elements
-  std::mutex device_mutex_;                         // guards writes to device memory
+  Asker::Chunks damaged_;
+  std::atomic<uint64_t> delivered_ = 0;  // elements
+  std::mutex device_mutex_;              // guards writes to device memory
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/call_scope.h"
 #include "tilestone/engine/exchange/carrier_internal.h"
@@ -100,7 +101,9 @@ class ByPageCache final : public Carrier {
       : owner_(parts.owner),
         asker_(parts.asker),
         world_(static_cast<size_t>(parts.world)),
-        reader_(*asker_.wanted().context, nullptr) {}
+        reader_(*asker_.wanted().context, nullptr),
+        keeping_(keeping(*asker_.wanted().context)),
+        checker_(keeping_, nullptr) {}
 
   std::vector<Bytes> next_round() override {
     if (!ahead_ && owner_.more()) {
@@ -123,37 +126,70 @@ class ByPageCache final : public Carrier {
         }
         awaited -= elements;
         announced_ += elements;
-        if (awaited == 0) ready.push_back(asker_.wanted().transfers[transfer]);
+        if (awaited == 0) add_ready(transfer, ready);
       }
     }
     read_transfers(*asker_.wanted().context, ready, *asker_.wanted().progress);
   }
 
+  std::vector<ChunkRef> damaged() override {
+    std::vector<ChunkRef> damaged;
+    for (const auto& [tensor, chunk] : owner_.given_up()) damaged.push_back({tensor, chunk});
+    return damaged;
+  }
+
+  void take_damaged(const std::vector<ChunkRef>& chunks) override {
+    for (const ChunkRef& chunk : chunks) damaged_.emplace(chunk.tensor, chunk.chunk);
+  }
+
   std::vector<Transfer> rest() override {
     asker_.expect_all(announced_);
-    return asker_.unserved();
+    return asker_.rest(damaged_, false);
   }
 
  private:
+  // Everything that is served of the transfer is in the page cache. What owners have checked is
+  // read exactly, and what they declined of it is left for rest(). Other transfers are read as a
+  // whole.
+  void add_ready(size_t transfer, std::vector<Transfer>& ready) const {
+    const bool checked = asker_.is_checked(transfer);
+    const size_t before = ready.size();
+    if (!checked || !asker_.any_declined(transfer)) {
+      ready.push_back(asker_.wanted().transfers[transfer]);
+    } else {
+      for (const Asker::AskedTransfer* asked : served_of_[transfer]) {
+        ready.push_back(asker_.cut_out(*asked));
+      }
+    }
+    for (size_t i = before; i < ready.size(); ++i) ready[i].checked = checked;
+  }
+
   void await() {
     awaited_.assign(asker_.wanted().transfers.size(), 0);
+    served_of_.resize(awaited_.size());
     for (const std::vector<Asker::AskedTransfer>& of_owner : asker_.asked()) {
       for (const Asker::AskedTransfer& asked : of_owner) {
         const auto elements = static_cast<uint64_t>(asked.request.box.numel());
-        if (asked.served) awaited_[asked.transfer] += elements;
+        if (!asked.served) continue;
+        awaited_[asked.transfer] += elements;
+        served_of_[asked.transfer].push_back(&asked);
       }
     }
   }
 
-  // Makes one round: prefetches portions until kLeastFetched bytes have come from the disk. What is
-  // in the page cache already does not count. Runs only on the calling thread, because the pool's
-  // threads are busy reading.
+  // Makes one round: brings in portions until they are enough. Tiles that are checked are read by
+  // their owner; others are only prefetched, and do not count if they are in the page cache
+  // already. Runs only on the calling thread, because the pool's threads are busy reading.
   std::vector<Bytes> bring_in() {
     std::vector<RoundMessage> messages(world_);
     const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
     for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {
-      const TileRound round = owner_.plan_round(pair_bytes, reader_);
+      const TileRound round = owner_.plan_round(pair_bytes);
+      for (const TileRound::Loaded& loaded : round.parts) {
+        if (!is_checked(loaded)) reader_.add(owner_.range_of(loaded));
+      }
       fetched += reader_.prefetch();
+      fetched += check(round);
       for (const TileRound::Packed& packed : round.packed) {
         messages[packed.rank].boxes.push_back(packed.sent);
       }
@@ -165,12 +201,48 @@ class ByPageCache final : public Carrier {
     return out;
   }
 
+  bool is_checked(const TileRound::Loaded& loaded) const {
+    return loaded.checked && owner_.tile(loaded.tile).blocks;
+  }
+
+  // Reads the round's blocks through the page cache, where they stay, and checks them before
+  // anybody uses them. Returns how many bytes these are.
+  uint64_t check(const TileRound& round) {
+    TileRound checked;
+    uint64_t bytes = 0;
+    for (const TileRound::Loaded& loaded : round.parts) {
+      if (!is_checked(loaded)) continue;
+      checked.parts.push_back(loaded);
+      checker_.add(owner_.range_of(loaded));
+      bytes += loaded.part.size;
+    }
+    RangeReader::Unread unread;
+    if (!keeping_.metadata.copies.empty()) {
+      unread = [&](size_t i, const Error& error) {
+        const ServedTile& tile = owner_.tile(checked.parts[i].tile);
+        owner_.give_up({tile.tensor, tile.chunk}, error);
+      };
+    }
+    const std::vector<ByteRange> ranges = checker_.read({}, unread);
+    owner_.check_blocks(checked, ranges);
+    return bytes;
+  }
+
+  static ReadContext keeping(ReadContext context) {
+    context.cache = CachePolicy::kKeep;
+    return context;
+  }
+
   TileOwner& owner_;
   const Asker& asker_;
   const size_t world_;
   RangeReader reader_;
-  std::vector<uint64_t> awaited_;     // by transfer: elements that are served, but not there yet
-  uint64_t announced_ = 0;            // elements
+  const ReadContext keeping_;
+  RangeReader checker_;
+  std::vector<uint64_t> awaited_;  // by transfer: elements that are served, but not there yet
+  std::vector<std::vector<const Asker::AskedTransfer*>> served_of_;  // by transfer
+  uint64_t announced_ = 0;                                           // elements
+  Asker::Chunks damaged_;
   std::optional<RoundsAhead> ahead_;  // the last member, because it uses the others
 };
 

@@ -1,8 +1,11 @@
 #include "tilestone/engine/exchange/exchange_asker_internal.h"
 
 #include <string>
+#include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/lost_files_internal.h"
+#include "tilestone/state/chunk_blocks.h"
 
 namespace tilestone::engine {
 
@@ -10,18 +13,28 @@ Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
     : wanted_(std::move(wanted)), asked_(static_cast<size_t>(world)) {
   const Metadata& metadata = wanted_.context->metadata;
   unserved_.assign(wanted_.transfers.size(), true);
+  declined_.assign(wanted_.transfers.size(), false);
+  has_blocks_.assign(wanted_.transfers.size(), false);
   for (size_t i = 0; i < wanted_.transfers.size(); ++i) {
     const Transfer& t = wanted_.transfers[i];
     const StoredTensor& tensor = metadata.tensors[t.tensor];
     const StoredChunk& chunk = tensor.chunks[t.chunk];
     if (chunk.at.codec != Codec::kNone) continue;
     const uint64_t begin = chunk.at.offset + begin_in_item(chunk, tensor.dtype);
-    for_each_tile(chunk.box.shape, itemsize(tensor.dtype), owners.stripe_bytes(), t.box,
-                  [&](const Tile& tile) {
-                    const int owner = owners.owner(chunk.at.file, begin + tile.offset);
-                    asked_[static_cast<size_t>(owner)].push_back(
-                        {{t.tensor, t.chunk, *intersect(tile.box, t.box)}, i, false});
-                  });
+    const auto ask = [&](uint64_t tile, Box box) {  // `tile`: its offset in the chunk
+      const int owner = owners.owner(chunk.at.file, begin + tile);
+      asked_[static_cast<size_t>(owner)].push_back({{t.tensor, t.chunk, std::move(box)}, i, false});
+    };
+    if (const auto blocks = blocks_of(metadata, t.tensor, t.chunk)) {
+      if (t.box.empty()) continue;
+      has_blocks_[i] = wanted_.context->verify_checksums;
+      const uint64_t bytes = tile_bytes(*blocks, owners.stripe_bytes());
+      for_each_block_tile(*blocks, bytes, t.box,
+                          [&](uint64_t tile, const Box& part) { ask(tile * bytes, part); });
+    } else {
+      for_each_tile(chunk.box.shape, itemsize(tensor.dtype), owners.stripe_bytes(), t.box,
+                    [&](const Tile& tile) { ask(tile.offset, *intersect(tile.box, t.box)); });
+    }
   }
 }
 
@@ -45,6 +58,7 @@ void Asker::take_verdicts(const std::vector<Bytes>& messages) {
                                                  std::to_string(asked.size()));
     }
     for (size_t i = 0; i < asked.size(); ++i) {
+      if (!served[i]) declined_[asked[i].transfer] = true;
       if (!served[i]) continue;
       asked[i].served = true;
       unserved_[asked[i].transfer] = false;
@@ -59,12 +73,34 @@ const Asker::AskedTransfer& Asker::find(int owner, uint32_t request) const {
   return asked[request];
 }
 
-std::vector<Transfer> Asker::unserved() const {
-  std::vector<Transfer> unserved;
+Transfer Asker::cut_out(const AskedTransfer& asked) const {
+  const Transfer& t = wanted_.transfers[asked.transfer];
+  const Box& box = asked.request.box;
+  return {t.tensor, t.chunk, box, narrow_to(t.target, relative_to(box, t.box.offset))};
+}
+
+std::vector<Transfer> Asker::rest(const Chunks& damaged, bool unchecked) const {
+  std::vector<Transfer> rest;
   for (size_t i = 0; i < unserved_.size(); ++i) {
-    if (unserved_[i]) unserved.push_back(wanted_.transfers[i]);
+    if (unserved_[i]) rest.push_back(wanted_.transfers[i]);
   }
-  return unserved;
+  for (const std::vector<AskedTransfer>& of_owner : asked_) {
+    for (const AskedTransfer& asked : of_owner) {
+      if (unserved_[asked.transfer]) continue;
+      const std::pair chunk(asked.request.tensor, asked.request.chunk);
+      if (!asked.served) {
+        if (unchecked || is_checked(asked.transfer)) rest.push_back(cut_out(asked));
+      } else if (damaged.contains(chunk)) {
+        rest.push_back(cut_out(asked));
+        // If no file with a copy is left, reading the chunk's own item reports its damage.
+        rest.back().copy = LostFiles(*wanted_.context)
+                               .place_besides(chunk.first, chunk.second, {kNoCopy})
+                               .value_or(kNoCopy);
+        rest.back().substitute = true;
+      }
+    }
+  }
+  return rest;
 }
 
 void Asker::expect_all(uint64_t elements) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -30,9 +31,17 @@ class Asker {
   // May be called from any thread.
   const AskedTransfer& find(int owner, uint32_t request) const;
   const std::vector<std::vector<AskedTransfer>>& asked() const { return asked_; }  // by owner
-  bool any_served(size_t transfer) const { return !unserved_[transfer]; }
-  // The transfers of which no request is served.
-  std::vector<Transfer> unserved() const;
+  bool any_declined(size_t transfer) const { return declined_[transfer]; }
+  // Whether owners check what they serve of the transfer.
+  bool is_checked(size_t transfer) const { return has_blocks_[transfer]; }
+  // The part of a transfer that a request covers. May be called from any thread.
+  Transfer cut_out(const AskedTransfer& asked) const;
+
+  // What the rank must still read itself after the rounds: what was declined, and what was served
+  // of the `damaged` chunks (tensor and chunk), from another place. Transfers that were served in
+  // part are left out if owners don't check them and !unchecked.
+  using Chunks = std::set<std::pair<uint32_t, uint32_t>>;
+  std::vector<Transfer> rest(const Chunks& damaged, bool unchecked) const;
   // Error(kInternal) unless the served requests have this number of elements in all.
   void expect_all(uint64_t elements) const;
 
@@ -40,6 +49,8 @@ class Asker {
   Wanted wanted_;
   std::vector<std::vector<AskedTransfer>> asked_;  // by owner
   std::vector<bool> unserved_;                     // by transfer: none of its requests is served
+  std::vector<bool> declined_;                     // by transfer: one of its requests is not served
+  std::vector<bool> has_blocks_;                   // by transfer: its chunk has blocks
   uint64_t promised_ = 0;                          // elements of the served requests
 };
 

@@ -1,18 +1,23 @@
 #include "tilestone/engine/exchange/exchange_owner_internal.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/block_reads_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 
 namespace tilestone::engine {
 namespace {
+
+constexpr uint64_t kPartAlignment = 64;  // bytes; a multiple of every item size
 
 bool is_c_order(const StoredPayload& payload) {
   return StridedView{nullptr, payload.shape, payload.strides, itemsize(payload.dtype)}
@@ -59,13 +64,22 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
       const StoredTensor& tensor = tensors[request.tensor];
       const Dims& shape = tensor.chunks[request.chunk].box.shape;
       check_bounds(request.box, shape);
-      for_each_tile(shape, itemsize(tensor.dtype), owners_.stripe_bytes(), request.box,
-                    [&](const Tile& tile) {
-                      const auto [place, is_new] = places.try_emplace(
-                          {request.tensor, request.chunk, tile.offset}, tiles.size());
-                      if (is_new) tiles.push_back({request.tensor, request.chunk, tile, {}, {}});
-                      tiles[place->second].asked.push_back({r, i, request.box});
-                    });
+      if (request.box.empty()) fail_exchange(rank, "a rank requested an empty box");
+      std::optional<ChunkBlocks> blocks =
+          blocks_of(context_.metadata, request.tensor, request.chunk);
+      const auto add = [&](const Tile& tile) {
+        const auto [place, is_new] =
+            places.try_emplace({request.tensor, request.chunk, tile.offset}, tiles.size());
+        if (is_new) tiles.push_back({request.tensor, request.chunk, tile, {}, {}, blocks});
+        tiles[place->second].asked.push_back({r, i, request.box});
+      };
+      if (blocks) {
+        const uint64_t bytes = tile_bytes(*blocks, owners_.stripe_bytes());
+        for_each_block_tile(*blocks, bytes, request.box,
+                            [&](uint64_t tile, const Box&) { add({{}, tile * bytes}); });
+      } else {
+        for_each_tile(shape, itemsize(tensor.dtype), owners_.stripe_bytes(), request.box, add);
+      }
     }
   }
   judge(tiles, verdicts);
@@ -74,20 +88,42 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
 void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
   const uint64_t request_bytes = context_.storage.read_costs().request_bytes;
   LostFiles lost(context_);
-  std::vector<Box> boxes;
   for (ServedTile& tile : tiles) {
     if (lost.place_of_chunk(tile.tensor, tile.chunk, kNoCopy) != kNoCopy) continue;
-    boxes.clear();
-    for (const ServedTile::AskedBox& asked : tile.asked) boxes.push_back(asked.box);
-    if (!worth_exchanging(chunk_of(tile).box.shape, itemsize(tensor_of(tile).dtype), boxes,
-                          request_bytes)) {
-      continue;
-    }
+    if (!is_worth_it(tile, request_bytes)) continue;
     for (const ServedTile::AskedBox& asked : tile.asked) {
       verdicts[asked.rank][asked.request] = true;
     }
     served_.push_back(std::move(tile));
   }
+}
+
+bool TileOwner::is_worth_it(const ServedTile& tile, uint64_t request_bytes) const {
+  const uint64_t size = itemsize(tensor_of(tile).dtype);
+  if (!tile.blocks || !context_.verify_checksums) {
+    std::vector<Box> boxes;
+    bool several = false;  // ranks; one rank may have several boxes in a tile with blocks
+    for (const ServedTile::AskedBox& asked : tile.asked) {
+      boxes.push_back(asked.box);
+      several = several || asked.rank != tile.asked.front().rank;
+    }
+    if (tile.blocks && !several) return false;
+    return worth_exchanging(chunk_of(tile).box.shape, size, boxes, request_bytes);
+  }
+  const ChunkBlocks& blocks = *tile.blocks;
+  const uint64_t tile_end =
+      std::min(tile.tile.offset + tile_bytes(blocks, owners_.stripe_bytes()), blocks.bytes);
+  const uint64_t count = block_count(tile_end - tile.tile.offset, blocks.block_bytes);
+  std::map<size_t, std::vector<char>> needed;  // by rank
+  uint64_t wanted = 0;
+  for (const ServedTile::AskedBox& asked : tile.asked) {
+    std::vector<char>& of_rank = needed.try_emplace(asked.rank, count, 0).first->second;
+    mark_blocks(blocks, asked.box, of_rank, tile.tile.offset / blocks.block_bytes);
+    wanted += static_cast<uint64_t>(asked.box.numel()) * size;
+  }
+  std::vector<std::vector<char>> by_rank;
+  for (auto& [rank, of_rank] : needed) by_rank.push_back(std::move(of_rank));
+  return worth_exchanging_blocks(blocks.block_bytes, by_rank, wanted, request_bytes);
 }
 
 void TileOwner::find_places(Verdicts& verdicts) {
@@ -134,6 +170,7 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
   // The askers may convert a part or copy it to a device.
   const uint64_t part_bytes =
       std::min({pair_bytes, kMaxTemporary, uint64_t{context_.buffers->buffer_bytes()}});
+  if (served.blocks && context_.verify_checksums) return cut_blocks(served, part_bytes);
   std::vector<Box> boxes;
   for (const ServedTile::AskedBox& asked : served.asked) boxes.push_back(asked.box);
   boxes = merged_boxes(boxes);
@@ -147,14 +184,67 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
   checked_ = context_.verify_checksums && served.payload.record_crc32 &&
              fills_record(chunk_of(served), served.payload) && is_c_order(served.payload) &&
              boxes.size() == 1 && boxes.front() == served.tile.box;
+  const bool in_part = boxes.size() != 1 || boxes.front() != served.tile.box;
+  if (in_part && context_.verify_checksums) {
+    log_unchecked_parts(context_, {served.tensor, served.chunk});
+  }
+}
+
+// All of each block that has requested elements, also what nobody wants.
+void TileOwner::cut_blocks(const ServedTile& served, uint64_t part_bytes) {
+  const ChunkBlocks& blocks = *served.blocks;
+  std::vector<char> needed;
+  const uint64_t first = served.tile.offset / blocks.block_bytes;
+  needed.resize(
+      std::min<uint64_t>(blocks.expected.size() - first,
+                         tile_bytes(blocks, owners_.stripe_bytes()) / blocks.block_bytes));
+  for (const ServedTile::AskedBox& asked : served.asked) {
+    mark_blocks(blocks, asked.box, needed, first);
+  }
+  const uint64_t step = part_bytes / kPartAlignment * kPartAlignment;
+  for (uint64_t b = first; b < first + needed.size(); ++b) {
+    if (!needed[b - first]) continue;
+    const uint64_t end = blocks.block_end(b);
+    for (uint64_t at = blocks.block_begin(b); at < end; at += step) {
+      for_each_part(blocks, at, std::min(end, at + step),
+                    [&](const Part& part) { parts_.push_back(part); });
+    }
+  }
+  checked_ = true;
+}
+
+void TileOwner::check_blocks(const TileRound& round, std::span<const ByteRange> ranges) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const ServedTile& served = tile(round.parts[i].tile);
+    if (!ranges[i].summed || !served.blocks) continue;
+    const ChunkBlocks& blocks = *served.blocks;
+    const uint64_t begin = round.parts[i].part.offset - blocks.begin;
+    const uint64_t block = begin / blocks.block_bytes;
+    const bool starts = begin == blocks.block_begin(block);
+    block_sum_ =
+        starts ? ranges[i].crc32 : crc32_combine(block_sum_, ranges[i].crc32, ranges[i].size);
+    if (begin + ranges[i].size != blocks.block_end(block)) continue;
+    const ChunkRef chunk{served.tensor, served.chunk};
+    if (given_up_.contains({chunk.tensor, chunk.chunk})) continue;
+    try {
+      expect_block(context_, chunk, blocks, block, block_sum_);
+    } catch (const Error& error) {
+      give_up(chunk, error);
+    }
+  }
+}
+
+void TileOwner::give_up(ChunkRef chunk, const Error& error) {
+  if (context_.metadata.copies_of(chunk.tensor, chunk.chunk).empty()) throw error;
+  if (given_up_.emplace(chunk.tensor, chunk.chunk).second) warn_of_damage(error, context_, chunk);
 }
 
 // Adds the part to the round. False if the round has no room for it.
-bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes,
-                         RangeReader& reader) {
+bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes) {
   const ServedTile& served = served_[next_];
   const size_t first = round.packed.size();
-  bool fits = !reader.full();
+  bool fits =
+      round.parts.size() < RangeReader::kMaxRanges && round.files.size() < RangeReader::kMaxFiles;
   for (const ServedTile::AskedBox& asked : served.asked) {
     const auto common = intersect(part.box, asked.box);
     if (!common) continue;
@@ -170,24 +260,29 @@ bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes
     round.packed.resize(first);
     return false;
   }
-  const ItemLocation& at = chunk_of(served).at;
   round.parts.push_back(
-      {next_, part, first, round.packed.size() - first, next_part_ + 1 == parts_.size()});
-  reader.add({.file = at.file,
-              .begin = at.offset + part.offset,
-              .size = part.size,
-              .key = &tensor_of(served).key,
-              .summed = checked_});
+      {next_, part, first, round.packed.size() - first, next_part_ + 1 == parts_.size(), checked_});
+  round.files.insert(chunk_of(served).at.file);
   return true;
 }
 
-TileRound TileOwner::plan_round(uint64_t pair_bytes, RangeReader& reader) {
+ByteRange TileOwner::range_of(const TileRound::Loaded& loaded) const {
+  const ServedTile& served = tile(loaded.tile);
+  const ItemLocation& at = chunk_of(served).at;
+  return {.file = at.file,
+          .begin = at.offset + loaded.part.offset,
+          .size = loaded.part.size,
+          .key = &tensor_of(served).key,
+          .summed = loaded.checked};
+}
+
+TileRound TileOwner::plan_round(uint64_t pair_bytes) {
   TileRound round;
   round.filled.assign(world_, 0);
   while (more()) {
     if (parts_.empty()) cut_next(pair_bytes);
     for (; next_part_ < parts_.size(); ++next_part_) {
-      if (!schedule(round, parts_[next_part_], pair_bytes, reader)) return round;
+      if (!schedule(round, parts_[next_part_], pair_bytes)) return round;
     }
     ++next_;
     parts_.clear();

@@ -4,6 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "tilestone/engine/exchange/exchange_wire_internal.h"
@@ -11,6 +15,7 @@
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/plan/exchange_plan.h"
+#include "tilestone/state/chunk_blocks.h"
 
 namespace tilestone::engine {
 
@@ -26,6 +31,8 @@ struct ServedTile {
   Tile tile;
   std::vector<AskedBox> asked;
   StoredPayload payload;
+  // If its chunk has blocks. The tile is then whole blocks from tile.offset on, and not a box.
+  std::optional<ChunkBlocks> blocks;
 };
 
 // What an owner reads in one round.
@@ -42,11 +49,13 @@ struct TileRound {
     Part part;
     size_t first = 0;
     size_t count = 0;
-    bool last = false;  // the last part of its tile
+    bool last = false;     // the last part of its tile
+    bool checked = false;  // whether its checksum is needed
   };
   std::vector<Loaded> parts;
   std::vector<Packed> packed;
   std::vector<uint64_t> filled;  // bytes of elements, by rank
+  std::set<uint32_t> files;      // of the parts
 };
 
 class TileOwner {
@@ -59,10 +68,21 @@ class TileOwner {
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
   // Plans the next parts, in the order of their places: at most pair_bytes for each rank, but at
-  // least one part. Adds them to the batch of `reader`, which must be empty. Requests checksums for
-  // tiles that are read whole and can be checked.
-  TileRound plan_round(uint64_t pair_bytes, RangeReader& reader);
+  // least one part, and at most as many as a batch of a RangeReader takes. With verify_checksums,
+  // tiles with blocks are read by whole blocks, and checksums are wanted of what can be checked.
+  TileRound plan_round(uint64_t pair_bytes);
   const ServedTile& tile(size_t index) const { return served_[index]; }
+  // The bytes of a part of a round.
+  ByteRange range_of(const TileRound::Loaded& loaded) const;
+
+  // Checks the blocks of a round. ranges[i]: round.parts[i] as read; others than those of tiles
+  // with blocks are ignored. Rounds must be passed in order. A damaged block of a chunk that has
+  // copies is noted in given_up(), else Error(kCorrupt).
+  void check_blocks(const TileRound& round, std::span<const ByteRange> ranges);
+  // Notes, with a warning, that a chunk must be read from another place. Throws the error if it has
+  // no copies.
+  void give_up(ChunkRef chunk, const Error& error);
+  const std::set<std::pair<uint32_t, uint32_t>>& given_up() const { return given_up_; }
 
  private:
   using Verdicts = std::vector<std::vector<bool>>;  // by rank and request
@@ -72,8 +92,10 @@ class TileOwner {
   void group(const std::vector<Bytes>& requests, Verdicts& verdicts);
   void judge(std::vector<ServedTile>& tiles, Verdicts& verdicts);
   void find_places(Verdicts& verdicts);
+  bool is_worth_it(const ServedTile& tile, uint64_t request_bytes) const;
   void cut_next(uint64_t pair_bytes);
-  bool schedule(TileRound& round, const Part& part, uint64_t pair_bytes, RangeReader& reader);
+  void cut_blocks(const ServedTile& served, uint64_t part_bytes);
+  bool schedule(TileRound& round, const Part& part, uint64_t pair_bytes);
 
   const ReadContext& context_;
   const StripeOwners& owners_;
@@ -82,7 +104,9 @@ class TileOwner {
   size_t next_ = 0;                 // index into served_
   std::vector<Part> parts_;         // of served_[next_]; empty until it is cut
   size_t next_part_ = 0;            // index into parts_
-  bool checked_ = false;  // whether served_[next_] is read whole and in its record's order
+  bool checked_ = false;            // whether the checksums of served_[next_] are needed
+  uint32_t block_sum_ = 0;          // of the block that is being checked, so far
+  std::set<std::pair<uint32_t, uint32_t>> given_up_;  // tensor and chunk
 };
 
 }  // namespace tilestone::engine

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
@@ -17,7 +18,7 @@
 
 namespace tilestone::engine {
 
-// The lost files for which a warning was logged. Thread-safe.
+// What was logged already. Thread-safe.
 class WarnedFiles {
  public:
   // True on the first call for a file (an index into Metadata::files).
@@ -25,10 +26,16 @@ class WarnedFiles {
     const std::lock_guard lock(mutex_);
     return files_.insert(file).second;
   }
+  // True on the first call: parts of chunks are read that can't be checked.
+  bool first_unchecked() {
+    const std::lock_guard lock(mutex_);
+    return !std::exchange(unchecked_, true);
+  }
 
  private:
   std::mutex mutex_;
-  std::set<uint32_t> files_;
+  std::set<uint32_t> files_;  // lost files
+  bool unchecked_ = false;
 };
 
 // The sizes of data files. Each is queried once. Thread-safe.

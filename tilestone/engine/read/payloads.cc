@@ -210,6 +210,16 @@ void warn_of_damage(const Error& error, const std::string& key, const std::strin
                               "(verify reports the damage)");
 }
 
+void log_unchecked_parts(const ReadContext& context, ChunkRef chunk) {
+  if (!context.warned->first_unchecked()) return;
+  log(LogLevel::kInfo,
+      "parts of items are read, and are not checked, because the checkpoint has no "
+      "checksums of parts of items: \"" +
+          tensor_of(context, chunk).key + "\" in " +
+          context.metadata.files[place_of(context, chunk).file] +
+          ", and possibly others (verify checks them)");
+}
+
 void fail_chunk(const ReadContext& context, ChunkRef chunk, const std::string& problem) {
   const ItemLocation& at = place_of(context, chunk);
   throw Error(ErrorCode::kCorrupt,

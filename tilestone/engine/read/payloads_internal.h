@@ -26,6 +26,10 @@ void warn_of_damage(const Error& error, const ReadContext& context, ChunkRef chu
 // The same for an object or chunk of `key` in `file`.
 void warn_of_damage(const Error& error, const std::string& key, const std::string& file);
 
+// Logs, once for a load or an open checkpoint, that a part of the chunk is read and can't be
+// checked.
+void log_unchecked_parts(const ReadContext& context, ChunkRef chunk);
+
 // Returns one payload for each chunk, in order. Chunks that are compressed as a whole get an empty
 // one: they must be read and decoded first. An item's header must agree with the metadata and with
 // the item's length, else Error(kCorrupt) with key and file. With `unread`, a chunk whose header

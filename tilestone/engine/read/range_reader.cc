@@ -78,6 +78,10 @@ std::vector<ReadOp> RangeReader::reads_of(const std::vector<Run>& runs) {
     if (run.straight) {
       read.target = first.target;
       if (first.summed) read.crc32 = &first.crc32;
+      if (first.block_crc32 != nullptr) {
+        read.crc32 = first.block_crc32;
+        read.crc_bytes = first.block_bytes;
+      }
     }
     reads.push_back(read);
   }
@@ -148,10 +152,22 @@ void RangeReader::read_merged(const Take& take) {
   }
 }
 
+// Sums the blocks, and copies them to the range's target.
+void RangeReader::sum_blocks(const ByteRange& range, ByteView bytes) {
+  for (uint64_t at = 0; at < bytes.size(); at += range.block_bytes) {
+    const ByteView block = bytes.subspan(at, std::min(range.block_bytes, bytes.size() - at));
+    uint32_t& crc = range.block_crc32[at / range.block_bytes];
+    crc = range.target == nullptr ? crc32(block)
+                                  : copy_crc32({range.target + at, block.size()}, block);
+  }
+}
+
 void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, const Take& take) {
   ByteRange& range = ranges_[number];
   if (!run.straight) {
-    if (range.target == nullptr) {
+    if (range.block_crc32 != nullptr) {
+      sum_blocks(range, bytes);
+    } else if (range.target == nullptr) {
       if (range.summed) range.crc32 = crc32(bytes);
     } else if (range.summed) {
       range.crc32 = copy_crc32({range.target, bytes.size()}, bytes);

@@ -33,6 +33,10 @@ struct ByteRange {
   const std::string* key = nullptr;  // the key of the bytes, for error messages; null: none
   bool summed = false;               // whether crc32 is wanted
   uint32_t crc32 = 0;                // of the bytes, after the read
+  // If not null, what is wanted instead: the CRC-32 of each block_bytes bytes, after the read. The
+  // last block may be shorter.
+  uint32_t* block_crc32 = nullptr;
+  uint64_t block_bytes = 0;
 };
 
 class RangeReader {
@@ -87,6 +91,7 @@ class RangeReader {
   std::vector<ReadOp> reads_of(const std::vector<Run>& runs);
   void read_merged(const Take& take);
   std::vector<ByteRange> read_each(const Take& take, const Unread& unread);
+  static void sum_blocks(const ByteRange& range, ByteView bytes);
   void take_range(const Run& run, size_t number, ByteView bytes, const Take& take);
   ReadOptions options() const;
   Error with_key_of(Error error) const;

@@ -2,9 +2,11 @@
 // RangeReader reads the parts in batches, so that their descriptions take little memory compared to
 // the buffers.
 //
-// If the transfers of a chunk together want all of it, the chunk is read once, as a whole, and each
-// part goes to every transfer that wants some of it. Only such chunks can be checked against their
-// checksum: the parts tile the record in order, so their checksums combine to that of the record.
+// A chunk with blocks is read by whole blocks (block_reads.cc), and each block is checked. For
+// other chunks: if the transfers of a chunk together want all of it, the chunk is read once, as a
+// whole, and each part goes to every transfer that wants some of it. Only such chunks can be
+// checked against their checksum: the parts tile the record in order, so their checksums combine to
+// that of the record.
 #include "tilestone/engine/read/reader_internal.h"
 
 #include <algorithm>
@@ -17,6 +19,8 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/read/block_reads_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/lost_files_internal.h"
@@ -39,6 +43,8 @@ struct ReadGroup {
   bool whole = false;     // read once for all its transfers
   bool given_up = false;  // damaged, or the disk can't read it
   bool substitute = false;
+  std::optional<ChunkBlocks> blocks = std::nullopt;  // if it is read by blocks
+  bool exact = false;                                // its transfers were checked by another rank
   bool checked = false;  // all of its record is read, so the record's checksum is checked
   size_t record = 0;     // the first group of its record
 };
@@ -50,6 +56,9 @@ struct Slice {
   size_t transfer = kAll;
   bool copied = false;  // the range reader puts its bytes, unchanged, into the target
   Part part;
+  // Of a group with blocks, instead of a part; and the CRC-32s if it has more than one block.
+  BlockRead read = {};
+  std::vector<uint32_t> sums = {};
 };
 
 class TransferReader {
@@ -112,10 +121,12 @@ class TransferReader {
                           transfer(place - 1).copy != t.copy;
       if (starts) {
         groups_.push_back({{t.tensor, t.chunk, t.copy}, place, place, {}});
+        groups_.back().exact = true;
         chunks.push_back({t.tensor, t.chunk, t.copy});
       }
       groups_.back().end = place + 1;
       groups_.back().substitute |= t.substitute;
+      groups_.back().exact &= t.checked;
     }
     find_items(chunks);
   }
@@ -129,10 +140,22 @@ class TransferReader {
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (groups_[g].given_up) continue;
       groups_[g].payload = std::move(payloads[g]);
-      groups_[g].whole = wants_whole(g);
+      if (context_.verify_checksums && !groups_[g].exact) {
+        groups_[g].blocks =
+            blocks_of(context_.metadata, chunks[g].tensor, chunks[g].chunk, chunks[g].copy);
+      }
+      groups_[g].whole = !groups_[g].blocks && wants_whole(g);
       if (location(g).codec != Codec::kNone) decoded_.push_back(g);
     }
     for (size_t g = 0; g < groups_.size();) g = find_record(g);
+    for (size_t g = 0; g < groups_.size(); ++g) note_unchecked(g);
+  }
+
+  void note_unchecked(size_t g) const {
+    const ReadGroup& group = groups_[g];
+    const bool in_part = !group.blocks && !group.whole && !group.exact && !group.given_up;
+    if (!context_.verify_checksums || !in_part || location(g).codec != Codec::kNone) return;
+    log_unchecked_parts(context_, group.chunk);
   }
 
   // Finds the groups from `first` on that are chunks of one item. If they are read whole and make
@@ -147,7 +170,7 @@ class TransferReader {
          ++end) {
       const ReadGroup& group = groups_[end];
       elements += chunk(end).box.numel();
-      checked = checked && group.whole && group.payload.record_crc32 &&
+      checked = checked && group.whole && !group.exact && group.payload.record_crc32 &&
                 fills_record(chunk(end), group.payload);
     }
     checked = checked && elements == numel(item_shape(chunk(first)));
@@ -170,6 +193,7 @@ class TransferReader {
 
   void add_parts(size_t g) {
     ReadGroup& group = groups_[g];
+    if (group.blocks) return add_blocks(g);
     const uint64_t buffer = context_.buffers->buffer_bytes();
     if (group.whole) {
       uint64_t limit = buffer;
@@ -187,6 +211,34 @@ class TransferReader {
       const uint64_t limit = part_limit(transfer(i), group.payload.dtype, buffer);
       split(group.payload, transfer(i).box, straight_limit(group, i, limit),
             [&](Part part) { add(g, i, std::move(part)); });
+    }
+  }
+
+  void add_blocks(size_t g) {
+    const ReadGroup& group = groups_[g];
+    uint64_t limit = context_.buffers->buffer_bytes();
+    std::vector<const Transfer*> transfers;
+    for (size_t i = group.begin; i < group.end; ++i) {
+      transfers.push_back(&transfer(i));
+      limit = part_limit(transfer(i), group.payload.dtype, limit);
+    }
+    for (const BlockRead& read : plan_block_reads(*group.blocks, group.payload, transfers, limit)) {
+      Slice& slice = slices_.emplace_back(Slice{g, Slice::kAll, read.target != nullptr, {}, read});
+      const uint64_t size = read.end - read.begin;
+      const uint64_t step = group.blocks->block_bytes;
+      ByteRange range{.file = location(g).file,
+                      .begin = location(g).offset + group.blocks->begin + read.begin,
+                      .size = size,
+                      .target = read.target,
+                      .key = &tensor(g).key,
+                      .summed = size <= step};
+      if (size > step) {
+        slice.sums.resize(block_count(size, step));
+        range.block_crc32 = slice.sums.data();
+        range.block_bytes = step;
+      }
+      reader_.add(range);
+      if (reader_.full()) run_batch();
     }
   }
 
@@ -226,6 +278,7 @@ class TransferReader {
 
   void take(const Slice& slice, ByteView bytes) {
     const ReadGroup& group = groups_[slice.group];
+    if (group.blocks) return take_blocks(group, slice, bytes);
     const bool all = slice.transfer == Slice::kAll;
     const size_t begin = all ? group.begin : slice.transfer;
     const size_t end = all ? group.end : slice.transfer + 1;
@@ -234,6 +287,22 @@ class TransferReader {
     }
     if (group.substitute) return;
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
+  }
+
+  void take_blocks(const ReadGroup& group, const Slice& slice, ByteView bytes) {
+    const auto count = [&](uint64_t delivered) {
+      if (!group.substitute) progress_.add(delivered);
+    };
+    if (slice.copied) return count(bytes.size());
+    const uint64_t first = group.blocks->begin + slice.read.begin;
+    for_each_part(*group.blocks, slice.read.begin, slice.read.end, [&](const Part& part) {
+      for (size_t i = group.begin; i < group.end; ++i) {
+        const auto common = intersect(part.box, transfer(i).box);
+        if (!common) continue;
+        put(group, part, bytes.subspan(part.offset - first, part.size), transfer(i));
+        count(static_cast<uint64_t>(common->numel()) * itemsize(group.payload.dtype));
+      }
+    });
   }
 
   void put(const ReadGroup& group, const Part& part, ByteView bytes, const Transfer& t) {
@@ -245,10 +314,31 @@ class TransferReader {
   // Called with slices in the order of their groups, and of their offsets within a group.
   void check(const Slice& slice, const ByteRange& range) {
     const ReadGroup& group = groups_[slice.group];
+    if (group.blocks) return check_blocks(slice, range);
     if (!group.checked) return;
     if (checking_ != group.record) finish_check();
     checking_ = group.record;
     sum_.add(sum_.size(), range.size, range.crc32);
+  }
+
+  void check_blocks(const Slice& slice, const ByteRange& range) {
+    const ChunkBlocks& blocks = *groups_[slice.group].blocks;
+    const uint64_t first = slice.read.begin / blocks.block_bytes;
+    for (size_t i = 0; i < slice.sums.size(); ++i)
+      check_block(slice.group, first + i, slice.sums[i]);
+    if (!slice.sums.empty()) return;
+    const bool starts = slice.read.begin == blocks.block_begin(first);
+    block_sum_ = starts ? range.crc32 : crc32_combine(block_sum_, range.crc32, range.size);
+    if (slice.read.end == blocks.block_end(first)) check_block(slice.group, first, block_sum_);
+  }
+
+  void check_block(size_t g, uint64_t block, uint32_t found) {
+    if (groups_[g].given_up) return;
+    try {
+      expect_block(context_, groups_[g].chunk, *groups_[g].blocks, block, found);
+    } catch (const Error& error) {
+      give_up(g, error);
+    }
   }
 
   void finish_check() {
@@ -326,6 +416,7 @@ class TransferReader {
   std::mutex give_up_mutex_;        // guards give_up() among the decoding threads
   std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
   RecordSum sum_;
+  uint32_t block_sum_ = 0;  // of the block that is read in several pieces, so far
 };
 
 }  // namespace
@@ -379,6 +470,7 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
       for (Transfer& transfer : chunk.transfers) {
         transfer.copy = *next;
         transfer.substitute = true;
+        transfer.checked = false;
         again.push_back(std::move(transfer));
       }
     }

@@ -22,17 +22,23 @@ struct Transfer {
   // one, the elements are converted.
   TensorView target;
   uint32_t copy = kNoCopy;  // where it is read: index into Metadata::copies; kNoCopy: its own item
-  // The chunk's own item is known to be damaged: the whole chunk is read from `copy`, and checked.
+  // The chunk's own item is known to be damaged: it is read from `copy`, and checked; the whole
+  // chunk if it has no blocks (state/chunk_blocks.h).
   bool substitute = false;
+  // Another rank has checked all blocks that the box touches: exactly the box is read.
+  bool checked = false;
 };
 
 // The plan's reads, into the memory of the items' pieces. `items`: those that were planned.
 std::vector<Transfer> transfers_of(const LoadPlan& plan, std::span<const TensorItem> items,
                                    const Metadata& metadata);
 
-// Fills the targets of all transfers. A chunk that is read whole is checked against its checksum. A
-// damaged chunk is read from another place that holds it, whole and checked again, with a warning
-// that names key and file. If no place is left: Error(kCorrupt) with key, file and offset. The same
+// Fills the targets of all transfers. With verify_checksums a chunk with blocks
+// (state/chunk_blocks.h) is read by whole blocks, and each is checked, unless another rank has done
+// that (Transfer::checked). Of other chunks exactly the boxes are read, and a chunk that is read
+// whole is checked against its checksum; that parts are not checked is logged once. A damaged chunk
+// is read from another place that holds it, and checked again, with a warning that names key and
+// file. If no place is left: Error(kCorrupt) with key, file and range of bytes. The same
 // is done for a chunk that the disk can't read (is_unreadable(); that error is thrown if no place
 // is left), and for one whose file is missing or too short (lost_files_internal.h). `progress`
 // counts the bytes of the transfers' boxes as stored, without substitutes, which were counted

@@ -183,8 +183,9 @@ struct LoadOptions {
   // is written. Must be equal on all ranks. Default: PyTorch's.
   std::shared_ptr<const Dialect> unmarked = nullptr;
   bool cast = false;  // convert from the stored dtype
-  // Checks every item that a rank reads whole; in two-phase reading by messages also every item
-  // that several ranks together read whole.
+  // Checks every byte that is read, by whole blocks (state/chunk_blocks.h). Items without blocks,
+  // of other writers and earlier versions, are checked if a rank reads them whole; in two-phase
+  // reading by messages also if several ranks together do. false: reads exactly what is wanted.
   bool verify_checksums = true;
   TwoPhase two_phase = TwoPhase::kAuto;
   // What reads leave in the page cache; kAuto: see docs/cache.md. Ranks of one host that read for

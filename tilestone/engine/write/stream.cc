@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -30,13 +31,23 @@ ItemChecksums FileStream::write(const ItemRecipe& recipe) {
       check_segment(segment.size, segment.literal->bytes.size());
       sums.item_crc32 = literal(with_crc32(*segment.literal, sums.payload_crc32), sums.item_crc32);
     } else {
-      sums.payload_crc32 = segment.padding != nullptr
-                               ? padded(*segment.tensor, *segment.padding, segment.size)
-                               : tensor(*segment.tensor, segment.size);
+      payload(segment, sums);
       sums.item_crc32 = crc32_combine(sums.item_crc32, sums.payload_crc32, segment.size);
     }
   }
   return sums;
+}
+
+void FileStream::payload(const Segment& segment, ItemChecksums& sums) {
+  BlockSummer summer(segment.size);
+  if (segment.padding != nullptr) {
+    padded(*segment.tensor, *segment.padding, segment.size, summer);
+  } else {
+    tensor(*segment.tensor, segment.size, summer);
+  }
+  BlockSums blocks = summer.take();
+  sums.payload_crc32 = blocks.combined();
+  if (blocks.crc32.size() > 1) sums.blocks = std::make_shared<const BlockSums>(std::move(blocks));
 }
 
 void FileStream::finish() {
@@ -88,14 +99,14 @@ uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {
   return seed;
 }
 
-uint32_t FileStream::tensor(const TensorView& tensor, uint64_t size) {
+void FileStream::tensor(const TensorView& tensor, uint64_t size, BlockSummer& sums) {
   check_segment(size, tensor.bytes());
-  if (!can_keep(tensor, size)) return packed(tensor, 0, size, 0);
+  if (!can_keep(tensor, size)) return packed(tensor, 0, size, sums);
   const uint64_t begin = align_up(position_, kAlignment) - position_;
   const uint64_t middle = align_down(size - begin, kAlignment);
-  uint32_t crc = packed(tensor, 0, begin, 0);
-  crc = kept({tensor.data + begin, middle}, crc);
-  return packed(tensor, begin + middle, size, crc);
+  packed(tensor, 0, begin, sums);
+  kept({tensor.data + begin, middle}, sums);
+  packed(tensor, begin + middle, size, sums);
 }
 
 bool FileStream::can_keep(const TensorView& tensor, uint64_t size) const {
@@ -110,22 +121,21 @@ void FileStream::check_time() const {
 }
 
 // Writes bytes [begin, end) of the tensor through the buffers.
-uint32_t FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed) {
+void FileStream::packed(const TensorView& tensor, uint64_t begin, uint64_t end, BlockSummer& sums) {
   while (begin < end) {
     check_time();
-    const MutableByteView out = room(end - begin);
-    seed = pack(tensor, begin, out, seed);
+    const MutableByteView out = room(std::min(end - begin, sums.left()));
+    sums.advance(out.size(), pack(tensor, begin, out, sums.seed()));
     begin += out.size();
     context_.progress->add(out.size());
     advance(out.size());
   }
-  return seed;
 }
 
-// The checksum includes the padding's zeros.
-uint32_t FileStream::padded(const TensorView& tensor, const Padding& padding, uint64_t size) {
+// The checksums include the padding's zeros.
+void FileStream::padded(const TensorView& tensor, const Padding& padding, uint64_t size,
+                        BlockSummer& sums) {
   check_segment(size, padding.padded_bytes());
-  uint32_t crc = 0;
   for (uint64_t begin = 0; begin < size;) {
     check_time();
     const MutableByteView out = room(size - begin);
@@ -133,28 +143,25 @@ uint32_t FileStream::padded(const TensorView& tensor, const Padding& padding, ui
     const uint64_t found = inner.end - inner.begin;
     if (found > 0) pack(tensor, inner.begin, out.first(found), 0);
     padding.spread(begin, out);
-    crc = crc32(out, crc);
+    sums.add(out);
     begin += out.size();
     context_.progress->add(found);
     advance(out.size());
   }
-  return crc;
 }
 
-// Writes bytes directly from the caller's memory. Computes each block's checksum while the block is
-// being written.
-uint32_t FileStream::kept(ByteView bytes, uint32_t seed) {
+// Writes bytes directly from the caller's memory. Computes the checksums of what is being written.
+void FileStream::kept(ByteView bytes, BlockSummer& sums) {
   finish();
   while (!bytes.empty()) {
     check_time();
     const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
     file_.append_kept(block);
-    seed = crc32(block, seed);
+    sums.add(block);
     position_ += block.size();
     context_.progress->add(block.size());
     bytes = bytes.subspan(block.size());
   }
-  return seed;
 }
 
 uint32_t FileStream::pack(const TensorView& tensor, uint64_t begin, MutableByteView out,

@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/progress_internal.h"
@@ -29,7 +30,8 @@ class FileStream {
   FileStream(WritableFile& file, StreamContext& context) : file_(file), context_(context) {}
 
   uint64_t position() const { return position_; }  // bytes written so far
-  // Writes the item's padding and segments. Returns the checksums of the segments' bytes.
+  // Writes the item's padding and segments. Returns the checksums of the segments' bytes and of the
+  // tensor's blocks. Each byte is summed once: the other checksums are combined from the blocks'.
   ItemChecksums write(const ItemRecipe& recipe);
   uint32_t write(ByteView bytes) { return literal(bytes, 0); }  // returns their CRC-32
   void finish();  // hands over the last, partly filled buffer
@@ -41,12 +43,13 @@ class FileStream {
   // The literal's bytes with the checksum filled in. Valid until the next call.
   ByteView with_crc32(const Literal& literal, uint32_t crc);
   uint32_t literal(ByteView bytes, uint32_t seed);
-  uint32_t tensor(const TensorView& tensor, uint64_t size);
-  uint32_t padded(const TensorView& tensor, const Padding& padding, uint64_t size);
+  void payload(const Segment& segment, ItemChecksums& sums);
+  void tensor(const TensorView& tensor, uint64_t size, BlockSummer& sums);
+  void padded(const TensorView& tensor, const Padding& padding, uint64_t size, BlockSummer& sums);
   void check_time() const;
   bool can_keep(const TensorView& tensor, uint64_t size) const;
-  uint32_t packed(const TensorView& tensor, uint64_t begin, uint64_t end, uint32_t seed);
-  uint32_t kept(ByteView bytes, uint32_t seed);
+  void packed(const TensorView& tensor, uint64_t begin, uint64_t end, BlockSummer& sums);
+  void kept(ByteView bytes, BlockSummer& sums);
   uint32_t pack(const TensorView& tensor, uint64_t begin, MutableByteView out, uint32_t seed);
 
   WritableFile& file_;
