@@ -378,9 +378,18 @@ def second_names() -> Files:
 
 
 def manifest_corpus() -> Files:
-    """A manifest of two ranks with a table of attributes of a tensor, and one of its reports."""
+    """A manifest of two ranks with a table of attributes of a tensor, and one of its reports.
+
+    And the report of a tensor whose blocks have checksums.
+    """
     import tilestone
 
+    with tempfile.TemporaryDirectory() as name:
+        tilestone.save({"w": numpy.arange(50_000, dtype="float32")}, name, comm=tilestone.solo())
+        (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
+        manifest = path.read_bytes()
+        (head,) = struct.unpack_from("<Q", manifest, 12)
+        with_blocks = manifest[head:]
     with tempfile.TemporaryDirectory() as name:
 
         def rank(comm: tilestone.Communicator) -> None:
@@ -396,7 +405,11 @@ def manifest_corpus() -> Files:
         manifest = path.read_bytes()
     (head,) = struct.unpack_from("<Q", manifest, 12)
     middle = head + (len(manifest) - head) // 2  # the reports have the same size
-    return {"table_of_two_ranks": manifest, "report": manifest[head:middle]}
+    return {
+        "table_of_two_ranks": manifest,
+        "report": manifest[head:middle],
+        "report_with_blocks": with_blocks,
+    }
 
 
 def left_files() -> Files:
