@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 
 #include "tests/allocation_count.h"
 #include "tilestone/base/checksum.h"
@@ -198,6 +199,14 @@ TEST(MemoryMultiple, OfReports) {
     const Bytes bytes = report.encode();
     meter.feed(name, ByteView(bytes).first(bytes.size() - sizeof(uint64_t)));
   };
+  const BlockSums two{(64u << 10) + 1, 64u << 10, {1, 2}};
+  report.files = {{"f", 1u << 30}};
+  report.chunks.assign(10'000, {0, {{0}, {1}}, {0, 0, 1u << 30, {}}});
+  for (RankReport::Chunk& chunk : report.chunks) {
+    chunk.at.checksums.blocks = std::make_shared<const BlockSums>(two);
+  }
+  feed("two blocks of each chunk");
+  report.chunks.clear();
   report.copies.assign(10'000, {0, {{0}, {1}}, {}});
   feed("copies");
   report.copies.clear();
