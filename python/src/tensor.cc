@@ -13,8 +13,8 @@ struct DropReference {
   }
 };
 
-// Device memory of a Python object with device, to_host(begin, out), from_host(begin, data) and
-// narrow(offset, shape); see tilestone._torch_bridge.DeviceTensor.
+// Device memory of a Python object with device, to_host(begin, out), to_host_together(reads),
+// from_host(begin, data) and narrow(offset, shape); see tilestone._torch_bridge.DeviceTensor.
 class PythonDeviceMemory : public DeviceMemory {
  public:
   explicit PythonDeviceMemory(nb::handle object)
@@ -25,6 +25,18 @@ class PythonDeviceMemory : public DeviceMemory {
   void to_host(uint64_t begin, MutableByteView out) override {
     with_gil("copying from " + device_, [&] {
       kept_object(object_).attr("to_host")(begin, memory(out.data(), out.size(), PyBUF_WRITE));
+    });
+  }
+
+  void to_host_together(std::span<const DeviceRead> reads) override {
+    with_gil("copying from " + device_, [&] {
+      nb::list all;
+      for (const DeviceRead& read : reads) {
+        const auto& each = static_cast<const PythonDeviceMemory&>(*read.memory);
+        all.append(nb::make_tuple(kept_object(each.object_),
+                                  memory(read.out.data(), read.out.size(), PyBUF_WRITE)));
+      }
+      kept_object(object_).attr("to_host_together")(all);
     });
   }
 

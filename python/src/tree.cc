@@ -356,6 +356,7 @@ class TreeMaker {
     std::vector<int> ranks(static_cast<size_t>(everywhere_));
     std::iota(ranks.begin(), ranks.end(), 0);
     tensor.declare_replicas(std::move(ranks));
+    tensor.common = true;
     return tensor;
   }
 

@@ -419,6 +419,34 @@ def test_differing_common_state_warns_with_its_path_unless_it_is_preprocessed(
     assert not any(text.startswith("Rank 0 common state") for text in said[0])
 
 
+def _replicas_differ(rank: int, world: int, ckpt: str) -> list[str]:
+    """The log lines of a rank about the replicas of a ShardedObject."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tilestone").addHandler(handler)
+
+    def state(data: Any) -> dict[str, Any]:
+        return {"rng": ShardedObject("rng_state", data, (1,), (0,), replica_id=rank)}
+
+    try:
+        megatron.save(state({"s": rank}), ckpt)
+        assert megatron.load(state(None), ckpt) == {"rng": {"s": 0}}
+        with pytest.raises(tilestone.CheckpointError, match="rng_state"):
+            megatron.save(state({"s": rank}), ckpt, common_differs="error")
+    finally:
+        logging.getLogger("tilestone").removeHandler(handler)
+    return said
+
+
+def test_replicas_that_differ_are_named_on_each_rank_that_loses_its_own(
+    worlds: Worlds, ckpt: str
+) -> None:
+    first, second = worlds[2].run(_replicas_differ, ckpt)
+    assert any('"rng_state/shard_0_1" (ranks 0 and 1 differ)' in text for text in first), first
+    assert any('"rng_state/shard_0_1" of rank 1 differs' in text for text in second), second
+
+
 def _tensor(value: float) -> dict[str, Any]:
     return {"w": ShardedTensor.from_rank_offsets("w", torch.full((2,), value))}
 

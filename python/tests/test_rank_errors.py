@@ -6,7 +6,9 @@ import logging
 import os
 import pathlib
 import time
+from typing import Any
 
+import numpy
 import pytest
 import ranks
 import torch
@@ -165,6 +167,43 @@ def test_values_that_differ_between_ranks_are_logged_by_the_coordinator_with_key
     assert '"seed" (ranks 0 and 2 differ)' in line and "same/step" not in line
     assert others == [[], []]
     assert tilestone.open(ckpt).object("seed") == 7
+
+
+def save_a_loader_of_its_own(rank: int, world: int, path: str, agreement: str) -> dict[str, Any]:
+    loader = {"n": 100 + rank, "rng": torch.full((16,), rank), "order": numpy.full(3, rank)}
+    options = {"timeout": 60, "agreement": agreement}
+    tilestone.save({"loader": loader}, path, **options)  # type: ignore[arg-type]
+    try:
+        tilestone.save({"rng": loader["rng"]}, path + "-e", common_differs="error", **options)
+    except tilestone.MismatchError as error:
+        assert error.key == "rng"
+    else:
+        raise AssertionError("nothing was raised")
+    return tilestone.load(path, timeout=60)["loader"]
+
+
+@pytest.mark.parametrize("agreement", ["exchange", "rule"])
+def test_a_dict_that_differs_between_ranks_comes_from_one_of_them(
+    worlds: ranks.Worlds, ckpt: str, agreement: str
+) -> None:
+    for loader in worlds[3].run(save_a_loader_of_its_own, ckpt, agreement):
+        assert loader["n"] == 100 and loader["rng"].sum() == 0 and loader["order"].sum() == 0
+
+
+def save_experts(rank: int, world: int, path: str) -> None:
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("edp", "ep"))["edp"]
+    local = torch.full((2, 8), float(rank % 2))
+    expert = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    tilestone.save({"experts": expert}, path, timeout=60)
+
+
+def test_dtensors_of_one_key_on_disjoint_meshes_are_refused_with_their_key(
+    worlds: ranks.Worlds, ckpt: str
+) -> None:
+    for found in worlds[4].collect(save_experts, ckpt):
+        assert found.kind == "MismatchError" and found.attributes["key"] == "experts", found
+        assert "from_param" in found.text and "docs/placements.md" in found.text
+    assert not os.path.exists(ckpt)
 
 
 def load_missing(rank: int, world: int, path: str) -> None:

@@ -158,6 +158,20 @@ def test_device_tensors_are_staged_block_by_block(name: str, ckpt: str) -> None:
         assert same_bits(targets[key], view)
 
 
+def test_small_tensors_on_a_device_are_copied_together() -> None:
+    shapes = {"uint8": (3,), "bfloat16": (), "complex128": (2, 3)}
+    tensors = [random_tensor(name, shape) for name, shape in shapes.items()]
+    tensors.append(random_tensor("float32", (4, 6))[:, ::2])
+    reads = [
+        (_torch_bridge.DeviceTensor(each), bytearray(each.numel() * each.element_size()))
+        for each in tensors
+    ]
+    _torch_bridge.DeviceTensor.to_host_together([(each, memoryview(out)) for each, out in reads])
+    for each, (_, out) in zip(tensors, reads, strict=True):
+        bits = each.contiguous().reshape(-1).view(torch.uint8)
+        assert bytes(out) == bytes(bits.numpy())
+
+
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "complex128"])
 def test_device_memory_copies_any_byte_range(name: str) -> None:
     tensor = random_tensor(name, (3, 4, 5))[:, ::2]

@@ -130,10 +130,12 @@ def save(
             agreement="rule", the check sends a description of every rank's shards (about 20 bytes
             per shard) to rank 0, as "exchange" does.
         common_differs: what to do when the ranks differ in something of which only one rank's
-            version is saved. In Megatron-Core's dialect this is the common state (the order of a
-            dict does not matter). In PyTorch's dialect it is the objects, and only with
-            agreement="exchange"; arrays are not compared. "ignore": do nothing. "warn": rank 0
-            logs up to ten paths and the ranks. "error": raise MismatchError.
+            version is saved: objects (the order of a dict does not matter) and their replicas,
+            Megatron-Core's common state, and replicas of arrays of at most 64 KiB. Larger arrays
+            are compared only where DTensors of one key are on disjoint meshes; if they differ, the
+            save is refused with "warn" too. "ignore": compare nothing. "warn": rank 0 logs the keys
+            and the ranks, each once; in Megatron-Core's dialect the other ranks log their own keys.
+            "error": raise MismatchError on every rank, before anything is written.
         timeout: seconds for the whole save, more than 0; None for no limit.
         threads: number of threads on this rank; 0: as many as the machine has, at most 8.
         buffer_bytes: pooled memory of this rank, in bytes.

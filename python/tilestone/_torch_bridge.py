@@ -255,6 +255,20 @@ class DeviceTensor:
         """Fills `out` with the bytes that start at byte `begin`."""
         self._walk(begin, torch.frombuffer(out, dtype=torch.uint8), True)
 
+    @staticmethod
+    def to_host_together(reads: list[tuple[DeviceTensor, memoryview]]) -> None:
+        """Fills each buffer with its whole tensor. All tensors are on one device.
+
+        They are small: their bytes are put together on the device and copied once.
+        """
+        flat = [each._bits.contiguous().reshape(-1).view(torch.uint8) for each, _ in reads]
+        host = torch.cat(flat).cpu()
+        begin = 0
+        for part, (_, out) in zip(flat, reads, strict=True):
+            end = begin + part.numel()
+            torch.frombuffer(out, dtype=torch.uint8).copy_(host[begin:end])
+            begin = end
+
     def from_host(self, begin: int, data: memoryview) -> None:
         """Writes `data` to the bytes that start at byte `begin`."""
         self._walk(begin, torch.frombuffer(bytearray(data), dtype=torch.uint8), False)

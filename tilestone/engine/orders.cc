@@ -2,8 +2,6 @@
 #include <set>
 #include <utility>
 
-#include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/orders_internal.h"
 #include "tilestone/plan/grid_plan.h"
 
@@ -34,9 +32,14 @@ std::vector<std::vector<Dims>> grids_of(const std::vector<PlanMessage>& messages
 Bytes PlanMessage::encode() const {
   ByteWriter writer;
   writer.u64(common);
+  writer.u64(lists);
   write_keys(writer, empties);
   writer.string(made_in);
-  writer.u64(contents);
+  writer.varint(contents.size());
+  for (const GroupContent& one : contents) {
+    writer.u64(one.group);
+    writer.u64(one.content);
+  }
   writer.varint(group.size());
   for (const int rank : group) writer.varint(static_cast<uint64_t>(rank));
   writer.varint(replicas.size());
@@ -52,9 +55,14 @@ PlanMessage PlanMessage::decode(Bytes message) {
   ByteReader reader(message, "the plan message of a rank");
   PlanMessage decoded;
   decoded.common = reader.u64();
+  decoded.lists = reader.u64();
   decoded.empties = read_keys(reader);
   decoded.made_in = reader.string();
-  decoded.contents = reader.u64();
+  decoded.contents.resize(reader.count(2 * sizeof(uint64_t)));
+  for (GroupContent& one : decoded.contents) {
+    one.group = reader.u64();
+    one.content = reader.u64();
+  }
   for (uint64_t count = reader.count(); count > 0; --count) {
     decoded.group.push_back(static_cast<int>(reader.varint()));
   }
@@ -76,6 +84,7 @@ Bytes Orders::encode() const {
     writer.varint(cell.size());
     for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
   }
+  writer.blob(groups);
   if (way == Way::kRule) write_keys(writer, empties);
   if (way == Way::kExchange) writer.raw(assignment.encode());
   return std::move(writer).take();
@@ -92,6 +101,8 @@ Orders Orders::decode(ByteView bytes) {
       cell.push_back(static_cast<int64_t>(reader.varint()));
     }
   }
+  const ByteView groups = reader.blob();
+  orders.groups.assign(groups.begin(), groups.end());
   if (orders.way == Way::kRule) orders.empties = read_keys(reader);
   if (orders.way == Way::kExchange) {
     orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
@@ -114,64 +125,42 @@ std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
   return encoded;
 }
 
-std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
-                                      const std::string& save_id, const Format& format,
-                                      SaveOptions::Differing differing) {
+ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,
+                                   const Format& format, bool groups) {
   std::vector<std::vector<Dims>> grids(messages.size());
   if (format.needs_grid()) grids = grids_of(messages);
   SavePlanner planner(static_cast<int>(messages.size()));
+  if (groups) planner.note_groups();
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     const std::vector<int>& group = messages[rank].group;
     if (!group.empty()) planner.set_group(static_cast<int>(rank), group);
     planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
     messages[rank].plan = Bytes();
   }
-  std::vector<Bytes> orders;
-  for (Assignment& assignment : planner.finish()) {
-    std::vector<Dims>& cells = grids[orders.size()];
-    orders.push_back(
-        Orders{save_id, Orders::Way::kExchange, std::move(assignment), {}, std::move(cells)}
-            .encode());
+  std::vector<Assignment> assignments = planner.finish();
+  std::vector<ContentGroups> of_ranks;
+  if (groups) of_ranks = planner.content_groups();
+  ExchangedOrders made{{}, planner.differing(), planner.contested()};
+  for (size_t rank = 0; rank < assignments.size(); ++rank) {
+    Orders orders{save_id, Orders::Way::kExchange, std::move(assignments[rank])};
+    orders.grids = std::move(grids[rank]);
+    if (groups) orders.groups = of_ranks[rank].encode();
+    made.orders.push_back(orders.encode());
   }
-  tell_of_differing(planner.differing_objects(), differing);
-  return orders;
+  return made;
 }
 
 std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
                                   const Format& format) {
   std::vector<Dims> grids;
   if (format.needs_grid()) grids = plan_grids({&plan, 1})[0];
-  return {Orders{save_id, Orders::Way::kExchange, plan_save_alone(plan), {}, std::move(grids)}
-              .encode()};
+  Orders orders{save_id, Orders::Way::kExchange, plan_save_alone(plan)};
+  orders.grids = std::move(grids);
+  return {orders.encode()};
 }
 
 std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
   return std::vector<Bytes>(ranks, Orders{save_id, Orders::Way::kAsBefore}.encode());
-}
-
-void tell_of_differing(const std::vector<DifferingObject>& differing,
-                       SaveOptions::Differing common_differs) {
-  if (differing.empty() || common_differs == SaveOptions::Differing::kIgnore) return;
-  constexpr size_t kMaxNamed = 10;
-  std::string keys;
-  for (size_t i = 0; i < std::min(differing.size(), kMaxNamed); ++i) {
-    const DifferingObject& object = differing[i];
-    keys += (i == 0 ? "\"" : ", \"") + object.key + "\" (ranks " + std::to_string(object.rank) +
-            " and " + std::to_string(object.other) + " differ)";
-  }
-  if (differing.size() > kMaxNamed) {
-    keys += " and " + std::to_string(differing.size() - kMaxNamed) + " more";
-  }
-  const std::string hint = "give values that differ between ranks a different key on each rank";
-  if (common_differs == SaveOptions::Differing::kError) {
-    throw Error(ErrorCode::kMismatch, "values or objects are not the same on all ranks: " + keys)
-        .with_key(differing.front().key)
-        .with_hint(hint);
-  }
-  log_once(
-      LogLevel::kWarning,
-      "values or objects are not the same on all ranks, and those of the lowest rank are saved: " +
-          keys + "; " + hint);
 }
 
 }  // namespace tilestone::engine

@@ -8,6 +8,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone::engine {
@@ -15,11 +16,13 @@ namespace tilestone::engine {
 // A rank's message to the coordinator.
 struct PlanMessage {
   uint64_t common = 0;               // content hash of its common state; 0: not compared
+  uint64_t lists = 0;                // hash_of() its list_lengths()
   std::vector<std::string> empties;  // by rule: keys of its tensors without elements
   // CachedPlan::made_in, if the rank has a cached plan for what it saves. It then does not send the
   // plan. "": no cached plan.
   std::string made_in = {};
-  uint64_t contents = 0;  // contents_of() this rank's plan, if it is cached; 0: not compared
+  // Hashes of what it holds, if it knows with whom to compare it: by rule, and with a cached plan.
+  std::vector<GroupContent> contents = {};
   // By exchange: the ranks whose chunks this rank copies, ascending; empty: none.
   std::vector<int> group = {};
   // With SaveOptions::tp_replica_names: the result of replicas_to_name() on this rank.
@@ -39,6 +42,7 @@ struct Orders {
   // kRule: the keys of tensors without elements that this rank writes.
   std::vector<std::string> empties = {};
   std::vector<Dims> grids = {};  // one per tensor of its plan, if the format needs grids
+  Bytes groups = {};  // ContentGroups::encode(), if the coordinator keeps plans in a session
 
   Bytes encode() const;
   static Orders decode(ByteView bytes);
@@ -49,21 +53,20 @@ struct Orders {
 // By rule. Of the ranks that hold a tensor without elements, the lowest writes it.
 std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
                                   const std::string& save_id);
-// By exchange. Clears the plans in `messages` to free memory. Throws what SavePlanner, plan_grids()
-// and tell_of_differing() throw.
-std::vector<Bytes> orders_by_exchange(std::vector<PlanMessage>& messages,
-                                      const std::string& save_id, const Format& format,
-                                      SaveOptions::Differing differing);
+// By exchange.
+struct ExchangedOrders {
+  std::vector<Bytes> orders;
+  std::vector<DifferingContent> differing;  // among the contents in the plans
+  std::vector<ContestedChunk> contested;
+};
+// Clears the plans in `messages` to free memory. `groups`: the orders shall have ContentGroups.
+// Throws what SavePlanner and plan_grids() throw.
+ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,
+                                   const Format& format, bool groups);
 // Each rank writes what its cached plan says.
 std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id);
 // For a group of one rank.
 std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
                                   const Format& format);
-
-// Reports common objects whose content differs between ranks: throws Error(kMismatch) if
-// `common_differs` is kError, else logs a warning, only once in the process for the same text (a
-// trainer saves the same state many times).
-void tell_of_differing(const std::vector<DifferingObject>& differing,
-                       SaveOptions::Differing common_differs);
 
 }  // namespace tilestone::engine

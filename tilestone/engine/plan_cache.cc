@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <map>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +23,7 @@ void PlanCache::put(CachedPlan plan) {
 uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way) {
   LocalSavePlan bare = share.local;
   for (PlanObject& object : bare.objects) object.content = 0;
+  for (PlanChunk& chunk : bare.chunks) chunk.content = 0;
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(way));
   writer.u64(static_cast<uint64_t>(share.rank));
@@ -32,23 +31,11 @@ uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way) {
   writer.string(share.format->name());
   writer.string(share.dialect->name());
   writer.u8(share.options.validate_access ? 1 : 0);
+  writer.u8(share.options.common_differs == SaveOptions::Differing::kIgnore ? 0 : 1);
   const std::vector<int> group = replicate_group_of(share);
   writer.varint(group.size());  // 0: this rank copies nothing
   for (const int other : group) writer.varint(static_cast<uint64_t>(other));
   writer.raw(bare.encode());
-  return xxh3_64(writer.bytes());
-}
-
-uint64_t contents_of(const LocalSavePlan& plan) {
-  std::map<std::string_view, uint64_t> contents;
-  for (const PlanObject& object : plan.objects) {
-    if (object.common) contents.emplace(object.key, object.content);
-  }
-  ByteWriter writer;
-  for (const auto& [key, content] : contents) {
-    writer.string(key);
-    writer.u64(content);
-  }
   return xxh3_64(writer.bytes());
 }
 
@@ -57,12 +44,6 @@ bool all_as_before(const std::vector<PlanMessage>& messages) {
   return !made_in.empty() &&
          std::all_of(messages.begin(), messages.end(),
                      [&](const PlanMessage& other) { return other.made_in == made_in; });
-}
-
-bool same_contents(const std::vector<PlanMessage>& messages) {
-  return std::all_of(messages.begin(), messages.end(), [&](const PlanMessage& other) {
-    return other.contents == messages.front().contents;
-  });
 }
 
 }  // namespace tilestone::engine

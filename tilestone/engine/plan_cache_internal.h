@@ -10,6 +10,7 @@
 #include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save_share_internal.h"
+#include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone::engine {
@@ -21,10 +22,8 @@ struct CachedPlan {
   // plans have the same made_in hold parts of one plan, and each of them writes what it wrote then.
   std::string made_in;
   Assignment assignment;
-  std::vector<Dims> grids;  // see Orders::grids
-  // The ranks' common objects differed in that save. If a save compares them, it must exchange the
-  // plans again.
-  bool objects_differ = false;
+  std::vector<Dims> grids;    // see Orders::grids
+  ContentGroups groups = {};  // by exchange: with whom this rank compares what
 };
 
 // A rank's latest plans, newest first.
@@ -42,19 +41,13 @@ class PlanCache {
 };
 
 // A hash of everything that this rank's part of a plan depends on: its local plan (without
-// PlanObject::content), its rank, the world size, and the relevant options. `way`: how the ranks
-// decide who writes what; by files it is kRule, whatever the options say. By rule a rank's part
-// depends on nothing else, so a cached plan can be used without asking other ranks. Throws what
-// replicate_group_of() throws.
+// contents), its rank, whether contents are compared, the world size, and the relevant options.
+// `way`: how the ranks decide who writes what; by files it is kRule, whatever the options say. By
+// rule a rank's part depends on nothing else, so a cached plan can be used without asking other
+// ranks. Throws what replicate_group_of() throws.
 uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way);
-
-// A hash of the contents of the plan's common objects by key. Their order in the plan does not
-// matter.
-uint64_t contents_of(const LocalSavePlan& plan);
 
 // True if all ranks have cached parts of the same plan.
 bool all_as_before(const std::vector<PlanMessage>& messages);
-// True if all ranks sent the same PlanMessage::contents.
-bool same_contents(const std::vector<PlanMessage>& messages);
 
 }  // namespace tilestone::engine

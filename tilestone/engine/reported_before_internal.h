@@ -2,15 +2,23 @@
 // before.
 #pragma once
 
+#include <optional>
+
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/save_share_internal.h"
 #include "tilestone/plan/report.h"
-#include "tilestone/plan/save_plan.h"
 
 namespace tilestone::engine {
 
-// Compares the chunks and objects that the report lists with those that the rank would write now:
-// keys, dtypes, shapes and boxes, but not the elements. Throws Error(kMismatch) that names the rank
-// and the first key that differs.
-void expect_reported_state(const RankReport& report, const LocalSavePlan& plan,
-                           const Assignment& mine);
+// RankReport::state of this share, whose contents are noted.
+uint64_t state_of(const SaveShare& share);
+
+// Compares what the report says with what the rank would save now: keys, dtypes, shapes, boxes, and
+// then contents: the elements of all that it wrote, and of the replicas that ranks compare
+// (plan/contents.h). Reads the elements only if all else is the same. `left`: what the rank left
+// with its report, if that still exists. Throws Error(kMismatch) that names the rank and, if it can
+// be named, the first key that differs.
+void expect_reported_state(const RankReport& report, const LeftReport* left,
+                           const SaveShare& share);
 
 }  // namespace tilestone::engine

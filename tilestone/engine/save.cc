@@ -10,10 +10,12 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/common_state_internal.h"
+#include "tilestone/engine/compare_internal.h"
 #include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/orders_internal.h"
+#include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -31,25 +33,27 @@ constexpr double kCoordinatorShare = 0.8;  // of the remaining time
 
 // The kind of the coordinator's answer to the planning messages.
 //  - kOrders: the ranks' orders.
-//  - kCompare: the common states differ. The named rank and rank 0 must send theirs, so that the
-//    difference can be reported.
+//  - kCompare: the ranks may hold different versions of what only one of them writes. Each rank
+//    answers the question that it gets, so that keys can be named.
 //  - kSendPlans: the ranks that have sent no plan must send it, because another rank's plan has
-//    changed or because the common objects differ.
+//    changed.
 enum class Answer : uint8_t { kOrders, kCompare, kSendPlans };
 
-Bytes ask_to_compare(int other_rank) {
+Bytes ask(const Question& question) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(Answer::kCompare));
-  writer.u64(static_cast<uint64_t>(other_rank));
+  writer.raw(question.encode());
   return std::move(writer).take();
 }
 
 // `staging`: the name of the directory beside the location into which a staged save writes; "": the
-// save is not staged.
-Bytes answer_of(const std::string& staging, ByteView orders) {
+// save is not staged. `lost`: keys of which another rank's version is saved.
+Bytes answer_of(const std::string& staging, const std::vector<std::string>& lost, ByteView orders) {
   ByteWriter writer;
   writer.u8(static_cast<uint8_t>(Answer::kOrders));
   writer.string(staging);
+  writer.varint(lost.size());
+  for (const std::string& key : lost) writer.string(key);
   writer.raw(orders);
   return std::move(writer).take();
 }
@@ -139,7 +143,8 @@ class CoordinationByRounds final : public Coordination {
         "planning", [&](Deadline) { return first_message(bring); },
         [&](std::vector<Bytes> messages) {
           take_messages(messages);
-          return make_orders("");
+          make_orders();
+          return std::move(orders_);
         });
     take_orders(Orders::decode(answer));
     const auto send_cost = [&](Deadline) {
@@ -179,12 +184,15 @@ class CoordinationByRounds final : public Coordination {
       return have_all_plans() ? consider_plans()
                               : std::vector<Bytes>(messages_.size(), ask_for_plans());
     });
-    if (is(answer, Answer::kSendPlans)) answer = send_plans(answer);
-    result_.common_differs = is(answer, Answer::kCompare);
-    if (result_.common_differs) answer = compare_states(answer);
+    if (is(answer, Answer::kSendPlans)) answer = send_plans();
+    if (is(answer, Answer::kCompare)) answer = compare(answer);
     ByteReader reader(answer, "orders of a save");
     reader.u8();
     staging_name_ = reader.string();
+    std::vector<std::string> lost(reader.count());
+    for (std::string& key : lost) key = reader.string();
+    // As in Megatron-Core, where each rank says that its common state differs.
+    if (!share_.dialect->common_object().empty()) tell_of_lost(comm_.rank(), lost);
     take_orders(Orders::decode(reader.raw(reader.remaining())));
   }
 
@@ -204,32 +212,29 @@ class CoordinationByRounds final : public Coordination {
   // Runs on the coordinator. True if all ranks have sent their plans, or if all may use their
   // cached ones.
   bool have_all_plans() {
-    const bool same = all_as_before(messages_);
-    as_before_ = same && same_contents(messages_);
-    objects_differ_ = same && !as_before_;
+    as_before_ = all_as_before(messages_);
     return as_before_ ||
            std::all_of(messages_.begin(), messages_.end(),
                        [](const PlanMessage& message) { return message.made_in.empty(); });
   }
 
-  Bytes ask_for_plans() const {
-    ByteWriter writer;
-    writer.u8(static_cast<uint8_t>(Answer::kSendPlans));
-    writer.u8(objects_differ_ ? 1 : 0);
-    return std::move(writer).take();
-  }
+  static Bytes ask_for_plans() { return Bytes(1, static_cast<std::byte>(Answer::kSendPlans)); }
 
   // Sends the plan if this rank has not sent it yet.
-  Bytes send_plans(const Bytes& asked) {
-    objects_differ_ = asked.at(1) != std::byte{0};
+  Bytes send_plans() {
     const bool unsent = cached_.has_value();
     cached_.reset();
+    for (PlanChunk& chunk : share_.local.chunks) {
+      if (!is_compared(share_.local, chunk)) chunk.content = 0;  // was contested in that plan
+    }
     return rounds_.run(
         "planning", [&](Deadline) { return unsent ? encoded_plan() : Bytes(); },
         [&](std::vector<Bytes> plans) {
           for (size_t rank = 0; rank < plans.size(); ++rank) {
             if (!plans[rank].empty()) messages_[rank].plan = std::move(plans[rank]);
           }
+          // Their plans have the contents. Earlier groups are not those of the new plan.
+          for (PlanMessage& message : messages_) message.contents.clear();
           return consider_plans();
         });
   }
@@ -237,9 +242,13 @@ class CoordinationByRounds final : public Coordination {
   // Runs on the coordinator.
   std::vector<Bytes> consider_plans() {
     if (options().validate_access && !as_before_) validate();
+    make_orders();
     others_ = differing_ranks(messages_);
-    if (others_.empty()) return begin();
-    return std::vector<Bytes>(messages_.size(), ask_to_compare(others_.front()));
+    const std::vector<Question> questions = questions_of(messages_, others_, contested_);
+    if (questions.empty()) return begin();
+    std::vector<Bytes> asked;
+    for (const Question& question : questions) asked.push_back(ask(question));
+    return asked;
   }
 
   void take_orders(Orders orders) {
@@ -251,9 +260,10 @@ class CoordinationByRounds final : public Coordination {
       orders.assignment = std::move(cached_->assignment);
       orders.grids = std::move(cached_->grids);
       session_->count({0, 0, 1, 0});
-    } else if (structure_) {
+    } else if (structure_ && !orders.groups.empty()) {
       session_->plans.put({*structure_, orders.save_id, orders.assignment, orders.grids,
-                           objects_differ_ || objects_differed_});
+                           ContentGroups::decode(orders.groups, share_.local.objects.size(),
+                                                 share_.local.chunks.size())});
       session_->count({0, 1, 0, 0});
     }
     share_.save_id = orders.save_id;
@@ -269,40 +279,86 @@ class CoordinationByRounds final : public Coordination {
     if (share_.format->needs_grid()) take_grids(share_, orders.grids);
   }
 
-  // Rank 0 and the named rank send their common states, and the coordinator reports how they
-  // differ.
-  Bytes compare_states(ByteView asked) {
-    ByteReader reader(asked, "question of the coordinator");
-    reader.u8();
-    const uint64_t other = reader.u64();
-    const auto send_parts = [&](Deadline) {
-      const auto rank = static_cast<uint64_t>(comm_.rank());
-      return rank == 0 || rank == other ? encode_parts(*compared_) : Bytes();
-    };
+  // Answers the coordinator's question. The coordinator reports what differs.
+  Bytes compare(ByteView asked) {
+    const Question question = Question::decode(asked.subspan(1));
+    result_.common_differs = question.other >= 0;
     return rounds_.run(
-        "comparing the common state", send_parts, [&](const std::vector<Bytes>& parts) {
-          tell_of_other_state(parts.front(), parts.at(other), others_, options().common_differs);
+        "comparing what the ranks hold", [&](Deadline) { return reply_to(question).encode(); },
+        [&](const std::vector<Bytes>& replies) {
+          take_replies(replies);
           return begin();
         });
   }
 
-  // Runs on the coordinator after all checks: plans, and begins the save at the location.
-  std::vector<Bytes> begin() {
-    const std::string save_id = random_save_id();
-    std::vector<Bytes> answers = make_orders(save_id);
-    messages_.clear();
-    commit_.emplace(location_->shared(), share_.format, share_.dialect, save_id,
-                    options().overwrite);
-    commit_->begin(coordinator_deadline());
-    for (Bytes& answer : answers) answer = answer_of(commit_->staging(), answer);
-    return answers;
+  Reply reply_to(const Question& question) {
+    Reply reply;
+    const bool is_asked = comm_.rank() == 0 || comm_.rank() == question.other;
+    if (question.other >= 0 && is_asked) reply.parts = encode_parts(*compared_);
+    if (question.lists) reply.lists = std::move(share_.lists);
+    note_chunks(share_, question.chunks);
+    reply.contents = named_contents(share_.local, groups(), question.groups, question.chunks,
+                                    cached_ ? cached_->assignment : share_.assignment);
+    return reply;
   }
 
-  std::vector<Bytes> make_orders(const std::string& save_id) {
-    if (as_before_) return orders_as_before(messages_.size(), save_id);
-    if (by_rule()) return orders_by_rule(messages_, save_id);
-    if (is_alone()) return orders_for_one(share_.local, save_id, *share_.format);
-    return orders_by_exchange(messages_, save_id, *share_.format, options().common_differs);
+  // Runs on the coordinator.
+  void take_replies(const std::vector<Bytes>& encoded) {
+    std::vector<Reply> replies;
+    for (const Bytes& one : encoded) replies.push_back(Reply::decode(one));
+    std::vector<std::vector<ListLength>> lists;
+    std::vector<std::vector<NamedContent>> contents;
+    for (Reply& reply : replies) {
+      lists.push_back(std::move(reply.lists));
+      contents.push_back(std::move(reply.contents));
+    }
+    expect_same_lengths(lists, share_.items.common.has_value());
+    if (!others_.empty()) {
+      tell_of_other_state(replies.front().parts,
+                          replies.at(static_cast<size_t>(others_.front())).parts, others_,
+                          options().common_differs);
+    }
+    for (DifferingContent& one : differences_of(contents)) differing_.push_back(std::move(one));
+    sort_by_key(differing_);
+  }
+
+  // Runs on the coordinator after all comparisons: begins the save at the location.
+  std::vector<Bytes> begin() {
+    tell_of_differing(differing_, options().common_differs, share_.dialect->name());
+    const auto lost = lost_of(differing_, messages_.size());
+    messages_.clear();
+    commit_.emplace(location_->shared(), share_.format, share_.dialect, save_id_,
+                    options().overwrite);
+    commit_->begin(coordinator_deadline());
+    for (size_t rank = 0; rank < orders_.size(); ++rank) {
+      orders_[rank] = answer_of(commit_->staging(), lost[rank], orders_[rank]);
+    }
+    return std::move(orders_);
+  }
+
+  // Runs on the coordinator.
+  void make_orders() {
+    save_id_ = random_save_id();
+    if (as_before_) {
+      orders_ = orders_as_before(messages_.size(), save_id_);
+    } else if (by_rule()) {
+      orders_ = orders_by_rule(messages_, save_id_);
+    } else if (is_alone()) {
+      orders_ = orders_for_one(share_.local, save_id_, *share_.format);
+    } else {
+      ExchangedOrders made =
+          orders_by_exchange(messages_, save_id_, *share_.format, session_ != nullptr);
+      orders_ = std::move(made.orders);
+      differing_ = std::move(made.differing);
+      contested_ = std::move(made.contested);
+    }
+    if (!compares()) contested_.clear();
+  }
+
+  // With whom this rank compares what, as far as it knows without the coordinator.
+  ContentGroups groups() const {
+    if (by_rule()) return groups_by_rule(share_.local);
+    return cached_ ? cached_->groups : ContentGroups();
   }
 
   void validate() const {
@@ -320,7 +376,7 @@ class CoordinationByRounds final : public Coordination {
   }
 
   PlanMessage plan_locally(const Brought& brought) {
-    share_.items = items_of(*brought.state, share_);
+    take_state(share_, *brought.state);
     check_items(share_, location_->storage());
     check_agreement();
     std::vector<int> group = replicate_group_of(share_);
@@ -329,16 +385,20 @@ class CoordinationByRounds final : public Coordination {
     look_for_plan();
     PlanMessage message;
     message.replicas = replicas_to_name(share_);
+    if (!is_alone()) message.lists = hash_of(share_.lists);
     if (!by_rule()) message.group = std::move(group);
-    if (compares()) message.common = hash_of_common(brought);
-    if (compares() && !share_.items.common && !by_rule()) note_contents(share_);
+    if (compares()) {
+      message.common = hash_of_common(brought);
+      // The planner copies each common object whose content is noted.
+      note_contents(share_, share_.items.common.has_value(), groups());
+      message.contents = contents_by_group(share_.local, groups());
+    }
     if (by_rule()) {
       message.empties = keys_without_elements(share_.local);
       share_.assignment = plan_by_rule(session_.get(), share_);
     }
     if (cached_) {
       message.made_in = cached_->made_in;
-      if (compares() && !share_.items.common) message.contents = contents_of(share_.local);
     } else if (is_exchanged() || options().validate_access) {
       message.plan = encoded_plan();
     }
@@ -352,9 +412,7 @@ class CoordinationByRounds final : public Coordination {
     if (session_ == nullptr || !is_exchanged()) return;
     structure_ = structure_of(share_, SaveOptions::Agreement::kExchange);
     const CachedPlan* const found = session_->plans.find(*structure_);
-    if (found == nullptr) return;
-    objects_differed_ = found->objects_differ;
-    if (!objects_differed_ || !compares()) cached_ = *found;
+    if (found != nullptr) cached_ = *found;
   }
 
   Bytes encoded_plan() const {
@@ -365,19 +423,11 @@ class CoordinationByRounds final : public Coordination {
 
   void check_agreement() const {
     if (!by_rule()) return;
-    const std::string hint = "save with agreement = \"exchange\"";
     if (share_.format->needs_grid()) {
       throw Error(ErrorCode::kUnsupported,
                   "the format " + std::string(share_.format->name()) +
                       " stores regular grids, for which the ranks can't plan by rule")
-          .with_hint(hint);
-    }
-    if (options().common_differs == SaveOptions::Differing::kError && !share_.items.common) {
-      throw Error(
-          ErrorCode::kUnsupported,
-          "with the dialect " + std::string(share_.dialect->name()) +
-              " the ranks can't compare common values by rule (common_differs is \"error\")")
-          .with_hint(hint);
+          .with_hint("save with agreement = \"exchange\"");
     }
   }
 
@@ -451,14 +501,16 @@ class CoordinationByRounds final : public Coordination {
   std::vector<PlanMessage> messages_;  // coordinator: by rank
   ReplicaNames replica_names_;         // coordinator: additional names for the index
   std::vector<int> others_;            // coordinator: ranks whose common state is not rank 0's
-  std::optional<uint64_t> structure_;  // of this rank's plan, if a session keeps plans
-  std::optional<CachedPlan> cached_;   // for structure_, unless the plans are exchanged
-  bool as_before_ = false;             // coordinator: all ranks use their cached plans
-  bool objects_differ_ = false;        // common objects differ in this save: plans are sent
-  bool objects_differed_ = false;      // the same in an earlier save of this structure
-  RankReport report_;                  // moved from when the coordinator merges
-  std::string staging_name_;           // the directory of a staged save; "": none
-  std::shared_ptr<Storage> staging_;   // that directory
+  std::vector<DifferingContent> differing_;  // coordinator: what else the ranks hold differently
+  std::vector<ContestedChunk> contested_;    // coordinator: what must be compared for that
+  std::string save_id_;                      // coordinator
+  std::vector<Bytes> orders_;                // coordinator: by rank, until they are sent
+  std::optional<uint64_t> structure_;        // of this rank's plan, if a session keeps plans
+  std::optional<CachedPlan> cached_;         // for structure_, unless the plans are exchanged
+  bool as_before_ = false;                   // coordinator: all ranks use their cached plans
+  RankReport report_;                        // moved from when the coordinator merges
+  std::string staging_name_;                 // the directory of a staged save; "": none
+  std::shared_ptr<Storage> staging_;         // that directory
   SaveResult result_;
   std::vector<std::string> written_;  // data files of this rank
 };

@@ -15,7 +15,6 @@
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/plan_cache_internal.h"
 #include "tilestone/engine/reported_before_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save.h"
@@ -75,7 +74,7 @@ class CoordinationByFiles final : public Coordination {
       leave_planning_failure(current_error());
       throw;
     }
-    std::optional<RankReport> before;
+    std::optional<LeftReport> before;
     try {
       before = begin();
     } catch (...) {
@@ -84,7 +83,7 @@ class CoordinationByFiles final : public Coordination {
     }
     if (!is_done_ && !is_reported_) return;
     // The report that is there can still be published, whatever state this rank has now.
-    if (before) expect_reported_state(*before, share_.local, share_.assignment);
+    expect_state_of_before(before);
     write_nothing();
   }
 
@@ -95,6 +94,7 @@ class CoordinationByFiles final : public Coordination {
       if (files_.rank == 0)
         of_dialect_ = share_.dialect->encode_index(share_.items, *share_.format);
       report_ = write_under_free_names(write);
+      report_->state = state_of(share_);
       if (files_.torch_rank_local) report_->held.clear();  // each rank writes all that it has
     } catch (...) {
       failed_ = std::current_exception();
@@ -180,7 +180,7 @@ class CoordinationByFiles final : public Coordination {
 
   // Joins the attempt, and creates the lease that shows that this rank is working. Returns the
   // report that this rank left before a restart, if there is one.
-  std::optional<RankReport> begin() {
+  std::optional<LeftReport> begin() {
     is_done_ = !attempt_.join(deadline_);
     if (is_done_) return std::nullopt;
     attempt_.take_back_failure(files_.rank);
@@ -188,6 +188,15 @@ class CoordinationByFiles final : public Coordination {
     if (is_reported_) return attempt_.report_of(files_.rank);
     make_lease();
     return std::nullopt;
+  }
+
+  void expect_state_of_before(const std::optional<LeftReport>& before) const {
+    if (before) {
+      return expect_reported_state(RankReport::decode(before->report), &*before, share_);
+    }
+    if (!is_done_) return;
+    const auto published = attempt_.published_report_of(files_.rank);
+    if (published) expect_reported_state(*published, nullptr, share_);
   }
 
   // Called if this rank's part was saved before.
@@ -204,7 +213,7 @@ class CoordinationByFiles final : public Coordination {
   void plan_locally(const Brought& brought) {
     check_options(*brought.options);
     share_.options = *brought.options;  // now including what only this rank uses
-    share_.items = items_of(*brought.state, share_);
+    take_state(share_, *brought.state);
     check_items(share_, *storage_);
     replicas_ = replicas_to_name(share_);
     share_.local = make_local_plan(share_.items);
@@ -214,10 +223,9 @@ class CoordinationByFiles final : public Coordination {
       plan_by_holders();
     }
     // Only after planning, because the planner copies every common object whose content is noted.
-    if (share_.options.common_differs != SaveOptions::Differing::kIgnore) {
-      note_contents(share_);
-      if (brought.compared != nullptr) note_compared(*brought.compared);
-    }
+    // Even if the ranks compare nothing: a restarted rank compares its state with its own report.
+    note_contents(share_, false);
+    if (brought.compared != nullptr) note_compared(*brought.compared);
   }
 
   void plan_by_holders() {
@@ -324,8 +332,8 @@ class CoordinationByFiles final : public Coordination {
     ByteWriter keys;
     for (const std::string_view key : common) keys.string(key);
     left.common_keys = xxh3_64(keys.bytes());
-    const bool compares = share_.options.common_differs != SaveOptions::Differing::kIgnore;
-    left.common_contents = compares ? std::max<uint64_t>(1, contents_of(share_.local)) : 0;
+    left.held = held_contents(share_.local);
+    left.lists = share_.lists;
     left.unwritten_objects = unwritten_objects();
     left.of_dialect = of_dialect_;
     left.replicas = replicas_;

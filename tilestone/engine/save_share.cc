@@ -10,6 +10,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/state/content_hash.h"
 
 namespace tilestone::engine {
@@ -19,8 +20,83 @@ namespace {
 void note_content(const ObjectItem& item, const Format& format, PlanObject& object) {
   if (object.content != 0) return;
   const Value& value = item.value;
-  const bool archive = value.kind() == Value::Kind::kPickled && value.as_pickled().archive;
-  object.content = content_hash(archive ? format.parse_object(value.as_pickled().bytes) : value);
+  if (value.kind() != Value::Kind::kPickled) {
+    object.content = content_hash(value);
+    return;
+  }
+  // Each process pickles a set in another order, so its elements are compared, not the bytes.
+  const Pickled& pickled = value.as_pickled();
+  try {
+    object.content = content_hash(pickled.archive ? format.parse_object(pickled.bytes)
+                                                  : read_pickle(pickled.bytes));
+  } catch (const Error&) {
+    object.content = content_hash(value);  // a pickle that only Python can read
+  }
+}
+
+// Tensors on devices whose hashes are wanted: small ones are fetched together.
+class FetchedHashes {
+ public:
+  explicit FetchedHashes(LocalSavePlan& plan) : plan_(plan) {}
+
+  void add(uint32_t chunk, const TensorView& tensor) {
+    const uint64_t size = tensor.bytes();
+    if (tensor.device == nullptr || size > kMaxComparedBytes) {
+      plan_.chunks[chunk].content = elements_hash(tensor);
+      return;
+    }
+    if (size_ + size > kMost) fetch();
+    waiting_.push_back({chunk, &tensor, size_});
+    size_ += size;
+  }
+
+  void fetch() {
+    Bytes memory(size_);
+    std::vector<DeviceRead> reads;
+    for (const Waiting& one : waiting_) {
+      reads.push_back({one.tensor->device.get(),
+                       MutableByteView(memory).subspan(one.begin, one.tensor->bytes())});
+    }
+    read_together(reads);
+    for (const Waiting& one : waiting_) {
+      plan_.chunks[one.chunk].content = elements_hash(
+          TensorView::contiguous(memory.data() + one.begin, one.tensor->dtype, one.tensor->shape));
+    }
+    waiting_.clear();
+    size_ = 0;
+  }
+
+ private:
+  static constexpr uint64_t kMost = 32u << 20;  // bytes to fetch at once
+  struct Waiting {
+    uint32_t chunk = 0;
+    const TensorView* tensor = nullptr;
+    uint64_t begin = 0;  // in the fetched bytes
+  };
+  LocalSavePlan& plan_;
+  std::vector<Waiting> waiting_;
+  uint64_t size_ = 0;
+};
+
+// Hashes the chunks for which `wanted(index)` is true and whose hash is not known.
+template <typename Wanted>
+void hash_chunks(SaveShare& share, const Wanted& wanted) {
+  FetchedHashes hashes(share.local);
+  uint32_t i = 0;
+  for (const TensorItem& item : share.items.tensors) {
+    for (const Piece& piece : item.pieces) {
+      const uint32_t chunk = i++;
+      if (share.local.chunks.at(chunk).content != 0 || piece.box.empty() || !wanted(chunk))
+        continue;
+      try {
+        hashes.add(chunk, piece.data);
+      } catch (Error& error) {
+        error.with_key(item.key);
+        throw;
+      }
+    }
+  }
+  hashes.fetch();
 }
 
 void drop_empty_chunks(SaveShare& share) {
@@ -117,11 +193,35 @@ ReplicaNames replicas_to_name(const SaveShare& share) {
       .with_hint("save with tp_replica_names = false");
 }
 
-void note_contents(SaveShare& share) {
-  const std::vector<ObjectItem>& objects = share.items.objects;
-  for (size_t i = 0; i < objects.size(); ++i) {
-    if (objects[i].common) note_content(objects[i], *share.format, share.local.objects[i]);
+void take_state(SaveShare& share, const StateDict& state) {
+  if (is_plain(state)) {
+    share.lists = list_lengths(state);
+    share.items = share.dialect->to_items(state, *share.format);
+    return;
   }
+  const StateDict built = drop_nonpersistent(build_factories(state));
+  share.lists = list_lengths(built);
+  share.items = share.dialect->to_items(built, *share.format);
+}
+
+void note_contents(SaveShare& share, bool without_common, const ContentGroups& groups) {
+  const std::vector<ObjectItem>& objects = share.items.objects;
+  const std::string_view left_out = without_common ? share.dialect->common_object() : "";
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (without_common && objects[i].key == left_out) continue;
+    note_content(objects[i], *share.format, share.local.objects[i]);
+  }
+  if (share.world_size == 1) return;
+  hash_chunks(share, [&](uint32_t i) {
+    const bool asked = i < groups.chunks.size() && groups.chunks[i] != 0;
+    return asked || is_compared(share.local, share.local.chunks[i]);
+  });
+}
+
+void note_chunks(SaveShare& share, const std::vector<uint32_t>& chunks) {
+  if (chunks.empty()) return;
+  const std::set<uint32_t> wanted(chunks.begin(), chunks.end());
+  hash_chunks(share, [&](uint32_t i) { return wanted.contains(i); });
 }
 
 std::vector<int> replicate_group_of(const SaveShare& share) {

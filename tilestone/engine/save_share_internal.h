@@ -11,8 +11,10 @@
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
+#include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/items.h"
+#include "tilestone/state/list_lengths.h"
 #include "tilestone/state/state_dict.h"
 #include "tilestone/storage/storage.h"
 
@@ -25,9 +27,10 @@ struct SaveShare {
   std::shared_ptr<const Format> format;    // of the options; see set_options()
   std::shared_ptr<const Dialect> dialect;  // likewise
   Items items;
-  LocalSavePlan local;       // of the items
-  Assignment assignment;     // indices into `local`: what this rank writes
-  bool report_held = false;  // see WriteTask::report_held
+  std::vector<ListLength> lists = {};  // of the tree; see take_state()
+  LocalSavePlan local;                 // of the items
+  Assignment assignment;               // indices into `local`: what this rank writes
+  bool report_held = false;            // see WriteTask::report_held
   int rank = 0;
   int world_size = 1;
   std::string save_id;
@@ -51,8 +54,16 @@ void check_items(const SaveShare& share, const Storage& location);
 // or the format has no such names.
 ReplicaNames replicas_to_name(const SaveShare& share);
 
-// Sets PlanObject::content of the common objects, so that ranks can compare them.
-void note_contents(SaveShare& share);
+// The items of the state, as items_of() returns them, and the lengths of its lists.
+void take_state(SaveShare& share, const StateDict& state);
+
+// Sets PlanObject::content of the objects and PlanChunk::content of the chunks that ranks compare
+// (plan/contents.h), and of the further chunks that have one of `groups`. No rank compares chunks
+// with itself: those of a save of one rank get no content. The dialect's common object is left out
+// if `without_common` is true.
+void note_contents(SaveShare& share, bool without_common, const ContentGroups& groups = {});
+// Sets the contents of these chunks.
+void note_chunks(SaveShare& share, const std::vector<uint32_t>& chunks);
 
 // ---- Copies
 

@@ -99,9 +99,7 @@ TEST(Session, ObjectsThatDifferBetweenRanksAreFoundThoughThePlanIsAnEarlierOne) 
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("not the same on all ranks"), HasSubstr("step"))));
 }
 
-// Finding the key of the difference needs the plans. So the ranks send them at once from then on,
-// as without a session.
-TEST(Session, ObjectsThatAlwaysDifferTakeOneMoreRoundOnce) {
+TEST(Session, ObjectsThatAlwaysDifferLeaveThePlansAsTheyAre) {
   const std::vector<Location> at = memory_locations(4);
   run_ranks(2, [&](const Communicator& comm) {
     Session session(comm, kSeconds);
@@ -110,14 +108,8 @@ TEST(Session, ObjectsThatAlwaysDifferTakeOneMoreRoundOnce) {
       state["mine"] = Value(comm.rank());
       session.save(state, location, within_seconds());
     }
-    EXPECT_EQ(session.stats().plans_exchanged, 4u);
-    SaveOptions options = within_seconds();
-    options.common_differs = SaveOptions::Differing::kIgnore;
-    options.overwrite = true;
-    StateDict state = row_state(comm, 3);
-    state["mine"] = Value(comm.rank());
-    session.save(state, at[0], options);
-    EXPECT_EQ(session.stats().plans_from_cache, 1u);
+    EXPECT_EQ(session.stats().plans_exchanged, 1u);
+    EXPECT_EQ(session.stats().plans_from_cache, 3u);
   });
   for (const Location& location : at) expect_rows(location, 3, 2);
 }

@@ -210,9 +210,9 @@ TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
                          SaveOptions options = saving(comm, false);
                          options.common_differs = Differing::kError;
                          options.agreement = Agreement::kRule;
-                         save(state_of(comm.rank()), Location(memory_storage()), options);
+                         save(with_common(comm.rank()), Location(memory_storage()), options);
                        }),
-              Each(HasSubstr("can't compare common values by rule")));
+              Each(HasSubstr("args.lr")));
 }
 
 TEST(CommonState, TheOrderOfDictsIsNoDifferenceAndIgnoredOnesAreNotLogged) {

@@ -6,8 +6,8 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/plan/contents.h"
 #include "tilestone/plan/texts_internal.h"
-#include "tilestone/plan/wire_internal.h"
 
 namespace tilestone {
 namespace {
@@ -19,15 +19,6 @@ uint64_t hash_of(const std::vector<int>& holders) {
   for (const int rank : holders) out.varint(static_cast<uint64_t>(rank));
   const uint64_t hash = xxh3_64(out.bytes());
   return hash == kObjects ? 1 : hash;
-}
-
-uint64_t hash_of(const PlanTensor& tensor, const Box& box) {
-  ByteWriter out;
-  out.string(tensor.key);
-  wire::write_dtype(out, tensor.dtype);
-  wire::write_shape(out, tensor.global_shape);
-  wire::write_box(out, box);
-  return xxh3_64(out.bytes());
 }
 
 // The first rank that has something of one set, and how many ranks have.
@@ -68,7 +59,7 @@ std::vector<RankReport::Held> held_by_rule(const LocalSavePlan& plan, int world_
     if (chunk.holders == PlanChunk::kUnknown || chunk.box.empty()) continue;
     RankReport::Held& held = sets[chunk.holders];
     ++held.parts;
-    held.content += hash_of(plan.tensors[chunk.tensor], chunk.box);
+    held.content += id_of(plan.tensors[chunk.tensor], chunk.box);
   }
   std::vector<RankReport::Held> found;
   for (size_t i = 0; i < sets.size(); ++i) {

@@ -41,7 +41,7 @@ class LocalPlanner {
         throw;
       }
       plan_.chunks.push_back(
-          {tensor, holders, main, piece.box, item.common, item.unknown_replicas, near_main});
+          {tensor, holders, main, piece.box, item.common, item.unknown_replicas, 0, near_main});
       if (!piece.box.empty()) ++boxes_[tensor];
     }
   }
@@ -110,7 +110,7 @@ class LocalPlanner {
 
 // ---- Encoding ----
 
-constexpr uint8_t kPlanVersion = 5;
+constexpr uint8_t kPlanVersion = 6;
 constexpr uint8_t kAssignmentVersion = 3;
 
 // Writes ascending ranks as runs with equal steps: (gap to the run's first rank, step, count).
@@ -203,9 +203,10 @@ Bytes LocalSavePlan::encode() const {
   for (const PlanChunk& chunk : chunks) {
     out.varint(chunk.tensor);
     const uint64_t holders = chunk.holders == PlanChunk::kUnknown ? 0 : chunk.holders + 1;
-    out.varint(holders * 8 + (chunk.unknown_replicas ? 4 : 0) + (chunk.common ? 2 : 0) +
-               (chunk.main_replica ? 1 : 0));
+    out.varint(holders * 16 + (chunk.content != 0 ? 8 : 0) + (chunk.unknown_replicas ? 4 : 0) +
+               (chunk.common ? 2 : 0) + (chunk.main_replica ? 1 : 0));
     wire::write_box(out, chunk.box);
+    if (chunk.content != 0) out.u64(chunk.content);
   }
   out.varint(objects.size());
   wire::KeyWriter keys;
@@ -252,12 +253,13 @@ void PlanDecoder::decode_parts(ByteReader& in, PlanSink& sink) const {
   for (uint64_t count = in.count(2); count > 0; --count) {
     chunk.tensor = wire::read_index(in, table_.size(), "a chunk's tensor");
     const uint64_t word = in.varint();
-    if (word / 8 > sets) in.fail("a chunk's holders are out of range");
-    chunk.holders = word < 8 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 8 - 1);
+    if (word / 16 > sets) in.fail("a chunk's holders are out of range");
+    chunk.holders = word < 16 ? PlanChunk::kUnknown : static_cast<uint32_t>(word / 16 - 1);
     chunk.unknown_replicas = (word & 4) != 0;
     chunk.common = (word & 2) != 0;
     chunk.main_replica = (word & 1) != 0;
     wire::read_box(in, table_[chunk.tensor].global_shape, chunk.box);
+    chunk.content = (word & 8) != 0 ? in.u64() : 0;
     sink.chunk(chunk);
   }
   PlanObject object;

@@ -299,11 +299,13 @@ class ReportMerger {
   }
 
   void place_copy(const Copy& copy, const StoredTensor& tensor, const ChunksByBox& chunks) {
-    const auto refuse = [&](ErrorCode code, const std::string& problem) {
+    const auto refuse = [&](ErrorCode code, const std::string& problem,
+                            const std::string& hint = "") {
       throw Error(code,
                   rank_text(copy.rank) + " reports a copy of box " + to_string(copy.box) + problem)
           .with_key(copy.key)
-          .with_rank(copy.rank);
+          .with_rank(copy.rank)
+          .with_hint(hint);
     };
     const auto found = chunks.find(copy.box);
     if (!found) refuse(ErrorCode::kCoverage, ", which no rank wrote as a chunk");
@@ -313,9 +315,13 @@ class ReportMerger {
       refuse(ErrorCode::kInvalidArgument, " that is in the same file as the chunk itself, " + file);
     }
     if (chunk.checksums->payload_crc32 != copy.at.checksums->payload_crc32) {
-      refuse(ErrorCode::kMismatch, " with different elements than " + rank_text(writers_.at(file)) +
-                                       " wrote: data that differs between ranks needs a separate "
-                                       "key on each rank");
+      refuse(
+          ErrorCode::kMismatch,
+          " with different elements than " + rank_text(writers_.at(file)) +
+              " wrote: data that differs between ranks needs a separate "
+              "key on each rank",
+          "parts of one tensor on disjoint meshes (expert weights): ShardedTensor.from_param, see "
+          "docs/placements.md");
     }
     const auto t = static_cast<uint32_t>(&tensor - metadata_.tensors.data());
     metadata_.copies.push_back({t, *found, copy.at});

@@ -69,6 +69,23 @@ class Tensor {
   std::vector<Listing> listings_;
 };
 
+// Which chunks the ranks own: one bit for each chunk, so that the bits of all ranks fit a cache.
+class OwnedChunks {
+ public:
+  explicit OwnedChunks(size_t ranks) : begin_(ranks, 0), words_(ranks, 0) {}
+  void note_count(uint32_t rank, uint32_t chunks) { words_[rank] = chunks / 64 + 1; }
+  void make_room();  // after note_count() of all ranks
+  void set(uint32_t rank, uint32_t chunk) {
+    bits_[begin_[rank] + chunk / 64] |= uint64_t{1} << chunk % 64;
+  }
+  std::vector<uint32_t> of(uint32_t rank) const;  // ascending
+
+ private:
+  std::vector<uint64_t> bits_;   // 64 per word, by rank
+  std::vector<size_t> begin_;    // by rank: the index of its first word
+  std::vector<uint32_t> words_;  // by rank: its number of words
+};
+
 // The distinct boxes of one tensor, each with the lowest rank that lists it.
 struct Chunks {
   std::vector<Box> boxes;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <utility>
 
@@ -85,6 +86,30 @@ std::span<const Listing> Tensor::group(size_t begin) const {
   size_t end = begin + 1;
   while (end < listings_.size() && listings_[end].same_box(listings_[begin])) ++end;
   return std::span(listings_).subspan(begin, end - begin);
+}
+
+void OwnedChunks::make_room() {
+  size_t words = 0;
+  for (size_t r = 0; r < begin_.size(); ++r) {
+    begin_[r] = words;
+    words += words_[r];
+  }
+  bits_.assign(words, 0);
+}
+
+std::vector<uint32_t> OwnedChunks::of(uint32_t rank) const {
+  std::vector<uint32_t> mine;
+  const uint64_t* words = bits_.data() + begin_[rank];
+  const uint32_t count = words_[rank];
+  size_t total = 0;
+  for (uint32_t w = 0; w < count; ++w) total += static_cast<size_t>(std::popcount(words[w]));
+  mine.reserve(total);
+  for (uint32_t w = 0; w < count; ++w) {
+    for (uint64_t left = words[w]; left != 0; left &= left - 1) {
+      mine.push_back(w * 64 + static_cast<uint32_t>(std::countr_zero(left)));
+    }
+  }
+  return mine;
 }
 
 void check_tiling(const Tensor& tensor, const Chunks& chunks) {

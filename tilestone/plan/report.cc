@@ -24,6 +24,7 @@ constexpr std::string_view kHost = "host";
 constexpr std::string_view kKeys = "keys";
 constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
+constexpr std::string_view kState = "state";
 
 void write_item(ByteWriter& out, const ReportedItem& item) {
   out.varint(item.file);
@@ -302,6 +303,11 @@ std::vector<NamedField> optional_fields(const RankReport& report) {
   if (!report.dict_keys.empty()) add(kKeys, encode_keys(report));
   if (!report.object_copies.empty()) add(kObjectCopies, encode_object_copies(report));
   if (!report.parts.empty()) add(kParts, encode_parts(report));
+  if (report.state != 0) {
+    ByteWriter out;
+    out.u64(report.state);
+    add(kState, std::move(out).take());
+  }
   return fields;
 }
 
@@ -327,6 +333,8 @@ void read_optional_field(std::string_view name, ByteView value, RankReport& repo
     read_object_copies(in, report);
   } else if (name == kParts) {
     read_parts(in, report);
+  } else if (name == kState) {
+    report.state = in.u64();
   } else {
     return;  // from a later version
   }

@@ -73,6 +73,9 @@ struct RankReport {
     friend bool operator==(const Held&, const Held&) = default;
   };
   std::vector<Held> held;  // only if the ranks planned by rule
+  // By files: a hash of all that this rank holds and of the contents that ranks compare; else 0. It
+  // shows whether a rank saves another state under the same token.
+  uint64_t state = 0;
 
   // The encoding: compact keys and paths, numbers as varints, then optional fields
   // (base/named_fields.h), and finally the XXH3 of all that.

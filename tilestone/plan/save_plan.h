@@ -12,8 +12,10 @@
 //    them; otherwise they count as chunks without holders. A chunk that only one rank lists goes to
 //    that rank. The remaining chunks, in the same order over all ranks, go to the least-loaded rank
 //    that lists them, including the load that it has already.
-// Empty boxes are not written. The exception is a tensor without elements: the lowest rank that
-// lists it writes one empty chunk, so that the checkpoint contains the tensor.
+// There is one exception to both: a small chunk whose contents the ranks compare (contents.h) goes
+// to the lowest rank that has it. Empty boxes are not written. The exception is a tensor without
+// elements: the lowest rank that lists it writes one empty chunk, so that the checkpoint contains
+// the tensor.
 //
 // A *copy* is a second instance of a chunk, in the data file of a rank that holds the chunk but
 // does not own it, so that this rank need not read the owner's file. A rank copies a chunk that it
@@ -56,6 +58,7 @@ struct PlanChunk {
   Box box;
   bool common = false;            // see TensorItem::common
   bool unknown_replicas = false;  // see ShardedTensor
+  uint64_t content = 0;           // elements_hash() of its elements; 0: not compared (contents.h)
   // A replica whose id has Megatron's three numbers (pipeline, tensor, data parallel) and differs
   // from the main replica's, but not in the last one: the main replica is in the model-parallel
   // group of this rank. Not encoded.
@@ -66,16 +69,28 @@ struct PlanObject {
   std::string key;
   bool common = false;
   bool main_replica = true;
-  uint64_t content = 0;  // content_hash of its value; 0: unknown
+  uint64_t content = 0;  // content_hash of its value; 0: not compared
   uint64_t bytes = 0;    // size of its item, set only if copies are limited; not encoded
 };
 
-// A common object whose content differs between two ranks.
-struct DifferingObject {
+// A tensor's box or an object whose content is not the same on all ranks that have it.
+struct DifferingContent {
   std::string key;
-  int rank = 0;
-  int other = 0;
+  int saved = 0;            // the rank whose version is saved
+  std::vector<int> others;  // ranks with another one, ascending
+  bool contested = false;   // ranks hold it although its declared holders exclude them (contents.h)
 };
+
+// A chunk that ranks hold although its declared holders exclude them.
+struct ContestedChunk {
+  struct Holder {
+    int rank = 0;
+    uint32_t chunk = 0;  // index into the rank's plan
+  };
+  std::vector<Holder> holders;  // of each set of declared holders, the lowest rank
+};
+
+struct ContentGroups;  // contents.h
 
 // What one rank holds. Chunks are in the order of Items::tensors and their pieces, objects in the
 // order of Items::objects.
@@ -136,9 +151,16 @@ class SavePlanner {
   //  kInvalidArgument - a rank was not added, or an object has no main replica or several.
   std::vector<Assignment> finish();
 
-  // The common objects, by key, whose contents are known and differ between ranks. The lowest
-  // rank's content is written.
-  std::vector<DifferingObject> differing_objects() const;
+  // What follows is valid after finish().
+  //
+  // Where the ranks' contents differ, by key, among those that they have sent.
+  const std::vector<DifferingContent>& differing() const;
+  // Chunks whose contents must be compared too, because ranks contest them.
+  const std::vector<ContestedChunk>& contested() const;
+  // By rank: with whom it compares what. Call once, and only if note_groups() was called before any
+  // rank was added.
+  void note_groups();
+  std::vector<ContentGroups> content_groups();
 
  private:
   struct State;

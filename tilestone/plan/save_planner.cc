@@ -4,24 +4,28 @@
 // chunk that only one rank lists goes to that rank. The chunks that name their holders are
 // distributed as each holder does by rule. The others, largest first, go to the least-loaded rank
 // that lists them. If ranks make copies, all that several ranks list is assigned together, because
-// copies are load too.
+// copies are load too. Contents that ranks compare: planner_contents.cc.
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "tilestone/plan/balance_internal.h"
 #include "tilestone/plan/plan_sink_internal.h"
+#include "tilestone/plan/planner_contents_internal.h"
 #include "tilestone/plan/planner_internal.h"
 #include "tilestone/plan/texts_internal.h"
 
 namespace tilestone {
 
 using planner::Chunks;
+using planner::Contents;
 using planner::kNone;
 using planner::Listing;
+using planner::ObjectHolder;
 using planner::Tensor;
 
 namespace {
@@ -31,14 +35,7 @@ struct Object {
   uint32_t first_rank = kNone;
   uint32_t writer = kNone;  // the lowest rank for a common object, else the main replica's rank
   uint32_t index = 0;       // index into the writer's plan
-  uint64_t content = 0;     // on the first rank
-  uint32_t other = kNone;   // a rank with different content
-  struct Holder {
-    uint32_t rank = 0;
-    uint32_t index = 0;  // index into the rank's plan
-    uint64_t content = 0;
-  };
-  std::vector<Holder> copiers;  // ranks with a group whose content is known
+  std::vector<ObjectHolder> holders;  // those whose content is known
 };
 
 // A chunk that several ranks list, with its sort key.
@@ -63,8 +60,8 @@ struct SavePlanner::State final : PlanSink {
   explicit State(int world)
       : added(static_cast<size_t>(world), false),
         chunk_holders(added.size()),
-        owned_begin(added.size(), 0),
-        owned_words(added.size(), 0),
+        contents(added.size()),
+        owned(added.size()),
         assignments(added.size()) {}
 
   // Parts of the plan of the rank that is being added.
@@ -82,6 +79,8 @@ struct SavePlanner::State final : PlanSink {
   void take_chunk(uint32_t id, size_t begin, std::span<const Listing> group, uint64_t bytes);
   uint32_t holders_of(const Listing& listing) const;
   uint32_t common_holders(std::span<const Listing> group) const;
+  bool is_contested(std::span<const Listing> group) const;
+  void contest(std::span<const Listing> group);
   void check_objects() const;
   void sort_waiting();
   void assign_by_rule();
@@ -92,9 +91,6 @@ struct SavePlanner::State final : PlanSink {
   void copy_object(const Object& object);
   void give(const Listing& listing, uint64_t bytes);
   void note_copies(std::span<const Listing> group, uint32_t owner);
-  void make_room_for_owned();
-  void set_owned(uint32_t owner, uint32_t index);
-  std::vector<uint32_t> chunks_of(uint32_t owner) const;
 
   std::vector<Tensor> tensors;
   std::unordered_map<std::string, uint32_t> tensor_ids;
@@ -104,15 +100,13 @@ struct SavePlanner::State final : PlanSink {
   // By rank and chunk: an index into `sets`, of a set that contains the rank. A rank's list ends
   // after the last chunk that names its holders.
   std::vector<std::vector<uint32_t>> chunk_holders;
+  Contents contents;
   std::unordered_map<std::string, Object> objects;
   std::optional<Error> first_problem;
   std::map<uint32_t, std::vector<int>> groups;  // by rank: whose chunks it copies, ascending
 
-  // Used by finish(). Each owned chunk is one bit, so that the bits of all ranks fit a cache: 64
-  // per word, by rank.
-  std::vector<uint64_t> owned;
-  std::vector<size_t> owned_begin;    // by rank: the index of its first word
-  std::vector<uint32_t> owned_words;  // by rank: its number of words
+  // Used by finish().
+  planner::OwnedChunks owned;
   std::vector<Assignment> assignments;
   Chunks chunks;
   std::vector<uint64_t> load;  // bytes, by rank
@@ -198,6 +192,7 @@ void SavePlanner::State::check_chunk(const PlanChunk& listed,
 void SavePlanner::State::chunk(const PlanChunk& listed) {
   constexpr size_t kAhead = 8;  // tensors
   const uint32_t index = chunk_index++;
+  contents.add_chunk(rank, index, listed.content);
   if (first_problem) return;  // the merged tensor may have another shape; planning fails anyway
   if (listed.tensor + kAhead < tensor_index) {
     tensors[local_tensors[listed.tensor + kAhead]].prefetch();
@@ -224,13 +219,10 @@ void SavePlanner::State::object(const PlanObject& listed) {
   const uint32_t index = object_index++;
   const auto [known, is_new] = objects.try_emplace(listed.key);
   Object& object = known->second;
-  if (listed.content != 0 && groups.contains(rank)) {
-    object.copiers.push_back({rank, index, listed.content});
-  }
+  if (listed.content != 0) object.holders.push_back({rank, index, listed.content});
   if (is_new) {
     object.common = listed.common;
     object.first_rank = rank;
-    object.content = listed.content;
     const auto tensor = tensor_ids.find(listed.key);
     if (tensor != tensor_ids.end()) {
       note(ErrorCode::kMismatch,
@@ -243,9 +235,6 @@ void SavePlanner::State::object(const PlanObject& listed) {
          rank_text(object.first_rank) + " and " + rank_text(rank) +
              " disagree on whether an object is common to all ranks",
          listed.key);
-  } else if (object.common && object.content != 0 && listed.content != 0 &&
-             object.content != listed.content) {
-    object.other = std::min(object.other, rank);
   }
   if (object.common ? object.writer != kNone && object.writer <= rank : !listed.main_replica) {
     return;
@@ -271,7 +260,7 @@ void SavePlanner::State::check_all_added() const {
 
 void SavePlanner::State::give(const Listing& listing, uint64_t bytes) {
   load[listing.rank] += bytes;
-  set_owned(listing.rank, listing.index);
+  owned.set(listing.rank, listing.index);
 }
 
 // Notes the ranks that list a chunk and copy what its owner writes.
@@ -287,34 +276,6 @@ void SavePlanner::State::note_copies(std::span<const Listing> group, uint32_t ow
   }
 }
 
-void SavePlanner::State::make_room_for_owned() {
-  size_t words = 0;
-  for (size_t r = 0; r < owned_begin.size(); ++r) {
-    owned_begin[r] = words;
-    words += owned_words[r];
-  }
-  owned.assign(words, 0);
-}
-
-void SavePlanner::State::set_owned(uint32_t owner, uint32_t index) {
-  owned[owned_begin[owner] + index / 64] |= uint64_t{1} << index % 64;
-}
-
-std::vector<uint32_t> SavePlanner::State::chunks_of(uint32_t owner) const {
-  std::vector<uint32_t> mine;
-  const uint64_t* words = owned.data() + owned_begin[owner];
-  const uint32_t count = owned_words[owner];
-  size_t total = 0;
-  for (uint32_t w = 0; w < count; ++w) total += static_cast<size_t>(std::popcount(words[w]));
-  mine.reserve(total);
-  for (uint32_t w = 0; w < count; ++w) {
-    for (uint64_t left = words[w]; left != 0; left &= left - 1) {
-      mine.push_back(w * 64 + static_cast<uint32_t>(std::countr_zero(left)));
-    }
-  }
-  return mine;
-}
-
 uint32_t SavePlanner::State::holders_of(const Listing& listing) const {
   const std::vector<uint32_t>& of_rank = chunk_holders[listing.rank];
   return listing.index < of_rank.size() ? of_rank[listing.index] : PlanChunk::kUnknown;
@@ -328,6 +289,31 @@ uint32_t SavePlanner::State::common_holders(std::span<const Listing> group) cons
                          return holders_of(listing) == holders;
                        });
   return by_rule ? holders : PlanChunk::kUnknown;
+}
+
+// Whether a rank lists the chunk that is not among the holders that another one names.
+bool SavePlanner::State::is_contested(std::span<const Listing> group) const {
+  uint32_t last = PlanChunk::kUnknown;  // most ranks name the same holders as the previous one
+  return std::any_of(group.begin(), group.end(), [&](const Listing& naming) {
+    const uint32_t holders = holders_of(naming);
+    if (holders == PlanChunk::kUnknown || holders == std::exchange(last, holders)) return false;
+    const std::vector<int>& named = *sets[holders];
+    return std::any_of(group.begin(), group.end(), [&](const Listing& listing) {
+      return !std::binary_search(named.begin(), named.end(), static_cast<int>(listing.rank));
+    });
+  });
+}
+
+// The holders of one set have the same, so the lowest of them is compared.
+void SavePlanner::State::contest(std::span<const Listing> group) {
+  std::set<uint32_t> seen;
+  std::vector<Listing> of_sets;
+  for (const Listing& listing : group) {
+    const uint32_t holders = holders_of(listing);
+    if (holders != PlanChunk::kUnknown && !seen.insert(holders).second) continue;
+    of_sets.push_back(listing);
+  }
+  contents.contest(of_sets);
 }
 
 // Checks a tensor, assigns the chunks that only one rank lists and adds the others to `waiting`.
@@ -363,7 +349,15 @@ void SavePlanner::State::take_chunk(uint32_t id, size_t begin, std::span<const L
                                                  to_string(tensors[id].box(*twice)) + " twice")
         .with_key(tensors[id].key());
   }
-  waiting.push_back({bytes, id, common_holders(group), begin});
+  const uint32_t holders = common_holders(group);
+  if (holders == PlanChunk::kUnknown && is_contested(group)) {
+    contest(group);
+  } else if (contents.are_known(group)) {
+    contents.compare(tensors[id].key(), group);
+    give(group.front(), bytes);
+    return note_copies(group, group.front().rank);
+  }
+  waiting.push_back({bytes, id, holders, begin});
 }
 
 void SavePlanner::State::check_objects() const {
@@ -442,7 +436,7 @@ void SavePlanner::State::assign_with_copies() {
         })->second;
     for (const uint32_t r : best.ranks) load[r] += w.bytes;
     owned_bytes[best.least->rank] += w.bytes;
-    set_owned(best.least->rank, best.least->index);
+    owned.set(best.least->rank, best.least->index);
     note_copies(listed, best.least->rank);
   }
 }
@@ -462,26 +456,29 @@ void SavePlanner::State::assign_shared() {
 void SavePlanner::State::assign_empty() {
   for (const Tensor& tensor : tensors) {
     if (tensor.empty_rank == kNone) continue;
-    set_owned(tensor.empty_rank, tensor.empty_chunk);
+    owned.set(tensor.empty_rank, tensor.empty_chunk);
   }
 }
 
 void SavePlanner::State::assign_objects() {
-  for (const auto& [key, object] : objects) {
+  for (auto& [key, object] : objects) {
+    std::sort(object.holders.begin(), object.holders.end(),
+              [](const ObjectHolder& a, const ObjectHolder& b) { return a.rank < b.rank; });
     assignments[object.writer].objects.push_back(object.index);
-    copy_object(object);
+    contents.compare(key, object.writer, object.holders);
+    if (!groups.empty()) copy_object(object);
   }
 }
 
-// The writer makes no copy, but it has an entry in `copiers` if it has a group, and its content is
-// known from there. In a save, either all ranks have a group or none has.
 void SavePlanner::State::copy_object(const Object& object) {
-  const auto is_writer = [&](const Object::Holder& holder) { return holder.rank == object.writer; };
-  const auto writer = std::find_if(object.copiers.begin(), object.copiers.end(), is_writer);
-  if (writer == object.copiers.end()) return;
-  for (const Object::Holder& holder : object.copiers) {
+  const auto is_writer = [&](const ObjectHolder& holder) { return holder.rank == object.writer; };
+  const auto writer = std::find_if(object.holders.begin(), object.holders.end(), is_writer);
+  if (writer == object.holders.end()) return;
+  for (const ObjectHolder& holder : object.holders) {
     if (is_writer(holder) || holder.content != writer->content) continue;
-    const std::vector<int>& ranks = groups.at(holder.rank);
+    const auto group = groups.find(holder.rank);
+    if (group == groups.end()) continue;
+    const std::vector<int>& ranks = group->second;
     const bool in_group =
         std::binary_search(ranks.begin(), ranks.end(), static_cast<int>(object.writer));
     if (object.common || in_group) assignments[holder.rank].object_copies.push_back(holder.index);
@@ -523,7 +520,8 @@ void SavePlanner::end() {
     throw Error(ErrorCode::kInvalidArgument, "a rank lists more than 2^31 chunks")
         .with_rank(static_cast<int>(state.rank));
   }
-  state.owned_words[state.rank] = state.chunk_index / 64 + 1;
+  state.owned.note_count(state.rank, state.chunk_index);
+  state.contents.end_rank(state.rank, state.object_index, state.chunk_index);
 }
 
 void SavePlanner::add(int rank, const LocalSavePlan& plan) {
@@ -555,7 +553,7 @@ std::vector<Assignment> SavePlanner::finish() {
   state.check_all_added();
   if (state.first_problem) throw *state.first_problem;
   state.load.assign(state.added.size(), 0);
-  state.make_room_for_owned();
+  state.owned.make_room();
   for (uint32_t id = 0; id < state.tensors.size(); ++id) state.take_tensor(id);
   state.check_objects();
   state.sort_waiting();
@@ -569,7 +567,7 @@ std::vector<Assignment> SavePlanner::finish() {
   state.assign_objects();
   for (uint32_t r = 0; r < state.assignments.size(); ++r) {
     Assignment& mine = state.assignments[r];
-    mine.chunks = state.chunks_of(r);
+    mine.chunks = state.owned.of(r);
     std::sort(mine.objects.begin(), mine.objects.end());
     std::sort(mine.copies.begin(), mine.copies.end());
     std::sort(mine.object_copies.begin(), mine.object_copies.end());
@@ -577,17 +575,14 @@ std::vector<Assignment> SavePlanner::finish() {
   return std::move(state.assignments);
 }
 
-std::vector<DifferingObject> SavePlanner::differing_objects() const {
-  std::vector<DifferingObject> differing;
-  for (const auto& [key, object] : state_->objects) {
-    if (object.other == kNone) continue;
-    differing.push_back({key, static_cast<int>(std::min(object.first_rank, object.other)),
-                         static_cast<int>(std::max(object.first_rank, object.other))});
-  }
-  std::sort(differing.begin(), differing.end(),
-            [](const auto& a, const auto& b) { return a.key < b.key; });
-  return differing;
+const std::vector<DifferingContent>& SavePlanner::differing() const {
+  return state_->contents.differing();
 }
+const std::vector<ContestedChunk>& SavePlanner::contested() const {
+  return state_->contents.contested();
+}
+void SavePlanner::note_groups() { state_->contents.note_groups(); }
+std::vector<ContentGroups> SavePlanner::content_groups() { return state_->contents.groups(); }
 
 std::vector<Assignment> plan_save(std::span<const LocalSavePlan> plans) {
   SavePlanner planner(static_cast<int>(plans.size()));

@@ -4,6 +4,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/plan/balance_internal.h"
+#include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone {
@@ -111,7 +112,9 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
     sort_chunks(plan, true, by_set[s]);
     HolderBalance balance(plan.holder_sets[s]);
     for (uint32_t i : by_set[s]) {
-      const int owner = balance.give(bytes_of(plan, plan.chunks[i]));
+      const PlanChunk& chunk = plan.chunks[i];
+      const int owner = is_compared(plan, chunk) ? plan.holder_sets[s].front()
+                                                 : balance.give(bytes_of(plan, chunk));
       if (owner == rank) {
         mine.chunks.push_back(i);
       } else if (std::binary_search(group.begin(), group.end(), owner)) {

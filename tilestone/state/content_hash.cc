@@ -19,27 +19,16 @@ bool is_set(const Opaque& opaque) {
          (opaque.name == "set" || opaque.name == "frozenset");
 }
 
-uint64_t hash_of_elements(const TensorView& tensor) {
-  constexpr uint64_t kStep = 1 << 16;
-  const uint64_t size = tensor.bytes();
-  const StridedView view = tensor.strided_view();
-  Bytes packed(std::min(size, kStep));
-  ByteWriter hashes;
-  for (uint64_t begin = 0; begin < size; begin += kStep) {
-    const MutableByteView part =
-        MutableByteView(packed).first(static_cast<size_t>(std::min(kStep, size - begin)));
-    pack_range(view, begin, part);
-    hashes.u64(xxh3_64(part));
-  }
-  return xxh3_64(std::move(hashes).take());
-}
+constexpr uint64_t kHashedStep = 64u << 10;    // bytes: each step has a hash of its own
+constexpr uint64_t kCopiedStep = kHashedStep;  // what is packed at once
+constexpr uint64_t kFetchedStep = 8u << 20;    // what is copied from a device at once
 
 void write_own(ByteWriter& out, const TensorView& tensor, const Autograd& autograd) {
   out.u8(static_cast<uint8_t>(tensor.dtype));
   out.varint(tensor.shape.size());
   for (const int64_t n : tensor.shape) out.i64(n);
   out.u8(static_cast<uint8_t>((autograd.parameter ? 2 : 0) | (autograd.requires_grad ? 1 : 0)));
-  out.u64(hash_of_elements(tensor));
+  out.u64(elements_hash(tensor));
 }
 
 void write_own(ByteWriter& out, const Opaque& opaque) {
@@ -161,5 +150,34 @@ class Hasher {
 }  // namespace
 
 uint64_t content_hash(const Value& value) { return Hasher().hash(value); }
+
+void for_each_block(const TensorView& tensor, const std::function<void(ByteView)>& take) {
+  const uint64_t size = tensor.bytes();
+  if (size == 0) return;
+  const bool on_device = tensor.device != nullptr;
+  if (!on_device && tensor.strided_view().is_contiguous()) return take({tensor.data, size});
+  const uint64_t step = on_device ? kFetchedStep : kCopiedStep;
+  Bytes block(std::min(size, step));
+  for (uint64_t begin = 0; begin < size; begin += step) {
+    const MutableByteView part =
+        MutableByteView(block).first(static_cast<size_t>(std::min(step, size - begin)));
+    if (on_device) {
+      tensor.device->to_host(begin, part);
+    } else {
+      pack_range(tensor.strided_view(), begin, part);
+    }
+    take(part);
+  }
+}
+
+uint64_t elements_hash(const TensorView& tensor) {
+  ByteWriter hashes;
+  for_each_block(tensor, [&](ByteView block) {
+    for (uint64_t begin = 0; begin < block.size(); begin += kHashedStep) {
+      hashes.u64(xxh3_64(block.subspan(begin, std::min(kHashedStep, block.size() - begin))));
+    }
+  });
+  return std::max<uint64_t>(xxh3_64(hashes.bytes()), 1);
+}
 
 }  // namespace tilestone

@@ -52,6 +52,7 @@ struct ShardedTensor {
   std::vector<int> holders;
   // The replica id says nothing: a rank that holds a box doesn't know whether others hold it too.
   bool unknown_replicas = false;
+  bool common = false;  // a plain tensor that its holders have too: see TensorItem::common
   // What is stored and loaded: one box, or the boxes of a flat range or a strided placement. Empty
   // boxes are left out, but a tensor without any elements has one piece, which is the whole tensor.
   std::vector<Piece> pieces;

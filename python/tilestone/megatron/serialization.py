@@ -400,7 +400,9 @@ def save(
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
         timeout: limit for the whole save in seconds; None: no limit.
-        common_differs: "warn" or "error": what to do if common state differs between ranks.
+        common_differs: "warn" or "error": what to do if the ranks' common states differ, or the
+            replicas of a ShardedObject, or those of a ShardedTensor of at most 64 KiB without
+            declared holders.
         agreement: how the ranks agree on the writers, as for `tilestone.save`. With "rule" the
             holders of each ShardedTensor share the writing; if its holders are not known (as in
             Megatron's own modules), the rank of the main replica writes. Can't be combined with a

@@ -366,31 +366,19 @@ bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadlin
   }
 }
 
-void Attempt::expect_one_common_state(const std::vector<LeftReport>& left) const {
-  std::vector<int> other_keys, other_contents;
+void Attempt::expect_same_keys(const std::vector<LeftReport>& left) {
+  std::vector<int> other_keys;
   for (size_t rank = 1; rank < left.size(); ++rank) {
     const auto number = static_cast<int>(rank);
     if (left[rank].common_keys != left[0].common_keys) other_keys.push_back(number);
-    const bool compared = left[rank].common_contents != 0 && left[0].common_contents != 0;
-    if (compared && left[rank].common_contents != left[0].common_contents) {
-      other_contents.push_back(number);
-    }
   }
-  if (!other_keys.empty()) {
-    throw Error(ErrorCode::kMismatch,
-                ranks_text(other_keys) +
-                    ": the keys of the objects differ from those on rank 0, and only rank 0 writes "
-                    "these objects")
-        .with_rank(other_keys.front())
-        .with_hint("make an object that only some ranks have a ShardedObject with its own key");
-  }
-  if (other_contents.empty()) return;
-  const std::string ranks = ranks_text(other_contents);
-  const std::string what =
-      dialect_->common_object().empty()
-          ? "common objects of " + ranks + " differ from those of rank 0, which are saved"
-          : "the common state of " + ranks + " differs from that of rank 0, which is saved";
-  report_differing(what, other_contents.front());
+  if (other_keys.empty()) return;
+  throw Error(ErrorCode::kMismatch,
+              ranks_text(other_keys) +
+                  ": the keys of the objects differ from those on rank 0, and only rank 0 writes "
+                  "these objects")
+      .with_rank(other_keys.front())
+      .with_hint("make an object that only some ranks have a ShardedObject with its own key");
 }
 
 // Finds objects that no rank wrote because no rank has their main replica. Nothing else would
@@ -463,17 +451,24 @@ Attempt::Described Attempt::describe(const std::vector<Bytes>& left_by_rank) con
   std::set<std::string> remains;
   ReplicaNames replicas;
   for (const LeftReport& one : left) merge_replica_names(replicas, one.replicas);
+  expect_same_lists(left);
   if (head_.rank_local) {
     described.replaced = rank_files_of(reports);
     remains = unite_objects(reports, encoded);
   } else {
-    expect_one_common_state(left);
+    expect_same_keys(left);
     expect_all_objects(left, reports);
+    expect_same_contents(left, reports);
   }
-  described.made = describe_save(
-      {std::move(reports), encoded, CopyPolicy::kAccept, head_.save_id, head_.writer,
-       head_.attributes, files_of_dialect(left.front()), std::move(remains), std::move(replicas)},
-      *format_, *dialect_);
+  try {
+    described.made = describe_save(
+        {std::move(reports), encoded, CopyPolicy::kAccept, head_.save_id, head_.writer,
+         head_.attributes, files_of_dialect(left.front()), std::move(remains), std::move(replicas)},
+        *format_, *dialect_);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kMismatch && error.key().empty()) expect_declared(left, encoded);
+    throw;
+  }
   return described;
 }
 

@@ -50,7 +50,9 @@ class Attempt {
   // Whether a report of this rank exists, in its own file or in its group's merged file.
   bool has_report(int rank) const;
   // That report; nullopt if there is none.
-  std::optional<RankReport> report_of(int rank) const;
+  std::optional<LeftReport> report_of(int rank) const;
+  // Once the save is published: the report in its manifest; nullopt if that has been removed since.
+  std::optional<RankReport> published_report_of(int rank) const;
   // Whether it is certain that no report exists. Also false where that can't be determined.
   bool surely_lacks_report(int rank) const noexcept;
   // Publishes this rank's report. Returns false if another report of this rank exists and counts.
@@ -139,10 +141,16 @@ class Attempt {
   bool publish_or_find(const IndexFile& file, Deadline deadline) const;
   void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
                     Deadline deadline) const;
-  void expect_one_common_state(const std::vector<LeftReport>& left) const;
+  static void expect_same_keys(const std::vector<LeftReport>& left);
   static void expect_all_objects(const std::vector<LeftReport>& left,
                                  const std::vector<RankReport>& reports);
   void report_differing(const std::string& what, int rank) const;
+  // What the ranks hold (attempt_contents.cc)
+  void expect_same_lists(const std::vector<LeftReport>& left) const;
+  void expect_same_contents(const std::vector<LeftReport>& left,
+                            const std::vector<RankReport>& reports) const;
+  static void expect_declared(const std::vector<LeftReport>& left,
+                              const std::vector<Bytes>& encoded);
   bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
 

@@ -10,6 +10,7 @@
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/manifest.h"
 #include "tilestone/plan/report.h"
 #include "tilestone/storage/storage.h"
 
@@ -99,10 +100,20 @@ bool Attempt::surely_lacks_report(int rank) const noexcept {
   }
 }
 
-std::optional<RankReport> Attempt::report_of(int rank) const {
+std::optional<LeftReport> Attempt::report_of(int rank) const {
   const auto bytes = has_report(rank) ? counted_report(*location_, head_, rank) : std::nullopt;
   if (!bytes) return std::nullopt;
-  return RankReport::decode(LeftReport::decode(*bytes, report_name(head_, rank)).report);
+  return LeftReport::decode(*bytes, report_name(head_, rank));
+}
+
+std::optional<RankReport> Attempt::published_report_of(int rank) const {
+  const std::string name = manifest_name(head_.save_id);
+  const auto bytes = read_if_there(*location_, name);
+  if (!bytes) return std::nullopt;
+  Manifest manifest = Manifest::decode(*bytes, name);
+  const auto number = static_cast<size_t>(rank);
+  if (number >= manifest.reports.size()) return std::nullopt;
+  return std::move(manifest.reports[number]);
 }
 
 }  // namespace tilestone::engine

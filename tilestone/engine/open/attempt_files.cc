@@ -184,7 +184,13 @@ Bytes LeftReport::encode() const {
   ByteWriter out;
   out.u8(kVersion);
   out.u64(common_keys);
-  out.u64(common_contents);
+  out.varint(held.size());
+  for (const HeldContent& one : held) {
+    out.u64(one.id);
+    out.u64(one.content);
+    out.varint(one.ranks);
+  }
+  write_lists(out, lists);
   out.blob(report);
   if (!unwritten_objects.empty() || !of_dialect.empty() || !replicas.empty()) {
     out.varint(unwritten_objects.size());
@@ -226,7 +232,13 @@ LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
   return decoded(bytes, file, [](ByteReader& in) {
     LeftReport left;
     left.common_keys = in.u64();
-    left.common_contents = in.u64();
+    left.held.resize(in.count(2 * sizeof(uint64_t) + 1));
+    for (HeldContent& one : left.held) {
+      one.id = in.u64();
+      one.content = in.u64();
+      one.ranks = static_cast<uint32_t>(std::min<uint64_t>(in.varint(), UINT32_MAX));
+    }
+    left.lists = read_lists(in);
     const ByteView report = in.blob();
     left.report.assign(report.begin(), report.end());
     if (in.remaining() == 0) return left;

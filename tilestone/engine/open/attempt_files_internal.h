@@ -30,6 +30,8 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/index.h"
+#include "tilestone/plan/contents.h"
+#include "tilestone/state/list_lengths.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -82,9 +84,11 @@ std::string group_temporary(std::string_view save_id, int group, std::string_vie
 
 // The content of a rank's report file.
 struct LeftReport {
-  Bytes report;                  // RankReport::encode()
-  uint64_t common_keys = 0;      // hash of the keys of its common objects, which rank 0 writes
-  uint64_t common_contents = 0;  // hash of their contents; 0: not to be compared
+  Bytes report;              // RankReport::encode()
+  uint64_t common_keys = 0;  // hash of the keys of its common objects, which rank 0 writes
+  // What it holds, by id, with the contents that the ranks compare (plan/contents.h).
+  std::vector<HeldContent> held = {};
+  std::vector<ListLength> lists = {};  // of its state
   // Keys of objects that this rank has and another rank must write.
   std::vector<std::string> unwritten_objects = {};
   Index of_dialect = {};       // from rank 0 only: the dialect's files of the index

@@ -92,11 +92,11 @@ struct SaveOptions {
   // a save accepts any replicas with equal elements, and incomplete grids. The check sends the
   // ranks' plans to the coordinator, also when ranks plan by rule.
   bool validate_access = false;
-  // What to do when ranks differ in something that should be equal on all ranks, of which only one
-  // rank's is saved. In Megatron-Core's dialect this is the common state (compared by hash; the
-  // order of a dict does not count), in PyTorch's the objects that are not wrapped (not compared by
-  // rule: there kError is Error(kUnsupported)). kWarn: rank 0 logs a warning. The warning or error
-  // names the paths or keys and the ranks.
+  // What to do when ranks differ in something that should be equal, of which only one rank's is
+  // saved: the common state, objects, replicas of small tensors (plan/contents.h). kIgnore compares
+  // nothing. kWarn: rank 0 logs a warning. The warning or error names the paths or keys and the
+  // ranks. Larger tensors are compared only on disjoint meshes, where kWarn refuses a difference
+  // too: a parameter would be lost.
   enum class Differing : uint8_t { kIgnore, kWarn, kError };
   Differing common_differs = Differing::kWarn;
   double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout

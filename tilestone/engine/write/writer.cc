@@ -216,8 +216,8 @@ class RankWriter {
     describe_objects();
   }
 
-  // Reports the objects' content hashes only if there are copies: they are needed to find equal
-  // copies.
+  // Reports the objects' content hashes if there are copies, to find equal ones, or if the ranks
+  // plan by rule, so that a restarted rank can compare them.
   void describe_objects() {
     report_.objects.resize(task_.assignment.objects.size());
     report_.object_copies.resize(task_.assignment.object_copies.size());
@@ -225,7 +225,8 @@ class RankWriter {
       RankReport::Object& described = reported_object(i);
       described.key = object(i).key;
       described.path = object(i).path;
-      if (copies_) described.content = task_.plan->objects[object_at(i)].content;
+      if (copies_ || task_.report_held)
+        described.content = task_.plan->objects[object_at(i)].content;
     }
   }
 

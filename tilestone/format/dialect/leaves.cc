@@ -43,6 +43,7 @@ TensorItem item_of(const ShardedTensor& tensor) {
   item.pieces = tensor.pieces;
   item.replica_id = tensor.replica_id;
   item.holders = tensor.holders;
+  item.common = tensor.common;
   item.allow_shape_mismatch = tensor.allow_shape_mismatch;
   item.unknown_replicas = tensor.unknown_replicas;
   return item;

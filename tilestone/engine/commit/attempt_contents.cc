@@ -1,0 +1,122 @@
+// Compares what the ranks of a save without a communicator hold (plan/contents.h), when it is
+// published. Each rank's report has a hash for everything that ranks compare.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/run/differing_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/plan/contents.h"
+
+namespace tilestone::engine {
+namespace {
+
+// The ids with which ranks hold different contents.
+std::set<uint64_t> differing_ids(const std::vector<LeftReport>& left) {
+  std::map<uint64_t, uint64_t> first;
+  std::set<uint64_t> differing;
+  for (const LeftReport& one : left) {
+    for (const HeldContent& held : one.held) {
+      if (held.content == 0) continue;
+      const auto [known, is_new] = first.emplace(held.id, held.content);
+      if (!is_new && known->second != held.content) differing.insert(held.id);
+    }
+  }
+  return differing;
+}
+
+// The keys of what a rank has written, by id.
+std::map<uint64_t, std::string> written_keys(const RankReport& report) {
+  std::map<uint64_t, std::string> keys;
+  for (const RankReport::Object& object : report.objects) {
+    keys.emplace(id_of(object.key), object.key);
+  }
+  for (const RankReport::Chunk& chunk : report.chunks) {
+    const RankReport::Tensor& tensor = report.tensors[chunk.tensor];
+    keys.emplace(id_of(PlanTensor{tensor.key, tensor.dtype, tensor.global_shape}, chunk.box),
+                 tensor.key);
+  }
+  return keys;
+}
+
+}  // namespace
+
+void Attempt::expect_same_lists(const std::vector<LeftReport>& left) const {
+  std::vector<std::vector<ListLength>> lists;
+  for (const LeftReport& one : left) lists.push_back(one.lists);
+  expect_same_lengths(lists, !dialect_->common_object().empty());
+}
+
+void Attempt::expect_same_contents(const std::vector<LeftReport>& left,
+                                   const std::vector<RankReport>& reports) const {
+  const auto common_differs = static_cast<SaveOptions::Differing>(head_.common_differs);
+  if (common_differs == SaveOptions::Differing::kIgnore) return;
+  const std::set<uint64_t> ids = differing_ids(left);
+  if (ids.empty()) return;
+  std::vector<std::map<uint64_t, std::string>> written;
+  std::map<uint64_t, std::string> keys;
+  for (const RankReport& report : reports) {
+    written.push_back(written_keys(report));
+    for (const uint64_t id : ids) {
+      const auto found = written.back().find(id);
+      if (found != written.back().end()) keys.emplace(id, found->second);
+    }
+  }
+  std::vector<std::vector<NamedContent>> by_rank(left.size());
+  for (size_t rank = 0; rank < left.size(); ++rank) {
+    for (const HeldContent& held : left[rank].held) {
+      if (held.content == 0 || !ids.contains(held.id)) continue;
+      by_rank[rank].push_back({held, keys[held.id], written[rank].contains(held.id), false});
+    }
+  }
+  std::vector<DifferingContent> differing = differences_of(by_rank);
+  const auto common = std::find_if(
+      differing.begin(), differing.end(),
+      [&](const DifferingContent& one) { return one.key == dialect_->common_object(); });
+  if (common != differing.end()) {
+    report_differing("the common state of " + ranks_text(common->others) +
+                         " differs from that of rank 0, which is saved",
+                     common->others.front());
+    differing.erase(common);
+  }
+  tell_of_differing(differing, common_differs, dialect_->name());
+}
+
+// Names what only some of its declared holders have. Reports' sums of hashes show only that there
+// is something (plan/held.h).
+void Attempt::expect_declared(const std::vector<LeftReport>& left,
+                              const std::vector<Bytes>& encoded) {
+  struct Holders {
+    uint32_t declared = 0;
+    uint32_t found = 0;
+    int first = 0;
+  };
+  std::map<uint64_t, Holders> holders;
+  for (size_t rank = 0; rank < left.size(); ++rank) {
+    for (const HeldContent& held : left[rank].held) {
+      if (held.ranks == 0) continue;
+      Holders& of_id = holders[held.id];
+      if (of_id.found++ == 0) of_id.first = static_cast<int>(rank);
+      of_id.declared = held.ranks;
+    }
+  }
+  for (const Bytes& report : encoded) {
+    for (const auto& [id, key] : written_keys(RankReport::decode(report))) {
+      const auto found = holders.find(id);
+      if (found == holders.end() || found->second.found >= found->second.declared) continue;
+      const Holders& of_id = found->second;
+      throw Error(ErrorCode::kCoverage, "only " + std::to_string(of_id.found) + " of the " +
+                                            std::to_string(of_id.declared) +
+                                            " ranks that are declared to hold it have it")
+          .with_key(key)
+          .with_rank(of_id.first);
+    }
+  }
+}
+
+}  // namespace tilestone::engine
