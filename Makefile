@@ -27,6 +27,7 @@ format:
 
 stubs:
 	@.venv/bin/python tools/check_stubs --fix
+	@.venv/bin/python tools/options --fix
 
 soak:
 	@tools/soak $(ROUNDS)

@@ -71,7 +71,7 @@ StateDict state_of(const Job& job, int rank) {
 bool save_rank(const Job& job, int rank, const std::shared_ptr<bench::CountingStorage>& storage) {
   SaveOptions options;
   options.by_files = ByFiles{rank, job.ranks, "a run of the bench", 0, false};
-  options.threads = 1;
+  options.resources.threads = 1;
   options.timeout = 600;
   return save(state_of(job, rank), Location(storage), options).published;
 }

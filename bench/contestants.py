@@ -82,8 +82,8 @@ class Tilestone(Contestant):
 class TilestoneLoad(Tilestone):
     """Tilestone's load with an option. On one rank, it loads the files saved by plain Tilestone."""
 
-    def __init__(self, **options: str) -> None:
-        super().__init__(", ".join(["tilestone", *(f"{k}={v}" for k, v in options.items())]))
+    def __init__(self, way: str, **options: object) -> None:
+        super().__init__(f"tilestone, {way}")
         self.saved_by = "tilestone"
         self._load_options = options
 
@@ -94,7 +94,12 @@ class TilestoneLoad(Tilestone):
 
 
 def cache_policies() -> list[Contestant]:
-    return [TilestoneLoad(cache="bypass"), TilestoneLoad(cache="keep")]
+    import tilestone
+
+    return [
+        TilestoneLoad(f"cache={cache}", reading=tilestone.Reading(cache=cache))
+        for cache in ("bypass", "keep")
+    ]
 
 
 class Cpp(Contestant):

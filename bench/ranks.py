@@ -289,7 +289,10 @@ def reshard_states(scale: float) -> tuple[Tensors, Tensors]:
 def _reshard_job(case: Case, plan: Plan) -> None:
     saved, wanted = reshard_states(plan.scale)
     case.bytes = _global_bytes(saved)
-    ways = [TilestoneLoad(two_phase="never"), TilestoneLoad(two_phase="always")]
+    import tilestone
+
+    ways = [TilestoneLoad(f"two_phase={way}", reading=tilestone.Reading(two_phase=way))
+            for way in ("never", "always")]
     who = [Tilestone(), Tilestone(CONTROL), *ways, Dcp(1)]  # the others can't reshard on a CPU
     measure(case, plan, who, saved, wanted, count_reads=True)
 

@@ -89,8 +89,9 @@ class _Entities:
 
 
 def contestants() -> list[Any]:
-    copies = Tilestone("tilestone, replicate=local", replicate="local",
-                       replicate_group=list(range(WORLD)))
+    import tilestone
+
+    copies = Tilestone("tilestone, replicate=local", copies=tilestone.LocalCopies(range(WORLD)))
     return [_DTensors(Tilestone()), _DTensors(copies), _DTensors(Dcp(1)),
             _Entities(Native("tilestone.megatron, fully parallel", True)),
             _Entities(Stock("stock Megatron-Core, fully parallel", True))]

@@ -20,7 +20,7 @@ using namespace tilestone;
 
 StateDict read_all(const std::string& path) {
   // Checksums are not verified, because no_checksum.cc may be active.
-  const Checkpoint checkpoint = Checkpoint::open(path, {.verify_checksums = false});
+  const Checkpoint checkpoint = Checkpoint::open(path, {.checks = {.checksums = false}});
   StateDict state;
   for (const StoredTensor& tensor : checkpoint.metadata().tensors) {
     state[tensor.key] = checkpoint.read(tensor.key);

@@ -52,8 +52,8 @@ void read(const Checkpoint& checkpoint, const std::string& key) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto storage = memory_storage(unpack({reinterpret_cast<const std::byte*>(data), size}));
   OpenOptions options;
-  options.threads = 1;
-  options.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
   try {
     const Checkpoint checkpoint = Checkpoint::open(Location(storage), options);
     for (const std::string& key : checkpoint.keys()) read(checkpoint, key);

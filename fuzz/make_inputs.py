@@ -54,16 +54,16 @@ def ours() -> dict[str, Files]:
             mine = numpy.arange(4, dtype="float32") + comm.rank
             w = tilestone.ShardedTensor.from_rank_offsets("w", mine, (0, comm.rank, comm.size))
             state = {"w": w, "plain": numpy.arange(3), "scalar": numpy.float64(3), "step": 7}
-            tilestone.save(state, path, comm=comm)
+            tilestone.save(state, path, group=comm)
 
         tilestone.run_ranks(2, rank)
 
     found: dict[str, Files] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        tilestone.save({"w": numpy.arange(6.0)}, folder / "one", comm=tilestone.solo())
+        tilestone.save({"w": numpy.arange(6.0)}, folder / "one", group=tilestone.solo())
         nested = {"a": {"b": [1, "two", None, 2**70]}, "empty": numpy.zeros((0, 3))}
-        tilestone.save(nested, folder / "nested", comm=tilestone.solo())
+        tilestone.save(nested, folder / "nested", group=tilestone.solo())
         save_two(str(folder / "two"))
         for kind in ("one", "nested", "two"):
             found[f"tilestone_{kind}"] = files_of(folder / kind)
@@ -385,7 +385,7 @@ def manifest_corpus() -> Files:
     import tilestone
 
     with tempfile.TemporaryDirectory() as name:
-        tilestone.save({"w": numpy.arange(50_000, dtype="float32")}, name, comm=tilestone.solo())
+        tilestone.save({"w": numpy.arange(50_000, dtype="float32")}, name, group=tilestone.solo())
         (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
         manifest = path.read_bytes()
         (head,) = struct.unpack_from("<Q", manifest, 12)
@@ -397,7 +397,7 @@ def manifest_corpus() -> Files:
             w = tilestone.ShardedTensor.from_rank_offsets("w", mine, (0, comm.rank, comm.size))
             told = {"w": {"kind": "glu", "order": [0, (None, True)], "by": {"a": 1.5, 3: b"x"}}}
             tilestone.save(
-                {"w": w}, name, comm=comm, attributes={"a": "b"}, tensor_attributes=told
+                {"w": w}, name, group=comm, attributes={"a": "b"}, tensor_attributes=told
             )
 
         tilestone.run_ranks(2, rank)
@@ -430,14 +430,14 @@ def left_files() -> Files:
                 mine = numpy.arange(4, dtype="float32") + rank
                 w = module.ShardedTensor.from_rank_offsets("w", mine, (0, rank, 5))
                 module.save(
-                    {"w": w, "step": 7}, folder, coordination="files", rank=rank, world_size=5,
-                    token="inputs for fuzzing", wait=False,
+                    {"w": w, "step": 7}, folder,
+                    by_files=tilestone.ByFiles(rank, 5, "inputs for fuzzing", wait=False),
                 )  # fmt: skip
             (head,) = folder.glob(".tilestone/*.attempt")
             try:  # an object that can't be saved
                 module.save(
-                    {"w": (number for number in ())}, folder, coordination="files", rank=4, world_size=5,
-                    token="inputs for fuzzing", wait=False,
+                    {"w": (number for number in ())}, folder,
+                    by_files=tilestone.ByFiles(4, 5, "inputs for fuzzing", wait=False),
                 )  # fmt: skip
             except tilestone.CheckpointError:
                 pass

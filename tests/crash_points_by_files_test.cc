@@ -30,9 +30,9 @@ SaveOptions by_files(int rank, const std::string& token) {
   options.by_files = ByFiles{rank, kRanks, token};
   options.by_files->wait = rank + 1 == kRanks;
   options.timeout = 20;
-  options.threads = 1;
-  options.replicate = SaveOptions::Replicate::kLocal;
-  for (int other = 0; other < kRanks; ++other) options.replicate_group.push_back(other);
+  options.resources.threads = 1;
+  options.copies.emplace();
+  for (int other = 0; other < kRanks; ++other) options.copies->group.push_back(other);
   return options;
 }
 

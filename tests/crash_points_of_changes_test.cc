@@ -72,8 +72,8 @@ FileImage saved(const std::function<StateDict(int rank)>& state_of, SaveOptions 
   run_ranks(2, [&](Communicator comm) {
     SaveOptions own = options;
     own.comm = comm;
-    own.buffer_bytes = 1u << 20;
-    own.threads = 1;
+    own.resources.buffer_bytes = 1u << 20;
+    own.resources.threads = 1;
     save(state_of(comm.rank()), Location(storage), own);
   });
   return memory_image(*storage);
@@ -147,8 +147,8 @@ TEST(CrashesOfRemovals, AlsoInAnotherWritersCheckpoint) {
 // Both ranks hold "all", and each copies what the other one writes.
 FileImage with_copies() {
   SaveOptions options;
-  options.replicate = SaveOptions::Replicate::kLocal;
-  options.replicate_group = {0, 1};
+  options.copies.emplace();
+  options.copies->group = {0, 1};
   FileImage image = saved(
       [&](int rank) {
         StateDict state;

@@ -56,8 +56,8 @@ void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage
   options.format = kind.format;
   options.dialect = kind.dialect;
   options.overwrite = true;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   save(row_state(comm, first), storage->child(kPlace), options);
 }
@@ -164,8 +164,8 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
 int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
   try {
     OpenOptions options;
-    options.threads = 1;
-    options.buffer_bytes = 1u << 20;
+    options.resources.threads = 1;
+    options.resources.buffer_bytes = 1u << 20;
     const Checkpoint checkpoint = Checkpoint::open(storage->child(kPlace), options);
     const int64_t first = step_of(checkpoint).as_int();
     const VerifyReport report = checkpoint.verify();

@@ -53,10 +53,10 @@ void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage
   SaveOptions options;
   options.comm = comm;
   options.overwrite = overwrite;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = 60;
-  if (copies) options.replicate = SaveOptions::Replicate::kLocal;
-  for (int rank = 0; copies && rank < comm.size(); ++rank) options.replicate_group.push_back(rank);
+  if (copies) options.copies.emplace();
+  for (int rank = 0; copies && rank < comm.size(); ++rank) options.copies->group.push_back(rank);
   save(row_state(comm, first), Location(storage), options);
 }
 
@@ -146,8 +146,8 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
 int64_t find_checkpoint(const std::shared_ptr<Storage>& storage, size_t copies = 0) {
   try {
     OpenOptions options;
-    options.threads = 1;
-    options.buffer_bytes = 1u << 20;
+    options.resources.threads = 1;
+    options.resources.buffer_bytes = 1u << 20;
     const Checkpoint checkpoint = Checkpoint::open(Location(storage), options);
     const int64_t first = checkpoint.read_object("step").as_int();
     const VerifyReport report = checkpoint.verify();

@@ -25,8 +25,8 @@ constexpr int kAppendedStep = kStep == 1 ? 1 : 9;
 
 OpenOptions small_options() {
   OpenOptions options;
-  options.threads = 1;
-  options.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
   return options;
 }
 
@@ -199,7 +199,7 @@ FileImage ours() {
     state["objects"] = Value::list({Value(1), Value("two")});
     SaveOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     save(state, Location(storage), options);
   });
   return memory_image(*storage);

@@ -34,8 +34,8 @@ struct Sharded {
 
 OpenOptions small_options() {
   OpenOptions options;
-  options.threads = 1;
-  options.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
   return options;
 }
 
@@ -146,9 +146,9 @@ void load_by_ranks(const std::vector<Sharded>& tensors, const Location& location
     }
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
-    options.buffer_bytes = 1u << 20;
-    if (seed % 2 == 0) options.two_phase = LoadOptions::TwoPhase::kAlways;
+    options.resources.threads = 1;
+    options.resources.buffer_bytes = 1u << 20;
+    if (seed % 2 == 0) options.reading.two_phase = Reading::TwoPhase::kAlways;
     const StateDict loaded = load(wanted, location, options);
     for (const auto& [name, node] : loaded.entries()) {
       const auto* tensor = node.get_if<ShardedTensor>();
@@ -250,7 +250,7 @@ void load_whole_by_ranks(const StoredTensor& tensor, const FileImage& image) {
   run_ranks(2, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.two_phase = LoadOptions::TwoPhase::kAlways;
+    options.reading.two_phase = Reading::TwoPhase::kAlways;
     StateDict wanted;
     wanted["t"] =
         ShardedTensor::from_box(tensor.key, TensorView::without_data(tensor.dtype, tensor.shape),

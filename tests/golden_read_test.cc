@@ -29,8 +29,8 @@ uint32_t sum_of(const TensorView& tensor) { return crc32(elements(tensor)); }
 
 void expect_golden(const fs::path& folder, const Location& location, uint64_t buffer_bytes) {
   OpenOptions options;
-  options.threads = 1;
-  options.buffer_bytes = buffer_bytes;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = buffer_bytes;
   const Checkpoint checkpoint = Checkpoint::open(location, options);
   const Json expected = Json::parse(std::ifstream(folder.string() + ".expected.json"));
   size_t tensors = 0;
@@ -124,9 +124,9 @@ TEST(Golden, EveryTensorIsTheSameWhenRanksReadForOneAnother) {
     run_ranks(3, [&](Communicator comm) {
       LoadOptions options;
       options.comm = comm;
-      options.threads = 1;
-      options.buffer_bytes = 1u << 20;
-      options.two_phase = LoadOptions::TwoPhase::kAlways;
+      options.resources.threads = 1;
+      options.resources.buffer_bytes = 1u << 20;
+      options.reading.two_phase = Reading::TwoPhase::kAlways;
       const StateDict loaded = load(wanted_of(checkpoint.metadata(), comm), location, options);
       for (const auto& [name, node] : loaded.entries()) {
         const auto* tensor = node.get_if<ShardedTensor>();
@@ -153,7 +153,7 @@ void save_over(const Communicator& comm, const std::shared_ptr<Storage>& storage
   SaveOptions options;
   options.comm = comm;
   options.overwrite = true;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   save(row_state(comm, 1), Location(storage), options);
 }
 

@@ -41,8 +41,8 @@ class Folder {
 SaveOptions saving(const Communicator& comm, bool overwrite = false) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   options.overwrite = overwrite;
   return options;
@@ -51,8 +51,8 @@ SaveOptions saving(const Communicator& comm, bool overwrite = false) {
 LoadOptions loading(const Communicator& comm) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   return options;
 }

@@ -89,12 +89,12 @@ void run(int64_t gib, const std::string& folder) {
   state["large"] = tensor;
   state["behind"] = 7;
   SaveOptions saving;
-  saving.buffer_bytes = kPool;
+  saving.resources.buffer_bytes = kPool;
   within_memory("save", [&] { save(state, folder, saving); });
   munmap(memory, static_cast<size_t>(bytes));
 
   LoadOptions loading;
-  loading.buffer_bytes = kPool;
+  loading.resources.buffer_bytes = kPool;
   const Dims block{kBlock, kRow};
   const TensorView rows = TensorView::allocate(DType::kUInt8, block);
   std::fill_n(rows.data, rows.bytes(), std::byte{9});

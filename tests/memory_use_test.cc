@@ -36,14 +36,14 @@ class MemoryUse : public testing::Test {
 
 TEST_F(MemoryUse, OfASaveAndALoadIsTheBufferPool) {
   SaveOptions saving;
-  saving.buffer_bytes = kPool;
-  saving.threads = 2;
+  saving.resources.buffer_bytes = kPool;
+  saving.resources.threads = 2;
   const uint64_t saved = peak_of([&] { save(state(), root_, saving); });
   EXPECT_LE(saved, kPool + kRest);
   std::memset(tensor_.data, 1, tensor_.bytes());
   LoadOptions loading;
-  loading.buffer_bytes = kPool;
-  loading.threads = 2;
+  loading.resources.buffer_bytes = kPool;
+  loading.resources.threads = 2;
   const uint64_t loaded = peak_of([&] { load(state(), root_, loading); });
   EXPECT_LE(loaded, kPool + kRest);
   EXPECT_EQ(tensor_.data[0], std::byte{7});
@@ -55,7 +55,7 @@ TEST_F(MemoryUse, OfASaveAndALoadIsTheBufferPool) {
 // Columns of a strided tensor can't be read directly, so all data goes through buffers.
 TEST_F(MemoryUse, OfAReshardedLoadIsTheBufferPool) {
   SaveOptions saving;
-  saving.buffer_bytes = kPool;
+  saving.resources.buffer_bytes = kPool;
   save(state(), root_, saving);
   const Dims half{64, kTensor / 128};
   StateDict wanted;
@@ -63,8 +63,8 @@ TEST_F(MemoryUse, OfAReshardedLoadIsTheBufferPool) {
   std::memset(target.data, 1, target.bytes());
   wanted["w"] = ShardedTensor::from_box("w", target, tensor_.shape, {{0, 1000}, half});
   LoadOptions loading;
-  loading.buffer_bytes = kPool;
-  loading.threads = 2;
+  loading.resources.buffer_bytes = kPool;
+  loading.resources.threads = 2;
   EXPECT_LE(peak_of([&] { load(wanted, root_, loading); }), kPool + kRest);
   EXPECT_EQ(target.data[kTensor / 2 - 1], std::byte{7});
 }

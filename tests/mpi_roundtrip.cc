@@ -58,14 +58,14 @@ void expect(bool ok, const std::string& what, const Communicator& comm) {
 }
 
 void expect_boxes(const Communicator& comm, const Location& location, const Box& box, int64_t first,
-                  LoadOptions::TwoPhase mode = LoadOptions::TwoPhase::kNever) {
+                  Reading::TwoPhase mode = Reading::TwoPhase::kNever) {
   StateDict wanted;
   wanted["w"] = box_tensor(box, first, false);
   wanted["step"] = nullptr;
   LoadOptions options;
   options.comm = comm;
-  options.threads = 1;
-  options.two_phase = mode;
+  options.resources.threads = 1;
+  options.reading.two_phase = mode;
   const StateDict loaded = load(wanted, location, options);
   const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
   const TensorView truth = box_tensor(box, first, true).data;
@@ -81,7 +81,7 @@ void expect_flat(const Communicator& comm, const Location& location, int64_t fir
       {mine.begin, mine.begin + mine.count}, {});
   LoadOptions options;
   options.comm = comm;
-  options.threads = 1;
+  options.resources.threads = 1;
   const StateDict loaded = load(wanted, location, options);
   const TensorView& data = loaded.find("w")->get_if<ShardedTensor>()->data;
   const auto* at = reinterpret_cast<const float*>(data.data);
@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
     options.overwrite = true;
     save(rows(comm, 7), location, options);
     const Slice columns = slice_of(kColumns, comm);
-    for (const auto mode : {LoadOptions::TwoPhase::kNever, LoadOptions::TwoPhase::kAlways}) {
+    for (const auto mode : {Reading::TwoPhase::kNever, Reading::TwoPhase::kAlways}) {
       expect_boxes(comm, location, {{0, columns.begin}, {kRows, columns.count}}, 7, mode);
       expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7, mode);
     }

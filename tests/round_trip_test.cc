@@ -48,11 +48,11 @@ Trip make_trip(uint64_t seed) {
   trip.loaders = static_cast<int>(1 + random() % 5);
   const bool by_rule = random() % 2 == 0;
   trip.save.agreement = by_rule ? SaveOptions::Agreement::kRule : SaveOptions::Agreement::kExchange;
-  trip.save.files_per_rank = static_cast<int>(1 + random() % 2);
-  trip.save.buffer_bytes = trip.load.buffer_bytes = 1u << 20;
+  trip.save.resources.files_per_rank = static_cast<int>(1 + random() % 2);
+  trip.save.resources.buffer_bytes = trip.load.resources.buffer_bytes = 1u << 20;
   trip.save.timeout = trip.load.timeout = 120;
-  trip.load.threads = static_cast<int>(1 + random() % 2);
-  if (random() % 2 == 0) trip.load.two_phase = LoadOptions::TwoPhase::kAlways;
+  trip.load.resources.threads = static_cast<int>(1 + random() % 2);
+  if (random() % 2 == 0) trip.load.reading.two_phase = Reading::TwoPhase::kAlways;
   return trip;
 }
 

@@ -19,7 +19,8 @@ namespace tilestone::scale_test {
 
 constexpr int64_t kManyTensors = TILESTONE_TEST_TENSORS;
 constexpr int64_t kSmall = 4096;  // bytes
-// With options.threads = 2: the rank itself, two threads that compute, and two that wait for I/O.
+// With options.resources.threads = 2: the rank itself, two threads that compute, and two that wait
+// for I/O.
 constexpr int kThreadsOfARank = 5;
 
 class Scale : public testing::Test {
@@ -130,14 +131,14 @@ TEST_F(Scale, RowsOf64RanksComeBackAsColumnsOf48WithAFewThreadsPerRank) {
   const Dims shape{64 * 3 + 5, 1000};
   const int saving = most_threads([&] {
     run_ranks(64, [&](Communicator comm) {
-      save(part_of(shape, 0, comm, true), root_, {.comm = comm, .threads = 2});
+      save(part_of(shape, 0, comm, true), root_, {.comm = comm, .resources = {.threads = 2}});
     });
   });
   std::atomic<int64_t> wrong = 0;
   const int loading = most_threads([&] {
     run_ranks(48, [&](Communicator comm) {
       const StateDict wanted = part_of(shape, 1, comm, false);
-      load(wanted, root_, {.comm = comm, .threads = 2});
+      load(wanted, root_, {.comm = comm, .resources = {.threads = 2}});
       wrong += wrong_bytes(wanted);
     });
   });

@@ -24,7 +24,7 @@ SaveOptions zarr_options(const Communicator& comm, bool overwrite = false) {
   options.comm = comm;
   options.format = zarr_format();
   options.overwrite = overwrite;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   return options;
 }
 

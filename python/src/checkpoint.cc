@@ -42,20 +42,15 @@ void bind_repair(nb::module_& m) {
       .def_ro("now", &RepairReport::now, "What verify finds after the repair.");
   m.def(
       "repair",
-      [](const nb::bytes& path, const std::string& cache, uint64_t buffer_bytes, int threads,
-         bool follow_links, nb::handle progress) {
-        const Location location = location_of(path, follow_links);
-        OpenOptions options;
-        options.cache = cache_named(cache);
-        options.buffer_bytes = buffer_bytes;
-        options.threads = threads;
+      [](const nb::bytes& path, OpenOptions options, nb::handle progress) {
+        const Location location(path_of(path));
         const ProgressFn callback = to_progress(progress);
         return without_gil([&](const Stop& stop) {
           options.interrupt = stop;
           return repair(location, options, callback);
         });
       },
-      "path"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a, "progress"_a.none());
+      "path"_a, "options"_a, "progress"_a.none());
 }
 
 void bind_leftovers(nb::module_& m) {
@@ -306,22 +301,14 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",
-      [](const nb::bytes& path, bool verify_checksums, const std::string& cache,
-         uint64_t buffer_bytes, int threads, bool follow_links, const std::string& unmarked) {
-        const Location location = location_of(path, follow_links);
-        OpenOptions options;
-        if (!unmarked.empty()) options.unmarked = dialect_named(unmarked);
-        options.verify_checksums = verify_checksums;
-        options.cache = cache_named(cache);
-        options.buffer_bytes = buffer_bytes;
-        options.threads = threads;
+      [](const nb::bytes& path, OpenOptions options) {
+        const Location location(path_of(path));
         return without_gil([&](const Stop& stop) {
           options.interrupt = stop;
           return Checkpoint::open(location, options);
         });
       },
-      "path"_a, "verify_checksums"_a, "cache"_a, "buffer_bytes"_a, "threads"_a, "follow_links"_a,
-      "unmarked"_a = "");
+      "path"_a, "options"_a);
   bind_keys(bound);
   bind_tensors(bound);
   bind_values(bound);

@@ -47,10 +47,10 @@ SaveRequest make_save(
 }
 
 BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
-                      bool follow_links, const LoadOptions& options, nb::handle progress) {
+                      const LoadOptions& options, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  LoadRequest request{std::nullopt, location_of(path, follow_links), options};
+  LoadRequest request{std::nullopt, path_of(path), options};
   if (!wanted.is_none()) {
     request.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
     check_writable(*request.wanted);
@@ -216,7 +216,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("bytes_written", &SaveResult::bytes_written, "Bytes that this rank wrote.")
       .def_ro("items_written", &SaveResult::items_written, "Items that this rank wrote.")
       .def_ro("copies", &SaveResult::copies,
-              "How many copies this rank wrote of shards that other ranks write (`replicate`).")
+              "How many copies this rank wrote of shards that other ranks write (`copies`).")
       .def_ro("copy_bytes", &SaveResult::copy_bytes,
               "Bytes of the copies' elements; bytes_written includes them.")
       .def_ro("common_differs", &SaveResult::common_differs,
@@ -241,8 +241,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),
            "tensor_attributes"_a, "progress"_a.none(), "compared_common"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")
-      .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "follow_links"_a,
-           "options"_a, nb::kw_only(), "progress"_a.none());
+      .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "options"_a,
+           nb::kw_only(), "progress"_a.none());
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

@@ -13,8 +13,6 @@
 namespace tilestone::python {
 namespace {
 
-using nb::literals::operator""_a;
-
 template <typename Value>
 using Words = std::vector<std::pair<const char*, Value>>;
 
@@ -37,14 +35,8 @@ void bind_words(nb::class_<Options>& options, const char* name, Value Options::*
       });
 }
 
-const Words<CachePolicy>& cache_words() {
-  static const Words<CachePolicy> words = {
-      {"auto", CachePolicy::kAuto}, {"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}};
-  return words;
-}
-
-const Words<LoadOptions::Policy>& policies() {
-  using Policy = LoadOptions::Policy;
+const Words<Differences::Policy>& policies() {
+  using Policy = Differences::Policy;
   static const Words<Policy> words = {
       {"error", Policy::kError}, {"report", Policy::kReport}, {"ignore", Policy::kIgnore}};
   return words;
@@ -64,84 +56,106 @@ void bind_named(nb::class_<Options>& options, const char* name,
       [=](Options& given, const std::string& word) { given.*field = find(word); });
 }
 
-void bind_save_options(nb::module_& m) {
-  nb::class_<SaveOptions> options(m, "SaveOptions", "How a save is made.");
-  options.def(nb::init<>())
-      .def_rw("overwrite", &SaveOptions::overwrite)
-      .def_rw("validate_access", &SaveOptions::validate_access)
-      .def_rw("timeout", &SaveOptions::timeout)
-      .def_rw("threads", &SaveOptions::threads)
-      .def_rw("buffer_bytes", &SaveOptions::buffer_bytes)
-      .def_rw("files_per_rank", &SaveOptions::files_per_rank)
-      .def_rw("attributes", &SaveOptions::attributes)
-      .def_rw("by_files", &SaveOptions::by_files, nb::arg().none())
-      .def_rw("replicate_group", &SaveOptions::replicate_group)
-      .def_rw("max_copy_bytes", &SaveOptions::max_copy_bytes)
-      .def_rw("tp_replica_names", &SaveOptions::tp_replica_names);
-  bind_named(options, "format", &SaveOptions::format, &format_named);
-  bind_named(options, "dialect", &SaveOptions::dialect, &save_dialect_named);
-  using Agreement = SaveOptions::Agreement;
-  bind_words(options, "agreement", &SaveOptions::agreement,
-             {{"exchange", Agreement::kExchange}, {"rule", Agreement::kRule}});
-  using Differing = SaveOptions::Differing;
+// The structs of python/tilestone/_option_values.py, with the same names and fields. Python makes
+// one with defaults and sets its fields.
+void bind_values(nb::module_& m) {
+  nb::class_<ByFiles>(m, "ByFiles", "A rank's part in a save without a communicator.")
+      .def(nb::init<>())
+      .def_rw("rank", &ByFiles::rank)
+      .def_rw("world_size", &ByFiles::world_size)
+      .def_rw("token", &ByFiles::token)
+      .def_rw("number", &ByFiles::number)
+      .def_rw("wait", &ByFiles::wait)
+      .def_rw("torch_rank_local", &ByFiles::torch_rank_local);
+  nb::class_<LocalCopies>(m, "LocalCopies", "Whose shards a rank copies, and how many bytes.")
+      .def(nb::init<>())
+      .def_rw("group", &LocalCopies::group)
+      .def_rw("max_bytes", &LocalCopies::max_bytes, nb::arg().none());
+  nb::class_<Checks> checks(m, "Checks", "What a save, a load or an open checkpoint checks.");
+  checks.def(nb::init<>())
+      .def_rw("access", &Checks::access)
+      .def_rw("checksums", &Checks::checksums);
+  using Differing = Checks::Differing;
   bind_words(
-      options, "common_differs", &SaveOptions::common_differs,
+      checks, "common_differs", &Checks::common_differs,
       {{"ignore", Differing::kIgnore}, {"warn", Differing::kWarn}, {"error", Differing::kError}});
-  using Replicate = SaveOptions::Replicate;
-  bind_words(options, "replicate", &SaveOptions::replicate,
-             {{"none", Replicate::kNone}, {"local", Replicate::kLocal}});
-}
-
-void bind_load_options(nb::module_& m) {
-  nb::class_<LoadOptions> options(m, "LoadOptions", "How a load is made.");
-  options.def(nb::init<>())
-      .def_rw("own_rank", &LoadOptions::own_rank, nb::arg().none())
-      .def_rw("cast", &LoadOptions::cast)
-      .def_rw("verify_checksums", &LoadOptions::verify_checksums)
-      .def_rw("sharded_only", &LoadOptions::sharded_only)
-      .def_rw("validate_access", &LoadOptions::validate_access)
-      .def_rw("objects_by_grid", &LoadOptions::objects_by_grid)
-      .def_rw("log_report", &LoadOptions::log_report)
-      .def_rw("timeout", &LoadOptions::timeout)
-      .def_rw("threads", &LoadOptions::threads)
-      .def_rw("buffer_bytes", &LoadOptions::buffer_bytes);
-  bind_named(options, "unmarked", &LoadOptions::unmarked, &dialect_named);
-  using TwoPhase = LoadOptions::TwoPhase;
-  bind_words(
-      options, "two_phase", &LoadOptions::two_phase,
-      {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
-  bind_words(options, "cache", &LoadOptions::cache, cache_words());
-  bind_words(options, "not_in_checkpoint", &LoadOptions::not_in_checkpoint, policies());
-  bind_words(options, "other_shape", &LoadOptions::other_shape, policies());
-  options.def_prop_rw(
+  nb::class_<Differences> differences(m, "Differences",
+                                      "What a load does about differences to the checkpoint.");
+  differences.def(nb::init<>());
+  bind_words(differences, "not_in_checkpoint", &Differences::not_in_checkpoint, policies());
+  bind_words(differences, "other_shape", &Differences::other_shape, policies());
+  differences.def_prop_rw(
       "not_requested",
-      [](const LoadOptions& given) -> std::optional<std::string> {
+      [](const Differences& given) -> std::optional<std::string> {
         if (!given.not_requested) return std::nullopt;
         return word_of(*given.not_requested, policies());
       },
-      [](LoadOptions& given, const std::optional<std::string>& word) {
+      [](Differences& given, const std::optional<std::string>& word) {
         given.not_requested.reset();
         if (word) given.not_requested = value_named("not_requested", *word, policies());
       },
       nb::arg().none());
+  nb::class_<Reading> reading(m, "Reading", "How a checkpoint's files are read.");
+  reading.def(nb::init<>()).def_rw("follow_links", &Reading::follow_links);
+  using TwoPhase = Reading::TwoPhase;
+  bind_words(
+      reading, "two_phase", &Reading::two_phase,
+      {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
+  bind_words(reading, "cache", &Reading::cache,
+             {{"auto", CachePolicy::kAuto},
+              {"bypass", CachePolicy::kBypass},
+              {"keep", CachePolicy::kKeep}});
+  nb::class_<Resources>(m, "Resources", "What a call uses of the machine.")
+      .def(nb::init<>())
+      .def_rw("threads", &Resources::threads)
+      .def_rw("buffer_bytes", &Resources::buffer_bytes)
+      .def_rw("files_per_rank", &Resources::files_per_rank);
+}
+
+void bind_save_options(nb::module_& m) {
+  nb::class_<SaveOptions> options(m, "SaveOptions", "How a save is made.");
+  options.def(nb::init<>())
+      .def_rw("overwrite", &SaveOptions::overwrite)
+      .def_rw("by_files", &SaveOptions::by_files, nb::arg().none())
+      .def_rw("checks", &SaveOptions::checks)
+      .def_rw("copies", &SaveOptions::copies, nb::arg().none())
+      .def_rw("resources", &SaveOptions::resources)
+      .def_rw("timeout", &SaveOptions::timeout)
+      .def_rw("attributes", &SaveOptions::attributes)
+      .def_rw("tp_replica_names", &SaveOptions::tp_replica_names);
+  bind_named(options, "format", &SaveOptions::format, &format_named);
+  bind_named(options, "dialect", &SaveOptions::dialect, &save_dialect_named);
+}
+
+// The fields that loads and open checkpoints have in common.
+template <typename Options>
+void bind_reading(nb::class_<Options>& options) {
+  options.def(nb::init<>())
+      .def_rw("checks", &Options::checks)
+      .def_rw("reading", &Options::reading)
+      .def_rw("resources", &Options::resources);
+  bind_named(options, "format", &Options::format, &format_named);
+  bind_named(options, "unmarked", &Options::unmarked, &dialect_named);
+}
+
+void bind_load_options(nb::module_& m) {
+  nb::class_<LoadOptions> options(m, "LoadOptions", "How a load is made.");
+  bind_reading(options);
+  options.def_rw("own_rank", &LoadOptions::own_rank, nb::arg().none())
+      .def_rw("cast", &LoadOptions::cast)
+      .def_rw("differences", &LoadOptions::differences)
+      .def_rw("sharded_only", &LoadOptions::sharded_only)
+      .def_rw("objects_by_grid", &LoadOptions::objects_by_grid)
+      .def_rw("log_report", &LoadOptions::log_report)
+      .def_rw("timeout", &LoadOptions::timeout);
+  nb::class_<OpenOptions> open(m, "OpenOptions", "How a checkpoint is opened.");
+  bind_reading(open);
 }
 
 }  // namespace
 
-CachePolicy cache_named(const std::string& name) {
-  return value_named("cache", name, cache_words());
-}
-
 void bind_options(nb::module_& m) {
-  nb::class_<ByFiles>(m, "ByFiles", "A rank's part in a save without a communicator.")
-      .def(nb::new_([](int rank, int world_size, std::string token, uint64_t number, bool wait,
-                       bool torch_rank_local) {
-             return ByFiles{rank, world_size, std::move(token), number, wait, torch_rank_local};
-           }),
-           "rank"_a, "world_size"_a, "token"_a, "number"_a, "wait"_a, "torch_rank_local"_a)
-      .def_ro("rank", &ByFiles::rank)
-      .def_ro("world_size", &ByFiles::world_size)
-      .def_ro("number", &ByFiles::number);
+  bind_values(m);
   bind_save_options(m);
   bind_load_options(m);
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;

@@ -166,7 +166,7 @@ class Member:
         with tilestone.begin_save(
             state,
             self.path,
-            comm=self.comm,
+            group=self.comm,
             overwrite=True,
             timeout=timeout,
             progress=self.progress,
@@ -186,7 +186,7 @@ class Member:
         loaded = tilestone.load(
             {"w": self.factory(columns, 1)},
             self.path,
-            comm=self.comm,
+            group=self.comm,
             timeout=timeout,
             progress=self.progress,
         )

@@ -84,14 +84,12 @@ def check(loaded: dict[str, Any], rank: int, tensor_size: int, pipeline_size: in
     assert torch.equal(loaded["seen"], COMMON["seen"])
 
 
-def save(path: str, rank: int, token: str = TOKEN, **options: Any) -> None:
+def save(path: str, rank: int, token: str = TOKEN, wait: bool = True, **options: Any) -> None:
     """Saves one of 4 ranks, with tensor-parallel size 2 and pipeline-parallel size 2."""
     assert not dist.is_initialized()
     made = options.pop("made", None) or state(rank, 2, 2, megatron.mapping, True)
     given = {"timeout": plain_ranks.LIMIT, "content_metadata": {"format": 2}} | options
-    megatron.save(
-        made, path, coordination="files", rank=rank, world_size=4, token=token, **given
-    )
+    megatron.save(made, path, by_files=tilestone.ByFiles(rank, 4, token, wait=wait), **given)
 
 
 # ---- Scenarios

@@ -81,7 +81,7 @@ def load_by(way: str, state: Any, path: pathlib.Path) -> Any:
     if way == "ours":
         return megatron.load(state, path, strict="raise_all")
     if way == "plain":
-        return tilestone.load(state, path, not_requested="error")
+        return tilestone.load(state, path, differences=tilestone.Differences(not_requested="error"))
     stock = way == "stock"
     strategy = _stock_strategies()[1] if stock else megatron.TilestoneLoadStrategy()
     loaded, missing, unexpected = _stock().load(state, str(path), strategy, strict="return_all")

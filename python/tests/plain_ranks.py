@@ -50,13 +50,18 @@ def expect_state(path: str, world: int) -> None:
         assert opened.world_size == world
 
 
-def save(path: str, rank: int, world: int, made: dict[str, Any] | None = None, **options: Any):
+def save(
+    path: str,
+    rank: int,
+    world: int,
+    made: dict[str, Any] | None = None,
+    wait: bool = True,
+    **options: Any,
+) -> tilestone.SaveResult:
     """Saves one rank's state."""
-    given = {"token": TOKEN, "timeout": LIMIT} | options
     made = state(rank, world) if made is None else made
-    return tilestone.save(
-        made, path, coordination="files", rank=rank, world_size=world, **given
-    )
+    by_files = tilestone.ByFiles(rank, world, TOKEN, wait=wait)
+    return tilestone.save(made, path, by_files=by_files, timeout=LIMIT, **options)
 
 
 def begin(body: Callable[[int], Any], rank: int) -> tuple[int, int]:
@@ -102,11 +107,7 @@ def together(path: str) -> list[Any]:
 
     done = forked(body, range(4))
     assert tilestone.unpublished(path) == [] and tilestone.gc(path) == []
-
-    def collective(comm: tilestone.Communicator) -> None:
-        tilestone.save(state(comm.rank, 4), path + "-rule", comm=comm, agreement="rule")
-
-    tilestone.run_ranks(4, collective)
+    forked(lambda rank: save(path + "-again", rank, 4).published, range(4))
     return done
 
 

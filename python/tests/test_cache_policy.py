@@ -42,9 +42,10 @@ def test_data_read_with_keep_or_by_default_is_read_again_without_the_disk(
         before = from_disk()
         given = {} if cache is None else {"cache": cache}
         if way == "load":
-            loaded = tilestone.load({"w": numpy.zeros(SIZE // 8, int)}, ckpt, **given)["w"]
+            wanted = {"w": numpy.zeros(SIZE // 8, int)}
+            loaded = tilestone.load(wanted, ckpt, reading=tilestone.Reading(**given))["w"]
         else:
-            loaded = tilestone.open(ckpt, **given).read("w")
+            loaded = tilestone.open(ckpt, reading=tilestone.Reading(**given)).read("w")
         assert (loaded == state["w"]).all()
         return from_disk() - before
 
@@ -62,7 +63,7 @@ def test_data_read_with_keep_or_by_default_is_read_again_without_the_disk(
 
 def test_a_cache_policy_has_three_names(ckpt: str) -> None:
     tilestone.save({"w": numpy.arange(4)}, ckpt)
-    for call in (lambda: tilestone.open(ckpt, cache="hold"),
-                 lambda: tilestone.load({"w": None}, ckpt, cache="hold")):  # fmt: skip
+    for call in (lambda: tilestone.open(ckpt, reading=tilestone.Reading(cache="hold")),
+                 lambda: tilestone.Reading(cache="hold")):  # fmt: skip
         with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "auto", "bypass" or "keep"'):
             call()

@@ -68,9 +68,9 @@ def test_a_registered_type_may_be_the_data_of_an_entity(ckpt: str) -> None:
             return tilestone.ShardedTensor.from_rank_offsets("w", Scaled(scale, numbers), where)
 
         mine = whole[comm.rank * 3 : comm.rank * 3 + 3]
-        tilestone.save({"x": entity(2.0, mine)}, ckpt, comm=comm)
+        tilestone.save({"x": entity(2.0, mine)}, ckpt, group=comm)
         wanted = {"x": entity(1.0, [0, 0, 0])}
-        loaded = tilestone.load(wanted, ckpt, comm=comm)["x"]
+        loaded = tilestone.load(wanted, ckpt, group=comm)["x"]
         assert loaded is wanted["x"].data and loaded.numbers.tolist() == [2 * n for n in mine]
 
     tilestone.run_ranks(2, run)
@@ -80,7 +80,7 @@ def test_a_registered_type_may_be_the_data_of_an_entity(ckpt: str) -> None:
 def test_a_converter_may_make_an_entity_and_restore_gets_what_was_loaded(ckpt: str) -> None:
     def save(comm: tilestone.Communicator) -> None:
         data = numpy.arange(3.0) + 3 * comm.rank
-        tilestone.save({"t": [Rows(3 * comm.rank, 6, data)]}, ckpt, comm=comm)
+        tilestone.save({"t": [Rows(3 * comm.rank, 6, data)]}, ckpt, group=comm)
 
     tilestone.run_ranks(2, save)
     item = Rows(1, 6, torch.zeros(4, dtype=torch.float64))

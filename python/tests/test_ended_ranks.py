@@ -32,12 +32,12 @@ def row(rank: int, world: int, value: float = 1.0) -> dict[str, Any]:
 
 
 def save(comm: Any, path: str) -> None:
-    tilestone.save(row(comm.rank, comm.size), path, comm=comm, overwrite=True, timeout=60)
+    tilestone.save(row(comm.rank, comm.size), path, group=comm, overwrite=True, timeout=60)
 
 
 def load(comm: Any, path: str) -> None:
     save(comm, path)
-    loaded = tilestone.load(row(comm.rank, comm.size, 0.0), path, comm=comm, timeout=60)
+    loaded = tilestone.load(row(comm.rank, comm.size, 0.0), path, group=comm, timeout=60)
     assert loaded["w"].tolist() == [comm.rank + 1.0] * ROWS
 
 
@@ -51,12 +51,12 @@ def refuse_to_save(comm: Any, path: str) -> None:
     if comm.rank == comm.size - 1:
         state["lock"] = sys  # can't be saved
     with pytest.raises(tilestone.CheckpointError, match=f"lock.*rank {comm.size - 1}"):
-        tilestone.save(state, path, comm=comm, timeout=60)
+        tilestone.save(state, path, group=comm, timeout=60)
 
 
 def refuse_to_load(comm: Any, path: str) -> None:
     with pytest.raises(tilestone.NotFoundError, match="no checkpoint"):
-        tilestone.load(row(comm.rank, comm.size), path, comm=comm, timeout=60)
+        tilestone.load(row(comm.rank, comm.size), path, group=comm, timeout=60)
 
 
 def end_at_once() -> None:
@@ -118,9 +118,9 @@ class Stateful:
 def load_and_lose(comm: Any, path: str) -> None:
     os.environ["ENDED_RANKS_PATH"] = f"{path}.load"
     state = row(comm.rank, comm.size) | {"s": Stateful(comm.rank, f"{path}.load")}
-    tilestone.save(state, path, comm=comm, timeout=60)
+    tilestone.save(state, path, group=comm, timeout=60)
     state["w"].data.zero_()
-    loaded = tilestone.load(state, path, comm=comm, timeout=60)
+    loaded = tilestone.load(state, path, group=comm, timeout=60)
     assert loaded["w"].tolist() == [comm.rank + 1.0] * ROWS
 
 

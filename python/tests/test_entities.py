@@ -111,7 +111,7 @@ def test_irregular_boxes_flat_ranges_and_prepended_axes_are_resharded(ckpt: str)
             state[f"layer{layer}"] = ShardedTensor.from_box(
                 "w", local, whole.shape, box, prepend_axis_num=1
             )
-        tilestone.save(state, ckpt, comm=comm)
+        tilestone.save(state, ckpt, group=comm)
 
     def load(comm: tilestone.Communicator) -> None:
         begin, end = comm.rank * 42 // comm.size, (comm.rank + 1) * 42 // comm.size
@@ -119,7 +119,7 @@ def test_irregular_boxes_flat_ranges_and_prepended_axes_are_resharded(ckpt: str)
         flat = ShardedTensor.from_rank_offsets_flat(
             "w", local, (6, 7), (0, 3, 5), flattened_range=(begin, end), prepend_axis_num=1
         )
-        loaded = tilestone.load({"opt": {"flat": flat}}, ckpt, comm=comm)
+        loaded = tilestone.load({"opt": {"flat": flat}}, ckpt, group=comm)
         assert loaded["opt"]["flat"] is local
         numpy.testing.assert_array_equal(local, whole[3].reshape(-1)[begin:end])
 
@@ -180,10 +180,10 @@ def test_sharded_objects_keep_their_places(ckpt: str) -> None:
         return ShardedObject("rng", data, (comm.size,), (comm.rank,))
 
     def save(comm: tilestone.Communicator) -> None:
-        tilestone.save({"a": {"b": obj(comm, ["rank", comm.rank])}}, ckpt, comm=comm)
+        tilestone.save({"a": {"b": obj(comm, ["rank", comm.rank])}}, ckpt, group=comm)
 
     def load(comm: tilestone.Communicator) -> None:
-        assert tilestone.load({"x": obj(comm, None)}, ckpt, comm=comm) == {"x": ["rank", comm.rank]}
+        assert tilestone.load({"x": obj(comm, None)}, ckpt, group=comm) == {"x": ["rank", comm.rank]}
 
     tilestone.run_ranks(3, save)
     tilestone.run_ranks(3, load)

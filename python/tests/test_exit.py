@@ -47,7 +47,7 @@ def verify(_):
 
 def ranks(name):
     def body(comm):
-        tilestone.save({"w": state["w"]}, f"{path}/{name}", comm=comm, overwrite=True)
+        tilestone.save({"w": state["w"]}, f"{path}/{name}", group=comm, overwrite=True)
         began.set()
 
     tilestone.run_ranks(2, body)

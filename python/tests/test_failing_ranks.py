@@ -14,7 +14,7 @@ import torch
 import tilestone
 
 FAILING = 1
-WAYS = ("exchange", "rule", "session", "files", "files without waiting", "rank-local")
+WAYS = ("exchange", "session", "files", "files without waiting", "rank-local")
 PLACES = ("state", "planned", "staged", "written", "late")
 TOKEN = "one run of a test of failing ranks"
 SHORT = 1.0  # seconds that the other rank waits for a late one
@@ -49,12 +49,11 @@ def _state(rank: int, world: int, first: float) -> dict[str, Any]:
 def _who(way: str, rank: int, world: int) -> dict[str, Any]:
     if way in ("exchange", "session"):
         return {"overwrite": True}
-    if way == "rule":
-        return {"overwrite": True, "agreement": "rule"}
-    return {
-        "coordination": "files", "rank": rank, "world_size": world, "token": TOKEN,
-        "wait": way != "files without waiting", "torch_rank_local": way == "rank-local",
-    }  # fmt: skip
+    by_files = tilestone.ByFiles(
+        rank, world, TOKEN, wait=way != "files without waiting",
+        torch_rank_local=way == "rank-local",
+    )  # fmt: skip
+    return {"by_files": by_files}
 
 
 def _come_behind(path: str) -> None:
@@ -85,7 +84,7 @@ def _fail(begin: Any, state: dict[str, Any], place: str, options: dict[str, Any]
 
 def cell(rank: int, world: int, path: str, way: str, place: str) -> str:
     """The error of this rank, or "". Checks the existing checkpoint afterwards."""
-    by_files = _who(way, rank, world).get("coordination") == "files"
+    by_files = "by_files" in _who(way, rank, world)
     session = tilestone.Session() if way == "session" else None
 
     def save(first: float, timeout: float) -> None:
@@ -122,12 +121,12 @@ def cell(rank: int, world: int, path: str, way: str, place: str) -> str:
             torch.distributed.barrier()  # now the other rank continues
     torch.distributed.barrier()
     if rank == 0 and not by_files:
-        assert tilestone.load(path, comm=tilestone.solo())["step"] == 1.0, (way, place)
+        assert tilestone.load(path, group=tilestone.solo())["step"] == 1.0, (way, place)
     torch.distributed.barrier()
     save(5.0, 60)  # the same ranks again
     torch.distributed.barrier()
     if rank == 0:
-        loaded = tilestone.load(path, comm=tilestone.solo())
+        loaded = tilestone.load(path, group=tilestone.solo())
         assert torch.as_tensor(loaded["w"]).tolist() == [5.0 + i for i in range(4 * world)]
         assert loaded["step"] == 5.0
         shutil.rmtree(path)
@@ -139,7 +138,7 @@ def all_cells(rank: int, world: int, path: str) -> dict[tuple[str, str], str]:
     return {
         (way, place): cell(rank, world, f"{path}-{way}-{place}", way, place)
         for way, place in itertools.product(WAYS, PLACES)
-        if place != "late" or way not in ("rule", "session")  # like "exchange"; each takes SHORT
+        if place != "late" or way != "session"  # like "exchange"; each takes SHORT
     }
 
 

@@ -193,17 +193,17 @@ def refused(work):
 
 path, state = sys.argv[1], {"w": numpy.ones(4)}
 world = tilestone.mpi_world(60)
-tilestone.save(state, path, comm=world)
+tilestone.save(state, path, group=world)
 child = os.fork()
 if child == 0:
-    refused(lambda: tilestone.save(state, path, comm=world, overwrite=True))
-    refused(lambda: tilestone.load({"w": numpy.zeros(4)}, path, comm=world))
+    refused(lambda: tilestone.save(state, path, group=world, overwrite=True))
+    refused(lambda: tilestone.load({"w": numpy.zeros(4)}, path, group=world))
     refused(tilestone.mpi_world)
-    assert tilestone.load({"w": numpy.zeros(4)}, path, comm=tilestone.solo())["w"].sum() == 4
+    assert tilestone.load({"w": numpy.zeros(4)}, path, group=tilestone.solo())["w"].sum() == 4
     sys.exit(0)  # an ordinary exit must not finalise the parent's MPI
 _, status = os.waitpid(child, 0)
 assert status == 0, status
-tilestone.save(state, path, comm=world, overwrite=True)
+tilestone.save(state, path, group=world, overwrite=True)
 """
 
 

@@ -217,7 +217,7 @@ def test_an_exception_of_a_communicator_comes_out_as_itself(
     thrower = Thrower(kind)
     with pytest.raises(kind) as raised:
         tilestone.save(
-            {"w": numpy.zeros(4)}, tmp_path, comm=Ranks(tilestone.solo(), thrower)
+            {"w": numpy.zeros(4)}, tmp_path, group=Ranks(tilestone.solo(), thrower)
         )
     thrower.expect(raised.value)
     assert files_in(tmp_path) == []
@@ -272,7 +272,7 @@ def test_other_ranks_get_a_typed_error_that_names_the_rank_and_what_it_raised(
         }
         try:
             tilestone.save(
-                state, tmp_path, comm=comm, progress=thrower if comm.rank == 1 else False
+                state, tmp_path, group=comm, progress=thrower if comm.rank == 1 else False
             )
         except BaseException as error:
             raised[comm.rank] = error
@@ -293,7 +293,7 @@ def test_callbacks_run_on_the_thread_that_called(tmp_path: pathlib.Path) -> None
         threads.add(threading.get_ident())
 
     state = {f"t{i}": numpy.zeros(1 << 17) for i in range(40)}
-    tilestone.save(state, tmp_path, progress=note, files_per_rank=4)
+    tilestone.save(state, tmp_path, progress=note, resources=tilestone.Resources(files_per_rank=4))
     tilestone.load(state, tmp_path, progress=note)
     with tilestone.open(tmp_path) as opened:
         opened.verify(note)
@@ -303,7 +303,7 @@ def test_callbacks_run_on_the_thread_that_called(tmp_path: pathlib.Path) -> None
 def test_ctrl_c_ends_ranks_that_are_threads_and_operations_that_wait(tmp_path: pathlib.Path) -> None:
     def body(comm: tilestone.Communicator) -> None:
         if comm.rank == 0:
-            tilestone.save({"w": numpy.zeros(4)}, tmp_path, comm=comm)
+            tilestone.save({"w": numpy.zeros(4)}, tmp_path, group=comm)
         else:
             comm.gather(b"", 1)  # rank 0 never calls it
 

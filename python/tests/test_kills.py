@@ -44,7 +44,8 @@ def save_for_ever(rank: int, world: int, path: str, first: int) -> dict[str, Any
         log.write_text(str(generation))
         try:
             tilestone.save(
-                state_of(rank, world, generation), path, overwrite=True, timeout=TIMEOUT, threads=1
+                state_of(rank, world, generation), path, overwrite=True, timeout=TIMEOUT,
+                resources=tilestone.Resources(threads=1),
             )
         except tilestone.CheckpointError as error:
             ended = time.monotonic()

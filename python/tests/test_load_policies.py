@@ -8,13 +8,14 @@ import numpy
 import pytest
 import ranks
 import tilestone
+from tilestone import Differences
 import torch
 
 
 def saved(path: str) -> None:
     tilestone.save(
         {"a": torch.arange(4), "b": {"c": [torch.ones(2), {"n": 3}]}, "step": 7}, path,
-        comm=tilestone.solo(),
+        group=tilestone.solo(),
     )  # fmt: skip
 
 
@@ -45,7 +46,10 @@ def test_leaves_that_are_not_in_the_checkpoint_are_the_templates_own(ckpt: str) 
     }
     for policy in ("report", "ignore"):
         report = tilestone.LoadReport()
-        loaded = tilestone.load(wanted, ckpt, not_in_checkpoint=policy, report=report)
+        loaded = tilestone.load(
+            wanted, ckpt,
+            differences=Differences(not_in_checkpoint=policy, report=report),
+        )
         new, template = loaded["new"], wanted["new"]
         assert loaded["a"] is wanted["a"] and loaded["a"].tolist() == [0, 1, 2, 3]
         for name in ("filled", "meta", "swapped", "read_only", "leaf", "list", "conj"):
@@ -71,11 +75,14 @@ def merge_rows(parts: dict[str, Any]) -> torch.Tensor:
 
 
 def test_a_missing_part_of_a_factory_is_the_templates_or_refused(ckpt: str) -> None:
-    tilestone.save({"f.x": torch.ones(1)}, ckpt, comm=tilestone.solo())
+    tilestone.save({"f.x": torch.ones(1)}, ckpt, group=tilestone.solo())
 
     def load(data: Any) -> Any:
         wanted = {"f": tilestone.ShardedTensorFactory("f", data, build_rows, merge_rows)}
-        return tilestone.load(wanted, ckpt, not_in_checkpoint="ignore")["f"].tolist()
+        return tilestone.load(
+            wanted, ckpt,
+            differences=Differences(not_in_checkpoint="ignore"),
+        )["f"].tolist()
 
     assert load(torch.full((2,), 7.0)) == [1, 7]
     assert load(numpy.full(2, 7.0, "f4")) == [1, 7]
@@ -88,31 +95,39 @@ def test_a_missing_part_of_a_factory_is_the_templates_or_refused(ckpt: str) -> N
 
 def test_a_module_keeps_what_is_not_there_and_reports_what_it_does_not_take(ckpt: str) -> None:
     saved_module = torch.nn.Linear(2, 2, bias=False)
-    tilestone.save({"m": saved_module, "rest": 1}, ckpt, comm=tilestone.solo())
+    tilestone.save({"m": saved_module, "rest": 1}, ckpt, group=tilestone.solo())
     larger = torch.nn.Linear(2, 2)
     bias = larger.bias.detach().clone()
     report = tilestone.LoadReport()
-    tilestone.load({"m": larger}, ckpt, not_in_checkpoint="report", report=report)
+    tilestone.load(
+        {"m": larger}, ckpt,
+        differences=Differences(not_in_checkpoint="report", report=report),
+    )
     assert report == tilestone.LoadReport(["m.bias"], [], [])
     assert torch.equal(larger.weight, saved_module.weight) and torch.equal(larger.bias, bias)
-    tilestone.save({"m": larger}, ckpt, overwrite=True, comm=tilestone.solo())
+    tilestone.save({"m": larger}, ckpt, overwrite=True, group=tilestone.solo())
     smaller = torch.nn.Linear(2, 2, bias=False)
     for policy in (None, "error"):
         with pytest.raises(tilestone.MismatchError, match="m.bias"):
-            tilestone.load({"m": smaller}, ckpt, not_requested=policy)
-    tilestone.load({"m": smaller}, ckpt, not_requested="report", report=report)
+            tilestone.load({"m": smaller}, ckpt, differences=Differences(not_requested=policy))
+    tilestone.load(
+        {"m": smaller}, ckpt,
+        differences=Differences(not_requested="report", report=report),
+    )
     assert report == tilestone.LoadReport([], ["m.bias"], [])
     other = torch.nn.Linear(3, 2, bias=False)
     weight = other.weight.detach().clone()
-    tilestone.load({"m": other}, ckpt, other_shape="report", not_requested="ignore", report=report)
+    tilestone.load(
+        {"m": other}, ckpt,
+        differences=Differences(other_shape="report", not_requested="ignore", report=report),
+    )
     assert report == tilestone.LoadReport([], [], ["m.weight"])
     assert torch.equal(other.weight, weight)
 
 
-def test_a_report_is_a_load_report(ckpt: str) -> None:
-    saved(ckpt)
+def test_a_report_is_a_load_report() -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="report must be a LoadReport"):
-        tilestone.load({"step": None}, ckpt, report=[])  # type: ignore[arg-type]
+        Differences(report=[])  # type: ignore[arg-type]
 
 
 def test_a_report_is_filled_before_load_state_dict_is_called_and_emptied_before_a_load(
@@ -129,23 +144,31 @@ def test_a_report_is_filled_before_load_state_dict_is_called_and_emptied_before_
 
     report = tilestone.LoadReport()
     with pytest.raises(ValueError, match="no"):
-        tilestone.load({"m": Refusing()}, ckpt, not_in_checkpoint="report",
-                       other_shape="ignore", report=report)  # fmt: skip
+        tilestone.load(
+            {"m": Refusing()}, ckpt,
+            differences=Differences(
+                not_in_checkpoint="report", other_shape="ignore", report=report
+            ),
+        )
     assert report == tilestone.LoadReport(["m.bias", "m.more", "m.weight"], [], [])
     with pytest.raises(tilestone.NotFoundError):
-        tilestone.load({"absent": None}, ckpt, report=report)
+        tilestone.load({"absent": None}, ckpt, differences=Differences(report=report))
     assert report == tilestone.LoadReport()
 
 
 def load_parts(rank: int, world: int, path: str) -> tuple[Any, str]:
     report = tilestone.LoadReport()
     wanted: dict[str, Any] = {"a": torch.zeros(4 + rank, dtype=torch.int64), f"extra{rank}": None}
-    loaded = tilestone.load(wanted, path, not_in_checkpoint="report", not_requested="report",
-                            other_shape="report", report=report)  # fmt: skip
+    loaded = tilestone.load(
+        wanted, path,
+        differences=Differences(
+            not_in_checkpoint="report", not_requested="report", other_shape="report", report=report
+        ),
+    )
     assert loaded["a"].tolist() == ([0, 1, 2, 3] if rank == 0 else [0] * 5)
     try:
         tilestone.load({"a": None if rank else torch.zeros(4, dtype=torch.int64)}, path,
-                       not_in_checkpoint="ignore", not_requested="error")  # fmt: skip
+                       differences=Differences(not_in_checkpoint="ignore", not_requested="error"))  # fmt: skip
     except tilestone.CheckpointError as error:
         return report, str(error)
     return report, ""
@@ -159,17 +182,16 @@ def test_a_report_is_the_union_over_all_ranks(worlds: ranks.Worlds, ckpt: str) -
         )
 
 
-def test_a_policy_has_three_names(ckpt: str) -> None:
-    saved(ckpt)
+def test_a_policy_has_three_names() -> None:
     for name in ("not_in_checkpoint", "not_requested", "other_shape"):
         with pytest.raises(tilestone.InvalidArgumentError, match=f'{name} must be "error", "report"'):
-            tilestone.load({"step": None}, ckpt, **{name: "perhaps"})
+            Differences(**{name: "perhaps"})
 
 
 def test_keys_that_no_rank_requests_can_be_an_error(ckpt: str) -> None:
     saved(ckpt)
     with pytest.raises(tilestone.MismatchError, match="not requested: a, b.c.0, b.c.1.n"):
-        tilestone.load({"step": None}, ckpt, not_requested="error")
+        tilestone.load({"step": None}, ckpt, differences=Differences(not_requested="error"))
 
 
 def test_a_load_of_a_path_gives_the_tree_as_it_was_saved(ckpt: str) -> None:
@@ -193,7 +215,7 @@ def test_a_load_of_a_path_gives_all_of_every_format_and_dialect(
         "entity": entity,
         "group": {"t": torch.tensor(2.5), "list": [1, 2], "tuple": (1, "x"), "leaf": Unlike()},
     }
-    tilestone.save(state, ckpt, format=format, dialect=dialect, comm=tilestone.solo())
+    tilestone.save(state, ckpt, format=format, dialect=dialect, group=tilestone.solo())
     loaded = tilestone.load(ckpt)
     assert loaded["layer.w"].tolist() == [0, 1, 2]
     group = loaded["group"]
@@ -215,11 +237,11 @@ def test_every_rank_of_a_load_of_a_path_gets_everything(worlds: ranks.Worlds, ck
 def load_differing(rank: int, world: int, path: str) -> str:
     policy: Any = None if rank else "ignore"
     with pytest.raises(tilestone.MismatchError) as raised:
-        tilestone.load({"a": None}, path, not_requested=policy)
+        tilestone.load({"a": None}, path, differences=Differences(not_requested=policy))
     return str(raised.value)
 
 
 def test_ranks_that_differ_in_a_policy_are_named(worlds: ranks.Worlds, ckpt: str) -> None:
     saved(ckpt)
     for text in worlds[2].run(load_differing, ckpt):
-        assert 'not_requested (rank 0: "ignore"; rank 1: not set)' in text
+        assert 'differences.not_requested (rank 0: "ignore"; rank 1: not set)' in text

@@ -33,25 +33,15 @@ def save_and_load(rank: int, world: int, folder: str) -> list[tuple[int, int]]:
     state, tp_group = state_of((2, 2))
     own = dist.get_process_group_ranks(tp_group)
     results = []
-    for name, options in {
-        "none": {},
-        "group": {"replicate": "local", "replicate_group": tp_group},
-        "rule": {"replicate": "local", "replicate_group": own, "agreement": "rule"},
-        "all": {"replicate": "local", "replicate_group": range(world)},
-        "budget": {"replicate": "local", "replicate_group": range(world), "max_copy_bytes": 19},
+    for name, copies in {
+        "none": None,
+        "group": tilestone.LocalCopies(tp_group),
+        "ranks": tilestone.LocalCopies(own),
+        "all": tilestone.LocalCopies(range(world)),
+        "budget": tilestone.LocalCopies(range(world), max_bytes=19),
     }.items():
-        planned = None
-        if "replicate" in options:
-            meant = {key: value for key, value in options.items() if key != "replicate"}
-            planned = tilestone.plan_copies(state, f"{folder}/{name}", **meant)
-        dist.barrier()
-        assert not pathlib.Path(folder, name).exists()
-        dist.barrier()
-        result = tilestone.save(state, f"{folder}/{name}", **options)
+        result = tilestone.save(state, f"{folder}/{name}", copies=copies)
         results.append((result.copies, result.copy_bytes))
-        if planned is not None:
-            assert len(planned) == world
-            assert (planned[rank].copies, planned[rank].bytes) == results[-1], name
         other = state_of((1, 4))[0] if name == "all" else state_of((2, 2))[0]
         for tensor in other.values():
             tensor.to_local().zero_()
@@ -69,12 +59,10 @@ def refusals(rank: int, world: int, folder: str) -> list[str]:
     state, _ = state_of((2, 2))
     lonely = [dist.new_group([r]) for r in range(world)]
     texts = []
-    for replicate, group in [
-        ("local", None), ("local", [rank, rank]), ("local", [0, 9]), ("local", "abc"),
-        ("near", [rank]), ("none", [rank]), ("local", lonely[0]), ("local", 3),
-    ]:  # fmt: skip
+    for group in (None, [rank, rank], [0, 9], lonely[0], object()):
         try:
-            tilestone.save(state, f"{folder}/no", replicate=replicate, replicate_group=group)
+            copies = tilestone.LocalCopies(group)  # type: ignore[arg-type]
+            tilestone.save(state, f"{folder}/no", copies=copies)
         except tilestone.CheckpointError as error:
             texts.append(f"{type(error).__name__}: {error}")
     return texts
@@ -105,12 +93,11 @@ def test_copies_follow_the_group_and_the_budget_and_change_no_load(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     of_ranks = worlds[4].run(save_and_load, str(tmp_path))
-    none, group, rule, everybody, budget = (
+    none, group, listed, everybody, budget = (
         [of_rank[i] for of_rank in of_ranks] for i in range(5)
     )
     assert none == [(0, 0)] * 4
-    # By exchange copies count as load, by rule they don't: other ranks make them, but as many.
-    assert sum(copies for copies, _ in group) == sum(copies for copies, _ in rule)
+    assert group == listed
     assert 0 < sum(copies for copies, _ in group) < sum(copies for copies, _ in everybody)
     # Three copies each of the replicated norm and bias, and one of each half of the weight.
     assert sum(copies for copies, _ in everybody) == 3 + 3 + 2
@@ -122,30 +109,17 @@ def test_copies_follow_the_group_and_the_budget_and_change_no_load(
     damage_and_repair(tmp_path / "all")
 
 
-def test_plan_copies_by_files_works_on_one_rank_and_makes_no_files(
-    tmp_path: pathlib.Path,
-) -> None:
-    files = {"coordination": "files", "rank": 1, "world_size": 2, "token": "one run of a test"}
-    state = {"norm": torch.arange(5.0)}
-    (cost,) = tilestone.plan_copies(state, tmp_path / "no", replicate_group=[0, 1], **files)
-    assert (cost.copies, cost.bytes) == (1, 20)
-    assert not (tmp_path / "no").exists()
-    with pytest.raises(tilestone.InvalidArgumentError, match="leave it out"):
-        tilestone.plan_copies(state, tmp_path, replicate_group=[0, 1], replicate="none", **files)
-    with pytest.raises(tilestone.InvalidArgumentError, match="a save has no option cast"):
-        tilestone.plan_copies(state, tmp_path, replicate_group=[0, 1], cast=True, **files)
+def test_a_repair_of_nothing_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(tilestone.NotFoundError):
         tilestone.repair(tmp_path)
 
 
-def test_an_invalid_replicate_group_is_refused_on_all_ranks(
+def test_an_invalid_group_of_copies_is_refused_on_all_ranks(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
     texts = worlds[4].run(refusals, str(tmp_path))
     expected = [
-        "there is no replicate_group", "names rank", "rank", "list of ranks",
-        'replicate must be "none" or "local"', 'replicate is "none"', "without this rank",
-        "list of ranks",
+        "copies.group is empty", "names rank", "rank", "without this rank", "list of ranks",
     ]  # fmt: skip
     for of_rank in texts:
         assert len(of_rank) == len(expected), of_rank
@@ -174,22 +148,22 @@ def megatron_saves(rank: int, world: int, folder: str) -> list[str]:
         assert not pathlib.Path(folder, name).exists()
         return str(error.value)
 
-    texts = [refused("no", replicate="local")]
+    texts = [refused("no", copies=tilestone.LocalCopies())]
     parallel_state = megatron_layouts.megatron().parallel_state
-    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, replicate="local")
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, copies=tilestone.LocalCopies())
     with megatron_layouts.initialised(parallel_state, tensor_model_parallel_size=2) as groups:
-        megatron.save(state(), f"{folder}/default", replicate="local")
-        megatron.save(state(), f"{folder}/given", replicate="local", replicate_group=groups.tp)
+        megatron.save(state(), f"{folder}/default", copies=tilestone.LocalCopies())
+        megatron.save(state(), f"{folder}/given", copies=tilestone.LocalCopies(groups.tp))
         megatron.save(state(), f"{folder}/strategy", strategy)
         megatron.save(
-            state(), f"{folder}/all", strategy, replicate="local", replicate_group=range(world)
+            state(), f"{folder}/all", strategy, copies=tilestone.LocalCopies(range(world))
         )
-        megatron.save(state(), f"{folder}/budget", replicate="local", max_copy_bytes=23)
+        megatron.save(state(), f"{folder}/budget", copies=tilestone.LocalCopies(max_bytes=23))
         wrapper = FullyParallelSaveStrategyWrapper(strategy, groups.dp)
         texts.append(refused("no", sharded_strategy=wrapper))
         plain = TorchDistSaveShardedStrategy("torch_dist", 1)
         wrapper = FullyParallelSaveStrategyWrapper(plain, groups.dp)
-        texts.append(refused("no", sharded_strategy=wrapper, replicate="local"))
+        texts.append(refused("no", sharded_strategy=wrapper, copies=tilestone.LocalCopies()))
     return texts
 
 
@@ -199,7 +173,7 @@ def test_megatron_saves_copy_within_the_model_parallel_group_or_raise(
     for texts in worlds[4].run(megatron_saves, str(tmp_path)):
         assert "parallel_state is not initialised" in texts[0]
         for text in texts[1:]:
-            assert "replicate='local'" in text and "FullyParallelSaveStrategyWrapper" in text
+            assert "copies can't be combined" in text and "FullyParallelSaveStrategyWrapper" in text
     elements = torch.arange(6.0).numpy().tobytes()
     for name, places in {"default": 2, "given": 2, "strategy": 2, "all": 4, "budget": 1}.items():
         files = list((tmp_path / name).glob("*.distcp"))
@@ -210,9 +184,9 @@ def test_megatron_saves_copy_within_the_model_parallel_group_or_raise(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"replicate": "local", "replicate_group": "tp"}, "replicate_group"),
-        ({"replicate": "local"}, "replicate_group"),
-        ({"threads": "two"}, "threads"),
+        ({"copies": tilestone.LocalCopies()}, "copies.group"),
+        ({"copies": [0, 1]}, "copies"),
+        ({"resources": "two"}, "resources"),
         ({"timeout": "a minute"}, "timeout"),
     ],
 )
@@ -220,13 +194,11 @@ def test_megatron_saves_copy_within_the_model_parallel_group_or_raise(
 def test_by_files_an_invalid_option_on_one_rank_fails_on_the_others(
     tmp_path: pathlib.Path, wrong: dict[str, Any], says: str, in_steps: bool
 ) -> None:
-    given: dict[str, Any] = {
-        "coordination": "files", "world_size": 2, "token": "the first start", "wait": False,
-    }  # fmt: skip
-    tilestone.save({"step": 3}, tmp_path / "a", rank=0, **given)
+    first, second = (tilestone.ByFiles(rank, 2, "the first start", wait=False) for rank in (0, 1))
+    tilestone.save({"step": 3}, tmp_path / "a", by_files=first)
     save: Any = tilestone.begin_save if in_steps else tilestone.save
     with pytest.raises(tilestone.InvalidArgumentError, match=says):
-        save({"step": 3}, tmp_path / "a", rank=1, **given, **wrong)
+        save({"step": 3}, tmp_path / "a", by_files=second, **wrong)
     (found,) = tilestone.unpublished(tmp_path / "a")
     assert says in found.failure
-    assert tilestone.save({"step": 3}, tmp_path / "a", rank=1, **given).published
+    assert tilestone.save({"step": 3}, tmp_path / "a", by_files=second).published

@@ -22,7 +22,14 @@ from tilestone import megatron
 from tilestone.megatron import serialization
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-FILES = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of it"}
+
+def _files(rank: int = 0, world_size: int = 1, **given: Any) -> dict[str, Any]:
+    token = given.pop("token", "a run of it")
+    return {"by_files": tilestone.ByFiles(rank, world_size, token, **given)}
+
+
+FILES = _files()
+
 
 
 def scenario(name: str, path: str) -> Any:
@@ -67,8 +74,7 @@ def test_saves_without_a_process_group_load_in_stock_and_in_other_layouts(
 def test_every_kind_of_entity_goes_to_stock(worlds: Worlds, ckpt: str) -> None:
     for rank in (1, 0):  # an existing process group is not used
         state = files._state(rank, 2, True)
-        options = FILES | {"rank": rank, "world_size": 2, "wait": False}
-        assert megatron.save(state, ckpt, **options) is None
+        assert megatron.save(state, ckpt, **_files(rank, 2, wait=False)) is None
     worlds[3].run(files._load_stock, ckpt)
 
 
@@ -112,13 +118,10 @@ class _OwnStrategy:
 
 # (options, part of the message)
 MISUSE: list[tuple[dict[str, Any], str]] = [
-    ({"rank": 0}, "rank is only allowed with coordination"),
-    ({"token": "a run of it"}, "token is only allowed with"),
-    ({"number": 1}, "number is only allowed with"),
-    ({"wait": False}, "wait is only allowed with"),
-    ({"coordination": "file"}, 'or "files", not "file"'),
-    (FILES | {"world_size": None}, "needs world_size"),
-    (FILES | {"process_group": object()}, "process_group has no meaning"),
+    ({"by_files": "files"}, "by_files must be a tilestone.ByFiles"),
+    ({"by_files": tilestone.ByFiles(0, None, "a run of it")}, "needs by_files.world_size"),
+    (_files(torch_rank_local=True), "does not support the dialect megatron"),
+    (FILES | {"process_group": object()}, "process_group and by_files exclude each other"),
     (FILES | {"sharded_strategy": ("zarr", 1)}, "data files have fixed names"),
     (FILES | {"sharded_strategy": _OwnStrategy()}, "_OwnStrategy needs a communicator"),
     (
@@ -141,28 +144,17 @@ def test_options_that_need_a_communicator_are_named_and_nothing_is_made(
 def test_an_existing_checkpoint_is_not_replaced_and_common_state_is_compared(ckpt: str) -> None:
     _of_one(checkpoint_dir=ckpt, **FILES)
     with pytest.raises(megatron.CheckpointingException, match="can't replace a checkpoint"):
-        _of_one(checkpoint_dir=ckpt, **FILES | {"token": "another run"})
-    both = FILES | {"world_size": 2, "wait": False, "common_differs": "error"}
+        _of_one(checkpoint_dir=ckpt, **_files(token="another run"))
+    first, second = (_files(rank, 2, wait=False)["by_files"] for rank in (0, 1))
     for preprocess, differs in ((lambda common: {**common, "own": 0}, False), (None, True)):
         at = f"{ckpt}-{differs}"
-        given = both | {"preprocess_common_before_consistancy_check": preprocess}
-        megatron.save({"own": 1}, at, **given | {"rank": 1})
+        given: dict[str, Any] = {
+            "preprocess_common_before_consistancy_check": preprocess, "common_differs": "error",
+        }  # fmt: skip
+        megatron.save({"own": 1}, at, by_files=second, **given)
         if differs:
             with pytest.raises(megatron.CheckpointingException, match="common state of rank 1"):
-                megatron.save({"own": 0}, at, **given)
+                megatron.save({"own": 0}, at, by_files=first, **given)
         else:
-            megatron.save({"own": 0}, at, **given)
+            megatron.save({"own": 0}, at, by_files=first, **given)
             assert megatron.load_common_state_dict(at) == {"own": 0}
-
-
-def _only_rank_1_gives_a_rank(rank: int, world: int, ckpt: str) -> str:
-    given: dict[str, Any] = {"rank": 1} if rank == 1 else {}
-    with pytest.raises(megatron.CheckpointingException) as raised:
-        _of_one(checkpoint_dir=ckpt, timeout=20, **given)
-    return str(raised.value)
-
-
-def test_an_option_for_files_on_one_rank_fails_on_every_rank(worlds: Worlds, ckpt: str) -> None:
-    for said in worlds[2].run(_only_rank_1_gives_a_rank, ckpt):
-        assert mentions(said, "rank", "coordination")
-    assert not os.path.exists(ckpt)

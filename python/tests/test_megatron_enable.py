@@ -34,7 +34,8 @@ def _switching(rank: int, world: int, folder: str) -> None:
 
     made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)
     before = remembered()
-    stock.enable(save_strategy=stock.TilestoneSaveStrategy(files_per_rank=2))
+    two_files = tilestone.Resources(files_per_rank=2)
+    stock.enable(save_strategy=stock.TilestoneSaveStrategy(resources=two_files))
     stock.enable()
     with _stock_on_cpu():
         for number, save in enumerate((None, made_before, Own("torch_dist", 1))):

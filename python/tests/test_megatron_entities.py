@@ -150,12 +150,12 @@ def test_slices_of_flattened_tensors_are_kept_and_resharded(old_kind: Any, ckpt:
     def save(comm: tilestone.Communicator) -> None:
         cell, begin = comm.rank // 2, (0, 5)[comm.rank % 2]
         end = (5, 12)[comm.rank % 2]
-        tilestone.save({"w": part(cell, begin, end, flat[cell][begin:end])}, ckpt, comm=comm)
+        tilestone.save({"w": part(cell, begin, end, flat[cell][begin:end])}, ckpt, group=comm)
 
     def load(comm: tilestone.Communicator) -> None:
         begin, end = (0, 8) if comm.rank == 0 else (8, 12)
         data = torch.zeros(end - begin) if comm.rank == 0 else None
-        loaded = tilestone.load({"w": part(1, begin, end, data)}, ckpt, comm=comm)["w"]
+        loaded = tilestone.load({"w": part(1, begin, end, data)}, ckpt, group=comm)["w"]
         assert loaded.tolist() == flat[1][begin:end].tolist()
 
     tilestone.run_ranks(4, save)

@@ -50,12 +50,12 @@ def test_the_guides_example_number_by_number(
 ) -> None:
     def save(rank: int, comm: Any) -> list[float]:
         part = _guide(rank, *saved)
-        tilestone.save({"x": [part]}, ckpt, comm=comm, dialect=dialect)
+        tilestone.save({"x": [part]}, ckpt, group=comm, dialect=dialect)
         return part.data.tolist()  # type: ignore[union-attr]
 
     def load(rank: int, comm: Any) -> list[float]:
         memory = torch.full((2,), -1.0)
-        found = tilestone.load({"x": [_guide(rank, *loaded, memory)]}, ckpt, comm=comm)["x"][0]
+        found = tilestone.load({"x": [_guide(rank, *loaded, memory)]}, ckpt, group=comm)["x"][0]
         assert found is memory
         return found.tolist()
 
@@ -127,7 +127,7 @@ def test_random_layouts_of_tp_pp_dp_are_loaded_into_one_another(ckpt: str, seed:
     def save(rank: int, comm: Any) -> None:
         parts = list(saved.parts(rank, whole, True))
         state = [_OldKind(part) if seed % 2 else part for part in parts]
-        tilestone.save({"layers": state}, ckpt, comm=comm)
+        tilestone.save({"layers": state}, ckpt, group=comm)
 
     def load(rank: int, comm: Any) -> None:
         expected = [part.data for part in loaded.parts(rank, whole, True)]
@@ -135,7 +135,7 @@ def test_random_layouts_of_tp_pp_dp_are_loaded_into_one_another(ckpt: str, seed:
         state: list[Any] = templates
         if seed % 3 == 0:
             state = [part.without_data() for part in templates]
-        found = tilestone.load({"layers": state}, ckpt, comm=comm)["layers"]
+        found = tilestone.load({"layers": state}, ckpt, group=comm)["layers"]
         for one, part, values in zip(found, state, expected, strict=True):
             assert torch.equal(one, values), (seed, rank, one, values)
             assert part.data is None or one is part.data
@@ -153,11 +153,11 @@ def test_an_empty_slice_saves_nothing_and_loads_as_the_empty_tensor_it_was(ckpt:
         )
 
     def work(rank: int, comm: Any) -> None:
-        tilestone.save({"a": part(rank), "b": part(2 - rank, "v")}, ckpt, comm=comm)
+        tilestone.save({"a": part(rank), "b": part(2 - rank, "v")}, ckpt, group=comm)
         template = part(rank)
         assert template.data is not None
         template.data.zero_()
-        found = tilestone.load({"a": template, "b": part(rank, "v")}, ckpt, comm=comm)
+        found = tilestone.load({"a": template, "b": part(rank, "v")}, ckpt, group=comm)
         assert found["a"] is template.data
         assert found["a"].tolist() == found["b"].tolist() == ([], [0, 1, 2, 3, 4, 5], [])[rank]
 
@@ -174,7 +174,7 @@ def test_a_slice_of_a_padded_tensor_is_filled_with_zeros_behind_the_stored_one(c
             "w", torch.ones(flat.stop - flat.start), (7, 2), flattened_range=flat,
             allow_shape_mismatch=True,
         )  # fmt: skip
-        found: list[float] = tilestone.load({"w": part}, ckpt, comm=comm)["w"].tolist()
+        found: list[float] = tilestone.load({"w": part}, ckpt, group=comm)["w"].tolist()
         return found
 
     assert sum(_on_ranks(3, load), []) == [*range(10), 0, 0, 0, 0]
@@ -198,10 +198,10 @@ def test_a_slice_of_a_box_of_an_irregular_grid_is_kept_and_resharded(ckpt: str) 
         )  # fmt: skip
 
     def load(rank: int, comm: Any) -> None:
-        found = tilestone.load({"w": part(rank, torch.zeros(20))}, ckpt, comm=comm)["w"]
+        found = tilestone.load({"w": part(rank, torch.zeros(20))}, ckpt, group=comm)["w"]
         assert torch.equal(found, part(rank, None).data)  # type: ignore[arg-type]
 
-    _on_ranks(4, lambda r, comm: tilestone.save({"w": part(r, None)}, ckpt, comm=comm) and None)
+    _on_ranks(4, lambda r, comm: tilestone.save({"w": part(r, None)}, ckpt, group=comm) and None)
     assert torch.equal(tilestone.open(ckpt, framework="torch").read("w"), whole)
     _on_ranks(4, load)
 
@@ -267,7 +267,7 @@ def test_a_factory_on_a_flattened_tensor_gets_the_slice_and_is_merged(
     def save(rank: int, comm: Any) -> None:
         seen: list[Any] = []
         factory, _ = item(rank, 2, 3, seen, True)
-        tilestone.save({"mlp": factory}, ckpt, comm=comm)
+        tilestone.save({"mlp": factory}, ckpt, group=comm)
         assert seen == [("glu", (0, 0), factory.flattened_range)]
         assert isinstance(factory.flattened_range, slice)
 
@@ -277,7 +277,7 @@ def test_a_factory_on_a_flattened_tensor_gets_the_slice_and_is_merged(
 
         def load(rank: int, comm: Any, tp: int = tp, dp: int = dp) -> None:
             factory, values = item(rank, tp, dp, [], False)
-            found = tilestone.load({"mlp": factory}, ckpt, comm=comm)["mlp"]
+            found = tilestone.load({"mlp": factory}, ckpt, group=comm)["mlp"]
             assert torch.equal(found, values)
 
         _on_ranks(tp * dp, load)

@@ -207,11 +207,11 @@ def _unknown(state: dict[str, Any]) -> dict[str, Any]:
 
 def _saved(state: Any, path: str, **options: Any) -> tuple[int, int]:
     """(bytes, items) written by each rank."""
-    done = tilestone.save(state, path, dialect="megatron", agreement="rule", **options)
+    done = tilestone.save(state, path, dialect="megatron", **options)
     return done.bytes_written, done.items_written
 
 
-def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
+def _by_files(rank: int, world: int, folder: str) -> dict[str, Any]:
     stock = layouts.megatron()
     sizes = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2,
              "expert_tensor_parallel_size": 1}  # fmt: skip
@@ -219,9 +219,10 @@ def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
         state = _model(at)
         shards = [layouts.place_of(e) for e in layouts.leaves(state) if isinstance(e, ShardedTensor)]
         result: dict[str, Any] = {"shards": shards}
-        result["known"] = _saved(state, f"{folder}/known")
-        result["unknown"] = _saved(_unknown(_model(at)), f"{folder}/unknown")
-        tm.save(state, f"{folder}/tm", agreement="rule", validate_access_integrity=False)
+        files = tilestone.ByFiles(rank, world, "one run of a test")
+        result["known"] = _saved(state, f"{folder}/known", by_files=files)
+        result["unknown"] = _saved(_unknown(_model(at)), f"{folder}/unknown", by_files=files)
+        tm.save(state, f"{folder}/tm", by_files=files, validate_access_integrity=False)
         part = dist.new_group([1, 3])
         if rank in (1, 3):
             one = models.make_sharded_tensors_for_checkpoint(
@@ -233,16 +234,17 @@ def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
         wrapper = tm.serialization.get_default_save_sharded_strategy()
         from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
-        with pytest.raises(tilestone.InvalidArgumentError, match="agreement='rule'.*FullyParallel"):
-            tm.save(state, f"{folder}/x", FullyParallelSaveStrategyWrapper(wrapper), agreement="rule")
+        with pytest.raises(tilestone.InvalidArgumentError, match="copies can't.*FullyParallel"):
+            tm.save(state, f"{folder}/x", FullyParallelSaveStrategyWrapper(wrapper),
+                    copies=tilestone.LocalCopies([rank]))  # fmt: skip
         wrong = [
             ShardedTensor.from_rank_offsets(
                 f"w{n}", torch.ones(8), replica_id=rank, holders=(rank, (rank + 1) % world)
             )
             for n in range(16)
         ]
-        with pytest.raises(tilestone.CoverageError):
-            _saved({"all": wrong}, f"{folder}/wrong")
+        with pytest.raises((tilestone.CoverageError, tilestone.MismatchError)):
+            _saved({"all": wrong}, f"{folder}/wrong", by_files=files)
         loaded = tm.load(_model(at), f"{folder}/tm")
         for name, entity in _model(at).items():
             if hasattr(entity, "data") and isinstance(entity.data, torch.Tensor):
@@ -250,10 +252,10 @@ def _by_rule(rank: int, world: int, folder: str) -> dict[str, Any]:
     return result
 
 
-def test_saves_by_rule_store_each_shard_once_and_share_the_bytes(
+def test_saves_by_files_store_each_shard_once_and_share_the_bytes(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
-    results = worlds[4].run(_by_rule, str(tmp_path))
+    results = worlds[4].run(_by_files, str(tmp_path))
     shards = {shard for result in results for shard in result["shards"]}
     for name in ("known", "unknown", "tm"):
         with tilestone.open(tmp_path / name) as checkpoint:

@@ -223,11 +223,11 @@ def test_parameters_from_param_are_found_renamed_and_have_optimizer_states(
     path = str(tmp_path)
 
     def save(comm: tilestone.Communicator) -> None:
-        tilestone.save(made[comm.rank][0], path, comm=comm, dialect="megatron", overwrite=True)
+        tilestone.save(made[comm.rank][0], path, group=comm, dialect="megatron", overwrite=True)
 
     def load(comm: tilestone.Communicator) -> None:
         state, model, optimizer = _expert_state(7, comm.rank, own_keys)
-        tilestone.load(state, path, comm=comm)
+        tilestone.load(state, path, group=comm)
         trained, moments = made[comm.rank][1], made[comm.rank][2].state_dict()["state"]
         pairs = zip(model.experts.parameters(), trained.experts.parameters(), strict=True)
         assert all(torch.equal(ours, saved) for ours, saved in pairs)

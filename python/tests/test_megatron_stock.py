@@ -234,10 +234,10 @@ def _copies(rank: int, world: int, folder: str) -> dict[str, list[int]]:
     group = groups.Group(2, rank % 2, tuple(pairs[rank // 2]), process_group)
     given = {"process": process_group, "group": group, "ranks": pairs[rank // 2], "wrapped": group}
     with _stock_on_cpu():
-        for name, replicate_group in given.items():
+        for name, copies_group in given.items():
             path = pathlib.Path(folder, name)
             _make_directory(rank, path)
-            ours = stock.TilestoneSaveStrategy(replicate="local", replicate_group=replicate_group)
+            ours = stock.TilestoneSaveStrategy(copies=tilestone.LocalCopies(copies_group))
             if name == "wrapped":
                 ours = fully_parallel.FullyParallelSaveStrategyWrapper(ours, _groups["dp"])
             stocks.save(_state(rank, True), str(path), ours)
@@ -246,14 +246,20 @@ def _copies(rank: int, world: int, folder: str) -> dict[str, list[int]]:
                        rank)  # fmt: skip
             found[name] = _sizes(path)
         for number, (options, problem) in enumerate([
-            ({"keep_only_main_replica": True, "replicate_group": group}, "keep_only_main_replica"),
-            ({}, "parallel_state is not initialised"),
-            ({"replicate_group": groups.Group(2, rank % 2, None)}, "ranks are not known"),
-            ({"replicate_group": [3 - rank]}, "replicate_group"),
+            (
+                {"keep_only_main_replica": True, "copies": tilestone.LocalCopies(group)},
+                "keep_only_main_replica",
+            ),
+            ({"copies": tilestone.LocalCopies()}, "parallel_state is not initialised"),
+            (
+                {"copies": tilestone.LocalCopies(groups.Group(2, rank % 2, None))},
+                "ranks are not known",
+            ),
+            ({"copies": tilestone.LocalCopies([3 - rank])}, "copies.group"),
         ]):  # fmt: skip
             path = pathlib.Path(folder, f"refused-{number}")
             _make_directory(rank, path)
-            ours = stock.TilestoneSaveStrategy(replicate="local", **options)
+            ours = stock.TilestoneSaveStrategy(**options)
             with pytest.raises(tilestone.InvalidArgumentError, match=problem):
                 stocks.save(_state(rank, True), str(path), ours)
             dist.barrier()

@@ -288,18 +288,18 @@ def test_save_returns_its_result_where_the_call_is_not_one_of_stock(ckpt: str) -
     stocks = kind("torch_dist", 1)
     assert megatron.save(_tensor(1), ckpt, stocks, validate_access_integrity=False) is None
     assert megatron.save(_tensor(1), ckpt, _Counting(), timeout=60) is None
-    copying = kind("torch_dist", 1, replicate="local", replicate_group=[0])
+    copying = kind("torch_dist", 1, copies=tilestone.LocalCopies([0]))
     wrapped = FullyParallelSaveStrategyWrapper(kind("torch_dist", 1))
     for strategy, options in (
         (None, {"timeout": 60}),
-        (None, {"replicate": "local", "replicate_group": [0]}),
+        (None, {"copies": tilestone.LocalCopies([0])}),
         (copying, {}),
         (wrapped, {"common_differs": "error"}),
-        (("torch_dist", 1), {"agreement": "rule"}),
+        (("torch_dist", 1), {"common_differs": "ignore"}),
     ):
         result = megatron.save(_tensor(1), ckpt, strategy, **options)
         assert result is not None, options
         assert result.published and result.items_written >= 1 and result.copies == 0, options
-    by_files = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a job of today"}
-    result = megatron.save(_tensor(1), ckpt + "-files", **by_files)
+    by_files = tilestone.ByFiles(0, 1, "a job of today")
+    result = megatron.save(_tensor(1), ckpt + "-files", by_files=by_files)
     assert result is not None and result.published

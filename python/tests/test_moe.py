@@ -38,10 +38,9 @@ def _no_gathering() -> Any:
     return mock.patch.multiple(DTensor, **{name: _refused for name in names})
 
 
-def _save(training: moe.Training, path: str, rule: bool = False) -> None:
+def _save(training: moe.Training, path: str) -> None:
     with _no_gathering():
-        agreement = "rule" if rule else "exchange"
-        tilestone.save(training.state(), path, validate_access=True, agreement=agreement)
+        tilestone.save(training.state(), path, checks=tilestone.Checks(access=True))
         iteration = {"iteration": 2, **training.state()}
         tilestone.megatron.save(iteration, f"{path}-megatron")
 
@@ -49,9 +48,9 @@ def _save(training: moe.Training, path: str, rule: bool = False) -> None:
 def _load(training: moe.Training, path: str) -> tilestone.LoadReport:
     """Fills the training's own tensors from both checkpoints, one after another."""
     report = tilestone.LoadReport()
-    reported = ("not_in_checkpoint", "not_requested", "other_shape")
+    reported = tilestone.Differences("report", "report", "report", report)
     with _no_gathering():
-        tilestone.load(training.state(), path, report=report, **dict.fromkeys(reported, "report"))
+        tilestone.load(training.state(), path, differences=reported)
         once = training.local()
         for tensor in training.tensors().values():
             (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach().zero_()
@@ -78,7 +77,7 @@ def continuation(rank: int, world: int, sizes: moe.Sizes, path: str, other: str)
     meshes = moe.Meshes(sizes)
     whole = moe.Training(meshes, seed=1)
     whole.step(0)
-    _save(whole, path, rule=sizes != EP_2)
+    _save(whole, path)
     saved, empty = whole.local(), sum(not each.numel() for each in whole.local().values())
     reference = whole.gathered() if sizes == EP_2 else {}
     whole.step(1)

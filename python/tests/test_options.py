@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import pathlib
 import socket
 import time
+from typing import Any
 
 import numpy
 import pytest
@@ -14,19 +16,17 @@ import ranks
 from messages import mentions
 
 import tilestone
+from tilestone import _option_types
 
 FAILING = 1
 
 # (keyword, value, what the message mentions in this order). The error is an InvalidArgumentError,
 # for a URL an UnsupportedError.
 SAVE = [
-    ("threads", -1, ["threads", "-1", "1 to 1024"]),
-    ("threads", 1 << 70, ["threads", str(1 << 70)]),
-    ("threads", 1.5, ["threads", "1.5"]),
-    ("threads", "4", ["threads", "'4'"]),
-    ("files_per_rank", 0, ["files_per_rank", "0", "1 to 1024"]),
-    ("buffer_bytes", 1, ["buffer_bytes", "1", "131072"]),
-    ("buffer_bytes", -1, ["buffer_bytes", "-1"]),
+    ("resources", tilestone.Resources(threads=-1), ["resources.threads", "-1", "1 to 1024"]),
+    ("resources", tilestone.Resources(files_per_rank=0), ["files_per_rank", "0", "1 to 1024"]),
+    ("resources", tilestone.Resources(buffer_bytes=1), ["buffer_bytes", "1", "131072"]),
+    ("resources", 4, ["resources", "tilestone.Resources", "4"]),
     ("timeout", -1, ["timeout", "-1", "0"]),
     ("timeout", 0, ["timeout", "0", "0"]),
     ("timeout", math.inf, ["timeout", "inf", "None"]),
@@ -42,10 +42,9 @@ SAVE = [
     ("tensor_attributes", ["w"], ["tensor_attributes", "dict of dicts"]),
     ("tensor_attributes", {"w": {1: 2}}, ["tensor_attributes", "dict of dicts"]),
     ("tensor_attributes", {"not there": {"a": 1}}, ["tensor", "not save"]),
-    ("agreement", "ruled", ["agreement", '"exchange" or "rule"', '"ruled"']),
-    ("agreement", None, ["agreement", "string", "None"]),
-    ("validate_access", 1, ["validate_access", "True or False", "1"]),
-    ("common_differs", "log", ["common_differs", '"ignore", "warn" or "error"', '"log"']),
+    ("checks", "access", ["checks", "tilestone.Checks", "'access'"]),
+    ("checks", None, ["checks", "tilestone.Checks", "None"]),
+    ("copies", [0, 1], ["copies", "tilestone.LocalCopies", "[0, 1]"]),
     ("progress", "x", ["progress", "function", "'x'"]),
     ("path", 3, ["path", "os.PathLike", "3"]),
     ("path", "", ["path", "empty"]),
@@ -56,14 +55,77 @@ SAVE = [
     ("state", [1], ["state", "dict", "list"]),
 ]
 LOAD = [
-    *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "timeout", "path", "state")],
+    *[case for case in SAVE if case[0] in ("resources", "checks", "timeout", "path", "state")],
     ("cast", 1, ["cast", "True or False", "1"]),
-    ("sharded_only", 1, ["sharded_only", "True or False", "1"]),
+    ("differences", "report", ["differences", "tilestone.Differences", "'report'"]),
+    ("reading", "keep", ["reading", "tilestone.Reading", "'keep'"]),
+    ("format", 5, ["format", "string", "5"]),
     ("allow_classes", "a.b", ["'a.b'", "allow_classes=['a.b']"]),
     ("allow_classes", [b"a.b"], ["allow_classes", "names"]),
     ("allow_classes", None, ["allow_classes", "names", "None"]),
-    ("two_phase", "perhaps", ["two_phase", '"auto", "always" or "never"', '"perhaps"']),
 ]
+# (class, field, value, what the message mentions in this order)
+FIELDS: list[tuple[type, str, Any, list[str]]] = [
+    (tilestone.Resources, "threads", 1 << 70, [str(1 << 70)]),
+    (tilestone.Resources, "threads", 1.5, ["1.5"]),
+    (tilestone.Resources, "threads", "4", ["'4'"]),
+    (tilestone.Resources, "buffer_bytes", -1, ["-1"]),
+    (tilestone.Checks, "access", 1, ["True or False", "1"]),
+    (tilestone.Checks, "checksums", 0, ["True or False", "0"]),
+    (tilestone.Checks, "common_differs", "log", ['"ignore", "warn" or "error"', '"log"']),
+    (tilestone.Reading, "two_phase", "perhaps", ['"auto", "always" or "never"', '"perhaps"']),
+    (tilestone.Reading, "cache", "hold", ['"bypass" or "keep"', '"hold"']),
+    (tilestone.Reading, "follow_links", None, ["True or False", "None"]),
+    (tilestone.Differences, "other_shape", "warn", ['"error", "report" or "ignore"', '"warn"']),
+    (tilestone.Differences, "not_requested", 3, ["string", "3"]),
+    (tilestone.Differences, "report", [], ["LoadReport or None", "[]"]),
+    (tilestone.LocalCopies, "group", "tp", ["group or a list of ranks", "'tp'"]),
+    (tilestone.LocalCopies, "group", [0, "1"], ["whole number", "'1'"]),
+    (tilestone.LocalCopies, "max_bytes", "1 GB", ["whole number", "'1 GB'"]),
+    (tilestone.ByFiles, "rank", "0", ["whole number", "'0'"]),
+    (tilestone.ByFiles, "token", b"bytes of it", ["string"]),
+    (tilestone.ByFiles, "number", -1, ["-1"]),
+    (tilestone.ByFiles, "wait", 0, ["True or False", "0"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value", "facts"), FIELDS)
+def test_a_value_with_a_field_of_a_wrong_type_can_not_be_made(
+    kind: type, field: str, value: Any, facts: list[str]
+) -> None:
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        kind(**{field: value})
+    assert mentions(str(raised.value), f"{kind.__name__}.{field}", *facts)
+
+
+def test_values_are_frozen_comparable_and_show_what_is_not_the_default() -> None:
+    copies = tilestone.LocalCopies([0, numpy.int64(1)], max_bytes=5)
+    assert copies == tilestone.LocalCopies((0, 1), 5) != tilestone.LocalCopies([0, 1])
+    assert repr(copies) == "LocalCopies(group=(0, 1), max_bytes=5)"
+    assert repr(tilestone.Checks()) == "Checks()" and hash(copies) == hash(copies)
+    with pytest.raises(AttributeError):
+        copies.max_bytes = 3  # type: ignore[misc]
+    for kind in (tilestone.ByFiles, tilestone.LocalCopies, tilestone.Checks, tilestone.Reading,
+                 tilestone.Differences, tilestone.Resources):  # fmt: skip
+        assert kind() == kind()
+        for name in inspect.signature(kind).parameters:
+            assert f"    {name}: " in (kind.__doc__ or "")
+
+
+def test_the_calls_have_few_parameters_and_show_them() -> None:
+    counts = {
+        name: len(inspect.signature(function).parameters)
+        for name, function in {
+            "save": tilestone.save, "load": tilestone.load, "begin_save": tilestone.begin_save,
+            "open": tilestone.open, "Session": tilestone.Session,
+        }.items()
+    }  # fmt: skip
+    assert counts == {"save": 14, "load": 13, "begin_save": 14, "open": 6, "Session": 3}
+    shown = inspect.signature(tilestone.save).parameters
+    assert shown["checks"].default == tilestone.Checks()
+    assert shown["timeout"].default == 1800
+    types = _option_types.SaveKeywords.__annotations__
+    assert set(types) == set(shown) - {"state", "path", "group", "by_files"}
 
 
 def kind_of(facts: list[str]) -> str:
@@ -92,7 +154,7 @@ def call_badly(rank: int, world: int, folder: str, which: str) -> list[tuple[str
 def test_what_can_not_be_meant_on_one_rank_is_named_on_all_at_once(
     which: str, worlds: ranks.Worlds, ckpt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tilestone.save({"w": numpy.arange(4)}, ckpt, comm=tilestone.solo())
+    tilestone.save({"w": numpy.arange(4)}, ckpt, group=tilestone.solo())
     before = sorted(os.listdir(ckpt))
     results = worlds[2].run(call_badly, ckpt, which)
     for i, (keyword, _, facts) in enumerate(SAVE if which == "save" else LOAD):
@@ -126,8 +188,9 @@ def test_a_url_or_tilde_makes_no_folder_here(
 def test_numbers_and_names_of_open_and_read_are_checked(ckpt: str) -> None:
     tilestone.save({"a": 1}, ckpt)
     for keyword, value, facts in [
-        *[case for case in SAVE if case[0] in ("threads", "buffer_bytes", "path")],
-        ("verify_checksums", 0, ["verify_checksums", "True or False", "0"]),
+        *[case for case in SAVE if case[0] in ("resources", "checks", "path")],
+        ("framework", "jax", ["framework", "numpy", "torch", "'jax'"]),
+        ("cast", True, ["no option cast"]),
     ]:
         keywords = {"path": ckpt, keyword: value}
         with pytest.raises(tilestone.CheckpointError) as raised:
@@ -175,7 +238,7 @@ def test_no_timeout_and_bytes_for_a_path(ckpt: str) -> None:
 
 
 def test_an_invalid_group_is_refused() -> None:
-    for keywords in ({"group": 5}, {"comm": object()}, {"comm": 3}):
+    for keywords in ({"group": 5}, {"group": object()}, {"by_files": 3}):
         with pytest.raises(tilestone.InvalidArgumentError):
             tilestone.save({"a": 1}, "nowhere", **keywords)  # type: ignore[arg-type]
     assert not os.path.exists("nowhere")
@@ -190,15 +253,16 @@ def save_otherwise(rank: int, world: int, folder: str) -> None:
 
 
 def load_otherwise(rank: int, world: int, folder: str) -> None:
-    tilestone.load({"w": None}, folder, two_phase="never" if rank == 2 else "auto", timeout=60)
+    reading = tilestone.Reading(two_phase="never" if rank == 2 else "auto")
+    tilestone.load({"w": None}, folder, reading=reading, timeout=60)
 
 
 def test_options_that_differ_between_torch_ranks_are_named(worlds: ranks.Worlds, ckpt: str) -> None:
-    tilestone.save({"w": numpy.ones(2)}, ckpt + "0", comm=tilestone.solo())
+    tilestone.save({"w": numpy.ones(2)}, ckpt + "0", group=tilestone.solo())
     for function, *facts in (
         (save_elsewhere, "ranks 0 and 1", "save", f"{ckpt}0", "rank 2", "save", f"{ckpt}1"),
         (save_otherwise, "overwrite", "ranks 0 and 2", "False", "rank 1", "True"),
-        (load_otherwise, "two_phase", "ranks 0 and 1", '"auto"', "rank 2", '"never"'),
+        (load_otherwise, "reading.two_phase", "ranks 0 and 1", '"auto"', "rank 2", '"never"'),
     ):
         for result in worlds[3].collect(function, ckpt):
             assert result.kind == "MismatchError", result.text

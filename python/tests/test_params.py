@@ -42,9 +42,8 @@ WHOLE = numpy.random.default_rng(5).normal(size=(12, 3, 2))
 RULES = PlacementRules({"experts": {"ep": Shard(0)}})
 
 
-@pytest.mark.parametrize("agreement", ["exchange", "rule"])
 def test_experts_move_between_layouts_with_uneven_and_empty_local_shards(
-    agreement: str, ckpt: str
+    ckpt: str,
 ) -> None:
     def state(rank: int, layout: tuple[int, int], whole: numpy.ndarray) -> dict:
         mesh, wrapped = experts_of(rank, *layout, whole)
@@ -58,11 +57,12 @@ def test_experts_move_between_layouts_with_uneven_and_empty_local_shards(
 
     def save(comm: tilestone.Communicator) -> None:
         given = state(comm.rank, (3, 2), WHOLE)
-        tilestone.save(given, ckpt, comm=comm, agreement=agreement, validate_access=True)
+        tilestone.save(given, ckpt, group=comm, checks=tilestone.Checks(access=True))
 
     def load(comm: tilestone.Communicator, layout: tuple[int, int]) -> None:
         wanted = state(comm.rank, layout, numpy.zeros_like(WHOLE))
-        loaded = tilestone.load(wanted, ckpt, comm=comm, validate_access=True)["layer"]
+        checks = tilestone.Checks(access=True)
+        loaded = tilestone.load(wanted, ckpt, group=comm, checks=checks)["layer"]
         expected = experts_of(comm.rank, *layout, WHOLE)[1]
         assert isinstance(loaded["experts"]["w1"], Wrapped)
         numpy.testing.assert_array_equal(loaded["experts"]["w1"].local, expected.local)
@@ -88,7 +88,7 @@ def test_a_given_key_replaces_the_path_and_selects_the_rule(ckpt: str) -> None:
         assert tensors["a"].key == "x.experts.w" and tensors["a"].global_shape == (4, 2)
         with pytest.raises(InvalidArgumentError, match="only known within a state"):
             _ = tensors["b"].global_shape
-        tilestone.save({"tree": [tensors]}, ckpt, comm=comm)
+        tilestone.save({"tree": [tensors]}, ckpt, group=comm)
 
     tilestone.run_ranks(2, save)
     with tilestone.open(ckpt) as opened:
@@ -190,12 +190,12 @@ def test_merged_shardings_know_the_holders() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (0,)])
-def test_a_tensor_without_elements_is_saved_by_rule(shape: tuple[int, ...], ckpt: str) -> None:
+def test_a_tensor_without_elements_is_saved(shape: tuple[int, ...], ckpt: str) -> None:
     def go(comm: tilestone.Communicator) -> None:
         mesh = Mesh((2,))
         tensor = ShardedTensor.from_param(numpy.zeros(shape), mesh, Shard(0), rank=comm.rank)
-        tilestone.save({"w": tensor}, ckpt, comm=comm, agreement="rule", validate_access=True)
-        assert tilestone.load({"w": tensor}, ckpt, comm=comm)["w"].shape == shape
+        tilestone.save({"w": tensor}, ckpt, group=comm, checks=tilestone.Checks(access=True))
+        assert tilestone.load({"w": tensor}, ckpt, group=comm)["w"].shape == shape
 
     tilestone.run_ranks(2, go)
     with tilestone.open(ckpt) as opened:

@@ -220,7 +220,7 @@ def by_order(rank: int, world: int, rows: int, root: str) -> list[str]:
     saved = with_order(mine, mesh, (1, 0), (rows,))
     for number, options in enumerate([{}, {"agreement": "rule"}]):
         path = f"{root}/{number}"
-        tilestone.save({"w": saved}, path, timeout=60, validate_access=True, **options)
+        tilestone.save({"w": saved}, path, timeout=60, checks=tilestone.Checks(access=True), **options)
         loaded = tilestone.load({"w": torch.zeros(rows)}, path, timeout=60)["w"]
         if not torch.equal(loaded, whole):
             wrong.append(f"{options}: {loaded.tolist()}")
@@ -280,7 +280,7 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
             if not torch.equal(whole[key], WHOLE):
                 wrong.append(f"{name}: {key} as a whole")
 
-    tilestone.save(state(), f"{root}/exchange", timeout=60, validate_access=True)
+    tilestone.save(state(), f"{root}/exchange", timeout=60, checks=tilestone.Checks(access=True))
     check("exchange", f"{root}/exchange")
     by_files = {"coordination": "files", "rank": rank, "world_size": 2, "token": "parts of a test"}
     tilestone.save(state(), f"{root}/files", timeout=60, **by_files)

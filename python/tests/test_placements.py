@@ -227,10 +227,10 @@ def test_a_parameter_on_the_meta_device_comes_back_with_memory(tmp_path: pathlib
         checkpoint = tilestone.geometry.Mesh((1,), names=["ep"])
         weight = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
         given = tilestone.ShardedTensor.from_param(weight, checkpoint, Shard(0))
-        tilestone.save({"w": given}, tmp_path / "ckpt", comm=tilestone.solo())
+        tilestone.save({"w": given}, tmp_path / "ckpt", group=tilestone.solo())
         meta = torch.nn.Parameter(weight.to("meta"))
         wanted = tilestone.ShardedTensor.from_param(meta, checkpoint, Shard(0))
-        loaded = tilestone.load({"w": wanted}, tmp_path / "ckpt", comm=tilestone.solo())["w"]
+        loaded = tilestone.load({"w": wanted}, tmp_path / "ckpt", group=tilestone.solo())["w"]
         assert isinstance(loaded, torch.nn.Parameter) and isinstance(loaded.data, DTensor)
         assert torch.equal(loaded.to_local(), torch.ones(3, 2))
 

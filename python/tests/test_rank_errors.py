@@ -122,21 +122,17 @@ OTHER_STATES = {
 }
 
 
-def save_as_only_rank_2_has_it(rank: int, world: int, other: str, path: str, how: str) -> None:
+def save_as_only_rank_2_has_it(rank: int, world: int, other: str, path: str) -> None:
     state = OTHER_STATES[other] if rank == 2 else {"t": torch.ones(3)}
-    if how == "rule":
-        tilestone.save(state, path, agreement="rule")
-    else:
-        options = {"rank": rank, "world_size": world, "token": "the token"}
-        tilestone.save(state, path, coordination="files", timeout=20, **options)
+    by_files = tilestone.ByFiles(rank, world, "the token")
+    tilestone.save(state, path, by_files=by_files, timeout=20)
 
 
-@pytest.mark.parametrize("how", ["rule", "files"])
 @pytest.mark.parametrize("other", OTHER_STATES)
 def test_what_only_one_rank_has_is_refused_also_where_ranks_agree_by_rule(
-    worlds: ranks.Worlds, ckpt: str, other: str, how: str
+    worlds: ranks.Worlds, ckpt: str, other: str
 ) -> None:
-    for found in worlds[4].collect(save_as_only_rank_2_has_it, other, ckpt, how):
+    for found in worlds[4].collect(save_as_only_rank_2_has_it, other, ckpt):
         assert found.kind == "MismatchError" and found.attributes["rank"] == 2, found
     with pytest.raises(tilestone.NotFoundError):
         tilestone.open(ckpt)
@@ -169,12 +165,12 @@ def test_values_that_differ_between_ranks_are_logged_by_the_coordinator_with_key
     assert tilestone.open(ckpt).object("seed") == 7
 
 
-def save_a_loader_of_its_own(rank: int, world: int, path: str, agreement: str) -> dict[str, Any]:
+def save_a_loader_of_its_own(rank: int, world: int, path: str) -> dict[str, Any]:
     loader = {"n": 100 + rank, "rng": torch.full((16,), rank), "order": numpy.full(3, rank)}
-    options = {"timeout": 60, "agreement": agreement}
-    tilestone.save({"loader": loader}, path, **options)  # type: ignore[arg-type]
+    error = tilestone.Checks(common_differs="error")
+    tilestone.save({"loader": loader}, path, timeout=60)  # type: ignore[arg-type]
     try:
-        tilestone.save({"rng": loader["rng"]}, path + "-e", common_differs="error", **options)
+        tilestone.save({"rng": loader["rng"]}, path + "-e", checks=error, timeout=60)
     except tilestone.MismatchError as error:
         assert error.key == "rng"
     else:
@@ -182,11 +178,10 @@ def save_a_loader_of_its_own(rank: int, world: int, path: str, agreement: str) -
     return tilestone.load(path, timeout=60)["loader"]
 
 
-@pytest.mark.parametrize("agreement", ["exchange", "rule"])
 def test_a_dict_that_differs_between_ranks_comes_from_one_of_them(
-    worlds: ranks.Worlds, ckpt: str, agreement: str
+    worlds: ranks.Worlds, ckpt: str
 ) -> None:
-    for loader in worlds[3].run(save_a_loader_of_its_own, ckpt, agreement):
+    for loader in worlds[3].run(save_a_loader_of_its_own, ckpt):
         assert loader["n"] == 100 and loader["rng"].sum() == 0 and loader["order"].sum() == 0
 
 

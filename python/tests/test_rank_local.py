@@ -58,8 +58,8 @@ def save_stock(rank: int, world: int, path: str) -> dict[str, Any]:
 
 def save_ours(rank: int, world: int, path: str) -> dict[str, Any]:
     state = state_of(world, 1)
-    where = {"rank": rank, "world_size": world, "token": "a run of a test"}
-    done = tilestone.save(state, path, coordination="files", torch_rank_local=True, **where)
+    files = tilestone.ByFiles(rank, world, "a run of a test", torch_rank_local=True)
+    done = tilestone.save(state, path, by_files=files)
     assert done.published
     return values(state)
 
@@ -134,8 +134,7 @@ def test_stock_ranks_load_our_rank_local_checkpoints_before_and_after_publishing
         assert worlds[size].run(load_stock, ckpt) == [saved] * size
     with pytest.raises(tilestone.AlreadyExistsError):
         tilestone.save(
-            {"a": 1}, ckpt, coordination="files", rank=0, world_size=1, token="another run",
-            torch_rank_local=True,
+            {"a": 1}, ckpt, by_files=tilestone.ByFiles(0, 1, "another run", torch_rank_local=True),
         )  # fmt: skip
 
 

@@ -111,8 +111,7 @@ def write(rank: int, world: int, seeds: list[int], side: str, folder: str) -> No
         if side == "stock":
             dcp.save(state, checkpoint_id=path)
         else:
-            agreement = "exchange" if seed % 2 else "rule"
-            tilestone.save(state, path, agreement=agreement)
+            tilestone.save(state, path)
 
 
 def read(rank: int, world: int, seeds: list[int], side: str, folder: str) -> int:
@@ -176,23 +175,19 @@ def save_in_subgroup(rank: int, world: int, path: str) -> str:
     replicated = distribute_tensor(whole + 1, mesh, [Replicate()], src_data_rank=None)
     if rank not in (1, 3):
         return "outside"
-    for agreement in ("exchange", "rule"):
-        tilestone.save(
-            {"x": tensor, "y": replicated}, f"{path}-{agreement}", group=group, agreement=agreement
-        )
+    tilestone.save({"x": tensor, "y": replicated}, path, group=group)
     wanted = {"x": torch.zeros(10), "y": torch.zeros(10)}
-    tilestone.load(wanted, f"{path}-rule", group=group)
+    tilestone.load(wanted, path, group=group)
     assert torch.equal(wanted["x"], whole) and torch.equal(wanted["y"], whole + 1)
     return "inside"
 
 
 def test_a_subgroup_saves_and_loads_without_the_others(worlds: ranks.Worlds, ckpt: str) -> None:
     assert worlds[4].run(save_in_subgroup, ckpt) == ["outside", "inside", "outside", "inside"]
-    for agreement in ("exchange", "rule"):
-        with tilestone.open(f"{ckpt}-{agreement}") as opened:
-            assert opened.world_size == 2
-            assert opened.read("x").tolist() == list(range(10))
-            assert opened.read("y").tolist() == list(range(1, 11))
+    with tilestone.open(ckpt) as opened:
+        assert opened.world_size == 2
+        assert opened.read("x").tolist() == list(range(10))
+        assert opened.read("y").tolist() == list(range(1, 11))
 
 
 def save_replicas(rank: int, world: int, path: str) -> int:
@@ -201,7 +196,7 @@ def save_replicas(rank: int, world: int, path: str) -> int:
         f"w{i}": distribute_tensor(torch.full((1000,), float(i)), mesh, [Replicate()])
         for i in range(8)
     }
-    return tilestone.save(state, path, agreement="rule").items_written
+    return tilestone.save(state, path).items_written
 
 
 def test_replicas_are_written_once_and_by_all_ranks_in_turn(
@@ -215,10 +210,13 @@ def load_columns_and_replicas(rank: int, world: int, path: str) -> bool:
     whole = torch.arange(512 * 2048, dtype=torch.float32).reshape(512, 2048)
     tilestone.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, path)
     wanted = {"w": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)])}
-    tilestone.load(wanted, path, two_phase="always")
+    tilestone.load(wanted, path, reading=tilestone.Reading(two_phase="always"))
     own = wanted["w"].to_local()
     replica = {"w": torch.zeros_like(whole)}
-    tilestone.load(replica, path, two_phase="always", buffer_bytes=1 << 20)
+    tilestone.load(
+        replica, path, reading=tilestone.Reading(two_phase="always"),
+        resources=tilestone.Resources(buffer_bytes=1 << 20),
+    )  # fmt: skip
     return torch.equal(own, whole.chunk(4, dim=1)[rank]) and torch.equal(replica["w"], whole)
 
 
@@ -226,15 +224,3 @@ def test_rows_are_loaded_as_columns_and_as_replicas_in_two_phases(
     worlds: ranks.Worlds, ckpt: str
 ) -> None:
     assert worlds[4].run(load_columns_and_replicas, ckpt) == [True] * 4
-
-
-def two_phase_of_another_name(rank: int, world: int, path: str) -> str:
-    with pytest.raises(tilestone.InvalidArgumentError) as raised:
-        tilestone.load({"x": torch.zeros(1)}, path, two_phase="sometimes")
-    return str(raised.value)
-
-
-def test_two_phase_has_three_names(worlds: ranks.Worlds, ckpt: str) -> None:
-    texts = worlds[2].run(two_phase_of_another_name, ckpt)
-    for text in texts:
-        assert mentions(text, "two_phase", '"auto", "always" or "never"', '"sometimes"')

@@ -38,13 +38,13 @@ def data_files(path: str) -> dict[str, bytes]:
     return {re.sub(r"^.{36}", "", file.name): file.read_bytes() for file in found}
 
 
-def test_processes_without_torch_or_a_group_save_the_same_as_a_collective_save_by_rule(
+def test_processes_without_torch_or_a_group_save_and_always_write_the_same(
     ckpt: str,
 ) -> None:
     said = scenario("together", ckpt)
     assert [each[0] for each in said] == ["done"] * 4, said
     assert len({save_id for _, (save_id, _, _) in said}) == 1
-    assert data_files(ckpt) == data_files(ckpt + "-rule")
+    assert data_files(ckpt) == data_files(ckpt + "-again")
     # Each rank's rows, one of 4 plain arrays each, "all" once, and the two values once.
     assert sum(items for _, (_, _, items) in said) == 4 + 4 + 1 + 2
     loaded: dict[str, Any] = {"w": torch.zeros(8, 4), "all": torch.zeros(500, dtype=torch.int64)}
@@ -124,33 +124,36 @@ def test_an_abandoned_save_has_ended_and_gc_removes_it(ckpt: str, caplog) -> Non
     assert tilestone.unpublished(ckpt) == []
 
 
-FILES = {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of it"}
+def _files(rank: Any = 0, world_size: Any = 1, token: Any = "a run of it", **given: Any) -> Any:
+    return {"by_files": tilestone.ByFiles(rank, world_size, token, **given)}
+
+
+FILES = _files()
 # (options, error, part of the message)
 MISUSE: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"rank": 0}, tilestone.InvalidArgumentError, "rank is only allowed with coordination"),
-    ({"world_size": 1}, tilestone.InvalidArgumentError, "world_size is only allowed with"),
-    ({"token": "a run of it"}, tilestone.InvalidArgumentError, "token is only allowed with"),
-    ({"number": 1}, tilestone.InvalidArgumentError, "number is only allowed with"),
-    ({"wait": False}, tilestone.InvalidArgumentError, "wait is only allowed with"),
-    ({"coordination": "file"}, tilestone.InvalidArgumentError, 'or "files", not "file"'),
-    ({"coordination": None}, tilestone.InvalidArgumentError, "coordination must be a string"),
-    (FILES | {"rank": None}, tilestone.InvalidArgumentError, "needs rank"),
-    (FILES | {"world_size": None}, tilestone.InvalidArgumentError, "needs world_size"),
-    (FILES | {"token": None}, tilestone.InvalidArgumentError, "needs token"),
-    (FILES | {"token": "short"}, tilestone.InvalidArgumentError, "token has 5 bytes"),
-    (FILES | {"token": b"bytes of it"}, tilestone.InvalidArgumentError, "token must be a string"),
-    (FILES | {"rank": 1}, tilestone.InvalidArgumentError, "rank is 1, world_size is 1"),
-    (FILES | {"rank": "0"}, tilestone.InvalidArgumentError, "rank must be a whole number"),
-    (FILES | {"number": -1}, tilestone.InvalidArgumentError, "number is -1"),
-    (FILES | {"wait": 0}, tilestone.InvalidArgumentError, "wait must be True or False"),
-    (FILES | {"group": object()}, tilestone.InvalidArgumentError, "group is not allowed"),
-    (FILES | {"comm": tilestone.solo()}, tilestone.InvalidArgumentError, "comm is not allowed"),
+    ({"by_files": "files"}, tilestone.InvalidArgumentError, "by_files must be a tilestone.ByFiles"),
+    (_files(None), tilestone.InvalidArgumentError, "needs by_files.rank"),
+    (_files(world_size=None), tilestone.InvalidArgumentError, "needs by_files.world_size"),
+    (_files(token=None), tilestone.InvalidArgumentError, "needs by_files.token"),
+    (_files(token="short"), tilestone.InvalidArgumentError, "token has 5 bytes"),
+    (
+        _files(1), tilestone.InvalidArgumentError,
+        "by_files.rank is 1, by_files.world_size is 1",
+    ),
+    (FILES | {"group": object()}, tilestone.InvalidArgumentError, "group and by_files exclude"),
+    (
+        FILES | {"group": tilestone.solo()}, tilestone.InvalidArgumentError,
+        "group and by_files exclude each other",
+    ),
     (FILES | {"overwrite": True}, tilestone.InvalidArgumentError, "overwrite must be false"),
     (FILES | {"timeout": -1}, tilestone.InvalidArgumentError, "timeout is -1"),
-    (FILES | {"validate_access": True}, tilestone.UnsupportedError, "needs a communicator"),
+    (
+        FILES | {"checks": tilestone.Checks(access=True)}, tilestone.UnsupportedError,
+        "checks.access needs a communicator",
+    ),
     (FILES | {"format": "zarr"}, tilestone.UnsupportedError, "format torch_dist"),
     (
-        FILES | {"dialect": "megatron", "torch_rank_local": True},
+        _files(torch_rank_local=True) | {"dialect": "megatron"},
         tilestone.UnsupportedError,
         "does not support the dialect megatron",
     ),
@@ -205,18 +208,18 @@ def save_replicas(rank: int, world: int, path: str) -> list[int]:
     own = torch.arange(8.0).reshape(2, 4) + 8 * rank
     state["s"] = DTensor.from_local(own, mesh, [Shard(0)])
     state["plain"] = torch.arange(3)
-    files = {"coordination": "files", "rank": rank, "world_size": world, "token": "of gloo ranks"}
+    files = tilestone.ByFiles(rank, world, "of gloo ranks", wait=False)
     written = 0
     for turn in (1, 0):  # one after another: a collective would wait for the other rank
         if turn == rank:
-            result = tilestone.save(state, path, wait=False, **files)
+            result = tilestone.save(state, path, by_files=files)
             assert result.published == (turn == 0)
             written = result.bytes_written
         dist.barrier()
     for turn in (0, 1):
         if turn == rank:
             empty = {key: torch.zeros_like(value) for key, value in state.items()}
-            alone = tilestone.load(empty, path, comm=tilestone.solo())
+            alone = tilestone.load(empty, path, group=tilestone.solo())
             for key, value in state.items():
                 found = alone[key]
                 assert torch.equal(
@@ -244,7 +247,7 @@ def test_replicas_of_dtensors_are_written_once_and_ranks_with_a_group_need_no_co
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"coordination": "files", "rank": 0, "world_size": 1, "token": "a run of this test"}],
+    [{}, _files(token="a run of this test")],
 )
 def test_none_as_a_state_is_refused_with_its_type(ckpt: str, options: dict[str, Any]) -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="dict, not NoneType"):

@@ -70,11 +70,11 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
     tmp_path: pathlib.Path,
 ) -> None:
     def run(comm: tilestone.Communicator) -> None:
-        with tilestone.Session(comm=comm) as session:
-            tilestone.save(rows(comm.rank, 2), tmp_path / "row", comm=comm)
+        with tilestone.Session(group=comm) as session:
+            tilestone.save(rows(comm.rank, 2), tmp_path / "row", group=comm)
             for stage in (False, True):
                 state = rows(comm.rank, 2)
-                saving = tilestone.begin_save(state, tmp_path / str(stage), comm=comm)
+                saving = tilestone.begin_save(state, tmp_path / str(stage), group=comm)
                 assert saving.bytes >= 32
                 take_steps(saving, state, stage)
                 state = rows(comm.rank, 2)
@@ -95,8 +95,7 @@ def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
     tmp_path: pathlib.Path,
 ) -> None:
     def files(rank: int) -> dict[str, Any]:
-        return {"coordination": "files", "rank": rank, "world_size": 2, "token": TOKEN,
-                "wait": False}  # fmt: skip
+        return {"by_files": tilestone.ByFiles(rank, 2, TOKEN, wait=False)}
 
     for rank in (0, 1):
         tilestone.save(rows(rank, 2), tmp_path / "row", **files(rank))
@@ -111,7 +110,7 @@ def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
         assert take_steps(saving, state, True).published == (rank == 1)
     for name in (".metadata", *(f.name for f in (tmp_path / "row").glob("*.distcp"))):
         assert (tmp_path / "row" / name).read_bytes() == (tmp_path / "steps" / name).read_bytes()
-    session = tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN)
+    session = tilestone.Session(by_files=tilestone.ByFiles(0, 1, TOKEN))
     state = rows(0, 1)
     take_steps(session.begin_save(state, tmp_path / "alone"), state, True)
     assert tilestone.load(tmp_path / "alone")["step"] == 3
@@ -123,7 +122,7 @@ def test_arrays_are_held_until_they_are_staged_or_written(
 ) -> None:
     state = {"numpy": numpy.arange(1000.0), "torch": torch.arange(1000.0)}
     held = [weakref.ref(array) for array in state.values()]
-    saving = tilestone.begin_save(state, tmp_path / "a", comm=tilestone.solo())
+    saving = tilestone.begin_save(state, tmp_path / "a", group=tilestone.solo())
     del state
     gc.collect()
     assert held[0]() is not None
@@ -146,7 +145,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
         tilestone.begin_save({}, tmp_path, cast=True)
     steps = ("stage", "write", "report", "publish")
     for last in range(4):
-        saving = tilestone.begin_save(rows(0, 1), tmp_path / "a", comm=tilestone.solo())
+        saving = tilestone.begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo())
         for step in steps[:last]:
             getattr(saving, step)()
         wrong = "report" if last < 2 else "write"
@@ -160,7 +159,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
             gc.collect()
         assert names(tmp_path / "a") == []
     with pytest.raises(ZeroDivisionError), tilestone.begin_save(
-        rows(0, 1), tmp_path / "a", comm=tilestone.solo()
+        rows(0, 1), tmp_path / "a", group=tilestone.solo()
     ) as saving:
         saving.write()
         1 / 0  # noqa: B018
@@ -177,7 +176,7 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
         raise StopNowError
 
     saving = tilestone.begin_save(
-        rows(0, 1), tmp_path / "a", comm=tilestone.solo(), progress=stop
+        rows(0, 1), tmp_path / "a", group=tilestone.solo(), progress=stop
     )
     with pytest.raises(StopNowError):
         saving.write()
@@ -186,7 +185,7 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
 
 
 def test_a_forked_child_does_not_end_its_parents_save(tmp_path: pathlib.Path) -> None:
-    with tilestone.begin_save(rows(0, 1), tmp_path / "a", comm=tilestone.solo()) as saving:
+    with tilestone.begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo()) as saving:
         saving.write()
         child = os.fork()
         if child == 0:

@@ -27,7 +27,7 @@ def _prepare(example: str, path: str) -> None:
     if "tilestone.unpublished" in example:
         half = {"w": tilestone.ShardedTensor.from_rank_offsets("w", numpy.ones(3), (0, 0, 2))}
         tilestone.save(
-            half, path, coordination="files", rank=0, world_size=2, token=TOKEN, wait=False
+            half, path, by_files=tilestone.ByFiles(0, 2, TOKEN, wait=False)
         )
     elif "tilestone.load" in example:
         tilestone.save({"w": numpy.zeros(6), "step": 7}, path)

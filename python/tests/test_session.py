@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pathlib
 from typing import Any
 
@@ -12,7 +11,6 @@ import ranks
 import torch
 
 import tilestone
-from tilestone import _calls, _option_types
 
 TOKEN = "one run of a test"
 
@@ -37,7 +35,7 @@ def test_saves_of_one_structure_send_no_plan_again_and_any_rank_s_change_is_noti
     tmp_path: pathlib.Path,
 ) -> None:
     def run(comm: tilestone.Communicator) -> None:
-        with tilestone.Session(comm=comm) as session:
+        with tilestone.Session(group=comm) as session:
             assert (session.rank, session.world_size) == (comm.rank, 2)
             for first in range(3):
                 session.save(rows(comm.rank, 2, first), tmp_path / str(first))
@@ -65,7 +63,7 @@ def test_an_error_in_one_ranks_state_fails_all_ranks_and_the_session_continues(
     tmp_path: pathlib.Path,
 ) -> None:
     def run(comm: tilestone.Communicator) -> None:
-        session = tilestone.Session(comm=comm)
+        session = tilestone.Session(group=comm)
         state = rows(comm.rank, 2)
         if comm.rank == 1:
             state["w"] = tilestone.ShardedTensor.from_rank_offsets(
@@ -85,10 +83,11 @@ def test_by_files_the_group_is_needed_for_the_token_alone_and_saves_are_counted_
     tokens = []
 
     def run(comm: tilestone.Communicator) -> None:
-        session = tilestone.Session(comm=comm, coordination="files")
+        session = tilestone.Session(group=comm, by_files=tilestone.ByFiles())
         tokens.append(session.token)
         if comm.rank == 0:  # rank 1 skips this save
-            assert not session.save(rows(0, 2), tmp_path / "skipped", wait=False).published
+            with pytest.raises(tilestone.TimeoutError):
+                session.save(rows(0, 2), tmp_path / "skipped", timeout=0.2)
         for first in (1, 2):
             result = session.save(rows(comm.rank, 2, first), tmp_path / str(first), timeout=60)
             assert result.published
@@ -105,8 +104,8 @@ def test_by_files_the_group_is_needed_for_the_token_alone_and_saves_are_counted_
 
 def test_without_any_communicator_ranks_have_a_token_in_common(tmp_path: pathlib.Path) -> None:
     for rank in (1, 0):
-        session = tilestone.Session(coordination="files", rank=rank, world_size=2, token=TOKEN)
-        done = session.save(rows(rank, 2, 6), tmp_path / "a", wait=False)
+        session = tilestone.Session(by_files=tilestone.ByFiles(rank, 2, TOKEN, wait=False))
+        done = session.save(rows(rank, 2, 6), tmp_path / "a")
         assert done.published == (rank == 0)
     expect_rows(tmp_path / "a", 2, 6)
     assert session.load({"step": None}, tmp_path / "a")["step"] == 6
@@ -115,17 +114,14 @@ def test_without_any_communicator_ranks_have_a_token_in_common(tmp_path: pathlib
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"coordination": "pigeons"}, '"communicator" or "files", not "pigeons"'),
-        ({"rank": 0, "world_size": 1, "token": TOKEN}, 'only allowed with coordination="files"'),
-        ({"coordination": "files", "rank": 0, "world_size": 1}, "needs token"),
+        ({"by_files": "pigeons"}, "by_files must be a tilestone.ByFiles"),
+        ({"by_files": tilestone.ByFiles(0, 1)}, "needs by_files.token"),
+        ({"by_files": tilestone.ByFiles(token=TOKEN)}, "needs by_files.rank"),
+        ({"by_files": tilestone.ByFiles(0, 1, "short")}, "token has 5 bytes"),
+        ({"by_files": tilestone.ByFiles(number=1)}, "a session counts its saves itself"),
         (
-            {"coordination": "files", "rank": 0, "world_size": 1, "token": "short"},
-            "token has 5 bytes",
-        ),
-        (
-            {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN,
-             "comm": tilestone.solo()},
-            "without a group or comm",
+            {"group": tilestone.solo(), "by_files": tilestone.ByFiles(0, 1, TOKEN)},
+            "come from the group",
         ),
     ],
 )  # fmt: skip
@@ -135,7 +131,7 @@ def test_arguments_that_contradict_each_other_are_named(given: dict[str, Any], s
 
 
 def test_by_rule_an_unchanged_state_is_planned_once(tmp_path: pathlib.Path) -> None:
-    session = tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN)
+    session = tilestone.Session(by_files=tilestone.ByFiles(0, 1, TOKEN))
     for first in range(3):
         session.save(rows(0, 1, first), tmp_path / str(first))
         expect_rows(tmp_path / str(first), 1, first)
@@ -150,8 +146,8 @@ def test_by_rule_an_unchanged_state_is_planned_once(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"comm": tilestone.solo()},
-        {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
+        {"group": tilestone.solo()},
+        {"by_files": tilestone.ByFiles(0, 1, TOKEN)},
     ],
 )
 def test_prepared_memory_is_enough_for_staging(
@@ -173,8 +169,8 @@ def test_prepared_memory_is_enough_for_staging(
         nothing: Any = None
         with pytest.raises(tilestone.InvalidArgumentError, match="a state must be a dict"):
             session.prepare(nothing)
-        with pytest.raises(tilestone.InvalidArgumentError, match="comm is fixed by the session"):
-            session.prepare(state, comm=tilestone.solo())
+        with pytest.raises(tilestone.InvalidArgumentError, match="group is fixed by the session"):
+            session.prepare(state, group=tilestone.solo())
         with pytest.raises(tilestone.InvalidArgumentError, match="has no option pigeons"):
             session.prepare(state, pigeons=1)
     with pytest.raises(tilestone.InvalidArgumentError, match="the session is closed"):
@@ -184,35 +180,34 @@ def test_prepared_memory_is_enough_for_staging(
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True])
 def test_an_invalid_timeout_is_refused_on_every_rank(timeout: Any) -> None:
     for given in (
-        {"comm": tilestone.solo()},
-        {"coordination": "files", "rank": 0, "world_size": 1, "token": TOKEN},
+        {"group": tilestone.solo()},
+        {"by_files": tilestone.ByFiles(0, 1, TOKEN)},
     ):
         with pytest.raises(tilestone.InvalidArgumentError, match="timeout"):
             tilestone.Session(**given, timeout=timeout)
 
     def run(comm: tilestone.Communicator) -> None:
         with pytest.raises(tilestone.InvalidArgumentError, match="timeout.*rank 1"):
-            tilestone.Session(comm=comm, timeout=timeout if comm.rank == 1 else 60)
+            tilestone.Session(group=comm, timeout=timeout if comm.rank == 1 else 60)
 
     tilestone.run_ranks(2, run)
 
 
 def test_options_of_the_session_are_not_options_of_a_save(tmp_path: pathlib.Path) -> None:
-    session = tilestone.Session(comm=tilestone.solo())
-    with pytest.raises(tilestone.InvalidArgumentError, match="comm is fixed by the session"):
-        session.save({}, tmp_path, comm=tilestone.solo())
+    session = tilestone.Session(group=tilestone.solo())
+    with pytest.raises(tilestone.InvalidArgumentError, match="group is fixed by the session"):
+        session.save({}, tmp_path, group=tilestone.solo())
     with pytest.raises(tilestone.InvalidArgumentError, match="group is fixed by the session"):
         session.load({}, tmp_path, group=None)
 
 
 def test_by_files_a_save_that_is_refused_counts(tmp_path: pathlib.Path) -> None:
-    with tilestone.Session(coordination="files", rank=0, world_size=1, token=TOKEN) as session:
-        with pytest.raises(tilestone.InvalidArgumentError, match="rank is fixed by the session"):
-            session.save({}, tmp_path / "a", rank=0)
+    with tilestone.Session(by_files=tilestone.ByFiles(0, 1, TOKEN)) as session:
+        with pytest.raises(tilestone.InvalidArgumentError, match="by_files is fixed by the session"):
+            session.save({}, tmp_path / "a", by_files=tilestone.ByFiles())
         session.save({"step": 1}, tmp_path / "a")
     save_id = session_id(tmp_path / "a")
-    tilestone.save({"step": 1}, tmp_path / "b", coordination="files", rank=0, world_size=1,
-                   token=TOKEN, number=1)
+    tilestone.save({"step": 1}, tmp_path / "b", by_files=tilestone.ByFiles(0, 1, TOKEN, number=1))
     assert save_id == session_id(tmp_path / "b")
 
 
@@ -245,32 +240,6 @@ def test_torch_ranks_keep_a_session_over_their_default_group(
     assert worlds[2].run(on_ranks, ckpt) == [(1, 2)] * 2
 
 
-def test_the_types_of_the_passed_on_options_are_those_of_save_and_load() -> None:
-    def named(function: Any) -> set[str]:
-        parameters = inspect.signature(function).parameters.values()
-        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-
-    fixed = {"group", "comm", "coordination", "rank", "world_size", "token", "number"}
-    assert set(_option_types.AllSaveOptions.__annotations__) >= fixed
-    assert all_names(_option_types.AllSaveOptions) == named(tilestone.save)
-    assert all_names(_option_types.SessionSaveOptions) == named(tilestone.save) - fixed
-    copies = {"replicate", "replicate_group", "max_copy_bytes"}
-    assert all_names(_option_types.PlainSaveOptions) == set(_calls.SAVE_OPTIONS) - copies
-    assert all_names(_option_types.PlanCopiesOptions) == named(tilestone.save) - copies
-    alone = {"own_rank", "report"}
-    assert all_names(_option_types.SessionLoadOptions) == named(tilestone.load) - {"group", "comm"}
-    assert all_names(_option_types.SessionLoadOptions) == set(_calls.LOAD_OPTIONS) | alone
-
-
-def test_the_defaults_of_the_passed_on_options_are_those_of_save_and_load() -> None:
-    for function, defaults in (
-        (tilestone.save, _calls.SAVE_OPTIONS),
-        (tilestone.load, _calls.LOAD_OPTIONS),
-    ):
-        parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in defaults} == defaults
-
-
 def misspell(rank: int, world: int, path: str) -> list[str]:
     session = tilestone.Session()
     wrong: dict[str, Any] = {"overwrit": True} if rank == 1 else {}
@@ -288,7 +257,3 @@ def test_every_rank_learns_of_an_unknown_option_of_a_session(
 ) -> None:
     said = ["a save has no option overwrit", "a load has no option overwrit"]
     assert worlds[2].run(misspell, ckpt) == [said] * 2
-
-
-def all_names(options: Any) -> set[str]:
-    return set(options.__required_keys__ | options.__optional_keys__)

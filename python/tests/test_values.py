@@ -165,7 +165,7 @@ def test_a_hostile_pickle_of_any_protocol_is_unsafe_and_runs_nothing(
         (file,) = pathlib.Path(ckpt).glob("*.distcp")
         file.write_bytes(hostile + file.read_bytes()[len(hostile) :])
     with pytest.raises(tilestone.UnsafeError) as raised, tilestone.open(
-        ckpt, verify_checksums=False
+        ckpt, checks=tilestone.Checks(checksums=False)
     ) as opened:
         opened["x"]
     named = "extension code" if how == "extension" else "system"

@@ -142,13 +142,13 @@ def test_sharded_tensors_of_threads_are_resharded(ckpt: str) -> None:
         rows = 24 // comm.size
         local = whole[comm.rank * rows : (comm.rank + 1) * rows]
         tensor = tilestone.ShardedTensor.from_rank_offsets("w", local, (0, comm.rank, comm.size))
-        tilestone.save({"w": tensor, "step": 7}, ckpt, comm=comm)
+        tilestone.save({"w": tensor, "step": 7}, ckpt, group=comm)
 
     def load(comm: tilestone.Communicator) -> None:
         columns = 6 // comm.size
         local = numpy.zeros((24, columns), ml_dtypes.bfloat16)
         tensor = tilestone.ShardedTensor.from_rank_offsets("w", local, (1, comm.rank, comm.size))
-        loaded = tilestone.load({"w": tensor, "step": None}, ckpt, comm=comm)
+        loaded = tilestone.load({"w": tensor, "step": None}, ckpt, group=comm)
         assert loaded["w"] is local
         assert loaded["step"] == 7
         assert same_bits(local, numpy.ascontiguousarray(whole[:, comm.rank * columns :][:, :columns]))

@@ -75,7 +75,7 @@ def save_cells(path: pathlib.Path, arrays: dict[str, tuple[Array, tuple[int, ...
                 state[f"{key} {box}"] = tilestone.ShardedTensor.from_box(
                     key, part, whole.shape, box
                 )
-        tilestone.save(state, path, comm=comm, format="zarr")
+        tilestone.save(state, path, group=comm, format="zarr")
 
     tilestone.run_ranks(2, rank)
 
@@ -189,7 +189,7 @@ def test_irregular_shards_and_dtypes_that_zarr_lacks_are_refused_by_key(
         begin, end = ((0, 2), (2, 5))[comm.rank]
         part = values((end - begin,), "float32")
         shard = tilestone.ShardedTensor.from_box("a/w", part, (5,), [(begin, end)])
-        tilestone.save({"w": shard}, tmp_path / "c", comm=comm, format="zarr")
+        tilestone.save({"w": shard}, tmp_path / "c", group=comm, format="zarr")
 
     with pytest.raises(tilestone.InvalidArgumentError) as caught:
         tilestone.run_ranks(2, uneven)

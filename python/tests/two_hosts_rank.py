@@ -39,10 +39,10 @@ def main() -> None:
 
     for version in (1, 2):
         rows = numpy.split(truth(version), comm.size)[comm.rank]
-        tilestone.save({"w": part(0, rows)}, path, comm=comm, overwrite=True, timeout=PLENTY)
+        tilestone.save({"w": part(0, rows)}, path, group=comm, overwrite=True, timeout=PLENTY)
     before = received()
     columns = numpy.empty((SIDE, SIDE // comm.size), numpy.float32)
-    loaded = tilestone.load({"w": part(1, columns)}, path, comm=comm, timeout=PLENTY)
+    loaded = tilestone.load({"w": part(1, columns)}, path, group=comm, timeout=PLENTY)
     came = received() - before
     assert numpy.array_equal(loaded["w"], numpy.split(truth(2), comm.size, axis=1)[comm.rank])
     line = {"rank": comm.rank, "host": socket.gethostname(), "received": came}

@@ -14,12 +14,10 @@ files. torch is not required, and is only used if the caller has imported it.
 """
 
 from tilestone import geometry
-from tilestone._api import load, plan_copies, save
-from tilestone._calls import LoadReport
+from tilestone._api import load, save
 from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open, repair
 from tilestone._core import (
     Communicator,
-    CopyCost,
     Damage,
     Leftover,
     RepairReport,
@@ -56,6 +54,15 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone._opaque import Opaque
+from tilestone._option_values import (
+    ByFiles,
+    Checks,
+    Differences,
+    LoadReport,
+    LocalCopies,
+    Reading,
+    Resources,
+)
 from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
@@ -66,19 +73,22 @@ from tilestone._unpublished import abandon, publish, unpublished
 __all__ = [
     "AlreadyExistsError",
     "BegunSave",
+    "ByFiles",
     "Checkpoint",
     "CheckpointError",
+    "Checks",
     "Communicator",
-    "CopyCost",
     "CorruptError",
     "CoverageError",
     "DType",
     "Damage",
+    "Differences",
     "InternalError",
     "InterruptedError",
     "InvalidArgumentError",
     "Leftover",
     "LoadReport",
+    "LocalCopies",
     "LocalNonpersistent",
     "MismatchError",
     "NotFoundError",
@@ -86,7 +96,9 @@ __all__ = [
     "PlacementRules",
     "Progress",
     "RankFailedError",
+    "Reading",
     "RepairReport",
+    "Resources",
     "SaveResult",
     "Session",
     "SessionStats",
@@ -109,7 +121,6 @@ __all__ = [
     "load",
     "mpi_world",
     "open",
-    "plan_copies",
     "publish",
     "register_converter",
     "repair",

@@ -13,84 +13,22 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core, _forked, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
+from tilestone._option_values import (
+    ByFiles,
+    LoadOptions,
+    LoadReport,
+    LocalCopies,
+    SaveOptions,
+    checked,
+)
 from tilestone._progress import reporting
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: The options of `tilestone.save` with their defaults, without those that say who takes part.
-SAVE_OPTIONS: dict[str, Any] = {
-    "format": "torch_dist",
-    "dialect": "pytorch",
-    "overwrite": False,
-    "agreement": "exchange",
-    "validate_access": False,
-    "common_differs": "warn",
-    "timeout": _core.DEFAULT_TIMEOUT,
-    "threads": 0,
-    "buffer_bytes": _core.DEFAULT_BUFFER_BYTES,
-    "files_per_rank": 1,
-    "attributes": None,
-    "tensor_attributes": None,
-    "progress": False,
-    "replicate": "none",
-    "replicate_group": None,
-    "max_copy_bytes": None,
-    "tp_replica_names": False,
-}
-
 #: The options that a save by files needs only after it has begun; its first request has defaults.
-_LATER_OPTIONS: dict[str, Any] = {
-    name: SAVE_OPTIONS[name]
-    for name in (
-        "threads", "buffer_bytes", "files_per_rank", "tensor_attributes", "progress",
-        "max_copy_bytes", "tp_replica_names",
-    )
-}  # fmt: skip
-
-#: The options of `tilestone.load` with their defaults, without `group`, `comm`, `own_rank` and
-#: `report`.
-LOAD_OPTIONS: dict[str, Any] = {
-    "cast": False,
-    "allow_classes": (),
-    "verify_checksums": True,
-    "two_phase": "auto",
-    "cache": "auto",
-    "not_in_checkpoint": "error",
-    "not_requested": None,
-    "other_shape": "error",
-    "sharded_only": False,
-    "validate_access": False,
-    "timeout": _core.DEFAULT_TIMEOUT,
-    "threads": 0,
-    "buffer_bytes": _core.DEFAULT_BUFFER_BYTES,
-    "follow_links": False,
-    "progress": False,
-}
-
-
-def _refuse_unknown(what: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    unknown = options.keys() - known.keys()
-    if unknown:
-        raise InvalidArgumentError(f"a {what} has no option {sorted(unknown)[0]}")
-
-
-@dataclasses.dataclass
-class LoadReport:
-    """Differences between a load's templates and the checkpoint: the union over all ranks.
-
-    Every rank gets the same report. A list is empty unless the option of its name is "report".
-
-    Attributes:
-        not_in_checkpoint: wanted keys that are not in the checkpoint, sorted.
-        not_requested: keys of the checkpoint that no rank wants, sorted.
-        other_shape: keys of tensors whose wanted global shape differs from the stored one, sorted.
-    """
-
-    not_in_checkpoint: list[str] = dataclasses.field(default_factory=list)
-    not_requested: list[str] = dataclasses.field(default_factory=list)
-    other_shape: list[str] = dataclasses.field(default_factory=list)
+_LATER_OPTIONS = ("resources", "tensor_attributes", "progress", "copies")
 
 
 def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
@@ -102,66 +40,47 @@ def _group_of_torch(group: ProcessGroup | None) -> ProcessGroup | None:
     return _torch_bridge.default_group()
 
 
-def communicator(
-    group: ProcessGroup | None, comm: CommunicatorLike | None
-) -> CommunicatorLike:
+def _is_communicator(group: Any) -> bool:
+    """Whether this is a communicator; torch's process groups lack some of these methods."""
+    return all(hasattr(group, name) for name in ("describe", "all_to_all", "broadcast"))
+
+
+def torch_group(group: ProcessGroup | CommunicatorLike | None) -> ProcessGroup | None:
+    """The process group that was given, not a communicator."""
+    return None if _is_communicator(group) else group  # type: ignore[return-value]
+
+
+def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorLike:
     """The communicator of a call.
 
     An error here is raised on this rank only, because it has no connection yet to tell the others.
     """
-    if comm is not None and group is not None and not isinstance(comm, _core.Session):
-        raise InvalidArgumentError("group and comm exclude each other; pass only one of them")
-    if comm is not None:
-        return comm
-    group = _group_of_torch(group)
-    if group is None:
+    if _is_communicator(group):
+        return group  # type: ignore[return-value]
+    found = _group_of_torch(torch_group(group))
+    if found is None:
         return _core.solo()
-    _forked.check(group, os.getpid())
+    _forked.check(found, os.getpid())
     from tilestone._torch_comm import TorchCommunicator
 
     try:
-        return TorchCommunicator(group)
+        return TorchCommunicator(found)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"group {group!r}: {error}") from error
+        raise InvalidArgumentError(f"group {found!r}: {error}") from error
 
 
-def is_by_files(coordination: str) -> bool:
-    """Whether the ranks communicate through files only."""
-    way = _options.word("coordination", coordination)
-    if way not in ("communicator", "files"):
-        raise InvalidArgumentError(
-            f'coordination must be "communicator" or "files", not "{coordination}"'
-        )
-    return way == "files"
-
-
-def _by_files(coordination: str, files: Mapping[str, Any]) -> _core.ByFiles | None:
-    """This rank's part in a save by files; None if the ranks have a communicator.
+def files_of(by_files: Any) -> ByFiles:
+    """A save's ByFiles, with all that it needs.
 
     Raises:
-        InvalidArgumentError: a required argument is missing or out of range; the error names it.
+        InvalidArgumentError: it is no ByFiles, or lacks a field; the error names it.
     """
-    if not is_by_files(coordination):
-        return None
-    for name, value in files.items():
-        if value is None:
-            raise InvalidArgumentError(f'coordination="files" needs {name}')
-    return _core.ByFiles(
-        _options.whole("rank", files["rank"]),
-        _options.whole("world_size", files["world_size"]),
-        _options.word("token", files["token"]),
-        _options.whole("number", files["number"], 64),
-        _options.flag("wait", files["wait"]),
-        _options.flag("torch_rank_local", files["torch_rank_local"]),
-    )
-
-
-def refuse_files(files: Mapping[str, Any]) -> None:
-    """Refuses the arguments of a save by files in a save with a communicator."""
-    usual = {"number": 0, "wait": True, "torch_rank_local": False}
-    for name, value in files.items():
-        if value is not usual.get(name):
-            raise InvalidArgumentError(f'{name} is only allowed with coordination="files"')
+    if not isinstance(by_files, ByFiles):
+        raise InvalidArgumentError(f"by_files must be a tilestone.ByFiles, not {by_files!r}")
+    for name in ("rank", "world_size", "token"):
+        if getattr(by_files, name) is None:
+            raise InvalidArgumentError(f"a save by files needs by_files.{name}")
+    return by_files
 
 
 class Prepared(abc.ABC):
@@ -179,6 +98,10 @@ class Prepared(abc.ABC):
     unmarked: str = "pytorch"
     #: LoadOptions::log_report: rank 0 logs the LoadReport.
     log_report: bool = True
+    #: LoadOptions::sharded_only: common state is neither read nor returned.
+    sharded_only: bool = False
+    #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
+    tp_replica_names: bool = False
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
@@ -191,8 +114,8 @@ class Prepared(abc.ABC):
         """
         return None
 
-    def replicate_group(self, given: Any) -> Any:
-        """For a save with replicate="local": its `replicate_group`, made from the caller's."""
+    def copied_group(self, given: Any) -> Any:
+        """For a save with local copies: their group, made from the caller's."""
         return given
 
     def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
@@ -225,22 +148,20 @@ def prepared(state: Any) -> Prepared:
     return state if isinstance(state, Prepared) else _Made(state)
 
 
-def _replicated_ranks(
-    replicate_group: ProcessGroup | Collection[int] | None, group: ProcessGroup | None
-) -> list[int]:
-    """The ranks of `replicate_group`, numbered as in the group that saves."""
-    if replicate_group is None:
-        return []
-    if isinstance(replicate_group, Collection) and not isinstance(replicate_group, (str, bytes)):
-        return [_options.whole("replicate_group", rank) for rank in replicate_group]
+def _copied_ranks(given: Any, group: ProcessGroup | None) -> tuple[int, ...]:
+    """The ranks of `copies.group`, numbered as in the group that saves."""
+    if given is None:
+        return ()
+    if isinstance(given, Collection) and not isinstance(given, (str, bytes)):
+        return tuple(_options.whole("copies.group", rank) for rank in given)
     if "torch" in sys.modules:
         from tilestone import _torch_bridge
 
-        ranks = _torch_bridge.ranks_within(replicate_group, _group_of_torch(group))
+        ranks = _torch_bridge.ranks_within(given, _group_of_torch(group))
         if ranks is not None:
-            return ranks
+            return tuple(ranks)
     raise InvalidArgumentError(
-        f"replicate_group must be a torch process group or a list of ranks, not {replicate_group!r}"
+        f"copies.group must be a torch process group or a list of ranks, not {given!r}"
     )
 
 
@@ -254,14 +175,14 @@ class SaveCall:
     Args:
         state, path: as for `tilestone.save`.
         until_the_end: receives context managers that must stay open until the save ends.
-        group, comm, coordination, rank, world_size, token, number, wait, torch_rank_local: who
-            takes part, as for `tilestone.save`.
+        group, by_files: who takes part, as for `tilestone.save`.
+        session: the session that saves; then both may be given.
         options: the other options of `tilestone.save`.
 
     Attributes:
         comm: the communicator or session; None in a save by files.
         files: this rank's part in a save by files; otherwise None.
-        session: the session, if one was passed as `comm`; otherwise None.
+        session: the session.
 
     Raises:
         InvalidArgumentError: an argument that says who takes part can't be used.
@@ -273,36 +194,25 @@ class SaveCall:
         path: str | os.PathLike[str],
         until_the_end: contextlib.ExitStack,
         *,
-        group: ProcessGroup | None = None,
-        comm: CommunicatorLike | None = None,
-        coordination: str = "communicator",
-        rank: int | None = None,
-        world_size: int | None = None,
-        token: str | None = None,
-        number: int = 0,
-        wait: bool = True,
-        torch_rank_local: bool = False,
+        group: ProcessGroup | CommunicatorLike | None = None,
+        by_files: ByFiles | None = None,
+        session: _core.Session | None = None,
         **options: Any,
     ) -> None:
-        self._by_files = {
-            "rank": rank, "world_size": world_size, "token": token, "number": number,
-            "wait": wait, "torch_rank_local": torch_rank_local,
-        }  # fmt: skip
         self._state = prepared(state)
         self.path = path
-        self._group = group
-        self._options = SAVE_OPTIONS | options
+        self._given = options
         self._until_the_end = until_the_end
-        self.files = _by_files(coordination, self._by_files)
-        # Session.save passes itself as comm.
-        self.session = comm if isinstance(comm, _core.Session) else None
-        if self.files is None:
-            self.comm: CommunicatorLike | None = communicator(group, comm)
-        elif self.session is None and (group is not None or comm is not None):
-            name = "comm" if group is None else "group"
-            raise InvalidArgumentError(f'{name} is not allowed with coordination="files"')
+        self.session = session
+        self._group = torch_group(group)
+        self.files: _core.ByFiles | None = None
+        self.comm: Any = None
+        if by_files is not None:
+            if group is not None and session is None:
+                raise InvalidArgumentError("group and by_files exclude each other")
+            self.files = files_of(by_files).made()
         else:
-            self.comm = None
+            self.comm = communicator(group) if session is None else session
 
     @property
     def place(self) -> bytes:
@@ -312,82 +222,72 @@ class SaveCall:
     @property
     def limit(self) -> float:
         """Seconds for the whole save."""
-        return _options.limit_of(self._options["timeout"])
+        return _options.limit_of(self._given.get("timeout", _core.DEFAULT_TIMEOUT))
 
     def bare(self) -> _core.SaveRequest:
         """The request with which a save by files begins: the options, without the state.
 
         Errors in the other options are found in `prepare`, where the other ranks learn of them.
         """
-        return self._request(True)
+        given = {name: v for name, v in self._given.items() if name not in _LATER_OPTIONS}
+        options = checked("save", SaveOptions, given | {"timeout": self.limit})
+        has_copies = isinstance(self._given.get("copies"), LocalCopies)
+        return self._request(options, {}, LocalCopies(()) if has_copies else None)
 
     def prepare(self) -> _core.SaveRequest:
         """This rank's request, with its state."""
-        return self._request(False)
+        options = checked("save", SaveOptions, self._given)
+        own, _ = self._who()
+        shown = reporting(options.progress, "save", own)
+        state = self._state.make()
+        copies = options.copies
+        if copies is not None:
+            ranks = _copied_ranks(self._state.copied_group(copies.group), self._group)
+            copies = dataclasses.replace(copies, group=ranks)
+        return self._request(
+            options,
+            state,
+            copies,
+            tensor_attributes=options.tensor_attributes,
+            progress=self._until_the_end.enter_context(shown),
+            compared_common=self._state.compared_common(),
+        )
 
     def _who(self) -> tuple[int, int]:
         """This rank's number, and how many ranks take part."""
         if self.files is not None:
             return self.files.rank, self.files.world_size
-        refuse_files(self._by_files)
-        assert self.comm is not None
         return self.comm.rank, self.comm.size
 
-    def _bridge(self) -> Bridge:
+    def _request(
+        self,
+        options: SaveOptions,
+        state: Mapping[Any, Any],
+        copies: LocalCopies | None,
+        *,
+        tensor_attributes: Any = None,
+        progress: Any = None,
+        compared_common: Mapping[Any, Any] | None = None,
+    ) -> _core.SaveRequest:
         own, ranks = self._who()
-        _refuse_unknown("save", self._options, SAVE_OPTIONS)
-        agreement = _options.word("agreement", self._options["agreement"])
-        unwrapped = _options.word("dialect", self._options["dialect"]) == "pytorch"
-        by_rule = agreement == "rule" or self.files is not None
-        return Bridge(
-            group=self._group, ranks=ranks, by_rule=by_rule and unwrapped, rank=own,
+        unwrapped = options.dialect == "pytorch"
+        bridge = Bridge(
+            group=self._group, ranks=ranks, by_rule=self.files is not None and unwrapped, rank=own,
             harmless=self._state.harmless, common=not unwrapped,
         )  # fmt: skip
-
-    def _copied_ranks(self) -> list[int]:
-        group = self._options["replicate_group"]
-        if self._options["replicate"] == "local":
-            group = self._state.replicate_group(group)
-        return _replicated_ranks(group, self._group)
-
-    def _request(self, bare: bool) -> _core.SaveRequest:
-        given = self._options | _LATER_OPTIONS if bare else self._options
-        own, _ = self._who()
-        shown = reporting(_options.sink("progress", given["progress"]), "save", own)
-        state = {} if bare else self._state.make()
-        options = self._engine_options(given, bare)
+        engine: _core.SaveOptions = options.fill(_core.SaveOptions())
+        engine.by_files = self.files
+        engine.copies = None if copies is None else copies.made()
+        engine.tp_replica_names = self._state.tp_replica_names
         return _core.SaveRequest(
             state,
             _options.directory(self.path),
-            self._bridge(),
-            options,
-            tensor_attributes=_options.by_key("tensor_attributes", given["tensor_attributes"]),
-            progress=None if bare else self._until_the_end.enter_context(shown),
-            compared_common=None if bare else self._state.compared_common(),
+            bridge,
+            engine,
+            tensor_attributes=tensor_attributes or {},
+            progress=progress,
+            compared_common=compared_common,
         )
-
-    def _engine_options(self, given: Mapping[str, Any], bare: bool) -> _core.SaveOptions:
-        """The checked options, without those that need the state or Python's functions."""
-        options = _core.SaveOptions()
-        options.format = _options.word("format", given["format"])
-        options.dialect = _options.word("dialect", given["dialect"])
-        options.overwrite = _options.flag("overwrite", given["overwrite"])
-        options.agreement = _options.word("agreement", given["agreement"])
-        options.validate_access = _options.flag("validate_access", given["validate_access"])
-        options.common_differs = _options.word("common_differs", given["common_differs"])
-        options.timeout = self.limit if bare else _options.seconds("timeout", given["timeout"])
-        options.threads = _options.whole("threads", given["threads"])
-        options.buffer_bytes = _options.whole("buffer_bytes", given["buffer_bytes"], 64)
-        options.files_per_rank = _options.whole("files_per_rank", given["files_per_rank"])
-        options.attributes = _options.texts("attributes", given["attributes"])
-        options.by_files = self.files
-        options.replicate = _options.word("replicate", given["replicate"])
-        options.replicate_group = [] if bare else self._copied_ranks()
-        if given["max_copy_bytes"] is not None:
-            most = _options.whole("max_copy_bytes", given["max_copy_bytes"], 64)
-            options.max_copy_bytes = most
-        options.tp_replica_names = _options.flag("tp_replica_names", given["tp_replica_names"])
-        return options
 
 
 class LoadCall:
@@ -398,8 +298,7 @@ class LoadCall:
     Args:
         wanted, path: as for `tilestone.load`.
         until_the_end: receives context managers that must stay open until the load ends.
-        group, comm, own_rank: who takes part, as for `tilestone.load`.
-        report: as for `tilestone.load`.
+        group, own_rank: who takes part, as for `tilestone.load`.
         options: the other options of `tilestone.load`.
 
     Attributes:
@@ -416,26 +315,25 @@ class LoadCall:
         path: str | os.PathLike[str] | None,
         until_the_end: contextlib.ExitStack,
         *,
-        group: ProcessGroup | None = None,
-        comm: CommunicatorLike | None = None,
+        group: ProcessGroup | CommunicatorLike | None = None,
         own_rank: int | None = None,
-        report: LoadReport | None = None,
         **options: Any,
     ) -> None:
-        self._alone = None if own_rank is None else _options.whole("own_rank", own_rank)
-        if self._alone is not None and group is not None:
-            raise InvalidArgumentError(
-                "own_rank and group exclude each other: own_rank loads alone"
-            )
-        is_alone = self._alone is not None
-        self.comm = comm or _core.solo() if is_alone else communicator(group, comm)
+        self._group = torch_group(group)
+        if own_rank is not None:
+            options["own_rank"] = _options.whole("own_rank", own_rank)
+            if self._group is not None:
+                raise InvalidArgumentError(
+                    "own_rank and group exclude each other: own_rank loads alone"
+                )
+            group = _core.solo() if group is None else group
+        self.comm = communicator(group)
         self._template = prepared(wanted)
         self._has_template = path is not None
         self._path: Any = wanted if path is None else path
         self._until_the_end = until_the_end
-        self._group = group
-        self._report = report
-        self._options = LOAD_OPTIONS | options
+        self._given = options
+        self._report: LoadReport | None = None
         self._bridge: Bridge | None = None
         self.result: dict[Any, Any] = {}
 
@@ -447,56 +345,34 @@ class LoadCall:
     @property
     def limit(self) -> float:
         """Seconds for the whole load."""
-        return _options.limit_of(self._options["timeout"])
+        return _options.limit_of(self._given.get("timeout", _core.DEFAULT_TIMEOUT))
 
     def prepare(self) -> _core.LoadRequest:
         """This rank's request, with its template. The engine calls it inside the first round."""
-        given, report = self._options, self._report
-        _refuse_unknown("load", given, LOAD_OPTIONS)
+        options = checked("load", LoadOptions, self._given)
         if isinstance(self._path, Mapping):
             raise InvalidArgumentError("a template needs the checkpoint's path with it")
-        if report is not None and not isinstance(report, LoadReport):
-            raise InvalidArgumentError(f"report must be a LoadReport or None, not {report!r}")
-        if report is not None:
-            vars(report).update(vars(LoadReport()))
-        shown = reporting(_options.sink("progress", given["progress"]), "load", self.comm.rank)
-        allowed = _options.names("allow_classes", given["allow_classes"])
+        self._report = options.differences.report
+        if self._report is not None:
+            vars(self._report).update(vars(LoadReport()))
+        shown = reporting(options.progress, "load", self.comm.rank)
         self._bridge = Bridge(
-            True, allowed, group=self._group, ranks=self.comm.size,
+            True, frozenset(options.allow_classes), group=self._group, ranks=self.comm.size,
             harmless=self._template.harmless,
         )  # fmt: skip
         template = self._template.make()
+        engine: _core.LoadOptions = options.fill(_core.LoadOptions())
+        engine.sharded_only = self._template.sharded_only
+        engine.objects_by_grid = self._template.objects_by_grid
+        engine.log_report = self._template.log_report
+        engine.unmarked = self._template.unmarked
         return _core.LoadRequest(
             template if self._has_template else None,
             _options.directory(self._path),
             self._bridge,
-            _options.flag("follow_links", given["follow_links"]),
-            self._engine_options(),
+            engine,
             progress=self._until_the_end.enter_context(shown),
         )
-
-    def _engine_options(self) -> _core.LoadOptions:
-        """The checked options, without those that need Python's functions."""
-        given = self._options
-        options = _core.LoadOptions()
-        options.cast = _options.flag("cast", given["cast"])
-        options.verify_checksums = _options.flag("verify_checksums", given["verify_checksums"])
-        options.two_phase = _options.word("two_phase", given["two_phase"])
-        options.cache = _options.word("cache", given["cache"])
-        options.not_in_checkpoint = _options.word("not_in_checkpoint", given["not_in_checkpoint"])
-        if given["not_requested"] is not None:
-            options.not_requested = _options.word("not_requested", given["not_requested"])
-        options.other_shape = _options.word("other_shape", given["other_shape"])
-        options.sharded_only = _options.flag("sharded_only", given["sharded_only"])
-        options.validate_access = _options.flag("validate_access", given["validate_access"])
-        options.timeout = _options.seconds("timeout", given["timeout"])
-        options.threads = _options.whole("threads", given["threads"])
-        options.buffer_bytes = _options.whole("buffer_bytes", given["buffer_bytes"], 64)
-        options.objects_by_grid = self._template.objects_by_grid
-        options.log_report = self._template.log_report
-        options.unmarked = self._template.unmarked
-        options.own_rank = self._alone
-        return options
 
     def take(
         self,

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, TypeAlias
-
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilestone import _bridge, _converters, _core, _options
 from tilestone._dtypes import DType
 from tilestone._entities import to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._option_values import (
+    OpenOptions,
+    Reading,
+    Resources,
+    checked,
+    checked_framework,
+    keywords,
+)
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._protocols import SupportsDlpack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import OpenKeywords
 
 BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
 
@@ -359,7 +371,9 @@ class Checkpoint:
         self, framework: str | None, allow_classes: Collection[str] = ()
     ) -> _bridge.Bridge:
         allowed = _options.names("allow_classes", allow_classes)
-        chosen = self.framework if framework is None else _framework(framework)
+        chosen = self.framework
+        if framework is not None:
+            chosen = checked_framework("framework", framework)
         return _bridge.Bridge(allow=allowed, framework=chosen)
 
     def __repr__(self) -> str:
@@ -368,22 +382,8 @@ class Checkpoint:
         return f"Checkpoint({self.path!r}, {len(self)} keys)"
 
 
-def _framework(name: str) -> str:
-    if isinstance(name, str) and name in ("numpy", "torch"):
-        return name
-    raise InvalidArgumentError(f'framework must be "numpy" or "torch", not {name!r}')
-
-
-def open(
-    path: str | os.PathLike[str],
-    *,
-    framework: str = "numpy",
-    verify_checksums: bool = True,
-    cache: str = "auto",
-    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
-    threads: int = 0,
-    follow_links: bool = False,
-) -> Checkpoint:
+@keywords(OpenOptions)
+def open(path: str | os.PathLike[str], **options: Unpack[OpenKeywords]) -> Checkpoint:
     """Opens a checkpoint for reading, whichever program wrote it.
 
     This needs no template, no other ranks and no torch. Pickles are never run.
@@ -394,57 +394,30 @@ def open(
 
     Args:
         path: the checkpoint's directory.
-        framework: "numpy" or "torch": the kind of arrays that `read` returns.
-        verify_checksums: check every byte that is read, as for `load`. False: read exactly what is
-            wanted, unchecked.
-        cache: "keep" leaves what is read in the page cache, "bypass" reads large tensors without
-            it, "auto" chooses, as for `load`. The bound of "auto" is for all reads of the checkpoint
-            together, and does not know of other processes. `verify` keeps only with "keep".
-        buffer_bytes: pooled memory, in bytes.
-        threads: number of threads that read; 0: as many as the machine has, at most 8.
-        follow_links: read files through any symbolic link that leads out of the directory. Without
-            it, the only such links that are followed lead into a directory "blobs" next to the
-            checkpoint or next to one of its parent directories, as in the Hugging Face hub's cache.
-            Other links raise UnsafeError, because a checkpoint from somebody else could name any
-            file that you may read (docs/links.md).
+        options: framework ("numpy" or "torch"), format, checks (`Checks`), reading (`Reading`) and
+            resources (`Resources`): docs/options.md explains them.
 
     Raises:
         NotFoundError: there is no checkpoint.
         CorruptError, UnsafeError: the checkpoint's metadata is damaged, or looks like an attack.
     """
-    return open_as(
-        "", path, framework=framework, verify_checksums=verify_checksums, cache=cache,
-        buffer_bytes=buffer_bytes, threads=threads, follow_links=follow_links,
-    )  # fmt: skip
+    return open_as("", path, **options)
 
 
 def open_as(
-    unmarked: str,
-    path: str | os.PathLike[str],
-    *,
-    framework: str = "numpy",
-    verify_checksums: bool = True,
-    cache: str = "auto",
-    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
-    threads: int = 0,
-    follow_links: bool = False,
+    unmarked: str, path: str | os.PathLike[str], **options: Unpack[OpenKeywords]
 ) -> Checkpoint:
     """Does the same as `open`.
 
     Args:
         unmarked: the dialect of a checkpoint of which no file names one; "": PyTorch's.
     """
-    framework = _framework(framework)
-    core = _core.Checkpoint.open(
-        _options.directory(path),
-        _options.flag("verify_checksums", verify_checksums),
-        _options.word("cache", cache),
-        _options.whole("buffer_bytes", buffer_bytes, 64),
-        _options.whole("threads", threads),
-        _options.flag("follow_links", follow_links),
-        unmarked,
-    )
-    return Checkpoint(core, os.fsdecode(path), framework)
+    given = checked("checkpoint", OpenOptions, options)
+    engine = given.fill(_core.OpenOptions())
+    if unmarked:
+        engine.unmarked = unmarked
+    core = _core.Checkpoint.open(_options.directory(path), engine)
+    return Checkpoint(core, os.fsdecode(path), given.framework)
 
 
 def gc(
@@ -495,16 +468,14 @@ def gc(
 def repair(
     path: str | os.PathLike[str],
     *,
-    cache: str = "auto",
-    buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
-    threads: int = 0,
-    follow_links: bool = False,
+    reading: Reading = Reading(),
+    resources: Resources = Resources(),
     progress: bool | ProgressCallback = False,
 ) -> _core.RepairReport:
     """Repairs damaged items of a checkpoint from other files that hold them intact.
 
     `tilestone verify --repair` does the same. The other files are those with local copies (`save`
-    with replicate="local"); a damaged copy is repaired from the shard's own item. A damaged file is
+    with LocalCopies); a damaged copy is repaired from the shard's own item. A damaged file is
     replaced as a whole, in one step, by a file with the checksums that the save recorded. So at any
     moment the file is either as before or repaired. In the new file the bytes between items are
     zeros, and there are no bytes after its end. A file that is missing or too short is rewritten if
@@ -514,7 +485,7 @@ def repair(
 
     Args:
         path: the checkpoint's directory. One process repairs it; loads may run meanwhile.
-        cache, buffer_bytes, threads, follow_links: as for `open`.
+        reading, resources: as for `open`.
         progress: for the two verifications, before and after the repair (phase "verify"), and for
             the writing of new files between them ("repair"). True shows a bar on a terminal; a
             function is called with `Progress`.
@@ -530,11 +501,5 @@ def repair(
             a second time; files that were replaced before stay repaired.
     """
     with reporting(_options.sink("progress", progress), "verify") as sink:
-        return _core.repair(
-            _options.directory(path),
-            _options.word("cache", cache),
-            _options.whole("buffer_bytes", buffer_bytes, 64),
-            _options.whole("threads", threads),
-            _options.flag("follow_links", follow_links),
-            sink,
-        )
+        given = checked("repair", OpenOptions, {"reading": reading, "resources": resources})
+        return _core.repair(_options.directory(path), given.fill(_core.OpenOptions()), sink)

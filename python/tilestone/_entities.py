@@ -80,7 +80,7 @@ class ShardedTensor:
             replica_id: which replica of the cell this is; all zeros for the main one.
             prepend_axis_num: number of axes that the global tensor has before those of `data`.
             holders: the global ranks that hold the same cell, this one included, if the caller
-                knows them. Saves with agreement="rule" then balance the writing between the holders
+                knows them. Saves by files then balance the writing between the holders
                 without communication.
         """
         return cls(

@@ -58,5 +58,5 @@ def check(group: Any, process: int) -> None:
         raise UnsupportedError(
             "the process group was created before this process was forked; its connections belong "
             "to the parent",
-            hint="save and load in the parent, or alone with comm=tilestone.solo()",
+            hint="save and load in the parent, or alone with group=tilestone.solo()",
         )

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilestone import _core
 from tilestone._calls import SaveCall
+from tilestone._option_values import ByFiles, SaveOptions, keywords
+from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._option_types import AllSaveOptions
+    from tilestone._option_types import SaveKeywords
 
 Result = TypeVar("Result")
 
@@ -88,10 +91,10 @@ class BegunSave:
     def publish(self) -> _core.SaveResult:
         """Publishes the checkpoint. With a communicator every rank must call it.
 
-        When it returns the checkpoint exists, except in a save by files with wait=False.
+        When it returns the checkpoint exists, except in a save by files with ByFiles(wait=False).
 
         Returns:
-            The same as `tilestone.save`. In a save by files with wait=False, `published` says
+            The same as `tilestone.save`. With ByFiles(wait=False), `published` says
             whether this rank was the last one and published the checkpoint.
 
         Raises:
@@ -134,10 +137,14 @@ def _give_up(core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> N
         core.give_up()
 
 
+@keywords(SaveOptions)
 def begin_save(
     state: Mapping[Any, Any],
     path: str | os.PathLike[str],
-    **options: Unpack[AllSaveOptions],
+    *,
+    group: ProcessGroup | CommunicatorLike | None = None,
+    by_files: ByFiles | None = None,
+    **options: Unpack[SaveKeywords],
 ) -> BegunSave:
     """Begins a save: the ranks agree who writes what, and the save is started at `path`.
 
@@ -156,7 +163,7 @@ def begin_save(
     Args:
         state, path: as for `tilestone.save`. Values and objects are stored as they are now; arrays
             are not copied (see `BegunSave.stage`).
-        options: the other options of `tilestone.save`.
+        group, by_files, options: as for `tilestone.save`.
 
     Returns:
         The save, ready for its next step. If it is dropped, or its `with` block ends, before it is
@@ -166,8 +173,13 @@ def begin_save(
         InvalidArgumentError: `tilestone.save` has no such option.
         Also everything that `tilestone.save` raises.
     """
+    return run_begin_save(state, path, group=group, by_files=by_files, **options)
+
+
+def run_begin_save(state: Any, path: str | os.PathLike[str], **given: Any) -> BegunSave:
+    """Begins a save with the arguments of SaveCall."""
     with contextlib.ExitStack() as until_the_end:
-        call = SaveCall(state, path, until_the_end, **options)
+        call = SaveCall(state, path, until_the_end, **given)
         if call.files is not None:
             core = _core.begin_save_by_files(call.bare(), call.prepare, call.session)
         else:

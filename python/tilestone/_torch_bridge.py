@@ -451,14 +451,14 @@ def ranks_within(part: Any, whole: ProcessGroup | None) -> list[int] | None:
         InvalidArgumentError: this rank is not in `part`, or a rank of `part` is not in `whole`.
     """
     if part == dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidArgumentError("replicate_group is a process group without this rank")
+        raise InvalidArgumentError("copies.group is a process group without this rank")
     if not dist.is_available() or not isinstance(part, dist.ProcessGroup):
         return None
     numbers = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(whole))}
     outside = [rank for rank in dist.get_process_group_ranks(part) if rank not in numbers]
     if outside:
         raise InvalidArgumentError(
-            f"replicate_group has global rank {outside[0]}, which is not in the group that saves"
+            f"copies.group has global rank {outside[0]}, which is not in the group that saves"
         )
     return [numbers[rank] for rank in dist.get_process_group_ranks(part)]
 

@@ -8,7 +8,7 @@ from tilestone import _core, _options
 
 
 def unpublished(path: str | os.PathLike[str], *, watch: float = 0) -> list[_core.UnpublishedSave]:
-    """The unpublished saves with coordination="files" at a location.
+    """The unpublished saves by files at a location.
 
     Nothing is changed. str() of each says what is missing and what can be done.
 
@@ -39,7 +39,7 @@ def publish(
     timeout: float | None = _core.DEFAULT_TIMEOUT,
     threads: int = 0,
 ) -> str:
-    """Publishes a save with coordination="files" to which all ranks have written.
+    """Publishes a save by files to which all ranks have written.
 
     Normally the last rank to write does this. Use this function if the publisher has died. Any
     program may call it, also several at the same time: the checkpoint is the same, byte for byte.
@@ -81,7 +81,7 @@ def publish(
 def abandon(
     path: str | os.PathLike[str], save_id: str | None = None, *, period: float = 60
 ) -> str:
-    """Ends a save with coordination="files" that no rank will complete, so that `gc` can remove it.
+    """Ends a save by files that no rank will complete, so that `gc` can remove it.
 
     The save is first watched for a period, and nothing is done if any of its files changes. After
     this returns, the save can never be published, and a rank of it that is still running fails.

@@ -37,7 +37,7 @@ std::string save_by(int ranks, const std::string& location, Kind kind, int64_t g
   run_ranks(ranks, [&](const Communicator& comm) {
     SaveOptions options = options_of(kind);
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     const SaveResult result = save(state_of(comm, generation, kRow), location, options);
     if (comm.is_coordinator()) id = result.save_id;
   });
@@ -73,7 +73,7 @@ void expect_refused(const std::string& root, Kind standing, Kind kind) {
   run_ranks(kOverwriters, [&](const Communicator& comm) {
     SaveOptions options = options_of(kind);
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     try {
       save(state_of(comm, 2, kRow), location, options);
     } catch (...) {

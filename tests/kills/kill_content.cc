@@ -56,7 +56,7 @@ void expect_loaded(const std::string& location, int64_t generation, const Dims& 
     wanted["step"] = nullptr;
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     const StateDict loaded = load(wanted, location, options);
     expect_equal("w", loaded.get<ShardedTensor>("w").data, expected);
     expect_equal("p", loaded.get<TensorView>("p"), numbers(generation, 0, {kPlain}));
@@ -198,8 +198,8 @@ void save_for_ever(const Communicator& comm, const Places& places, Kind kind, in
   SaveOptions options = options_of(kind);
   options.comm = comm;
   options.timeout = timeout;
-  options.threads = 1;
-  options.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
   try {
     for (int64_t generation = first;; ++generation) {
       const StateDict state = state_of(comm, generation);

@@ -29,8 +29,8 @@ TEST(CliCopies, LsInspectAndVerifySayWhatIsThereAndWhatIsIntactElsewhere) {
     SaveOptions options;
     options.by_files = ByFiles{rank, 2, "a run of a test"};
     options.by_files->wait = false;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     save(state, path.string(), options);
   }
   Ran outcome = tilestone_command({"ls", path.string()});

@@ -119,7 +119,7 @@ TEST_F(Cli, InspectOfALargeJobListsFortyFilesAndShardsUnlessAskedForAll) {
     StateDict state;
     state["w"] = ShardedTensor::from_rank_offsets(
         "w", TensorView::contiguous(&mine, DType::kFloat32, {1}), {{0, comm.rank(), kRanks}});
-    save(state, many, {.comm = comm, .threads = 1});
+    save(state, many, {.comm = comm, .resources = {.threads = 1}});
   });
   const auto lines_with = [](const std::string& text, const std::string& word) {
     size_t count = 0;

@@ -114,8 +114,8 @@ TEST_F(Unsafe, OneLinkOutOfTheCheckpointIsOneFindingAndTheOtherFilesAreChecked) 
     }
     SaveOptions options;
     options.comm = comm;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     save(state, checkpoint(), options);
   });
   std::vector<fs::path> files;

@@ -80,7 +80,7 @@ void print_mended(const Damage& damage) {
 
 int verify(const VerifyOptions& options) {
   OpenOptions open;
-  open.threads = options.threads;
+  open.resources.threads = options.threads;
   const Location location = location_of(options.path, options.follow_links);
   const ProgressFn progress = options.json ? nullptr : progress_line();
   RepairReport done;

@@ -18,7 +18,7 @@ using ByKey = std::map<std::string, Attributes>;
 SaveOptions saving(const Communicator& comm, ByKey attributes) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.tensor_attributes = std::move(attributes);
   return options;
 }

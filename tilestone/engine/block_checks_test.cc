@@ -27,7 +27,7 @@ namespace tilestone::block_checks_test {
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 // Rows of 12,004 bytes: neither rows nor tiles of rows end where blocks end.
 constexpr int64_t kRows = 300;
@@ -65,8 +65,8 @@ void save_rows(const std::shared_ptr<Storage>& storage, Copies copies = Copies::
     options.comm = comm;
     options.timeout = 120;
     if (twice) {
-      options.replicate = SaveOptions::Replicate::kLocal;
-      options.replicate_group = {0, 1, 2, 3};
+      options.copies.emplace();
+      options.copies->group = {0, 1, 2, 3};
     }
     save(state, Location(storage), options);
   });
@@ -75,9 +75,9 @@ void save_rows(const std::shared_ptr<Storage>& storage, Copies copies = Copies::
 LoadOptions loading(const Communicator& comm, TwoPhase mode) {
   LoadOptions options;
   options.comm = comm;
-  options.threads = 1;
-  options.buffer_bytes = 4u << 20;
-  options.two_phase = mode;
+  options.resources.threads = 1;
+  options.resources.buffer_bytes = 4u << 20;
+  options.reading.two_phase = mode;
   options.timeout = 120;
   return options;
 }
@@ -193,7 +193,7 @@ TEST_F(Damaged, BoxOfAnOpenCheckpointIsNotRead) {
   }
   EXPECT_EQ(elements(checkpoint.read("w", last)), elements(whole().narrow(last)));
   OpenOptions options;
-  options.verify_checksums = false;
+  options.checks.checksums = false;
   Checkpoint::open(Location(storage_), options).read("w", row);
 }
 
@@ -256,7 +256,7 @@ TEST(BlockReads, AReshardedLoadReadsLittleMoreThanWhatItNeeds) {
               ShardedTensor::from_box("w", TensorView::without_data(DType::kFloat32, box.shape),
                                       {kLongRows, kLongColumns}, box);
           LoadOptions options = loading(comm, TwoPhase::kAlways);
-          options.verify_checksums = verify;
+          options.checks.checksums = verify;
           load(wanted, location, options);
         });
         EXPECT_GE(bytes, kNeeded);
@@ -273,7 +273,7 @@ TEST(BlockReads, WithoutChecksumsExactlyTheBoxIsRead) {
   for (const bool verify : {true, false}) {
     std::atomic<uint64_t> bytes = 0;
     OpenOptions options;
-    options.verify_checksums = verify;
+    options.checks.checksums = verify;
     const Checkpoint checkpoint = Checkpoint::open(counted(storage, bytes), options);
     bytes = 0;
     EXPECT_EQ(elements(checkpoint.read("w", rows)), elements(whole().narrow(rows)));
@@ -318,7 +318,7 @@ TEST(RecordedBlocks, AreThoseOfTheFile) {
       StateDict state;
       state["w"] = counting(DType::kFloat32, {rows, kColumns});
       SaveOptions options;
-      options.buffer_bytes = buffer_bytes;
+      options.resources.buffer_bytes = buffer_bytes;
       save(state, Location(storage), options);
       expect_true_blocks(storage, rows > 1);
     }

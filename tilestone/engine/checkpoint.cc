@@ -89,18 +89,20 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
     : storage(std::move(storage_in)),
       opened(std::move(opened_in)),
       record(record_of(opened, *storage)),
-      buffers(engine::make_pool(options.buffer_bytes, engine::thread_count(options.threads),
+      buffers(engine::make_pool(options.resources.buffer_bytes,
+                                engine::thread_count(options.resources.threads),
                                 opened.metadata.tensor_bytes())),
-      verify_checksums(options.verify_checksums),
-      cache(options.cache),
+      verify_checksums(options.checks.checksums),
+      cache(options.reading.cache),
       room(std::make_shared<CacheRoom>(engine::cache_room(storage->available_cache(), 0, 1))),
-      threads(engine::thread_count(options.threads)) {}
+      threads(engine::thread_count(options.resources.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
   engine::check_options(options);
   const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
   engine::Found found =
-      engine::find_checkpoint(location.shared(), options.format, std::nullopt, options.unmarked);
+      engine::find_checkpoint(engine::followed(location, options.reading).shared(), options.format,
+                              std::nullopt, options.unmarked);
   static_cast<void>(deadline.expired());
   engine::Opened opened =
       engine::open_description(std::move(found.description), found.format.format);

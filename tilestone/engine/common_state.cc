@@ -48,7 +48,7 @@ Bytes encode_parts(const Value& common) {
 }
 
 void tell_of_other_state(ByteView parts_of_0, ByteView parts_of_other,
-                         const std::vector<int>& ranks, SaveOptions::Differing common_differs) {
+                         const std::vector<int>& ranks, Checks::Differing common_differs) {
   const auto found = find_differences(decode_parts(parts_of_0), decode_parts(parts_of_other));
   const std::string other = "rank " + std::to_string(ranks.front());
   std::string text = "the common state of " + ranks_text(ranks) + " differs from that of rank 0: ";
@@ -60,7 +60,7 @@ void tell_of_other_state(ByteView parts_of_0, ByteView parts_of_other,
     text += " and " + std::to_string(found.size() - kMaxNamedPaths) + " more";
   }
   if (found.empty()) text += "the difference has no path";
-  if (common_differs == SaveOptions::Differing::kError) {
+  if (common_differs == Checks::Differing::kError) {
     Error error(ErrorCode::kMismatch, text);
     if (!found.empty()) error.with_key(found.front().path);
     throw std::move(error).with_rank(ranks.front());

@@ -21,6 +21,6 @@ Bytes encode_parts(const Value& common);
 // as encode_parts() returns them. Logs a warning, or throws Error(kMismatch) if `common_differs` is
 // kError. The text names `ranks` and up to ten paths, with the values of both ranks there.
 void tell_of_other_state(ByteView parts_of_0, ByteView parts_of_other,
-                         const std::vector<int>& ranks, SaveOptions::Differing common_differs);
+                         const std::vector<int>& ranks, Checks::Differing common_differs);
 
 }  // namespace tilestone::engine

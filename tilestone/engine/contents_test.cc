@@ -27,15 +27,15 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Agreement = SaveOptions::Agreement;
-using Differing = SaveOptions::Differing;
+using Differing = Checks::Differing;
 
 SaveOptions saving(const Communicator& comm, Differing differing = Differing::kWarn,
                    Agreement agreement = Agreement::kExchange, bool megatron = false) {
   SaveOptions options;
   options.comm = comm;
-  options.common_differs = differing;
+  options.checks.common_differs = differing;
   options.agreement = agreement;
-  options.threads = 1;
+  options.resources.threads = 1;
   options.timeout = 30;
   if (megatron) options.dialect = megatron_dialect();
   return options;
@@ -278,7 +278,7 @@ TEST(Contents, ByFilesDifferencesAreNamedOrRefusedWhenTheSaveIsPublished) {
     std::string thrown;
     for (const int rank : {1, 0}) {
       SaveOptions options = by_files(rank, 2);
-      options.common_differs = differing;
+      options.checks.common_differs = differing;
       try {
         StateDict state = loader_of("files", rank, 2, Agreement::kRule);
         state["rng"] = ShardedObject::make("files.rng", Value(rank), {1}, {0}, {1 - rank});

@@ -20,7 +20,7 @@ void save_rows(const std::shared_ptr<Storage>& storage, int64_t first) {
     SaveOptions options;
     options.comm = comm;
     options.overwrite = true;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     save(row_state(comm, first), Location(storage), options);
   });
 }

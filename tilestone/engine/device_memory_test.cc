@@ -74,7 +74,7 @@ void save_columns(const Location& location) {
     state["w"] = ShardedTensor::from_box("w", far.view(), {kRows, kColumns}, box);
     SaveOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     save(state, location, options);
     EXPECT_GT(far.calls->count, 0);
     EXPECT_FALSE(far.calls->overlapped);
@@ -84,8 +84,8 @@ void save_columns(const Location& location) {
 LoadOptions loading(const Communicator& comm) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 3;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 3;
   return options;
 }
 

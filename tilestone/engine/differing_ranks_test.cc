@@ -29,7 +29,7 @@ using testing::Not;
 SaveOptions saving(const Communicator& comm) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = 60;
   return options;
 }
@@ -139,19 +139,20 @@ TEST(DifferingRanks, AnOptionOfALoadThatDiffersIsNamedWithItsValues) {
       load(row_template(comm), Location(storage), options);
     });
   };
-  EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
-                if (rank == 1) options.two_phase = LoadOptions::TwoPhase::kNever;
-              }),
-              Each(HasSubstr("the ranks don't agree on two_phase (ranks 0, 2, 3, 4 and 1 more: "
-                             "\"auto\"; rank 1: \"never\")")));
   EXPECT_THAT(
-      load_with([](LoadOptions& options, int rank) { options.verify_checksums = rank > 4; }),
-      Each(HasSubstr("the ranks don't agree on verify_checksums (ranks 0, 1, 2, 3 and 1 "
+      load_with([](LoadOptions& options, int rank) {
+        if (rank == 1) options.reading.two_phase = Reading::TwoPhase::kNever;
+      }),
+      Each(HasSubstr("the ranks don't agree on reading.two_phase (ranks 0, 2, 3, 4 and 1 more: "
+                     "\"auto\"; rank 1: \"never\")")));
+  EXPECT_THAT(
+      load_with([](LoadOptions& options, int rank) { options.checks.checksums = rank > 4; }),
+      Each(HasSubstr("the ranks don't agree on checks.checksums (ranks 0, 1, 2, 3 and 1 "
                      "more: False; rank 5: True)")));
   EXPECT_THAT(load_with([](LoadOptions& options, int rank) {
                 options.cast = rank > 0;  // may differ between ranks, like threads and memory
-                options.threads = 1 + rank;
-                options.buffer_bytes = (1u << 20) * static_cast<uint64_t>(1 + rank);
+                options.resources.threads = 1 + rank;
+                options.resources.buffer_bytes = (1u << 20) * static_cast<uint64_t>(1 + rank);
               }),
               Each(std::string()));
 }

@@ -81,7 +81,7 @@ Bytes plain_of(const Checkpoint& checkpoint) {
 
 void expect_rows(const Location& location, int64_t first, int rows) {
   OpenOptions options;
-  options.threads = 1;
+  options.resources.threads = 1;
   const Checkpoint checkpoint = Checkpoint::open(location, options);
   EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {rows, 8}, first)));
   EXPECT_EQ(plain_of(checkpoint), elements(counting(DType::kInt64, {3}, first)));
@@ -113,7 +113,7 @@ SaveOptions by_files(int rank, int ranks, const std::string& token, bool wait) {
   SaveOptions options;
   options.by_files = ByFiles{rank, ranks, token, 0, wait};
   options.timeout = 30;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 

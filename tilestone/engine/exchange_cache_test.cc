@@ -68,7 +68,7 @@ TensorView load_box(const Communicator& comm, const Location& location, DType dt
   LoadOptions options;
   options.comm = comm;
   options.timeout = 120;
-  options.buffer_bytes = 32u << 20;
+  options.resources.buffer_bytes = 32u << 20;
   load(wanted, location, options);
   return found;
 }

@@ -25,9 +25,9 @@ bool is_data(const StorageCall& call) {
 LoadOptions loading_together(const Communicator& comm, double timeout = 60) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = timeout;
-  options.two_phase = LoadOptions::TwoPhase::kAlways;
+  options.reading.two_phase = Reading::TwoPhase::kAlways;
   return options;
 }
 

@@ -23,14 +23,14 @@ using engine::reading_of_ranks;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 LoadOptions loading(const Communicator& comm, TwoPhase mode) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 8u << 20;
-  options.threads = 2;
-  options.two_phase = mode;
+  options.resources.buffer_bytes = 8u << 20;
+  options.resources.threads = 2;
+  options.reading.two_phase = mode;
   options.timeout = 120;
   return options;
 }
@@ -361,7 +361,7 @@ TEST(TwoPhase, DamageIsLetThroughWhereChecksumsAreNotWanted) {
   const Location location = damaged(save_rows(2), file);
   run_ranks(3, [&](Communicator comm) {
     LoadOptions options = loading(comm, TwoPhase::kAlways);
-    options.verify_checksums = false;
+    options.checks.checksums = false;
     load_columns(comm, location, options);
   });
 }

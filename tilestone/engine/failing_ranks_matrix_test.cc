@@ -197,9 +197,9 @@ class FailingSave {
     SaveOptions options;
     options.comm = comm;
     options.timeout = timeout;
-    options.threads = 1;
-    options.buffer_bytes = 1u << 20;
-    options.common_differs = SaveOptions::Differing::kIgnore;
+    options.resources.threads = 1;
+    options.resources.buffer_bytes = 1u << 20;
+    options.checks.common_differs = Checks::Differing::kIgnore;
     options.overwrite = true;
     if (cell_.way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
     if (!is_by_files(cell_.way)) return options;
@@ -237,7 +237,7 @@ class FailingSave {
         add_slow(state);
         break;
       case Where::kOptions:
-        options.common_differs = SaveOptions::Differing::kWarn;
+        options.checks.common_differs = Checks::Differing::kWarn;
         come_behind(false);
         break;
       case Where::kPublish:

@@ -22,7 +22,7 @@ constexpr int kRanks = 3;
 SaveOptions saving(const Communicator& comm, double timeout = 60) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = timeout;
   return options;
 }
@@ -179,7 +179,7 @@ TEST(FailingRank, ALoadThatFailsOnOneRankFailsOnAll) {
   const auto texts = failures(kRanks, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     load(row_template(comm), Location(disk->storage(comm.rank())), options);
   });
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("Input/output error"), HasSubstr("rank 1"))));

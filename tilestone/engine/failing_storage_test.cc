@@ -60,8 +60,8 @@ SaveOptions saving(const Communicator& comm) {
   SaveOptions options;
   options.comm = comm;
   options.overwrite = true;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   return options;
 }
@@ -76,8 +76,8 @@ Errors load_rows(const std::shared_ptr<FaultDisk>& disk, int64_t first) {
   return collect([&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
-    options.threads = 1;
+    options.resources.buffer_bytes = 1u << 20;
+    options.resources.threads = 1;
     options.timeout = 60;
     const StateDict loaded =
         load(row_template(comm), Location(disk->storage(comm.rank())), options);

@@ -56,7 +56,7 @@ class Ended : public testing::TestWithParam<How> {
   // Makes every call count as slow, so that progress is reported for every item.
   static SaveOptions slow_saving() {
     SaveOptions options;
-    options.buffer_bytes = 1 << 20;
+    options.resources.buffer_bytes = 1 << 20;
     return options;
   }
 

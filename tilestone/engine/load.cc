@@ -38,9 +38,14 @@ namespace {
 // What a rank loads, from where and how. Borrowed from the caller.
 struct BroughtLoad {
   const StateDict* wanted = nullptr;  // null: everything in the checkpoint
-  const Location* location = nullptr;
+  std::optional<Location> location;
   const LoadOptions* options = nullptr;
 };
+
+BroughtLoad brought(const StateDict* wanted, const Location& location, const LoadOptions& options) {
+  return {wanted, followed(location, options.reading), &options};
+}
+
 using BringLoad = std::function<BroughtLoad()>;
 using Take = std::function<void(LoadResult)>;
 
@@ -53,7 +58,7 @@ class Loading {
   // `take` runs in an additional round. Either all ranks of a load have a `take`, or none.
   StateDict run(const BringLoad& bring, const Take& take) {
     describe(bring);
-    if (options().validate_access) validate();
+    if (options().checks.access) validate();
     StateDict loaded;
     const auto load = [&](Deadline deadline) {
       loaded = load_rank(deadline);
@@ -140,10 +145,11 @@ class Loading {
   // would be an error: has_all_of_own_rank() relies on that error to notice that the metadata of
   // all ranks is needed.
   std::optional<int> own_rank() const {
-    using Policy = LoadOptions::Policy;
+    using Policy = Differences::Policy;
     const LoadOptions& asked = options();
-    const bool strict = asked.not_in_checkpoint == Policy::kError &&
-                        asked.other_shape == Policy::kError && !asked.not_requested;
+    const bool strict = asked.differences.not_in_checkpoint == Policy::kError &&
+                        asked.differences.other_shape == Policy::kError &&
+                        !asked.differences.not_requested;
     const bool named = asked.subtrees.empty() && asked.complete.empty();
     if (brought_.wanted == nullptr || !strict || !named) return std::nullopt;
     return asked.own_rank;
@@ -152,13 +158,13 @@ class Loading {
   void prepare(const BringLoad& bring) {
     brought_ = bring();
     check_options(options());
-    threads_.emplace(thread_count(options().threads));
+    threads_.emplace(thread_count(options().resources.threads));
   }
 
   ReadFor way_of_reading(const std::vector<Bytes>& identities) const {
     std::vector<std::string> hosts;
     for (const Bytes& identity : identities) hosts.emplace_back(as_text(identity));
-    return reading_of_ranks(options().two_phase, hosts,
+    return reading_of_ranks(options().reading.two_phase, hosts,
                             storage().can(StorageCapability::kSharedCache));
   }
 
@@ -189,7 +195,7 @@ class Loading {
 
   StateDict load_rank(Deadline deadline) {
     std::vector<Transfer> left =
-        exchange_transfers(comm_, way_, deadline, options().buffer_bytes, plan(deadline));
+        exchange_transfers(comm_, way_, deadline, options().resources.buffer_bytes, plan(deadline));
     places_->choose(left);
     std::move(own_.begin(), own_.end(), std::back_inserter(left));
     read_transfers(*context_, left, *progress_);
@@ -230,7 +236,7 @@ class Loading {
   // rank must still take part.
   std::variant<Wanted, Error> plan(Deadline deadline) {
     try {
-      if (!options().validate_access) choose_items(deadline);
+      if (!options().checks.access) choose_items(deadline);
       const std::vector<TensorItem>& read = requested_.begin_reading();
       make_context(requested_.items(), deadline);
       if (brought_.wanted == nullptr) give_memory(requested_.items(), *context_);
@@ -258,12 +264,12 @@ class Loading {
   }
 
   void make_context(const Items& items, Deadline deadline) {
-    const uint64_t pool = pool_share(options().buffer_bytes, way_);
+    const uint64_t pool = pool_share(options().resources.buffer_bytes, way_);
     context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
-                                 options().verify_checksums, deadline, options().cache, warned_,
-                                 sizes_, comm_.rank(), opened_.has_manifest_file()});
-    if (options().cache != CachePolicy::kAuto) return;
+                                 options().checks.checksums, deadline, options().reading.cache,
+                                 warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
+    if (options().reading.cache != CachePolicy::kAuto) return;
     const uint64_t room = cache_room(storage().available_cache(), wanted_bytes(items), ranks_here_);
     context_->room = std::make_shared<CacheRoom>(room);
   }
@@ -358,13 +364,11 @@ class Loading {
 
 namespace {
 
-StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options,
-                    LoadReport* report) {
+StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options) {
   try {
     engine::Loading loading(options.comm, location.place(), engine::deadline_of(options));
-    StateDict loaded =
-        loading.run([&] { return engine::BroughtLoad{wanted, &location, &options}; }, {});
-    if (report != nullptr) *report = loading.report();
+    StateDict loaded = loading.run([&] { return engine::brought(wanted, location, options); }, {});
+    if (LoadReport* const report = options.differences.report) *report = loading.report();
     return loaded;
   } catch (...) {
     rethrow_cause();
@@ -373,13 +377,12 @@ StateDict load_here(const StateDict* wanted, const Location& location, const Loa
 
 }  // namespace
 
-StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options,
-               LoadReport* report) {
-  return load_here(&wanted, location, options, report);
+StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
+  return load_here(&wanted, location, options);
 }
 
 StateDict load_all(const Location& location, const LoadOptions& options) {
-  return load_here(nullptr, location, options, nullptr);
+  return load_here(nullptr, location, options);
 }
 
 void load(const std::function<LoadRequest()>& prepare, const std::function<void(LoadResult)>& take,
@@ -388,7 +391,7 @@ void load(const std::function<LoadRequest()>& prepare, const std::function<void(
   const auto bring = [&] {
     request.emplace(prepare());
     const StateDict* wanted = request->wanted ? &*request->wanted : nullptr;
-    return engine::BroughtLoad{wanted, &request->location, &request->options};
+    return engine::brought(wanted, request->location, request->options);
   };
   try {
     engine::Loading(comm, place, deadline).run(bring, take);

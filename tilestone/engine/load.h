@@ -18,10 +18,8 @@ namespace tilestone {
 // If any rank fails, every rank throws the same Error, which names that rank; tensors may then be
 // partly filled. If another save replaces the checkpoint during the load, the result is the old
 // state, the new state, or Error(kNotFound) with a hint that says so. A checkpoint that has only
-// lost a data file is kCorrupt. `report`, if given, receives the differences that
-// LoadOptions::not_in_checkpoint, not_requested and other_shape report.
-StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
-               LoadReport* report = nullptr);
+// lost a data file is kCorrupt.
+StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {});
 
 // Loads everything that the checkpoint holds, without a template: each rank gets all of it in new
 // memory. Items with a recorded path are nested as they were saved (dicts by text, lists by index);

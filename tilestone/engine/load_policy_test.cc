@@ -14,8 +14,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-using Policy = LoadOptions::Policy;
-using TwoPhase = LoadOptions::TwoPhase;
+using Policy = Differences::Policy;
+using TwoPhase = Reading::TwoPhase;
 
 Location save_rows(int ranks) {
   const Location location(memory_storage());
@@ -31,9 +31,9 @@ LoadOptions loading(const Communicator& comm, Policy not_in_checkpoint, Policy n
                     Policy other_shape) {
   LoadOptions options;
   options.comm = comm;
-  options.not_in_checkpoint = not_in_checkpoint;
-  options.not_requested = not_requested;
-  options.other_shape = other_shape;
+  options.differences.not_in_checkpoint = not_in_checkpoint;
+  options.differences.not_requested = not_requested;
+  options.differences.other_shape = other_shape;
   return options;
 }
 
@@ -47,7 +47,7 @@ TEST_P(LoadPolicy, WhatIsNotInTheCheckpointKeepsTheTemplatesAndIsReportedOnEvery
   const Location location = save_rows(3);
   run_ranks(3, [&](Communicator comm) {
     LoadOptions options = loading(comm, Policy::kReport, Policy::kIgnore, Policy::kError);
-    options.two_phase = GetParam();
+    options.reading.two_phase = GetParam();
     StateDict wanted = row_template(comm), deeper;
     deeper["value"] = int64_t{77};
     deeper["tensor"] = counting(DType::kFloat32, {4}, 90);
@@ -58,7 +58,8 @@ TEST_P(LoadPolicy, WhatIsNotInTheCheckpointKeepsTheTemplatesAndIsReportedOnEvery
           "rows of 2", TensorView::without_data(DType::kFloat32, {1, 8}), {{0, 2, 3}});
     }
     LoadReport report;
-    const StateDict loaded = load(wanted, location, options, &report);
+    options.differences.report = &report;
+    const StateDict loaded = load(wanted, location, options);
     EXPECT_THAT(report.not_in_checkpoint,
                 ElementsAre("deeper.meta", "deeper.tensor", "deeper.value", "rows of 2"));
     EXPECT_THAT(report.not_requested, IsEmpty());
@@ -81,12 +82,13 @@ TEST_P(LoadPolicy, WhatNoRankRequestsIsRefusedOrReportedOnEveryRank) {
   const auto load_some = [&](Policy policy, bool all, LoadReport* reports) {
     return failures(2, [&](Communicator comm) {
       LoadOptions options = loading(comm, Policy::kError, policy, Policy::kError);
-      options.two_phase = GetParam();
+      options.reading.two_phase = GetParam();
       StateDict wanted;  // rank 0 wants "p", rank 1 "step" and, if all are wanted, "w"
       if (comm.rank() == 0) wanted["p"] = TensorView::without_data(DType::kInt64, {3});
       if (comm.rank() == 1) wanted["step"] = nullptr;
       if (comm.rank() == 1 && all) wanted["w"] = TensorView::without_data(DType::kFloat32, {2, 8});
-      load(wanted, location, options, reports == nullptr ? nullptr : &reports[comm.rank()]);
+      if (reports != nullptr) options.differences.report = &reports[comm.rank()];
+      load(wanted, location, options);
     });
   };
   EXPECT_THAT(load_some(Policy::kError, true, nullptr), Each(""));
@@ -105,11 +107,12 @@ TEST_P(LoadPolicy, ATensorOfAnotherShapeKeepsTheTemplatesElements) {
   for (const Policy policy : {Policy::kReport, Policy::kIgnore, Policy::kError}) {
     const auto said = failures(2, [&](Communicator comm) {
       LoadOptions options = loading(comm, Policy::kError, Policy::kIgnore, policy);
-      options.two_phase = GetParam();
+      options.reading.two_phase = GetParam();
       StateDict wanted = row_template(comm);
       if (comm.rank() == 1) wanted["p"] = counting(DType::kInt64, {4}, 40);
       LoadReport report;
-      const StateDict loaded = load(wanted, location, options, &report);
+      options.differences.report = &report;
+      const StateDict loaded = load(wanted, location, options);
       const bool reported = policy == Policy::kReport;
       EXPECT_EQ(report.other_shape,
                 reported ? std::vector<std::string>{"p"} : std::vector<std::string>());
@@ -151,11 +154,12 @@ TEST(LoadPolicies, WhatIsLeftOutBelowACompletePathIsRefusedUnlessThePolicySaysOt
   const auto load_a_part = [&](std::optional<Policy> policy, LoadReport* report) {
     LoadOptions options;
     options.complete = {{"opt"}};
-    options.not_requested = policy;
+    options.differences.not_requested = policy;
     StateDict wanted, part;
     part["m"] = counting(DType::kInt64, {2}, 9);
     wanted["opt"] = std::move(part);
-    return failures(1, [&](Communicator) { load(wanted, location, options, report); }).front();
+    options.differences.report = report;
+    return failures(1, [&](Communicator) { load(wanted, location, options); }).front();
   };
   EXPECT_THAT(load_a_part(std::nullopt, nullptr), HasSubstr("does not request: opt.v"));
   EXPECT_THAT(load_a_part(Policy::kError, nullptr), HasSubstr("opt.v"));
@@ -200,14 +204,15 @@ TEST(LoadPolicies, APartOfAFactoryKeepsTheTemplatesElementsAndIsRefusedWhereTher
 
 TEST(LoadPolicies, RanksThatDifferInAPolicyAreNamed) {
   const Location location = save_rows(2);
-  EXPECT_THAT(failures(2,
-                       [&](Communicator comm) {
-                         const Policy own = comm.rank() == 1 ? Policy::kIgnore : Policy::kReport;
-                         load(row_template(comm), location,
-                              loading(comm, own, Policy::kIgnore, Policy::kError));
-                       }),
-              Each(HasSubstr("the ranks don't agree on not_in_checkpoint (rank 0: \"report\"; "
-                             "rank 1: \"ignore\")")));
+  EXPECT_THAT(
+      failures(2,
+               [&](Communicator comm) {
+                 const Policy own = comm.rank() == 1 ? Policy::kIgnore : Policy::kReport;
+                 load(row_template(comm), location,
+                      loading(comm, own, Policy::kIgnore, Policy::kError));
+               }),
+      Each(HasSubstr("the ranks don't agree on differences.not_in_checkpoint (rank 0: \"report\"; "
+                     "rank 1: \"ignore\")")));
 }
 
 }  // namespace tilestone::load_policy_test

@@ -25,8 +25,8 @@ using testing::HasSubstr;
 LoadOptions loading(const Communicator& comm, bool cast = false) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 2;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 2;
   options.cast = cast;
   return options;
 }

@@ -23,7 +23,7 @@ namespace tilestone::local_copies_test {
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 constexpr int64_t kRow = 32768;  // float32: large enough to be read alone
 constexpr int64_t kNorm = 1024;
@@ -77,8 +77,8 @@ uint64_t bytes_of(const StateDict& state) {
 
 SaveOptions saving(Way way, const Communicator& comm, int world, bool copies, const Group& group) {
   SaveOptions options;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   if (way == Way::kFiles) {
     options.by_files = ByFiles{comm.rank(), world, "a run of this test"};
@@ -87,8 +87,8 @@ SaveOptions saving(Way way, const Communicator& comm, int world, bool copies, co
   }
   if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (!copies) return options;
-  options.replicate = SaveOptions::Replicate::kLocal;
-  options.replicate_group = ranks_of(group);
+  options.copies.emplace();
+  options.copies->group = ranks_of(group);
   return options;
 }
 
@@ -139,10 +139,10 @@ void expect_loads(const FileImage& image, int ranks, int tp, TwoPhase mode, Traf
     const Group group{comm.rank() / tp * tp, tp, ranks / tp};
     LoadOptions options;
     options.comm = comm;
-    options.buffer_bytes = 4u << 20;
-    options.threads = 1;
+    options.resources.buffer_bytes = 4u << 20;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.two_phase = mode;
+    options.reading.two_phase = mode;
     StateDict wanted;
     const StateDict asked = state_of(comm.rank(), group, false);
     const StateDict expected = state_of(comm.rank(), group);
@@ -218,7 +218,7 @@ TEST(LocalCopies, WhatTheyCostIsSaidBeforeAndAfterAndStaysWithinTheBudget) {
       run_ranks(2, [&](Communicator comm) {
         const Group group{0, 2, 1};
         SaveOptions options = saving(way, comm, 2, true, group);
-        options.max_copy_bytes = budget;
+        options.copies->max_bytes = budget;
         const StateDict state = state_of(comm.rank(), group);
         const std::vector<CopyCost> costs = plan_copies(state, Location(storage), options);
         ASSERT_EQ(costs.size(), way == Way::kFiles ? 1u : 2u);
@@ -252,8 +252,8 @@ TEST(LocalCopies, ARankThatHasReportedBeforeIsStartedAgainAndSaysThatItHasCopied
   for (int rank = 0; rank < 2; ++rank) {
     SaveOptions options;
     options.by_files = ByFiles{rank, 2, "a run of this test", 0, false};
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     const SaveResult first = save(state_of(rank, group), Location(storage), options);
     EXPECT_GT(first.bytes_written, 0u);
     const SaveResult again = save(state_of(rank, group), Location(storage), options);
@@ -303,23 +303,18 @@ std::vector<std::string> refusals(
 
 TEST(LocalCopies, WhatASaveCannotCopyItRefusesOnAllRanks) {
   EXPECT_THAT(refusals([](int rank, SaveOptions& options, StateDict&) {
-                if (rank == 1) options.replicate_group.clear();
+                if (rank == 1) options.copies->group.clear();
               }),
-              Each(HasSubstr("there is no replicate_group")));
+              Each(HasSubstr("copies.group is empty")));
   EXPECT_THAT(refusals([](int rank, SaveOptions& options, StateDict&) {
-                if (rank == 1) options.replicate_group = {0};
+                if (rank == 1) options.copies->group = {0};
               }),
-              Each(HasSubstr("the replicate_group of rank 1 does not include")));
+              Each(HasSubstr("copies.group of rank 1 does not include")));
   EXPECT_THAT(refusals([](int rank, SaveOptions& options, StateDict&) {
                 if (rank == 0) return;
-                options.replicate = SaveOptions::Replicate::kNone;
-                options.replicate_group.clear();
+                options.copies.reset();
               }),
-              Each(HasSubstr("the ranks don't agree on replicate")));
-  EXPECT_THAT(refusals([](int, SaveOptions& options, StateDict&) {
-                options.replicate = SaveOptions::Replicate::kNone;
-              }),
-              Each(HasSubstr("replicate_group is given, but replicate is \"none\"")));
+              Each(HasSubstr("the ranks don't agree on copies")));
   EXPECT_THAT(
       refusals([](int, SaveOptions& options, StateDict&) { options.format = zarr_format(); }),
       Each(HasSubstr("each chunk in its own file")));
@@ -387,7 +382,7 @@ TEST(DamagedCopies, AChunkThatARankWantsInPiecesIsReadFromOnePlaceAndChecked) {
           "emb", TensorView::without_data(DType::kFloat32, {kRow / 2}), {{0, half, 2}});
     }
     LoadOptions options;
-    options.threads = 1;
+    options.resources.threads = 1;
     const StateDict loaded = load(wanted, Location(memory_storage(one)), options);
     for (int half = 0; half < 2; ++half) {
       EXPECT_EQ(elements(loaded.get<ShardedTensor>("half " + std::to_string(half)).data),
@@ -448,7 +443,7 @@ TEST(DamagedCopies, WhatOneRankReadsForOthersIsReadFromTheCopyByAllOfThem) {
     const auto texts = failures(4, [&](Communicator comm) {
       LoadOptions options;
       options.comm = comm;
-      options.two_phase = mode;
+      options.reading.two_phase = mode;
       options.timeout = 60;
       StateDict wanted;
       wanted["emb"] = TensorView::without_data(DType::kFloat32, {kRow});

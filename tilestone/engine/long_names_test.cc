@@ -18,7 +18,7 @@ SaveOptions zarr(bool overwrite = false) {
   SaveOptions options;
   options.format = zarr_format();
   options.overwrite = overwrite;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 

@@ -51,7 +51,7 @@ class LostAnswer : public testing::TestWithParam<Kind> {
     options.format = format_named(GetParam().format);
     options.dialect = save_dialect_named(GetParam().dialect);
     options.overwrite = true;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
     return options;
   }

@@ -30,7 +30,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 constexpr int64_t kLarge = 300000;  // float32: read in several parts
 
@@ -62,9 +62,9 @@ FileImage saved(bool own) {
   run_ranks(2, [&](Communicator comm) {
     SaveOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.resources.buffer_bytes = 1u << 20;
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     save(state_of(comm.rank(), own), Location(storage), options);
   });
   FileImage image = memory_image(*storage);
@@ -86,9 +86,9 @@ std::vector<std::string> loads(const std::shared_ptr<Storage>& storage, int rank
   return failures(ranks, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.two_phase = mode;
+    options.reading.two_phase = mode;
     const StateDict loaded =
         load(state_of(comm.rank() % 2, own, false), Location(storage), options);
     EXPECT_EQ(loaded.get<Value>("config"), config());
@@ -166,7 +166,7 @@ TEST(LostFiles, AMissingOneIsDamageOfACheckpointAndNotAMissingCheckpoint) {
     const Checkpoint checkpoint = Checkpoint::open(location);
     const auto load_w = [&](TwoPhase mode) {
       LoadOptions options;
-      options.two_phase = mode;
+      options.reading.two_phase = mode;
       StateDict wanted;
       wanted["w"] = ShardedTensor::from_rank_offsets(
           "w", TensorView::without_data(DType::kFloat32, {2, 64}), {});
@@ -276,7 +276,7 @@ TEST(UnreadableFiles, AreDamageForVerifyAndRepairReplacesThemFromCopies) {
       return hit ? FaultAction::fail(EIO) : FaultAction::pass();
     });
     OpenOptions options;
-    options.buffer_bytes = buffer;
+    options.resources.buffer_bytes = buffer;
     const VerifyReport found = Checkpoint::open(Location(disk->storage()), options).verify();
     ASSERT_THAT(found.damages, SizeIs(1));
     EXPECT_EQ(found.damages[0].file, file);
@@ -376,9 +376,9 @@ FileImage saved_thrice() {
     state["e"] = e;
     SaveOptions options;
     options.comm = comm;
-    options.buffer_bytes = 4u << 20;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1, 2};
+    options.resources.buffer_bytes = 4u << 20;
+    options.copies.emplace();
+    options.copies->group = {0, 1, 2};
     save(state, Location(storage), options);
   });
   return memory_image(*storage);
@@ -395,9 +395,9 @@ std::vector<std::string> loads_e(const FileImage& image, TwoPhase mode, bool who
     const int part = whole ? 0 : comm.rank();
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.two_phase = mode;
+    options.reading.two_phase = mode;
     StateDict wanted;
     wanted["e"] = ShardedTensor::from_rank_offsets(
         "e", TensorView::without_data(DType::kFloat32, {kRows, kColumns / parts}),

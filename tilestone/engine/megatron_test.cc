@@ -25,7 +25,7 @@ SaveOptions options_of(const Communicator& comm) {
   SaveOptions options;
   options.comm = comm;
   options.dialect = megatron_dialect();
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   return options;
 }
 
@@ -114,14 +114,15 @@ TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs
   run_ranks(2, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.not_in_checkpoint = LoadOptions::Policy::kReport;
-    options.not_requested = LoadOptions::Policy::kReport;
+    options.differences.not_in_checkpoint = Differences::Policy::kReport;
+    options.differences.not_requested = Differences::Policy::kReport;
     const auto report_of = [&](const std::string& key, bool by_grid) {
       StateDict wanted;
       if (comm.rank() == 1) wanted["o"] = ShardedObject::make(key, nullptr, {2}, {0});
       options.objects_by_grid = by_grid;
       LoadReport report;
-      load(wanted, Location(storage), options, &report);
+      options.differences.report = &report;
+      load(wanted, Location(storage), options);
       return report;
     };
     EXPECT_THAT(report_of("rng", true).not_requested, ElementsAre("w"));
@@ -131,7 +132,7 @@ TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs
     EXPECT_THAT(report_of("new", false).not_in_checkpoint, ElementsAre("new/shard_0_2"));
   });
   LoadOptions options;
-  options.not_in_checkpoint = LoadOptions::Policy::kIgnore;
+  options.differences.not_in_checkpoint = Differences::Policy::kIgnore;
   options.objects_by_grid = true;
   StateDict wanted;
   wanted["o"] = ShardedObject::make("rng", nullptr, {3}, {0});
@@ -149,21 +150,22 @@ TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs
 
 TEST(MegatronLoad, WhatIsInNeitherPlaceIsNamedOrKeepsTheTemplates) {
   const auto storage = saved(2);
-  const auto load_with = [&](LoadOptions::Policy policy, LoadReport& report) {
+  const auto load_with = [&](Differences::Policy policy, LoadReport& report) {
     LoadOptions options;
-    options.not_in_checkpoint = policy;
+    options.differences.not_in_checkpoint = policy;
     StateDict wanted, deeper;
     deeper["value"] = 7;
     deeper["tensor"] = counting(DType::kInt64, {2}, 40);
     wanted["step"] = nullptr;
     wanted["new"] = std::move(deeper);
     wanted["rng"] = ShardedObject::make("rng", "own", {3}, {0});
-    return load(wanted, Location(storage), options, &report);
+    options.differences.report = &report;
+    return load(wanted, Location(storage), options);
   };
   LoadReport report;
-  EXPECT_THAT(failures(1, [&](Communicator) { load_with(LoadOptions::Policy::kError, report); }),
+  EXPECT_THAT(failures(1, [&](Communicator) { load_with(Differences::Policy::kError, report); }),
               Each(AllOf(HasSubstr("neither in its common"), HasSubstr("new.value"))));
-  const StateDict loaded = load_with(LoadOptions::Policy::kReport, report);
+  const StateDict loaded = load_with(Differences::Policy::kReport, report);
   EXPECT_THAT(report.not_in_checkpoint, ElementsAre("new.tensor", "new.value", "rng/shard_0_3"));
   EXPECT_EQ(*loaded.find(std::string("step"))->get_if<Value>(), Value(1));
   EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value("own"));
@@ -230,7 +232,7 @@ TEST(MegatronLoad, OfTheShardedPartAloneTakesUnwrappedLeavesByTheirPaths) {
 TEST(MegatronLoad, AnUnwrappedLeafIsNoTensorOfAnotherShapeThatIsKept) {
   const auto storage = saved(2);
   LoadOptions options;
-  options.other_shape = LoadOptions::Policy::kReport;
+  options.differences.other_shape = Differences::Policy::kReport;
   StateDict wanted;
   wanted["other"] =
       ShardedTensor::from_box("w", counting(DType::kFloat32, {3}), {3}, Box::whole({3}));
@@ -281,7 +283,7 @@ TEST(MegatronCheckpoint, OthersHaveNoCommonState) {
 std::string problems(const FileImage& image) {
   try {
     OpenOptions options;
-    options.threads = 1;
+    options.resources.threads = 1;
     const VerifyReport report = Checkpoint::open(Location(memory_storage(image)), options).verify();
     std::string text;
     for (const Damage& damage : report.damages) {

@@ -49,8 +49,8 @@ StateDict state_of(int rank, bool with_data = true) {
 
 SaveOptions saving(Way way, const Communicator& comm, bool copies = true) {
   SaveOptions options;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   options.timeout = 60;
   if (way == Way::kFiles) {
     options.by_files = ByFiles{comm.rank(), kRanks, "a run of this test"};
@@ -59,8 +59,8 @@ SaveOptions saving(Way way, const Communicator& comm, bool copies = true) {
   }
   if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (!copies) return options;
-  options.replicate = SaveOptions::Replicate::kLocal;
-  options.replicate_group = group_of(comm.rank());
+  options.copies.emplace();
+  options.copies->group = group_of(comm.rank());
   return options;
 }
 
@@ -100,9 +100,9 @@ std::vector<std::set<std::string>> files_opened(const FileImage& image, bool wit
   run_ranks(kRanks, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.not_requested = LoadOptions::Policy::kIgnore;
+    options.differences.not_requested = Differences::Policy::kIgnore;
     StateDict wanted;
     const StateDict asked = state_of(comm.rank(), false);
     wanted["w"] = asked.at("w");
@@ -207,7 +207,7 @@ TEST(ObjectCopies, TheirBytesAreSaidBeforeAndAfterAndCountForTheBudget) {
       const auto storage = memory_storage();
       run_ranks(kRanks, [&](Communicator comm) {
         SaveOptions options = saving(way, comm);
-        options.max_copy_bytes = budget;
+        options.copies->max_bytes = budget;
         StateDict state = state_of(comm.rank());
         const std::string own = "norm" + std::to_string(comm.rank());
         state["norm"] = ShardedTensor::from_rank_offsets(own, counting(DType::kFloat32, {64}), {});

@@ -30,8 +30,8 @@ uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way) {
   writer.u64(static_cast<uint64_t>(share.world_size));
   writer.string(share.format->name());
   writer.string(share.dialect->name());
-  writer.u8(share.options.validate_access ? 1 : 0);
-  writer.u8(share.options.common_differs == SaveOptions::Differing::kIgnore ? 0 : 1);
+  writer.u8(share.options.checks.access ? 1 : 0);
+  writer.u8(share.options.checks.common_differs == Checks::Differing::kIgnore ? 0 : 1);
   const std::vector<int> group = replicate_group_of(share);
   writer.varint(group.size());  // 0: this rank copies nothing
   for (const int other : group) writer.varint(static_cast<uint64_t>(other));

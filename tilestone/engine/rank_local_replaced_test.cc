@@ -26,7 +26,7 @@ StateDict other_state() {
 SaveOptions over(bool megatron = false) {
   SaveOptions options;
   options.overwrite = true;
-  options.threads = 1;
+  options.resources.threads = 1;
   if (megatron) options.dialect = megatron_dialect();
   return options;
 }

@@ -27,7 +27,7 @@ SaveOptions rank_local(int rank, const std::string& token = kToken) {
   options.by_files->wait = false;
   options.by_files->torch_rank_local = true;
   options.timeout = 20;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 

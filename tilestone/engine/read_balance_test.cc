@@ -17,7 +17,7 @@
 
 namespace tilestone::read_balance_test {
 
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 constexpr int kTensors = 48;
 constexpr int64_t kShare = 96;  // rows of a tensor: a multiple of each number of ranks used here
@@ -57,11 +57,11 @@ FileImage saved(const Layout& layout, bool copies) {
   run_ranks(layout.ranks, [&](Communicator comm) {
     SaveOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     if (copies) {
-      options.replicate = SaveOptions::Replicate::kLocal;
+      options.copies.emplace();
       const int first = comm.rank() / layout.tp * layout.tp;
-      for (int i = 0; i < layout.tp; ++i) options.replicate_group.push_back(first + i);
+      for (int i = 0; i < layout.tp; ++i) options.copies->group.push_back(first + i);
     }
     save(state_of(comm.rank(), layout, true), Location(storage), options);
   });
@@ -82,9 +82,9 @@ std::vector<uint64_t> bytes_read(const FileImage& image, const Layout& layout, T
   run_ranks(layout.ranks, [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.two_phase = mode;
+    options.reading.two_phase = mode;
     const StateDict expected = state_of(comm.rank(), layout, true);
     const StateDict loaded =
         load(state_of(comm.rank(), layout, false), Location(disk->storage(comm.rank())), options);

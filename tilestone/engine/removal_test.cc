@@ -53,7 +53,7 @@ void save_to(const std::shared_ptr<Storage>& storage, bool overwrite = false,
     options.comm = comm;
     options.dialect = dialect;
     options.overwrite = overwrite;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     options.attributes = {{"iteration", "5"}};
     if (comm.rank() == 0) {
       options.tensor_attributes = {{"keep", {{"scale", 2}}}, {"drop.a", {{"scale", 3}}}};

@@ -31,6 +31,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/repair_file_internal.h"
+#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 
 namespace tilestone {
@@ -273,7 +274,7 @@ bool same(const Description& a, const Description& b) {
 
 RepairReport repair(const Location& location, const OpenOptions& options,
                     const ProgressFn& progress) {
-  const std::shared_ptr<Storage>& storage = location.shared();
+  const std::shared_ptr<Storage> storage = engine::followed(location, options.reading).shared();
   const auto find = [&] { return engine::find_checkpoint(storage, options.format); };
   const auto verify = [&] {
     const Checkpoint checkpoint = Checkpoint::open(location, options);

@@ -67,11 +67,11 @@ void save_to(const std::shared_ptr<Storage>& storage, bool own = false,
     }
     SaveOptions options;
     options.comm = comm;
-    options.buffer_bytes = 1u << 20;
+    options.resources.buffer_bytes = 1u << 20;
     options.dialect = dialect;
     options.overwrite = true;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1, 2};
+    options.copies.emplace();
+    options.copies->group = {0, 1, 2};
     save(state, Location(storage), options);
   });
 }
@@ -419,8 +419,8 @@ TEST(Repair, TensorsWithoutElementsAreEncodedAnewBecauseTheyHaveNoCopies) {
     }
     SaveOptions options;
     options.comm = comm;
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     save(state, Location(storage), options);
   });
   const FileImage image = memory_image(*storage);
@@ -463,8 +463,8 @@ FileImage saved_with_common(bool files, const Value& program) {
     state["a"] = tensor;
     state["common"] = common_of(program);
     options.dialect = megatron_dialect();
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = {0, 1};
+    options.copies.emplace();
+    options.copies->group = {0, 1};
     save(state, Location(storage), options);
   };
   if (files) {

@@ -82,7 +82,7 @@ int64_t first_of(const StateDict& loaded, int rank) {
 }
 
 TEST(Replaced, ALoadGivesTheOldStateOrTheNewOnEveryRankOrSaysSo) {
-  using TwoPhase = LoadOptions::TwoPhase;
+  using TwoPhase = Reading::TwoPhase;
   for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
     Outcomes outcomes;
     for (uint64_t at = 0;; ++at) {
@@ -92,7 +92,7 @@ TEST(Replaced, ALoadGivesTheOldStateOrTheNewOnEveryRankOrSaysSo) {
       const auto texts = failures(2, [&](Communicator comm) {
         LoadOptions options;
         options.comm = comm;
-        options.two_phase = mode;
+        options.reading.two_phase = mode;
         const StateDict loaded =
             load(row_template(comm), checkpoint.location(comm.rank()), options);
         firsts[comm.rank()] = first_of(loaded, comm.rank());

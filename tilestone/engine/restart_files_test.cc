@@ -20,7 +20,7 @@
 
 namespace tilestone::restart_files_test {
 
-using TwoPhase = LoadOptions::TwoPhase;
+using TwoPhase = Reading::TwoPhase;
 
 enum class Way { kExchange, kFiles };
 
@@ -127,15 +127,15 @@ class StateMaker {
 void save_world(const World& world, Way way, bool declared, const std::shared_ptr<Storage>& to) {
   run_ranks(world.ranks(), [&](Communicator comm) {
     SaveOptions options;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
     if (way == Way::kFiles) {
       options.by_files = ByFiles{comm.rank(), world.ranks(), "a run of this test"};
     } else {
       options.comm = comm;
     }
-    options.replicate = SaveOptions::Replicate::kLocal;
-    options.replicate_group = model_parallel_group(world, comm.rank());
+    options.copies.emplace();
+    options.copies->group = model_parallel_group(world, comm.rank());
     save(StateMaker(world, comm.rank(), declared, true).make(), Location(to), options);
   });
 }
@@ -167,9 +167,9 @@ void restart(const World& world, TwoPhase mode, const std::shared_ptr<Storage>& 
   run_ranks(world.ranks(), [&](Communicator comm) {
     LoadOptions options;
     options.comm = comm;
-    options.threads = 1;
+    options.resources.threads = 1;
     options.timeout = 60;
-    options.two_phase = mode;
+    options.reading.two_phase = mode;
     const StateDict loaded = load(StateMaker(world, comm.rank(), false, false).make(),
                                   Location(disk->storage(comm.rank())), options);
     const StateDict expected = StateMaker(world, comm.rank(), false, true).make();

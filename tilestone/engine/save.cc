@@ -241,7 +241,7 @@ class CoordinationByRounds final : public Coordination {
 
   // Runs on the coordinator.
   std::vector<Bytes> consider_plans() {
-    if (options().validate_access && !as_before_) validate();
+    if (options().checks.access && !as_before_) validate();
     make_orders();
     others_ = differing_ranks(messages_);
     const std::vector<Question> questions = questions_of(messages_, others_, contested_);
@@ -316,7 +316,7 @@ class CoordinationByRounds final : public Coordination {
     if (!others_.empty()) {
       tell_of_other_state(replies.front().parts,
                           replies.at(static_cast<size_t>(others_.front())).parts, others_,
-                          options().common_differs);
+                          options().checks.common_differs);
     }
     for (DifferingContent& one : differences_of(contents)) differing_.push_back(std::move(one));
     sort_by_key(differing_);
@@ -324,7 +324,7 @@ class CoordinationByRounds final : public Coordination {
 
   // Runs on the coordinator after all comparisons: begins the save at the location.
   std::vector<Bytes> begin() {
-    tell_of_differing(differing_, options().common_differs, share_.dialect->name());
+    tell_of_differing(differing_, options().checks.common_differs, share_.dialect->name());
     const auto lost = lost_of(differing_, messages_.size());
     messages_.clear();
     commit_.emplace(location_->shared(), share_.format, share_.dialect, save_id_,
@@ -399,7 +399,7 @@ class CoordinationByRounds final : public Coordination {
     }
     if (cached_) {
       message.made_in = cached_->made_in;
-    } else if (is_exchanged() || options().validate_access) {
+    } else if (is_exchanged() || options().checks.access) {
       message.plan = encoded_plan();
     }
     return message;
@@ -433,7 +433,7 @@ class CoordinationByRounds final : public Coordination {
 
   // True if the ranks compare what should be equal on all of them.
   bool compares() const {
-    return !is_alone() && options().common_differs != SaveOptions::Differing::kIgnore;
+    return !is_alone() && options().checks.common_differs != Checks::Differing::kIgnore;
   }
 
   // Hash of the common state; 0 in dialects without a common state.
@@ -457,12 +457,12 @@ class CoordinationByRounds final : public Coordination {
                   .attributes = options().attributes,
                   .of_dialect = share_.dialect->encode_index(share_.items, *share_.format),
                   .replicas = std::move(replica_names_)},
-         .threads = options().threads},
+         .threads = options().resources.threads},
         coordinator_deadline());
   }
 
   CopyPolicy copy_policy() const {
-    const bool copies = options().replicate == SaveOptions::Replicate::kLocal;
+    const bool copies = options().copies.has_value();
     return copies ? CopyPolicy::kReported : CopyPolicy::kRefuse;
   }
 

@@ -41,7 +41,7 @@ AttemptHead head_of(const SaveOptions& options) {
   head.format = format_of(options)->name();
   head.dialect = dialect_of(options)->name();
   head.writer = writer_name();
-  head.common_differs = static_cast<uint8_t>(options.common_differs);
+  head.common_differs = static_cast<uint8_t>(options.checks.common_differs);
   head.rank_local = options.by_files->torch_rank_local;
   head.token = xxh3_64(as_bytes(options.by_files->token));
   head.number = options.by_files->number;
@@ -230,7 +230,7 @@ class CoordinationByFiles final : public Coordination {
 
   void plan_by_holders() {
     check_holders();
-    if (share_.options.replicate != SaveOptions::Replicate::kNone) note_contents_of_copied(share_);
+    if (share_.options.copies.has_value()) note_contents_of_copied(share_);
     share_.assignment = plan_by_rule(session_.get(), share_);
     const CopyCost cost = settle_copies(share_);
     result_.copies = cost.copies;
@@ -293,7 +293,8 @@ class CoordinationByFiles final : public Coordination {
   RankReport write_under_free_names(const WriteShare& write) {
     for (int tries = 1;; ++tries) {
       try {
-        const int first = attempt_.first_free_file(files_.rank, share_.options.files_per_rank);
+        const int first =
+            attempt_.first_free_file(files_.rank, share_.options.resources.files_per_rank);
         return write({storage_.get(), first, deadline_});
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxTries) throw;
@@ -354,7 +355,7 @@ class CoordinationByFiles final : public Coordination {
   void publish_or_wait() {
     const int group = attempt_.head().group_of(files_.rank);
     try {
-      result_.published = attempt_.finish(group, share_.options.threads, deadline_);
+      result_.published = attempt_.finish(group, share_.options.resources.threads, deadline_);
     } catch (Error& error) {
       if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
         error.with_hint(
@@ -368,7 +369,7 @@ class CoordinationByFiles final : public Coordination {
       throw;
     }
     if (result_.published || !files_.wait) return;
-    attempt_.wait_published(share_.options.threads, deadline_);
+    attempt_.wait_published(share_.options.resources.threads, deadline_);
     result_.published = true;
   }
 
@@ -409,10 +410,10 @@ void refuse_by_files(const SaveShare& share) {
   refuse(rank_local && format.rank_index_name(0).empty(),
          "the format " + std::string(format.name()) + " has no rank-local checkpoints",
          "save in the format torch_dist");
-  refuse(rank_local && options.replicate != SaveOptions::Replicate::kNone,
-         "torch's rank-local mode does not support replicate: each rank writes all that it holds",
-         "save with replicate = \"none\"");
-  refuse(options.validate_access, "validate_access needs a communicator",
+  refuse(rank_local && options.copies.has_value(),
+         "torch's rank-local mode does not support copies: each rank writes all that it holds",
+         "save without copies");
+  refuse(options.checks.access, "checks.access needs a communicator",
          "without it, elements that are missing or written twice are found at publishing");
 }
 

@@ -81,7 +81,7 @@ TEST_F(SaveByFilesBeside, ASaveWithACommunicatorLooksForOthersAgainBeforeItsSwit
   for (const bool overwrite : {false, true}) {
     SaveOptions options;
     options.overwrite = overwrite;
-    options.threads = 1;
+    options.resources.threads = 1;
     expect_looks_again(options, manifest_name("").substr(manifest_name("").rfind('.')));
     options.dialect = megatron_dialect();
     expect_looks_again(options, "metadata.json");

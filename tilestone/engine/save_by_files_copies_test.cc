@@ -19,8 +19,8 @@ constexpr int kRanks = 2;
 
 SaveOptions copying(int rank) {
   SaveOptions options = by_files(rank, kRanks);
-  options.replicate = SaveOptions::Replicate::kLocal;
-  options.replicate_group = {0, 1};
+  options.copies.emplace();
+  options.copies->group = {0, 1};
   return options;
 }
 
@@ -41,14 +41,14 @@ size_t object_copies(const Checkpoint& checkpoint) {
 }
 
 TEST(SaveByFilesCopies, TheCommonStateOfMegatronCoreIsInFilesOfTheIndexAndNotCopied) {
-  using Differing = SaveOptions::Differing;
+  using Differing = Checks::Differing;
   for (const Differing differing : {Differing::kIgnore, Differing::kWarn, Differing::kError}) {
     const Location location(memory_storage());
     uint64_t copies = 0;
     for (int rank = 0; rank < kRanks; ++rank) {
       SaveOptions options = copying(rank);
       options.dialect = megatron_dialect();
-      options.common_differs = differing;
+      options.checks.common_differs = differing;
       copies += save(state_of(rank), location, options).copies;
     }
     EXPECT_EQ(copies, 1u);  // of "all"
@@ -60,11 +60,11 @@ TEST(SaveByFilesCopies, TheCommonStateOfMegatronCoreIsInFilesOfTheIndexAndNotCop
 }
 
 TEST(SaveByFilesCopies, ObjectsOfOtherDialectsAreCopiedWhetherTheyAreComparedOrNot) {
-  for (const auto differing : {SaveOptions::Differing::kIgnore, SaveOptions::Differing::kWarn}) {
+  for (const auto differing : {Checks::Differing::kIgnore, Checks::Differing::kWarn}) {
     const Location location(memory_storage());
     for (int rank = 0; rank < kRanks; ++rank) {
       SaveOptions options = copying(rank);
-      options.common_differs = differing;
+      options.checks.common_differs = differing;
       save(state_of(rank), location, options);
     }
     EXPECT_EQ(object_copies(Checkpoint::open(location)), 1u);  // of "step"
@@ -76,7 +76,7 @@ TEST(SaveByFilesCopies, ASessionsKeptPlanIsNoneOfASaveWithAnotherGroup) {
   const auto saved = [&](const SaveOptions& options) {
     const Location location(memory_storage());
     SaveOptions of_rank_0 = by_files(0, kRanks);
-    of_rank_0.common_differs = options.common_differs;
+    of_rank_0.checks.common_differs = options.checks.common_differs;
     save(state_of(0), location, of_rank_0);
     return session.begin_save(state_of(1), location, options);
   };
@@ -85,7 +85,7 @@ TEST(SaveByFilesCopies, ASessionsKeptPlanIsNoneOfASaveWithAnotherGroup) {
   };
   EXPECT_EQ(copied(by_files(1, kRanks)), 0u);
   SaveOptions without_group = copying(1);
-  without_group.replicate_group.clear();
+  without_group.copies->group.clear();
   for (int tries = 0; tries < 2; ++tries) {
     try {
       saved(without_group);
@@ -99,7 +99,7 @@ TEST(SaveByFilesCopies, ASessionsKeptPlanIsNoneOfASaveWithAnotherGroup) {
   EXPECT_GT(copies, 0u);
   EXPECT_EQ(copied(copying(1)), copies);
   SaveOptions ignoring = copying(1);
-  ignoring.common_differs = SaveOptions::Differing::kIgnore;
+  ignoring.checks.common_differs = Checks::Differing::kIgnore;
   EXPECT_EQ(copied(ignoring), copies);
 }
 

@@ -110,11 +110,11 @@ TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHa
 
 TEST(SaveByFilesFailures, TheErrorInOneRanksOptionsReachesTheOthers) {
   const std::vector<std::function<void(SaveOptions&)>> wrong = {
-      [](SaveOptions& options) { options.threads = -1; },
-      [](SaveOptions& options) { options.buffer_bytes = 1; },
-      [](SaveOptions& options) { options.files_per_rank = 0; },
+      [](SaveOptions& options) { options.resources.threads = -1; },
+      [](SaveOptions& options) { options.resources.buffer_bytes = 1; },
+      [](SaveOptions& options) { options.resources.files_per_rank = 0; },
       [](SaveOptions& options) { options.timeout = -1; },
-      [](SaveOptions& options) { options.replicate = SaveOptions::Replicate::kLocal; },
+      [](SaveOptions& options) { options.copies.emplace(); },
   };
   for (const auto& spoil : wrong) {
     const auto storage = memory_storage();

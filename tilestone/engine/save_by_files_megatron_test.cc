@@ -41,7 +41,7 @@ SaveOptions by_files(int rank, int ranks, const std::string& token = kFirst) {
   options.by_files = ByFiles{rank, ranks, token, 0, false};
   options.dialect = megatron_dialect();
   options.timeout = 20;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 
@@ -283,7 +283,7 @@ void expect_all_or_nothing_of_both(uint64_t at, bool completed, bool& reached, i
     SaveOptions options;
     options.dialect = megatron_dialect();
     options.overwrite = true;
-    options.threads = 1;
+    options.resources.threads = 1;
     StateDict state = state_of(0, 1, 9);
     state["w"] = ShardedTensor::from_rank_offsets("w", counting(DType::kFloat32, {2, 8}, 9), {});
     try {
@@ -517,12 +517,12 @@ TEST(SaveByFilesMegatron, DeclaredHoldersShareTheWritingAndOthersLeaveItToTheMai
 }
 
 TEST(SaveByFilesMegatron, CommonStateThatDiffersIsSaidOrRefusedAndRank0sIsSaved) {
-  const auto saved = [](SaveOptions::Differing differing, bool compared, std::string& said) {
+  const auto saved = [](Checks::Differing differing, bool compared, std::string& said) {
     const auto storage = memory_storage();
     set_log_sink([&](LogLevel, std::string_view text) { said.append(text); });
     for (const int rank : {1, 0}) {
       SaveOptions options = by_files(rank, 2);
-      options.common_differs = differing;
+      options.checks.common_differs = differing;
       const auto prepare = [&] {
         StateDict state = state_of(rank, 2, 3);
         state["step"] = Value(int64_t{3 + rank});
@@ -541,7 +541,7 @@ TEST(SaveByFilesMegatron, CommonStateThatDiffersIsSaidOrRefusedAndRank0sIsSaved)
     set_log_sink({});
     return storage;
   };
-  using Differing = SaveOptions::Differing;
+  using Differing = Checks::Differing;
   const std::string what = "the common state of rank 1";
   std::string warned, refused, ignored, alike;
   EXPECT_EQ(step_of(Checkpoint::open(Location(saved(Differing::kWarn, false, warned)))), Value(3));
@@ -566,7 +566,7 @@ TEST(SaveByFilesMegatron, WhatNoFilesCanCoordinateIsRefusedWithTheReason) {
   refused([](SaveOptions& o) { o.format = format_named("zarr"); }, "data files have fixed names");
   refused([](SaveOptions& o) { o.dialect = megatron_shards_dialect(); }, "another program writes");
   refused([](SaveOptions& o) { o.by_files->torch_rank_local = true; }, "rank-local mode");
-  refused([](SaveOptions& o) { o.validate_access = true; }, "validate_access");
+  refused([](SaveOptions& o) { o.checks.access = true; }, "checks.access");
   EXPECT_THAT(storage->list(), IsEmpty());
 }
 

@@ -62,7 +62,7 @@ Costs costs_of(int ranks, bool shuffled) {
     state["step"] = int64_t{3};
     SaveOptions options;
     options.by_files = ByFiles{rank, ranks, "a run of a test", 0, false};
-    options.threads = 1;
+    options.resources.threads = 1;
     EXPECT_EQ(save(state, Location(disk->storage(rank)), options).published, rank == order.back());
   }
   expect_rows(Location(inner), 3, ranks);

@@ -295,7 +295,7 @@ TEST(SaveByFiles, ARankThatIsStartedAgainWritesBehindAnyDataFileThatItHasLeft) {
     for (int rank = 0; rank < 2; ++rank) {
       SaveOptions options = by_files(rank, 2);
       options.by_files->wait = false;
-      options.files_per_rank = 2;
+      options.resources.files_per_rank = 2;
       EXPECT_NO_THROW(save(state_of(rank, 2, 3), Location(storage), options)) << left;
     }
     expect_state(Location(storage), 2, 3);
@@ -406,7 +406,7 @@ TEST(SaveByFiles, OptionsThatTheRanksOfASaveMustHaveInCommonAreNamedWithBothValu
     }
     return std::string("not refused");
   };
-  EXPECT_THAT(refusal([](SaveOptions& o) { o.common_differs = SaveOptions::Differing::kError; }),
+  EXPECT_THAT(refusal([](SaveOptions& o) { o.checks.common_differs = Checks::Differing::kError; }),
               testing::HasSubstr("common_differs: \"error\" here, \"warn\" on"));
   EXPECT_THAT(refusal([](SaveOptions& o) { o.attributes["step"] = "7"; }),
               testing::HasSubstr("attributes: {\"step\": \"7\"} here, {} on"));
@@ -431,7 +431,7 @@ TEST(SaveByFiles, NothingIsReplacedAndSomeOptionsAreRefused) {
   refused([](SaveOptions& o) { o.by_files->token = "short"; }, ErrorCode::kInvalidArgument);
   refused([](SaveOptions& o) { o.by_files->rank = 1; }, ErrorCode::kInvalidArgument);
   refused([](SaveOptions& o) { o.overwrite = true; }, ErrorCode::kInvalidArgument);
-  refused([](SaveOptions& o) { o.validate_access = true; }, ErrorCode::kUnsupported);
+  refused([](SaveOptions& o) { o.checks.access = true; }, ErrorCode::kUnsupported);
   refused([](SaveOptions& o) { o.dialect = megatron_shards_dialect(); }, ErrorCode::kUnsupported);
   EXPECT_TRUE(empty.storage().list().empty());
 }

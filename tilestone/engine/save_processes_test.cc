@@ -27,7 +27,7 @@ SaveOptions by_files(int rank, int ranks, bool wait = false) {
   SaveOptions options;
   options.by_files = ByFiles{rank, ranks, kToken, 0, wait};
   options.timeout = 30;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 

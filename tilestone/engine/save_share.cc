@@ -1,6 +1,7 @@
 #include "tilestone/engine/save_share_internal.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -226,20 +227,20 @@ void note_chunks(SaveShare& share, const std::vector<uint32_t>& chunks) {
 
 std::vector<int> replicate_group_of(const SaveShare& share) {
   const SaveOptions& options = share.options;
-  if (options.replicate == SaveOptions::Replicate::kNone) return {};
+  if (!options.copies) return {};
   if (share.format->needs_grid()) {
     throw Error(ErrorCode::kUnsupported,
                 "the format " + std::string(share.format->name()) +
                     " stores each chunk in its own file, so a rank has no data file for copies")
-        .with_hint("save with replicate = \"none\"");
+        .with_hint("save without copies");
   }
-  if (options.replicate_group.empty()) {
+  if (options.copies->group.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "replicate is \"local\", but there is no replicate_group")
+                "copies.group is empty: it says which ranks' tensors are copied")
         .with_rank(share.rank)
         .with_hint("list the ranks whose tensors this rank copies, including this rank");
   }
-  return checked_group(share.rank, share.world_size, options.replicate_group);
+  return checked_group(share.rank, share.world_size, options.copies->group);
 }
 
 void note_contents_of_copied(SaveShare& share) {
@@ -256,7 +257,10 @@ CopyCost settle_copies(SaveShare& share) {
   for (const uint32_t i : mine.object_copies) {
     share.local.objects.at(i).bytes = encoder->object(share.items.objects.at(i), 0).length;
   }
-  const uint64_t bytes = limit_copies(share.local, share.options.max_copy_bytes, share.assignment);
+  constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+  const auto& copies = share.options.copies;
+  const uint64_t most = copies ? copies->max_bytes.value_or(kNoLimit) : kNoLimit;
+  const uint64_t bytes = limit_copies(share.local, most, share.assignment);
   return {mine.copies.size() + mine.object_copies.size(), bytes};
 }
 

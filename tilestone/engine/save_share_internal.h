@@ -67,14 +67,14 @@ void note_chunks(SaveShare& share, const std::vector<uint32_t>& chunks);
 
 // ---- Copies
 
-// The ranks whose chunks this rank copies (SaveOptions::replicate), ascending; empty: it copies
+// The ranks whose chunks this rank copies (SaveOptions::copies), ascending; empty: it copies
 // nothing. Throws what checked_group() throws, Error(kInvalidArgument) if the group is missing, and
 // kUnsupported if the format stores each chunk in its own file.
 std::vector<int> replicate_group_of(const SaveShare& share);
 // For saves with copies: sets PlanObject::content of all objects except the dialect's common
 // object, which the files of the index already duplicate.
 void note_contents_of_copied(SaveShare& share);
-// Removes the copies that exceed SaveOptions::max_copy_bytes from the assignment. Returns the cost
+// Removes the copies that exceed LocalCopies::max_bytes from the assignment. Returns the cost
 // of the remaining ones.
 CopyCost settle_copies(SaveShare& share);
 

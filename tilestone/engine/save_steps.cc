@@ -92,7 +92,7 @@ void SaveInSteps::stage_share() {
   SaveShare& share = coordination_->share();
   SessionParts* const session = coordination_->session();
   const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
-  const auto threads = staging_threads(bytes, share.options.threads, session);
+  const auto threads = staging_threads(bytes, share.options.resources.threads, session);
   memory_ = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
   memory_->reserve(bytes, nullptr);
   stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),

@@ -33,7 +33,7 @@ enum class Way { kRounds, kRule, kFiles };
 SaveOptions options_of(Way way, const Communicator& comm) {
   SaveOptions options;
   options.timeout = 20;
-  options.threads = 2;
+  options.resources.threads = 2;
   if (way == Way::kFiles) {
     options.by_files = ByFiles{comm.rank(), comm.size(), "a run of a test"};
   } else {

@@ -29,7 +29,7 @@ using testing::IsEmpty;
 SaveOptions saving(const Communicator& comm) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = 60;
   return options;
 }
@@ -37,9 +37,9 @@ SaveOptions saving(const Communicator& comm) {
 LoadOptions loading(const Communicator& comm) {
   LoadOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = 60;
-  options.threads = 2;
+  options.resources.threads = 2;
   return options;
 }
 
@@ -298,7 +298,7 @@ TEST(Save, SeveralFilesARankShareTheBytes) {
   for (int i = 0; i < 12; ++i) state[std::to_string(i)] = counting(DType::kFloat32, {1000}, i);
   state["note"] = "text";
   SaveOptions options;
-  options.files_per_rank = 4;
+  options.resources.files_per_rank = 4;
   save(state, location, options);
   const auto files = names_with(location.storage(), ".distcp");
   ASSERT_EQ(files.size(), 4u);
@@ -365,10 +365,10 @@ TEST(Save, MemoryAboveTheTensorsIsTheBufferPool) {
   StateDict state;
   state["w"] = counting(DType::kFloat32, {1 << 20});
   SaveOptions options;
-  options.buffer_bytes = 1u << 20;  // a quarter of the tensor
+  options.resources.buffer_bytes = 1u << 20;  // a quarter of the tensor
   save(state, location, options);
   LoadOptions load_options;
-  load_options.buffer_bytes = 1u << 20;
+  load_options.resources.buffer_bytes = 1u << 20;
   StateDict wanted;
   wanted["w"] = TensorView::without_data(DType::kFloat32, {1 << 20});
   const StateDict loaded = load(wanted, location, load_options);
@@ -407,7 +407,7 @@ TEST(Load, DamageIsFoundAndNamedOnEveryRank) {
                                 HasSubstr(file), HasSubstr("rank 1"))));
   run_ranks(2, [&](Communicator comm) {
     LoadOptions options = loading(comm);
-    options.verify_checksums = false;
+    options.checks.checksums = false;
     load(row_template(comm), damaged, options);
   });
 }

@@ -211,10 +211,10 @@ PlannedSave Session::begin_save(const Location& location, const SaveOptions& opt
 }
 
 StateDict Session::load(const StateDict& wanted, const Location& location,
-                        const LoadOptions& options, LoadReport* report) {
+                        const LoadOptions& options) {
   LoadOptions all = options;
   all.comm = kept_->comm ? *kept_->comm : Communicator();
-  return tilestone::load(wanted, location, all, report);
+  return tilestone::load(wanted, location, all);
 }
 
 uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
@@ -229,11 +229,11 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   share.world_size = kept_->world_size;
   share.items = engine::items_of(state, share);
   share.local = make_local_plan(share.items);
-  if (options.replicate != SaveOptions::Replicate::kNone) engine::note_contents_of_copied(share);
+  if (options.copies.has_value()) engine::note_contents_of_copied(share);
   share.assignment = engine::likely_assignment(*kept_->parts, share);
   engine::settle_copies(share);
   const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
-  auto threads = engine::staging_threads(bytes, options.threads, kept_->parts.get());
+  auto threads = engine::staging_threads(bytes, options.resources.threads, kept_->parts.get());
   if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);
   kept_->parts->lend_memory()->reserve(bytes, threads.get());
   return bytes;

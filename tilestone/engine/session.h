@@ -71,8 +71,8 @@ class Session {
                   const SaveOptions& options = {});
   PlannedSave begin_save(const StateDict& state, const Location& location,
                          const SaveOptions& options = {});
-  StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options = {},
-                 LoadReport* report = nullptr);
+  StateDict load(const StateDict& wanted, const Location& location,
+                 const LoadOptions& options = {});
   // The same with `prepare`, like those functions of save.h and save_steps.h. `options` is
   // completed as above. It says whether the ranks coordinate by files, and gives save_by_files()
   // what it needs.

@@ -195,10 +195,10 @@ constexpr size_t kSaves = kReduced ? 100 : 250;
 void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
   SaveOptions options;
   options.timeout = kSeconds;
-  options.threads = 1;
+  options.resources.threads = 1;
   // Objects that only some ranks have count as differing contents; such saves would all send their
   // plans.
-  options.common_differs = SaveOptions::Differing::kIgnore;
+  options.checks.common_differs = Checks::Differing::kIgnore;
   if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (way == Way::kFiles) {
     options.by_files = session.by_files(location);
@@ -343,7 +343,7 @@ TEST(SessionPlans, EveryPartOfAPlanIsPartOfItsStructure) {
   add(same, 0, 3);
   add(same, 0, 2, zarr_format());
   SaveOptions validated;
-  validated.validate_access = true;
+  validated.checks.access = true;
   add(same, 0, 2, torch_dist_format(), validated);
   add(same, 0, 2, torch_dist_format(), {}, SaveOptions::Agreement::kRule);
   EXPECT_EQ(hashes.size(), count);

@@ -26,7 +26,7 @@ constexpr double kSeconds = 20;
 SaveOptions within_seconds() {
   SaveOptions options;
   options.timeout = kSeconds;
-  options.threads = 1;
+  options.resources.threads = 1;
   return options;
 }
 
@@ -90,7 +90,7 @@ TEST(Session, ObjectsThatDifferBetweenRanksAreFoundThoughThePlanIsAnEarlierOne) 
   const auto texts = failures(2, [&](const Communicator& comm) {
     Session session(comm, kSeconds);
     SaveOptions options = within_seconds();
-    options.common_differs = SaveOptions::Differing::kError;
+    options.checks.common_differs = Checks::Differing::kError;
     session.save(row_state(comm, 3), at[0], options);
     StateDict state = row_state(comm, 3);
     state["step"] = Value(comm.rank());
@@ -121,7 +121,7 @@ TEST(Session, ACommonStateThatDiffersIsFoundToo) {
     Session session(comm, kSeconds);
     SaveOptions options = within_seconds();
     options.dialect = megatron_dialect();
-    options.common_differs = SaveOptions::Differing::kError;
+    options.checks.common_differs = Checks::Differing::kError;
     session.save(row_state(comm, 3), at[0], options);
     session.save(row_state(comm, 5), at[1], options);
     EXPECT_EQ(session.stats().plans_from_cache, 1u);

@@ -40,7 +40,7 @@ SaveOptions options_of(const Communicator& comm) {
   options.comm = comm;
   options.dialect = megatron_shards_dialect();
   options.overwrite = true;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   return options;
 }
 

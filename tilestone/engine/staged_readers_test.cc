@@ -21,8 +21,8 @@ SaveOptions options_of(const std::shared_ptr<const Dialect>& dialect) {
   SaveOptions options;
   options.dialect = dialect;
   options.overwrite = true;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   return options;
 }
 

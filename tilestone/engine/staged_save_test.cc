@@ -46,8 +46,8 @@ SaveOptions options_of(const std::shared_ptr<const Dialect>& dialect, bool overw
   SaveOptions options;
   options.dialect = dialect;
   options.overwrite = overwrite;
-  options.buffer_bytes = 1u << 20;
-  options.threads = 1;
+  options.resources.buffer_bytes = 1u << 20;
+  options.resources.threads = 1;
   return options;
 }
 
@@ -578,7 +578,7 @@ TEST(Session, NothingIsPreparedForASaveThatWouldBeRefused) {
   expect_error([&] { by_files.prepare(row_state(solo(), 4), options); }, ErrorCode::kUnsupported,
                "the format zarr can't be saved without a communicator");
   options = SaveOptions();
-  options.threads = -1;
+  options.resources.threads = -1;
   for (Session* session : {&with_ranks, &by_files}) {
     expect_error([&] { session->prepare(row_state(solo(), 4), options); },
                  ErrorCode::kInvalidArgument, "threads is -1");

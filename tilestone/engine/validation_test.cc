@@ -19,14 +19,14 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using Agreement = SaveOptions::Agreement;
-using Differing = SaveOptions::Differing;
+using Differing = Checks::Differing;
 
 constexpr int kRanks = 4;
 
 SaveOptions saving(const Communicator& comm, bool megatron = true) {
   SaveOptions options;
   options.comm = comm;
-  options.buffer_bytes = 1u << 20;
+  options.resources.buffer_bytes = 1u << 20;
   options.timeout = 60;
   if (megatron) options.dialect = megatron_dialect();
   return options;
@@ -77,7 +77,7 @@ TEST(ValidateAccess, ASaveOfWhatMainReplicasDoNotHoldOnceIsRefusedOnEveryRank) {
         wrong.change(state, comm.rank());
         SaveOptions options = saving(comm, agreement == Agreement::kRule);
         options.agreement = agreement;
-        options.validate_access = true;
+        options.checks.access = true;
         save(state, Location(storage), options);
       });
       for (const std::string& said : wrong.said) EXPECT_THAT(texts, Each(HasSubstr(said)));
@@ -109,11 +109,11 @@ TEST(ValidateAccess, WhatIsRightIsSavedAndLoadedInBothDialects) {
         if (agreement == Agreement::kRule) state.entries().pop_back();
         SaveOptions options = saving(comm, megatron);
         options.agreement = agreement;
-        options.validate_access = true;
+        options.checks.access = true;
         save(state, Location(storage), options);
         LoadOptions load_options;
         load_options.comm = comm;
-        load_options.validate_access = true;
+        load_options.checks.access = true;
         const StateDict loaded = load(state_of(comm.rank()), Location(storage), load_options);
         EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data,
                   Value(comm.rank()));
@@ -135,7 +135,7 @@ TEST(ValidateAccess, ALoadIsRefusedOnEveryRankBeforeAnythingIsRead) {
       wrong.change(wanted, comm.rank());
       LoadOptions options;
       options.comm = comm;
-      options.validate_access = true;
+      options.checks.access = true;
       try {
         load(wanted, Location(storage), options);
       } catch (...) {
@@ -149,10 +149,10 @@ TEST(ValidateAccess, ALoadIsRefusedOnEveryRankBeforeAnythingIsRead) {
                        [&](Communicator comm) {
                          LoadOptions options;
                          options.comm = comm;
-                         options.validate_access = comm.rank() == 2;
+                         options.checks.access = comm.rank() == 2;
                          load(state_of(comm.rank()), Location(storage), options);
                        }),
-              Each(HasSubstr("the ranks don't agree on validate_access")));
+              Each(HasSubstr("the ranks don't agree on checks.access")));
 }
 
 // ---- The common state ----
@@ -199,7 +199,7 @@ TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
     const auto storage = memory_storage();
     const auto texts = failures(kRanks, [&](Communicator comm) {
       SaveOptions options = saving(comm, megatron);
-      options.common_differs = Differing::kError;
+      options.checks.common_differs = Differing::kError;
       save(with_common(comm.rank()), Location(storage), options);
     });
     EXPECT_THAT(texts, Each(HasSubstr("args.lr")));
@@ -208,7 +208,7 @@ TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
   EXPECT_THAT(failures(kRanks,
                        [&](Communicator comm) {
                          SaveOptions options = saving(comm, false);
-                         options.common_differs = Differing::kError;
+                         options.checks.common_differs = Differing::kError;
                          options.agreement = Agreement::kRule;
                          save(with_common(comm.rank()), Location(memory_storage()), options);
                        }),
@@ -223,9 +223,9 @@ TEST(CommonState, TheOrderOfDictsIsNoDifferenceAndIgnoredOnesAreNotLogged) {
                 const Value b = Value::dict({{"y", 2}, {"x", 1}});
                 state["args"] = comm.rank() == 0 ? a : b;
                 SaveOptions options = saving(comm);
-                options.common_differs = Differing::kError;
+                options.checks.common_differs = Differing::kError;
                 save(state, places[0], options);
-                options.common_differs = Differing::kIgnore;
+                options.checks.common_differs = Differing::kIgnore;
                 save(with_common(comm.rank()), places[1], options);
               }),
               IsEmpty());
@@ -237,7 +237,7 @@ TEST(CommonState, AnotherOneMayBeComparedThanIsSaved) {
     return failures(kRanks, [&](Communicator comm) {
       const auto prepare = [&] {
         SaveRequest request{with_common(comm.rank()), Location(storage), saving(comm), {}};
-        request.options.common_differs = Differing::kError;
+        request.options.checks.common_differs = Differing::kError;
         request.options.overwrite = true;
         request.compared_common = compared(comm.rank());
         return request;

@@ -18,8 +18,8 @@ FileImage small_checkpoint(const std::shared_ptr<const Format>& format = nullptr
     SaveOptions options;
     options.comm = comm;
     options.format = format;
-    options.files_per_rank = format ? 2 : 1;
-    options.buffer_bytes = 1u << 20;
+    options.resources.files_per_rank = format ? 2 : 1;
+    options.resources.buffer_bytes = 1u << 20;
     save(row_state(comm, 1), Location(storage), options);
   });
   return memory_image(*storage);
@@ -29,8 +29,8 @@ FileImage small_checkpoint(const std::shared_ptr<const Format>& format = nullptr
 std::string problems(const FileImage& image, uint64_t buffer_bytes = 1u << 20) {
   try {
     OpenOptions options;
-    options.threads = 1;
-    options.buffer_bytes = buffer_bytes;
+    options.resources.threads = 1;
+    options.resources.buffer_bytes = buffer_bytes;
     const VerifyReport report = Checkpoint::open(Location(memory_storage(image)), options).verify();
     std::string text;
     for (const Damage& damage : report.damages) {

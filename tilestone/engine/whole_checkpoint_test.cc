@@ -44,11 +44,11 @@ TEST_P(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
     options.format = format_named(GetParam());
     save(state, location, options);
   });
-  for (const auto two_phase : {LoadOptions::TwoPhase::kNever, LoadOptions::TwoPhase::kAlways}) {
+  for (const auto two_phase : {Reading::TwoPhase::kNever, Reading::TwoPhase::kAlways}) {
     run_ranks(3, [&](Communicator comm) {
       LoadOptions options;
       options.comm = comm;
-      options.two_phase = two_phase;
+      options.reading.two_phase = two_phase;
       const StateNode loaded = load_all(location, options);
       EXPECT_EQ(loaded.get_if<StateDict>()->size(), 5u);
       expect_counting(at(loaded, "w"), DType::kFloat32, {2, 8}, 5);

@@ -43,12 +43,12 @@ struct Holders {
   }
   throw Error(ErrorCode::kMismatch, problem)
       .with_rank(rank)
-      .with_hint(
-          objects ? "make an object that only some ranks have a ShardedObject with its own "
-                    "key"
-                  : "arrays that are not wrapped, and shards with holders, must be on each of "
-                    "these ranks; with a communicator and agreement \"exchange\" the ranks compare "
-                    "keys");
+      .with_hint(objects
+                     ? "make an object that only some ranks have a ShardedObject with its own "
+                       "key"
+                     : "arrays that are not wrapped, and shards with holders, must be on each of "
+                       "these ranks; with a communicator the ranks compare "
+                       "keys");
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ void expect_holders_have_the_same(std::span<RankReport* const> reports) {
                     (set == kObjects ? "the same objects" : "the same shards") + " have any; " +
                     rank_text(holders.first) + " has " + std::to_string(holders.of_first.parts))
         .with_rank(holders.first)
-        .with_hint("with a communicator and agreement \"exchange\" the ranks compare keys");
+        .with_hint("with a communicator the ranks compare keys");
   }
 }
 

@@ -63,7 +63,7 @@ std::vector<int> checked_group(int rank, int world_size, std::vector<int> group)
   std::sort(group.begin(), group.end());
   const auto refuse = [&](const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument,
-                "the replicate_group of rank " + std::to_string(rank) + " " + problem)
+                "copies.group of rank " + std::to_string(rank) + " " + problem)
         .with_rank(rank);
   };
   if (!std::binary_search(group.begin(), group.end(), rank)) refuse("does not include that rank");

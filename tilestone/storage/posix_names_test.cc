@@ -145,7 +145,7 @@ TEST_P(PosixNames, OtherLinksOutsideAreReadThroughWhereAskedAlone) {
     SCOPED_TRACE(target);
     fs::remove(hub.snapshot + "/link");
     fs::create_symlink(target, hub.snapshot + "/link");
-    expect_error([&] { by_default->open("link"); }, ErrorCode::kUnsafe, "follow_links=True");
+    expect_error([&] { by_default->open("link"); }, ErrorCode::kUnsafe, "reading.follow_links");
     expect_error([&] { by_default->stat("link"); }, ErrorCode::kUnsafe, "symbolic link");
     if (content != nullptr) {
       EXPECT_EQ(as_text(read_file(*all, "link", 100)), content);

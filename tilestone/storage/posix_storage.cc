@@ -161,7 +161,7 @@ class PosixStorage : public Storage {
     throw Error(ErrorCode::kUnsafe, "a symbolic link leaves the storage's root")
         .with_file(context_->path_of(name))
         .with_hint(
-            "to read through such links, pass follow_links=True (--follow-links on the command "
+            "to read through such links, set reading.follow_links (--follow-links on the command "
             "line, PosixOptions::links in C++); do so only if you trust whoever made them");
   }
 

@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 
 from tilestone import _api, _core, _entities, _torch_parts
-from tilestone._calls import LoadReport, Prepared
+from tilestone._calls import Prepared
 from tilestone._errors import InvalidArgumentError
+from tilestone._option_values import LoadReport
 from tilestone.megatron import _ranks
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
@@ -292,8 +293,14 @@ class Asked(Prepared):
         return result  # type: ignore[no-any-return]
 
 
-def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
-    """Loads a template with the engine, with keyword arguments of `tilestone.load`."""
+def engine_load(
+    asked: Asked, checkpoint_dir: Any, *, sharded_only: bool = False, **options: Any
+) -> StateDict:
+    """Loads a template with the engine, with keyword arguments of `tilestone.load`.
+
+    With sharded_only common state is neither read nor returned.
+    """
+    asked.sharded_only = sharded_only
     return _api.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
@@ -359,7 +366,7 @@ class Given(Prepared):
             self._replaced = replaced_by(self._directory)
         return without_local_copies(self._given)  # type: ignore[no-any-return]
 
-    def replicate_group(self, given: Any) -> Any:
+    def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
         return model_parallel_group(given)
 
@@ -400,9 +407,15 @@ def replaced_by(checkpoint_dir: Any) -> str:
     )
 
 
-def engine_save(given: Given, checkpoint_dir: Any, **options: Any) -> _core.SaveResult:
-    """Saves a state with the engine, with keyword arguments of `tilestone.save`."""
+def engine_save(
+    given: Given, checkpoint_dir: Any, *, tp_replica_names: bool = False, **options: Any
+) -> _core.SaveResult:
+    """Saves a state with the engine, with keyword arguments of `tilestone.save`.
+
+    tp_replica_names is as for `strategies.torch.TorchDistSaveShardedStrategy`.
+    """
     path = literal(checkpoint_dir)
+    given.tp_replica_names = tp_replica_names
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
     given.log_replaced()

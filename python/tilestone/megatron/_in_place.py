@@ -108,11 +108,14 @@ class _Shards(_calls.Prepared):
 
     harmless = HARMLESS
 
-    def __init__(self, tree: Any, path: Any, group: Any, mains_only: bool) -> None:
+    def __init__(
+        self, tree: Any, path: Any, group: Any, mains_only: bool, tp_replica_names: bool
+    ) -> None:
         self._tree = tree
         self._path = path
         self._group = group
         self._mains_only = mains_only
+        self.tp_replica_names = tp_replica_names
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
@@ -128,17 +131,23 @@ class _Shards(_calls.Prepared):
         kept = [entity for entity in kept if not copies.take(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
 
-    def replicate_group(self, given: Any) -> Any:
+    def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
         if self._mains_only:
             raise InvalidArgumentError(
-                'replicate="local" has no replicas to copy with keep_only_main_replica=True'
+                "there are no replicas to copy with keep_only_main_replica=True: leave out copies"
             )
         return model_parallel_group(given)
 
 
 def save_in_place(
-    tree: Any, checkpoint_dir: Path, group: Any = None, mains_only: bool = False, **options: Any
+    tree: Any,
+    checkpoint_dir: Path,
+    group: Any = None,
+    mains_only: bool = False,
+    *,
+    tp_replica_names: bool = False,
+    **options: Any,
 ) -> None:
     """Saves the sharded part of a state dict. Every rank calls.
 
@@ -152,6 +161,7 @@ def save_in_place(
             default group.
         mains_only: each shard is written by the rank of its main replica. Otherwise any rank that
             holds a shard's data may write it.
+        tp_replica_names: as for `strategies.torch.TorchDistSaveShardedStrategy`.
         options: keyword arguments of `tilestone.save`.
 
     Raises:
@@ -160,5 +170,5 @@ def save_in_place(
     path = literal(checkpoint_dir)
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
-    state: Any = _Shards(tree, path, group, mains_only)
+    state: Any = _Shards(tree, path, group, mains_only, tp_replica_names)
     _api.save(state, path, group=group, dialect="megatron_shards", overwrite=True, **options)

@@ -7,6 +7,7 @@ from typing import Any, Tuple
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
+from tilestone._option_values import Checks
 from tilestone.megatron import _engine_calls, _ranks, _save_arguments, _user_strategies
 from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.base import (
@@ -35,9 +36,8 @@ def save(
     Returns:
         The engine's result; None if a strategy of the user has saved.
     """
-    given = {**_save_arguments.OWN, **own}
-    by_files, stray = _save_arguments.by_files(**{name: given.pop(name) for name in _BY_FILES})
-    copying = {name: given.pop(name) for name in _COPYING}
+    given: dict[str, Any] = {**_save_arguments.OWN, **own}
+    by_files, copies = given["by_files"], given["copies"]
     group, deadline = given["process_group"], Deadline(given["timeout"])
     state: Any = sharded_state_dict
     strategy, failure = _strategy(sharded_strategy)
@@ -45,14 +45,13 @@ def save(
         state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
     except InvalidArgumentError as error:
         failure = error
-    failure = _save_arguments.unsupported(async_sharded_save, common_strategy) or stray or failure
+    failure = _save_arguments.unsupported(async_sharded_save, common_strategy) or failure
     options = {} if strategy is None else engine_options_of(strategy)
-    copies = _save_arguments.local_copies(options, *copying.values())
+    if copies is None and options is not None:
+        copies = options.get("copies")
     if failure is None:
-        failure = _save_arguments.conflict(
-            strategy, options, given["agreement"], copies, given["tp_replica_names"]
-        )
-    if options is None and not by_files:
+        failure = _save_arguments.conflict(strategy, options, copies)
+    if options is None and by_files is None:
         common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
         call = _user_strategies.Save(
             state, checkpoint_dir, strategy, common, validate_access_integrity, preprocess
@@ -65,9 +64,9 @@ def save(
         with _ranks.call_of(group, deadline):
             call.run(check)
         return None
-    if by_files and failure is None:
+    if by_files is not None and failure is None:
         failure = _save_arguments.needs_communicator(strategy, group)
-    unchecked = validate_access_integrity and not by_files
+    unchecked = validate_access_integrity and by_files is None
     if failure is None and hasattr(strategy, "engine_state"):
         try:
             if validate_access_integrity:
@@ -79,25 +78,26 @@ def save(
         except Exception as error:
             failure = error
 
+    checks = Checks()
+    try:
+        compares = given["common_differs"] if validate_access_integrity else "ignore"
+        checks = Checks(access=unchecked, common_differs=compares)
+    except InvalidArgumentError as error:
+        failure = error
     made = _engine_calls.Given(
         state, checkpoint_dir, _engine_calls.raiser(failure), group,
-        preprocess if validate_access_integrity else None, replaces=not by_files,
+        preprocess if validate_access_integrity else None, replaces=by_files is None,
     )  # fmt: skip
     return _engine_calls.engine_save(
         made,
         checkpoint_dir,
-        group=None if by_files else group,
-        validate_access=unchecked,
-        common_differs=given["common_differs"] if validate_access_integrity else "ignore",
+        group=group if by_files is None else None,
+        by_files=by_files,
+        overwrite=by_files is None,
+        checks=checks,
         timeout=deadline.timeout(),
-        agreement=given["agreement"],
-        tp_replica_names=given["tp_replica_names"],
-        **(options or {}) | copies | by_files,
+        **(options or {}) | {"copies": copies},
     )
-
-
-_BY_FILES = ("coordination", "rank", "world_size", "token", "number", "wait")
-_COPYING = ("replicate", "replicate_group", "max_copy_bytes")
 
 
 def _strategy(given: Any) -> Tuple[Any, Exception | None]:

@@ -15,6 +15,7 @@ import torch
 
 from tilestone import _api, _calls, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
+from tilestone._option_values import Checks, LoadReport, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
 from tilestone.megatron._in_place import Path, end_without_tensors, entities, save_in_place
 from tilestone.megatron._installed import find_base, find_module
@@ -75,12 +76,8 @@ class _SaveStrategy:
         process_group: ProcessGroup | None = None,
         keep_only_main_replica: bool = False,
         timeout: float | None = _core.DEFAULT_TIMEOUT,
-        threads: int = 0,
-        buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
-        files_per_rank: int = 1,
-        replicate: str = "none",
-        replicate_group: ProcessGroup | Collection[int] | None = None,
-        max_copy_bytes: int | None = None,
+        resources: Resources = Resources(),
+        copies: LocalCopies | None = None,
         tp_replica_names: bool = False,
     ) -> None:
         """
@@ -94,10 +91,10 @@ class _SaveStrategy:
                 be equal. A rank whose replica has no data never writes the
                 shard.
             timeout: limit for the whole save in seconds, more than 0; None: no limit.
-            threads, buffer_bytes, files_per_rank: as for `tilestone.save`.
-            replicate, replicate_group, max_copy_bytes: local copies, as for
-                `tilestone.megatron.save`. Can't be combined with keep_only_main_replica.
-            tp_replica_names: as for `tilestone.megatron.save`.
+            resources: as for `tilestone.save`.
+            copies: local copies, as for `tilestone.megatron.save`. Can't be combined with
+                keep_only_main_replica.
+            tp_replica_names: as for `strategies.torch.TorchDistSaveShardedStrategy`.
 
         Raises:
             UnsupportedError: another backend or version is given; Megatron-Core can't be imported,
@@ -114,14 +111,10 @@ class _SaveStrategy:
         self.use_cached_ckpt_structure = False
         self.keep_only_main_replica = keep_only_main_replica
         self.process_group = process_group
-        self._options = {
+        self._options: dict[str, Any] = {
             "timeout": timeout,
-            "threads": threads,
-            "buffer_bytes": buffer_bytes,
-            "files_per_rank": files_per_rank,
-            "replicate": replicate,
-            "replicate_group": replicate_group,
-            "max_copy_bytes": max_copy_bytes,
+            "resources": resources,
+            "copies": copies,
             "tp_replica_names": tp_replica_names,
         }
 
@@ -168,6 +161,7 @@ class _Wanted(_calls.Prepared):
 
     harmless = HARMLESS
     unmarked = DIALECT
+    sharded_only = True
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -180,7 +174,7 @@ class _Wanted(_calls.Prepared):
         return {str(number): entity for number, entity in enumerate(self._entities)}
 
     def take(
-        self, loaded: dict[Any, Any], report: _calls.LoadReport, kept: set[str]
+        self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]
     ) -> dict[Any, Any]:
         """Puts the loaded values into `result`, in the structure of the tree."""
         values = [loaded[str(number)] for number in range(len(self._entities))]
@@ -227,11 +221,10 @@ class _LoadStrategy:
         process_group: ProcessGroup | None = None,
         allow_classes: Collection[str] = (),
         cast: bool = True,
-        verify_checksums: bool = True,
-        two_phase: str = "auto",
+        checks: Checks = Checks(),
+        reading: Reading = Reading(),
         timeout: float | None = _core.DEFAULT_TIMEOUT,
-        threads: int = 0,
-        buffer_bytes: int = _core.DEFAULT_BUFFER_BYTES,
+        resources: Resources = Resources(),
     ) -> None:
         """
         Args:
@@ -243,7 +236,7 @@ class _LoadStrategy:
                 no effect: Namespaces, BytesIO, signals, Megatron's enums.
             cast: convert tensors whose stored dtype differs from the wanted one, as stock
                 strategies do. False: a different dtype is an error.
-            verify_checksums, two_phase, timeout, threads, buffer_bytes: as for `tilestone.load`.
+            checks, reading, timeout, resources: as for `tilestone.load`.
 
         Raises:
             UnsupportedError: Megatron-Core can't be imported, or its version is not supported.
@@ -252,13 +245,12 @@ class _LoadStrategy:
         self.cached_global_metadata: Any = None
         self.process_group = process_group
         self.allow_classes = frozenset(_options.names("allow_classes", allow_classes))
-        self._options = {
+        self._options: dict[str, Any] = {
             "cast": cast,
-            "verify_checksums": verify_checksums,
-            "two_phase": two_phase,
+            "checks": checks,
+            "reading": reading,
             "timeout": timeout,
-            "threads": threads,
-            "buffer_bytes": buffer_bytes,
+            "resources": resources,
         }
 
     @raises_stocks_errors
@@ -286,8 +278,7 @@ class _LoadStrategy:
             literal(checkpoint_dir),
             group=self.process_group or _ranks.group_of_call(),
             allow_classes=self.allow_classes | _safe_classes(),
-            sharded_only=True,
-            **self._options | {"timeout": within_call(self._options["timeout"])},  # type: ignore[arg-type]
+            **self._options | {"timeout": within_call(self._options["timeout"])},
         )
         return wanted.result
 

@@ -158,7 +158,7 @@ def model_parallel_group(given: Any = None) -> Any:
     """The ranks that together hold one copy of the model: the group of a save's local copies.
 
     Args:
-        given: the caller's `replicate_group`: a process group of torch, a `Group`, ranks, or None
+        given: the caller's `LocalCopies.group`: a process group of torch, a `Group`, ranks, or None
             for the tensor and pipeline parallel group of Megatron's parallel_state.
 
     Returns:
@@ -175,14 +175,14 @@ def model_parallel_group(given: Any = None) -> Any:
         if found is not None:
             return found
         raise InvalidArgumentError(
-            'replicate="local" needs a replicate_group: the default is Megatron\'s model-parallel '
+            "copies needs a group: the default is Megatron's model-parallel "
             "group, but Megatron's parallel_state is not initialised",
-            hint="pass the ranks that together hold one copy of the model as replicate_group",
+            hint="pass the ranks that together hold one copy of the model as LocalCopies.group",
         )
     if not isinstance(given, Group):
         return given
     if given.process_group is None and given.ranks is None:
-        raise InvalidArgumentError("replicate_group is a Group whose ranks are not known")
+        raise InvalidArgumentError("copies.group is a Group whose ranks are not known")
     return list(given.ranks or ()) if given.process_group is None else given.process_group
 
 

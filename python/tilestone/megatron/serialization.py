@@ -15,6 +15,7 @@ from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
+from tilestone._option_values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import (
     _engine_calls,
     _ranks,
@@ -31,7 +32,6 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.strategies._together import Deadline
-from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
@@ -150,9 +150,11 @@ def load(
         timeout=timeout,
         allow_classes=allow_classes,
         cast=cast,
-        not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
-        not_requested="report" if mode in _MISSING_TOO else "ignore",
-        validate_access=validate_access_integrity,
+        differences=Differences(
+            not_in_checkpoint="error" if mode == StrictHandling.ASSUME_OK_UNEXPECTED else "ignore",
+            not_requested="report" if mode in _MISSING_TOO else "ignore",
+        ),
+        checks=Checks(access=validate_access_integrity),
         **options,
     )
     if StrictHandling.requires_returning_mismatch_keys(mode):
@@ -354,19 +356,10 @@ def save(
     verify_integrity: bool = False,
     *,
     process_group: Any = None,
-    timeout: float | None = _core.DEFAULT_TIMEOUT,
+    by_files: ByFiles | None = None,
+    copies: LocalCopies | None = None,
     common_differs: str = "warn",
-    agreement: str = "exchange",
-    replicate: str = "none",
-    replicate_group: Any = None,
-    max_copy_bytes: int | None = None,
-    tp_replica_names: bool = False,
-    coordination: str = "communicator",
-    rank: int | None = None,
-    world_size: int | None = None,
-    token: str | None = None,
-    number: int = 0,
-    wait: bool = True,
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
 ) -> _core.SaveResult | None:
     """Saves a sharded state dict. Every rank calls.
 
@@ -399,40 +392,27 @@ def save(
             the item is read.
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
-        timeout: limit for the whole save in seconds; None: no limit.
+        by_files: a `tilestone.ByFiles`: the ranks communicate only through small files in the
+            directory, as for `tilestone.save`. torch.distributed is not used and need not be
+            initialised. The holders of each ShardedTensor share the writing; if its holders are not
+            known (as in Megatron's own modules), the rank of the main replica writes. Nothing is
+            replaced, so the directory must not hold a checkpoint or a file with a name that
+            Megatron-Core uses. Also with validate_access_integrity=False, the save is not published
+            if a part has no main replica; a part with several is accepted if their bytes are the
+            same. With True the common state is compared too, but the message does not name the
+            paths that differ. sharded_strategy must be None or ("torch_dist", 1), and process_group
+            None. `tilestone.unpublished` reports what is missing, and `tilestone.publish` completes
+            a save whose ranks have died.
+        copies: a `tilestone.LocalCopies`: each rank also writes to its own data file what it holds
+            and another rank of the copies' group writes, as for `tilestone.save`. The group is a
+            process group, a `groups.Group`, or ranks in process_group; None: the model-parallel
+            group (tensor and pipeline parallel) of Megatron's parallel_state. None: as the strategy
+            says; by default no copies. Can't be combined with a fully parallel strategy (there a
+            rank has no replicas to copy), a strategy class of the user, or zarr.
         common_differs: "warn" or "error": what to do if the ranks' common states differ, or the
             replicas of a ShardedObject, or those of a ShardedTensor of at most 64 KiB without
             declared holders.
-        agreement: how the ranks agree on the writers, as for `tilestone.save`. With "rule" the
-            holders of each ShardedTensor share the writing; if its holders are not known (as in
-            Megatron's own modules), the rank of the main replica writes. Can't be combined with a
-            fully parallel strategy or a strategy class of the user: these choose the writers
-            themselves.
-        replicate: "local": each rank also writes to its own data file what it holds and another
-            rank of its `replicate_group` writes, as for `tilestone.save`. "none": as the strategy
-            says; by default no copies. "local" can't be combined with a fully parallel strategy
-            (there a rank has no replicas to copy), a strategy class of the user, or zarr.
-        replicate_group: with replicate="local", the ranks whose shards this rank copies, including
-            this rank: a process group, a `groups.Group`, or ranks in process_group. None: the
-            model-parallel group (tensor and pipeline parallel) of Megatron's parallel_state.
-        max_copy_bytes: limit of what this rank copies, in bytes of elements; None: no limit.
-        tp_replica_names: also list, for each tensor KEY that tensor-parallel ranks hold replicas of
-            (replica ids of three numbers, the second not 0), the names KEY.__tp_replica_0, _1, ...
-            in the index, one for each replica, for programs that ask for these names. They refer to
-            the same bytes, and Tilestone itself knows only KEY. Needs torch_dist and a strategy of
-            Tilestone.
-        coordination: "files": the ranks communicate only through small files in the directory, as
-            for `tilestone.save`, and identify themselves by `rank`, `world_size` and `token`.
-            torch.distributed is not used and need not be initialised. The ranks agree by rule (see
-            `agreement`). Nothing is replaced, so the directory must not hold a checkpoint or a file
-            with a name that Megatron-Core uses. Also with validate_access_integrity=False, the save
-            is not published if a part has no main replica; a part with several is accepted if their
-            bytes are the same. With True the common state is compared too, but the message does not
-            name the paths that differ. sharded_strategy must be None or ("torch_dist", 1), and
-            process_group None. `tilestone.unpublished` reports what is missing, and
-            `tilestone.publish` completes a save whose ranks have died.
-        rank, world_size, token, number, wait: for coordination="files", as for `tilestone.save`.
-            With wait=False the last rank to write publishes.
+        timeout: limit for the whole save in seconds; None: no limit.
 
     Returns:
         What `tilestone.save` returns, such as the number and bytes of this rank's local copies, if
@@ -443,16 +423,13 @@ def save(
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
-            directory is unchanged (but see `sharded_strategy`). With coordination="files" it is
-            raised on this rank and on those that wait for it.
+            directory is unchanged (but see `sharded_strategy`). By files it is raised on this rank
+            and on those that wait for it.
         NotImplementedError: a common_strategy was given.
     """
     own = {
-        "process_group": process_group, "timeout": timeout, "common_differs": common_differs,
-        "agreement": agreement, "replicate": replicate, "replicate_group": replicate_group,
-        "max_copy_bytes": max_copy_bytes, "tp_replica_names": tp_replica_names,
-        "coordination": coordination, "rank": rank, "world_size": world_size, "token": token,
-        "number": number, "wait": wait,
+        "process_group": process_group, "by_files": by_files, "copies": copies,
+        "common_differs": common_differs, "timeout": timeout,
     }  # fmt: skip
     result = _save_call.save(
         sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,

@@ -222,9 +222,9 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
   differ("torch_rank_local", head_.rank_local ? "true" : "false",
          other.rank_local ? "true" : "false");
   const auto differing = [](const AttemptHead& head) {
-    return differing_text(static_cast<SaveOptions::Differing>(head.common_differs));
+    return differing_text(static_cast<Checks::Differing>(head.common_differs));
   };
-  differ("common_differs", differing(head_), differing(other));
+  differ("checks.common_differs", differing(head_), differing(other));
   differ("attributes", attributes_text(head_.attributes), attributes_text(other.attributes));
   differ("the token", std::to_string(head_.token), std::to_string(other.token));
   differ("number", std::to_string(head_.number), std::to_string(other.number));
@@ -402,10 +402,10 @@ void Attempt::expect_all_objects(const std::vector<LeftReport>& left,
 }
 
 void Attempt::report_differing(const std::string& what, int rank) const {
-  if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kError)) {
+  if (head_.common_differs == static_cast<uint8_t>(Checks::Differing::kError)) {
     throw Error(ErrorCode::kMismatch, what).with_rank(rank);
   }
-  if (head_.common_differs == static_cast<uint8_t>(SaveOptions::Differing::kIgnore)) return;
+  if (head_.common_differs == static_cast<uint8_t>(Checks::Differing::kIgnore)) return;
   log(LogLevel::kWarning, what);
 }
 

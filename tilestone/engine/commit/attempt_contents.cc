@@ -54,8 +54,8 @@ void Attempt::expect_same_lists(const std::vector<LeftReport>& left) const {
 
 void Attempt::expect_same_contents(const std::vector<LeftReport>& left,
                                    const std::vector<RankReport>& reports) const {
-  const auto common_differs = static_cast<SaveOptions::Differing>(head_.common_differs);
-  if (common_differs == SaveOptions::Differing::kIgnore) return;
+  const auto common_differs = static_cast<Checks::Differing>(head_.common_differs);
+  if (common_differs == Checks::Differing::kIgnore) return;
   const std::set<uint64_t> ids = differing_ids(left);
   if (ids.empty()) return;
   std::vector<std::map<uint64_t, std::string>> written;

@@ -126,10 +126,10 @@ class Exchange {
 
 }  // namespace
 
-ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
+ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,
                          bool shared_cache) {
-  if (hosts.size() < 2 || mode == LoadOptions::TwoPhase::kNever) return ReadFor::kOneself;
-  if (mode == LoadOptions::TwoPhase::kAlways) return ReadFor::kMessages;
+  if (hosts.size() < 2 || mode == Reading::TwoPhase::kNever) return ReadFor::kOneself;
+  if (mode == Reading::TwoPhase::kAlways) return ReadFor::kMessages;
   const bool one_host = std::all_of(hosts.begin(), hosts.end(),
                                     [&](const std::string& host) { return host == hosts.front(); });
   if (!one_host) return ReadFor::kMessages;

@@ -43,7 +43,7 @@ enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
 
 // How the ranks of a load read. hosts[r] is the host of rank r. `shared_cache`: the storage has the
 // capability kSharedCache.
-ReadFor reading_of_ranks(LoadOptions::TwoPhase mode, std::span<const std::string> hosts,
+ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,
                          bool shared_cache);
 
 // The pool's share of buffer_bytes.

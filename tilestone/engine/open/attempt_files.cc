@@ -166,7 +166,7 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
     head.dialect = in.string();
     head.writer = in.string();
     head.common_differs = in.u8();
-    if (head.common_differs > static_cast<uint8_t>(SaveOptions::Differing::kError)) {
+    if (head.common_differs > static_cast<uint8_t>(Checks::Differing::kError)) {
       in.fail("common_differs has an unknown value");
     }
     head.rank_local = in.u8() != 0;

@@ -47,7 +47,7 @@ struct AttemptHead {
   std::string format;
   std::string dialect;
   std::string writer;          // "Tilestone 0.1.0"
-  uint8_t common_differs = 0;  // SaveOptions::Differing
+  uint8_t common_differs = 0;  // Checks::Differing
   bool rank_local = false;     // ByFiles::torch_rank_local
   uint64_t token = 0;          // hash of ByFiles::token
   uint64_t number = 0;         // ByFiles::number

@@ -103,12 +103,13 @@ TEST(TpReplicas, LoadUnderAnyTensorParallelSizeAndStrictnessSeesPlainKeys) {
         for (const bool suffixed : {true, false}) {
           LoadOptions options;
           options.comm = comm;
-          options.not_in_checkpoint = LoadOptions::Policy::kReport;
-          options.not_requested = LoadOptions::Policy::kReport;
-          options.validate_access = suffixed;  // the second names are those of replicas
+          options.differences.not_in_checkpoint = Differences::Policy::kReport;
+          options.differences.not_requested = Differences::Policy::kReport;
+          options.checks.access = suffixed;  // the second names are those of replicas
           StateDict wanted = asking(suffixed ? second_name(comm.rank()) : "norm", comm.rank() == 0);
           LoadReport report;
-          expect_norm(load(wanted, location, options, &report));
+          options.differences.report = &report;
+          expect_norm(load(wanted, location, options));
           EXPECT_THAT(report.not_in_checkpoint, IsEmpty());
           EXPECT_THAT(report.not_requested, IsEmpty());
         }
@@ -120,11 +121,12 @@ TEST(TpReplicas, LoadUnderAnyTensorParallelSizeAndStrictnessSeesPlainKeys) {
 TEST(TpReplicas, WhatIsMissingIsReportedUnderThePlainNameAndKeptUnderBoth) {
   const Location location(saved(second_name));
   LoadOptions options;
-  options.not_in_checkpoint = LoadOptions::Policy::kReport;
-  options.not_requested = LoadOptions::Policy::kReport;
+  options.differences.not_in_checkpoint = Differences::Policy::kReport;
+  options.differences.not_requested = Differences::Policy::kReport;
   StateDict wanted = asking("other.__tp_replica_3", false);
   LoadReport report;
-  load(wanted, location, options, &report);
+  options.differences.report = &report;
+  load(wanted, location, options);
   EXPECT_THAT(report.not_in_checkpoint, ElementsAre("other"));
   EXPECT_THAT(report.not_requested, ElementsAre("norm", "w"));
 }
@@ -173,8 +175,8 @@ std::shared_ptr<Storage> saved_named(bool named, bool copies = false, bool by_fi
     options.dialect = megatron_dialect();
     options.tp_replica_names = named;
     if (copies) {
-      options.replicate = SaveOptions::Replicate::kLocal;
-      options.replicate_group = {0, 1};
+      options.copies.emplace();
+      options.copies->group = {0, 1};
     }
     save(state, Location(storage), options);
   });
@@ -230,11 +232,12 @@ TEST(TpReplicaNames, LoadUnderEitherNameAndStrictnessSeesPlainKeys) {
     }
     for (const bool suffixed : {true, false}) {
       LoadOptions options;
-      options.not_in_checkpoint = LoadOptions::Policy::kReport;
-      options.not_requested = LoadOptions::Policy::kReport;
+      options.differences.not_in_checkpoint = Differences::Policy::kReport;
+      options.differences.not_requested = Differences::Policy::kReport;
       LoadReport report;
+      options.differences.report = &report;
       expect_norm(load(asking(suffixed ? second_name(1) : "norm"), Location(memory_storage(image)),
-                       options, &report));
+                       options));
       EXPECT_THAT(report.not_in_checkpoint, IsEmpty());
       EXPECT_THAT(report.not_requested, IsEmpty());
     }
@@ -298,7 +301,7 @@ TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
       return FaultAction::pass();
     });
     LoadOptions options;
-    options.not_requested = LoadOptions::Policy::kIgnore;
+    options.differences.not_requested = Differences::Policy::kIgnore;
     expect_norm(load(asking(second_name(rank), false), Location(disk->storage()), options));
     ASSERT_EQ(opened.size(), 1u);
     EXPECT_THAT(*opened.begin(), testing::HasSubstr("__" + std::to_string(rank) + "_"));
@@ -309,7 +312,7 @@ TEST(TpReplicas, ARankReadsItsOwnReplicaWhereThereIsOne) {
 TEST(TpReplicas, ARankOpensItsOwnFileUnderEitherName) {
   FileImage image = memory_image(*saved(second_name));
   std::erase_if(image, [](const auto& file) { return file.first.ends_with(".manifest"); });
-  using TwoPhase = LoadOptions::TwoPhase;
+  using TwoPhase = Reading::TwoPhase;
   for (const TwoPhase mode : {TwoPhase::kNever, TwoPhase::kAlways}) {
     for (const bool suffixed : {true, false}) {
       std::mutex mutex;
@@ -324,7 +327,7 @@ TEST(TpReplicas, ARankOpensItsOwnFileUnderEitherName) {
       run_ranks(2, [&](Communicator comm) {
         LoadOptions options;
         options.comm = comm;
-        options.two_phase = mode;
+        options.reading.two_phase = mode;
         const std::string norm = suffixed ? second_name(comm.rank()) : "norm";
         StateDict wanted = asking(norm, false);
         wanted["w"] = ShardedTensor::from_rank_offsets(
@@ -343,7 +346,7 @@ TEST(TpReplicas, ARankOpensItsOwnFileUnderEitherName) {
 TEST(TpReplicas, OfReplicasThatAreNotTheSameARankGetsItsOwnElseTheLowest) {
   const Location location(saved(second_name, 100));
   LoadOptions options;
-  options.not_requested = LoadOptions::Policy::kIgnore;
+  options.differences.not_requested = Differences::Policy::kIgnore;
   expect_norm(load(asking(second_name(5), false), location, options));
   const StateDict own = load(asking(second_name(1), false), location, options);
   EXPECT_EQ(elements(own.find(std::string("norm"))->get_if<ShardedTensor>()->data),

@@ -13,7 +13,7 @@
 namespace tilestone::engine {
 namespace {
 
-using Policy = LoadOptions::Policy;
+using Policy = Differences::Policy;
 
 // The keys of the checkpoint; with objects_by_grid also those of its grids of objects.
 class StoredKeys {
@@ -74,7 +74,8 @@ void read(ByteReader& reader, const Take& take) {
 }
 
 bool looks_for_rest(const LoadOptions& options) {
-  return options.not_requested == Policy::kError || options.not_requested == Policy::kReport;
+  return options.differences.not_requested == Policy::kError ||
+         options.differences.not_requested == Policy::kReport;
 }
 
 // A kept key of a tree that a factory has built, or null. build_factories() limits the depth of the
@@ -124,8 +125,8 @@ void expect_kept_data(const StateNode& wanted, const StateNode& built, const Kep
 
 // Whether the options need findings of the ranks.
 bool needs_findings(const LoadOptions& options) {
-  return options.not_in_checkpoint == Policy::kReport || options.other_shape == Policy::kReport ||
-         looks_for_rest(options);
+  return options.differences.not_in_checkpoint == Policy::kReport ||
+         options.differences.other_shape == Policy::kReport || looks_for_rest(options);
 }
 
 std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
@@ -157,7 +158,8 @@ void warn(const std::vector<std::string>& keys, const std::string& what) {
 }  // namespace
 
 bool keeps_some(const LoadOptions& options) {
-  return options.not_in_checkpoint != Policy::kError || options.other_shape != Policy::kError;
+  return options.differences.not_in_checkpoint != Policy::kError ||
+         options.differences.other_shape != Policy::kError;
 }
 
 Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOptions& options) {
@@ -167,7 +169,7 @@ Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOption
     found.kept.keys.insert(item.key);
     if (!item.path.empty()) found.kept.paths.insert(dotted(item.path));
   };
-  if (options.not_in_checkpoint != Policy::kError) {
+  if (options.differences.not_in_checkpoint != Policy::kError) {
     const StoredKeys keys(stored, options);
     for (const TensorItem& item : wanted.tensors) {
       if (!keys.has(item.key)) keep(item, item.key, found.not_in_checkpoint);
@@ -177,7 +179,7 @@ Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOption
       keep(item, reported_key(item.key, options), found.not_in_checkpoint);
     }
   }
-  if (options.other_shape != Policy::kError) {
+  if (options.differences.other_shape != Policy::kError) {
     for (const TensorItem& item : wanted.tensors) {
       if (has_other_shape(item, stored)) keep(item, item.key, found.other_shape);
     }
@@ -197,8 +199,10 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, const Metad
   if (!needs_findings(options)) return {};
   ByteWriter writer;
   const std::vector<std::string> none;
-  write(writer, options.not_in_checkpoint == Policy::kReport ? findings.not_in_checkpoint : none);
-  write(writer, options.other_shape == Policy::kReport ? findings.other_shape : none);
+  write(writer, options.differences.not_in_checkpoint == Policy::kReport
+                    ? findings.not_in_checkpoint
+                    : none);
+  write(writer, options.differences.other_shape == Policy::kReport ? findings.other_shape : none);
   KeyRuns left_out;
   if (looks_for_rest(options)) {
     const RequestedKeys requested(wanted, options);
@@ -228,7 +232,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   if (looks_for_rest(options)) {
     const std::vector<std::string> keys =
         requested_by_none(left_out, of_ranks.size(), stored, options);
-    if (options.not_requested == Policy::kError && !keys.empty()) refuse(keys);
+    if (options.differences.not_requested == Policy::kError && !keys.empty()) refuse(keys);
     const std::set<std::string> sorted(keys.begin(), keys.end());
     report.not_requested.assign(sorted.begin(), sorted.end());
   }

@@ -67,8 +67,8 @@ bool Requested::is_read(const ObjectItem& item, const Metadata& stored) const {
 
 Bytes Requested::message(const Metadata& stored, const LoadOptions& options) const {
   ByteWriter writer;
-  const auto policy = options.not_requested;
-  const bool may_leave_out = policy && *policy != LoadOptions::Policy::kError;
+  const auto policy = options.differences.not_requested;
+  const bool may_leave_out = policy && *policy != Differences::Policy::kError;
   const std::vector<Path> none;
   writer.blob(left_out(may_leave_out ? none : options.complete, items_, stored));
   writer.blob(encode_findings(findings_, items_, stored, options));

@@ -52,8 +52,8 @@ std::string keys_text(const std::vector<DifferingContent>& differing) {
 }  // namespace
 
 void tell_of_differing(const std::vector<DifferingContent>& differing,
-                       SaveOptions::Differing common_differs, std::string_view dialect) {
-  if (differing.empty() || common_differs == SaveOptions::Differing::kIgnore) return;
+                       Checks::Differing common_differs, std::string_view dialect) {
+  if (differing.empty() || common_differs == Checks::Differing::kIgnore) return;
   std::vector<DifferingContent> contested;
   std::copy_if(differing.begin(), differing.end(), std::back_inserter(contested),
                [](const DifferingContent& one) { return one.contested; });
@@ -63,7 +63,7 @@ void tell_of_differing(const std::vector<DifferingContent>& differing,
         "different elements, so all but one of them would be lost",
         contested, kContestedHint);
   }
-  if (common_differs == SaveOptions::Differing::kError) {
+  if (common_differs == Checks::Differing::kError) {
     refuse("values or objects are not the same on all ranks", differing, kHint);
   }
   for (size_t i = 0; i < std::min(differing.size(), kMaxWarnings); ++i) {

@@ -16,7 +16,7 @@ namespace tilestone::engine {
 // Otherwise logs a warning for each key. The same warning is logged once in the process, because a
 // trainer saves the same state many times.
 void tell_of_differing(const std::vector<DifferingContent>& differing,
-                       SaveOptions::Differing common_differs, std::string_view dialect);
+                       Checks::Differing common_differs, std::string_view dialect);
 
 // By rank: the keys of which another rank's version is saved.
 std::vector<std::vector<std::string>> lost_of(const std::vector<DifferingContent>& differing,

@@ -134,6 +134,13 @@ std::string Location::resolved_identity() const {
   return error && error != std::errc::no_such_file_or_directory ? unresolved : path.string();
 }
 
+Location Location::following_links() const {
+  if (state_->given) return *this;
+  PosixOptions options = state_->options;
+  options.links = PosixOptions::Links::kAll;
+  return Location(state_->path, options);
+}
+
 std::string Location::place() const noexcept {
   try {
     return identity();

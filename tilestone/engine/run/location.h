@@ -40,6 +40,9 @@ class Location {
   std::string resolved_identity() const;
   // identity(), or "" where that fails: using the location then reports the error.
   std::string place() const noexcept;
+  // The same location, where files are read through any symbolic link that leads out of the
+  // directory (Reading::follow_links). A location made from a storage is returned as it is.
+  Location following_links() const;
 
  private:
   struct State;

@@ -20,17 +20,21 @@ void check_timeout(double timeout) {
   refuse(fmt::format("timeout is {}; expected seconds, more than 0", timeout));
 }
 
-void check_threads(int threads) {
-  if (threads >= 0 && threads <= kMaxThreads) return;
-  refuse(fmt::format(
-      "threads is {}; expected 1 to {}, or 0 for as many as the machine has (at most 8)", threads,
-      kMaxThreads));
-}
-
-void check_buffer_bytes(uint64_t bytes) {
-  if (bytes >= kMinBufferBytes && bytes <= kMaxBufferBytes) return;
-  refuse(fmt::format("buffer_bytes is {}; expected {} to {}", bytes, kMinBufferBytes,
-                     kMaxBufferBytes));
+void check_resources(const Resources& resources) {
+  if (resources.threads < 0 || resources.threads > kMaxThreads) {
+    refuse(
+        fmt::format("resources.threads is {}; expected 1 to {}, or 0 for as many as the machine "
+                    "has (at most 8)",
+                    resources.threads, kMaxThreads));
+  }
+  if (resources.buffer_bytes < kMinBufferBytes || resources.buffer_bytes > kMaxBufferBytes) {
+    refuse(fmt::format("resources.buffer_bytes is {}; expected {} to {}", resources.buffer_bytes,
+                       kMinBufferBytes, kMaxBufferBytes));
+  }
+  if (resources.files_per_rank < 1 || resources.files_per_rank > kMaxFilesPerRank) {
+    refuse(fmt::format("resources.files_per_rank is {}; expected 1 to {}", resources.files_per_rank,
+                       kMaxFilesPerRank));
+  }
 }
 
 void check_attributes(const SaveOptions& options) {
@@ -61,17 +65,19 @@ void check_by_files(const SaveOptions& options) {
   constexpr size_t kShortestToken = 8, kLongestToken = 256;
   const ByFiles& files = *options.by_files;
   if (files.world_size < 1 || files.rank < 0 || files.rank >= files.world_size) {
-    refuse(fmt::format("rank is {}, world_size is {}; expected 0 <= rank < world_size", files.rank,
-                       files.world_size));
+    refuse(fmt::format(
+        "by_files.rank is {}, by_files.world_size is {}; expected 0 <= rank < world_size",
+        files.rank, files.world_size));
   }
   if (files.world_size > kMaxWorldSize) {
-    refuse(fmt::format("world_size is {}; expected at most {}", files.world_size, kMaxWorldSize));
+    refuse(fmt::format("by_files.world_size is {}; expected at most {}", files.world_size,
+                       kMaxWorldSize));
   }
   if (files.token.size() < kShortestToken || files.token.size() > kLongestToken) {
-    refuse(
-        fmt::format("token has {} bytes; expected {} to {}: the same text on all ranks of one run, "
-                    "and a new text for every start of the job",
-                    files.token.size(), kShortestToken, kLongestToken));
+    refuse(fmt::format(
+        "by_files.token has {} bytes; expected {} to {}: the same text on all ranks of one run, "
+        "and a new text for every start of the job",
+        files.token.size(), kShortestToken, kLongestToken));
   }
   if (options.comm.size() > 1) refuse("a save by files takes no communicator");
   if (options.overwrite) {
@@ -80,18 +86,11 @@ void check_by_files(const SaveOptions& options) {
 }
 
 void check_options(const SaveOptions& options) {
-  if (options.replicate == SaveOptions::Replicate::kNone && !options.replicate_group.empty()) {
-    refuse("replicate_group is given, but replicate is \"none\"");
-  }
   if (options.by_files) check_by_files(options);
   check_attributes(options);
   check_tensor_attributes(options);
   check_timeout(options.timeout);
-  check_threads(options.threads);
-  check_buffer_bytes(options.buffer_bytes);
-  if (options.files_per_rank >= 1 && options.files_per_rank <= kMaxFilesPerRank) return;
-  refuse(fmt::format("files_per_rank is {}; expected 1 to {}", options.files_per_rank,
-                     kMaxFilesPerRank));
+  check_resources(options.resources);
 }
 
 void check_options(const LoadOptions& options) {
@@ -102,14 +101,10 @@ void check_options(const LoadOptions& options) {
                     *options.own_rank, options.comm.size()));
   }
   check_timeout(options.timeout);
-  check_threads(options.threads);
-  check_buffer_bytes(options.buffer_bytes);
+  check_resources(options.resources);
 }
 
-void check_options(const OpenOptions& options) {
-  check_threads(options.threads);
-  check_buffer_bytes(options.buffer_bytes);
-}
+void check_options(const OpenOptions& options) { check_resources(options.resources); }
 
 std::shared_ptr<const Format> format_of(const SaveOptions& options) {
   return options.format != nullptr ? options.format : torch_dist_format();
@@ -130,6 +125,10 @@ Deadline deadline_of(const SaveOptions& options) {
 
 Deadline deadline_of(const LoadOptions& options) {
   return deadline_of(options.timeout).with_interrupt(options.interrupt);
+}
+
+Location followed(const Location& location, const Reading& reading) {
+  return reading.follow_links ? location.following_links() : location;
 }
 
 }  // namespace tilestone::engine

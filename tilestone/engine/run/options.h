@@ -1,7 +1,8 @@
-// Options of save, load and Checkpoint. Each option has a default that suits most callers. Most
-// have a Python keyword of the same name; Python finds out the others itself (such as `complete`),
-// or has a function instead (`by_files`). No environment variable changes them. A number outside
-// its limits is Error(kInvalidArgument) with the option's name, on every rank.
+// Options of save, load and Checkpoint. Each option has a default that suits most callers. Options
+// that belong together are one struct. The structs and most options have the same names and fields
+// in Python, which finds out the others itself (such as `complete`). No environment variable
+// changes them. A number outside its limits is Error(kInvalidArgument) with the option's name, on
+// every rank.
 #pragma once
 
 #include <cstdint>
@@ -65,9 +66,101 @@ struct ByFiles {
   bool torch_rank_local = false;
 };
 
+// Copies of what this rank holds and another rank of its group writes: this rank also writes them
+// to its own data file. After a restart with the same sharding it then reads only its own file.
+// Only the manifest lists copies; the format's index does not. Replicas must hold equal elements,
+// else the save fails with Error(kMismatch) naming the key. By files, shards with declared holders
+// are copied, and replicas whose id has Megatron's three numbers and ends with 0. Objects are
+// copied where they are equal: unwrapped objects on all ranks, whatever the group; sharded objects
+// with a communicator within the group, by files all. Error(kUnsupported) in formats that store
+// each chunk in its own file.
+struct LocalCopies {
+  // Ranks of this save, in any order, each once, including this rank. Each rank gives its own
+  // group, usually its model-parallel group: a data-parallel group would make each rank copy
+  // everything it shares, up to the whole model. Any other list is Error(kInvalidArgument).
+  std::vector<int> group = {};
+  // The limit on this rank's copies: bytes of elements and of objects' items; nullopt: none. The
+  // smallest copies are written first, because a small one saves as many reads as a large one;
+  // among equal sizes the lower key, then the lower box.
+  std::optional<uint64_t> max_bytes = std::nullopt;
+};
+
+// What a save, a load or an open checkpoint checks. Each uses the fields that concern it, so one
+// value may serve all calls of a program.
+struct Checks {
+  enum class Differing : uint8_t { kIgnore, kWarn, kError };
+  // A save, before anything is written: the main replicas of all ranks hold each element of each
+  // tensor exactly once, and grids of objects are complete (plan/access.h). Without this, a save
+  // accepts any replicas with equal elements, and incomplete grids. The check sends the ranks'
+  // plans to the coordinator, also when ranks plan by rule. A load, before tensors and objects are
+  // read: the ranks want what a save would accept with this option; a rank that loads everything,
+  // without a template, is not checked.
+  bool access = false;
+  // Saves: what to do when ranks differ in something that should be equal, of which only one rank's
+  // is saved: the common state, objects, replicas of small tensors (plan/contents.h). kIgnore
+  // compares nothing. kWarn: rank 0 logs a warning. The warning or error names the paths or keys
+  // and the ranks. Larger tensors are compared only on disjoint meshes, where kWarn refuses a
+  // difference too: a parameter would be lost.
+  Differing common_differs = Differing::kWarn;
+  // Loads and open checkpoints: check every byte that is read, by whole blocks
+  // (state/chunk_blocks.h). Items without blocks, of other writers and earlier versions, are
+  // checked if a rank reads them whole; in two-phase reading by messages also if several ranks
+  // together do. false: reads exactly what is wanted.
+  bool checksums = true;
+};
+
+// The differences in keys that a load found and for which Differences says kReport: the union over
+// all ranks, equal on each rank, sorted.
+struct LoadReport {
+  std::vector<std::string> not_in_checkpoint;
+  std::vector<std::string> not_requested;
+  std::vector<std::string> other_shape;
+  friend bool operator==(const LoadReport&, const LoadReport&) = default;
+};
+
+// What a load does about a difference between `wanted` and the checkpoint. kReport: the LoadReport
+// lists it, and rank 0 logs a warning. kIgnore: neither. When the load goes on, the leaf keeps what
+// the template has: a tensor its elements (or none), a value itself. Keys that only a dialect's
+// common state has are never a difference: a load adds them to what it returns.
+struct Differences {
+  enum class Policy : uint8_t { kError, kReport, kIgnore };
+  Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
+  // In the checkpoint, but wanted by no rank. nullopt: ignored, except below LoadOptions::complete.
+  std::optional<Policy> not_requested = std::nullopt;
+  Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
+  LoadReport* report = nullptr;         // receives what kReport found; must outlive the load
+};
+
+// How a checkpoint's files are read.
+struct Reading {
+  // Two-phase reading: one rank reads, for all ranks, what several ranks want and what would take a
+  // rank many short reads. For loads.
+  enum class TwoPhase {
+    kAuto,    // on one host through its page cache, on several hosts by messages
+    kAlways,  // by messages, in every group of more than one rank
+    kNever,   // each rank reads for itself
+  };
+  TwoPhase two_phase = TwoPhase::kAuto;
+  // What reads leave in the page cache; kAuto: see docs/cache.md, and not for verify. Ranks of one
+  // host that read for one another through the page cache leave what they read there, whatever this
+  // option says.
+  CachePolicy cache = CachePolicy::kAuto;
+  // Read files through any symbolic link that leads out of the directory (docs/links.md). For a
+  // location that is a path; any other storage decides itself.
+  bool follow_links = false;
+};
+
+// What a call uses of the machine, on this rank.
+struct Resources {
+  int threads = 0;  // 0: one per hardware thread of the machine, at most 8
+  // Pooled memory, bytes; in two-phase reading also for the messages.
+  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  int files_per_rank = 1;  // data files that a save writes
+};
+
 // These options must be equal on all ranks: format, dialect, agreement, overwrite, attributes,
-// validate_access, common_differs, replicate, tp_replica_names. Otherwise every rank throws
-// Error(kMismatch), which names the option. The other options may differ between ranks.
+// checks.access, checks.common_differs, whether there are copies, tp_replica_names. Otherwise every
+// rank throws Error(kMismatch), which names the option. The other options may differ between ranks.
 struct SaveOptions {
   enum class Agreement {
     kExchange,  // ranks send local plans to the coordinator: works for every state
@@ -82,44 +175,15 @@ struct SaveOptions {
   // balanced. Any other shard is written by each rank that has a main replica of it, and these
   // replicas must be equal. Objects that are not wrapped must be on every rank. `overwrite` is
   // Error(kInvalidArgument). Formats whose data files have fixed names (zarr), the dialect
-  // megatron_shards, and validate_access are Error(kUnsupported).
+  // megatron_shards, and checks.access are Error(kUnsupported).
   std::optional<ByFiles> by_files = std::nullopt;
   // Replaces a valid checkpoint at the location; the old one stays valid until the new one is
   // durable. Without this, saving there is Error(kAlreadyExists).
   bool overwrite = false;
-  // Checks, before anything is written, that the main replicas of all ranks hold each element of
-  // each tensor exactly once and that grids of objects are complete (plan/access.h). Without this,
-  // a save accepts any replicas with equal elements, and incomplete grids. The check sends the
-  // ranks' plans to the coordinator, also when ranks plan by rule.
-  bool validate_access = false;
-  // What to do when ranks differ in something that should be equal, of which only one rank's is
-  // saved: the common state, objects, replicas of small tensors (plan/contents.h). kIgnore compares
-  // nothing. kWarn: rank 0 logs a warning. The warning or error names the paths or keys and the
-  // ranks. Larger tensors are compared only on disjoint meshes, where kWarn refuses a difference
-  // too: a parameter would be lost.
-  enum class Differing : uint8_t { kIgnore, kWarn, kError };
-  Differing common_differs = Differing::kWarn;
-  double timeout = kDefaultTimeout;                   // seconds, more than 0; or kNoTimeout
-  uint64_t buffer_bytes = BufferPool::kDefaultTotal;  // pooled memory of this rank, bytes
-  int threads = 0;  // 0: one per hardware thread of the machine, at most 8
-  int files_per_rank = 1;
-  // kLocal: if this rank holds something that another rank of its replicate_group writes, this rank
-  // also writes a copy of it to its own data file. After a restart with the same sharding it then
-  // reads only its own file. Only the manifest lists copies; the format's index does not. Replicas
-  // must hold equal elements, else the save fails with Error(kMismatch) naming the key. By rule and
-  // by files, only shards with declared holders are copied. Objects are copied where they are
-  // equal: unwrapped objects on all ranks, whatever the group; sharded objects only with kExchange.
-  // Error(kUnsupported) in formats that store each chunk in its own file.
-  enum class Replicate : uint8_t { kNone, kLocal };
-  Replicate replicate = Replicate::kNone;
-  // With kLocal: ranks of this save, in any order, each once, including this rank. Each rank gives
-  // its own group, usually its model-parallel group: a data-parallel group would make each rank
-  // copy everything it shares, up to the whole model. Any other list is Error(kInvalidArgument).
-  std::vector<int> replicate_group = {};
-  // The limit on this rank's copies: bytes of elements and of objects' items. The smallest copies
-  // are written first, because a small one saves as many reads as a large one; among equal sizes
-  // the lower key, then the lower box.
-  uint64_t max_copy_bytes = std::numeric_limits<uint64_t>::max();
+  Checks checks = {};
+  std::optional<LocalCopies> copies = std::nullopt;  // nullopt: each shard is written once
+  Resources resources = {};
+  double timeout = kDefaultTimeout;  // seconds, more than 0; or kNoTimeout
   // In Megatron-Core's dialects: adds names to the index for a tensor KEY that has replicas on
   // tensor-parallel ranks (the second of the three numbers of a replica id): KEY.__tp_replica_0,
   // ..._1, ..., one for each of these ranks. All name the same bytes. They are for a stock
@@ -144,33 +208,25 @@ struct SaveResult {
   std::string save_id;
   uint64_t bytes_written = 0;  // by this rank
   uint64_t items_written = 0;  // by this rank, without copies
-  uint64_t copies = 0;         // by this rank (SaveOptions::replicate)
+  uint64_t copies = 0;         // by this rank (SaveOptions::copies)
   uint64_t copy_bytes = 0;     // elements and objects' items; included in bytes_written
-  // The ranks' common states were compared and differ (SaveOptions::common_differs).
+  // The ranks' common states were compared and differ (Checks::common_differs).
   bool common_differs = false;
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
 };
 
-// What SaveOptions::replicate would write in addition to the save itself.
+// What SaveOptions::copies would write in addition to the save itself.
 struct CopyCost {
   uint64_t copies = 0;
   uint64_t bytes = 0;  // elements and objects' items
   friend bool operator==(const CopyCost&, const CopyCost&) = default;
 };
 
-// These options must be equal on all ranks: format, two_phase, verify_checksums (ranks read for one
-// another), not_in_checkpoint, not_requested, other_shape, sharded_only, validate_access,
-// objects_by_grid. Otherwise every rank throws Error(kMismatch), which names the option. The other
-// options may differ between ranks.
+// These options must be equal on all ranks: format, reading.two_phase, checks.checksums (ranks read
+// for one another), checks.access, differences, sharded_only, objects_by_grid. Otherwise every rank
+// throws Error(kMismatch), which names the option. The other options may differ between ranks.
 struct LoadOptions {
-  // Two-phase reading: one rank reads, for all ranks, what several ranks want and what would take a
-  // rank many short reads.
-  enum class TwoPhase {
-    kAuto,    // on one host through its page cache, on several hosts by messages
-    kAlways,  // by messages, in every group of more than one rank
-    kNever,   // each rank reads for itself
-  };
   Communicator comm = {};
   // For a load without a communicator: the number of this process among those of its job. In a
   // rank-local checkpoint (torch's kind), only this rank's own metadata is read if it has
@@ -183,66 +239,37 @@ struct LoadOptions {
   // is written. Must be equal on all ranks. Default: PyTorch's.
   std::shared_ptr<const Dialect> unmarked = nullptr;
   bool cast = false;  // convert from the stored dtype
-  // Checks every byte that is read, by whole blocks (state/chunk_blocks.h). Items without blocks,
-  // of other writers and earlier versions, are checked if a rank reads them whole; in two-phase
-  // reading by messages also if several ranks together do. false: reads exactly what is wanted.
-  bool verify_checksums = true;
-  TwoPhase two_phase = TwoPhase::kAuto;
-  // What reads leave in the page cache; kAuto: see docs/cache.md. Ranks of one host that read for
-  // one another through the page cache leave what they read there, whatever this option says.
-  CachePolicy cache = CachePolicy::kAuto;
+  Differences differences = {};
+  Checks checks = {};
+  Reading reading = {};
+  Resources resources = {};
+  double timeout = kDefaultTimeout;  // as in SaveOptions
   // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
   // does not name it: an optimizer without state does not know the names of its state yet.
   std::vector<Path> subtrees = {};
-  // Paths below which everything must be requested, unless not_requested is kReport or kIgnore.
-  // Error(kMismatch) names the keys that the checkpoint has there and that are requested by no rank
-  // that lists the path.
+  // Paths below which everything must be requested, unless differences.not_requested is kReport or
+  // kIgnore. Error(kMismatch) names the keys that the checkpoint has there and that are requested
+  // by no rank that lists the path.
   std::vector<Path> complete = {};
-  // What to do about a difference between `wanted` and the checkpoint. kReport: the LoadReport
-  // lists it, and rank 0 logs a warning. kIgnore: neither. When the load goes on, the leaf keeps
-  // what the template has: a tensor its elements (or none), a value itself. Keys that
-  // only a dialect's common state has are never a difference: a load adds them to what it returns.
-  enum class Policy : uint8_t { kError, kReport, kIgnore };
-  Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
-  // In the checkpoint, but wanted by no rank. nullopt: ignored, except below `complete`.
-  std::optional<Policy> not_requested = std::nullopt;
-  Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
   // In a dialect that has a common state: the common state is neither read nor returned. The result
   // has exactly the template's leaves; a leaf that is not wrapped is the stored item whose key is
   // the leaf's path.
   bool sharded_only = false;
-  // Checks, before tensors and objects are read, that the ranks want what a save would accept with
-  // its option of this name. A rank that loads everything, without a template, is not checked.
-  bool validate_access = false;
   // not_in_checkpoint and not_requested treat the sharded objects of one grid as one: the grid is
   // in the checkpoint, or requested, when any of its objects is, and it is reported under the
   // grid's key. The load still fails when a wanted object is not stored but others of its grid are.
   bool objects_by_grid = false;
-  bool log_report = true;            // rank 0 logs the report; only rank 0's option counts
-  double timeout = kDefaultTimeout;  // as in SaveOptions
-  // Memory of this rank, bytes: the buffer pool, and in two-phase reading the messages.
-  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
-  int threads = 0;  // as in SaveOptions
+  bool log_report = true;  // rank 0 logs the report; only rank 0's option counts
   ProgressFn progress = nullptr;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
 };
 
-// The differences in keys that a load found and for which LoadOptions says kReport: the union over
-// all ranks, equal on each rank, sorted.
-struct LoadReport {
-  std::vector<std::string> not_in_checkpoint;
-  std::vector<std::string> not_requested;
-  std::vector<std::string> other_shape;
-  friend bool operator==(const LoadReport&, const LoadReport&) = default;
-};
-
 struct OpenOptions {
-  std::shared_ptr<const Format> format = nullptr;
+  std::shared_ptr<const Format> format = nullptr;     // default: found from the files
   std::shared_ptr<const Dialect> unmarked = nullptr;  // as in LoadOptions
-  bool verify_checksums = true;
-  CachePolicy cache = CachePolicy::kAuto;  // what reads leave in the page cache; not for verify
-  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
-  int threads = 0;
+  Checks checks = {};
+  Reading reading = {};
+  Resources resources = {};
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, while opening
 };
 

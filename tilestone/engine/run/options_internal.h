@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {
@@ -30,5 +31,8 @@ Deadline deadline_of(double timeout);
 // The same with the options' interrupt.
 Deadline deadline_of(const SaveOptions& options);
 Deadline deadline_of(const LoadOptions& options);
+
+// The location as a load or an open checkpoint reads it (Reading::follow_links).
+Location followed(const Location& location, const Reading& reading);
 
 }  // namespace tilestone::engine

@@ -33,11 +33,13 @@ struct BadNumber {
 template <typename Options>
 std::vector<BadNumber<Options>> common() {
   return {
-      {{"threads", "-1", "1 to 1024"}, [](Options& o) { o.threads = -1; }},
-      {{"threads", "1025"}, [](Options& o) { o.threads = 1025; }},
-      {{"buffer_bytes", "0", "131072"}, [](Options& o) { o.buffer_bytes = 0; }},
-      {{"buffer_bytes", "131071"}, [](Options& o) { o.buffer_bytes = kMinBufferBytes - 1; }},
-      {{"buffer_bytes", "18446744073709551615"}, [](Options& o) { o.buffer_bytes = UINT64_MAX; }},
+      {{"resources.threads", "-1", "1 to 1024"}, [](Options& o) { o.resources.threads = -1; }},
+      {{"resources.threads", "1025"}, [](Options& o) { o.resources.threads = 1025; }},
+      {{"resources.buffer_bytes", "0", "131072"}, [](Options& o) { o.resources.buffer_bytes = 0; }},
+      {{"resources.buffer_bytes", "131071"},
+       [](Options& o) { o.resources.buffer_bytes = kMinBufferBytes - 1; }},
+      {{"resources.buffer_bytes", "18446744073709551615"},
+       [](Options& o) { o.resources.buffer_bytes = UINT64_MAX; }},
   };
 }
 
@@ -53,12 +55,12 @@ std::vector<BadNumber<Options>> with_timeouts() {
 
 TEST(Options, ABadNumberOnOneRankIsRefusedByNameOnEveryRankOfASave) {
   auto bad = with_timeouts<SaveOptions>();
-  bad.push_back({{"files_per_rank", "0", "1 to 1024"},
-                 [](SaveOptions& options) { options.files_per_rank = 0; }});
-  bad.push_back(
-      {{"files_per_rank", "-3"}, [](SaveOptions& options) { options.files_per_rank = -3; }});
-  bad.push_back({{"files_per_rank", "2147483647"},
-                 [](SaveOptions& options) { options.files_per_rank = 2147483647; }});
+  bad.push_back({{"resources.files_per_rank", "0", "1 to 1024"},
+                 [](SaveOptions& options) { options.resources.files_per_rank = 0; }});
+  bad.push_back({{"resources.files_per_rank", "-3"},
+                 [](SaveOptions& options) { options.resources.files_per_rank = -3; }});
+  bad.push_back({{"resources.files_per_rank", "2147483647"},
+                 [](SaveOptions& options) { options.resources.files_per_rank = 2147483647; }});
   const auto storage = memory_storage();
   for (const auto& number : bad) {
     const auto texts = failures(kRanks, [&](Communicator comm) {
@@ -98,9 +100,9 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
   run_ranks(kRanks, [&](Communicator comm) {
     SaveOptions saving;
     saving.comm = comm;
-    saving.buffer_bytes = kMinBufferBytes;
-    saving.files_per_rank = 5;
-    saving.threads = 1;
+    saving.resources.buffer_bytes = kMinBufferBytes;
+    saving.resources.files_per_rank = 5;
+    saving.resources.threads = 1;
     saving.timeout = kNoTimeout;
     const auto fill = [&](bool data) {
       StateDict state;
@@ -115,12 +117,12 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
       return state;
     };
     save(fill(true), folder.path(), saving);
-    for (const auto way : {LoadOptions::TwoPhase::kAuto, LoadOptions::TwoPhase::kAlways}) {
+    for (const auto way : {Reading::TwoPhase::kAuto, Reading::TwoPhase::kAlways}) {
       LoadOptions loading;
       loading.comm = comm;
-      loading.buffer_bytes = kMinBufferBytes;
-      loading.threads = 8;
-      loading.two_phase = way;
+      loading.resources.buffer_bytes = kMinBufferBytes;
+      loading.resources.threads = 8;
+      loading.reading.two_phase = way;
       const StateDict loaded = load(fill(false), folder.path(), loading);
       for (int i = 0; i < 12; ++i) {
         const auto* tensor = loaded.find("w" + std::to_string(i))->get_if<ShardedTensor>();
@@ -130,8 +132,8 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
     }
   });
   OpenOptions open;
-  open.buffer_bytes = kMinBufferBytes;
-  open.threads = 8;
+  open.resources.buffer_bytes = kMinBufferBytes;
+  open.resources.threads = 8;
   EXPECT_TRUE(Checkpoint::open(folder.path(), open).verify().ok());
 }
 

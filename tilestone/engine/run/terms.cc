@@ -79,7 +79,7 @@ std::string attributes_text(const std::map<std::string, std::string>& attributes
   return std::to_string(attributes.size()) + " of XXH3 " + std::to_string(xxh3_64(as_bytes(text)));
 }
 
-std::string differing_text(SaveOptions::Differing differing) {
+std::string differing_text(Checks::Differing differing) {
   static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
   return in_quotes(kDiffering[static_cast<size_t>(differing)]);
 }
@@ -97,13 +97,12 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most) {
 
 Terms terms_of(const Location& location, const SaveOptions& options) {
   const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
-  const bool replicates = options.replicate == SaveOptions::Replicate::kLocal;
   return {{"path", in_quotes(location.identity())},
           {"overwrite", bool_text(options.overwrite)},
-          {"validate_access", bool_text(options.validate_access)},
-          {"common_differs", differing_text(options.common_differs)},
+          {"checks.access", bool_text(options.checks.access)},
+          {"checks.common_differs", differing_text(options.checks.common_differs)},
           {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
-          {"replicate", in_quotes(replicates ? "local" : "none")},
+          {"copies", options.copies ? "given" : "None"},
           {"tp_replica_names", bool_text(options.tp_replica_names)},
           {"format", in_quotes(format_of(options)->name())},
           {"dialect", in_quotes(dialect_of(options)->name())},
@@ -113,18 +112,18 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
 Terms terms_of(const Location& location, const LoadOptions& options) {
   static constexpr std::string_view kWays[] = {"auto", "always", "never"};
   static constexpr std::string_view kPolicies[] = {"error", "report", "ignore"};
-  const auto policy = [](std::optional<LoadOptions::Policy> named) {
+  const auto policy = [](std::optional<Differences::Policy> named) {
     return named ? in_quotes(kPolicies[static_cast<size_t>(*named)]) : std::string("not set");
   };
   return {{"path", in_quotes(location.identity())},
-          {"not_in_checkpoint", policy(options.not_in_checkpoint)},
-          {"not_requested", policy(options.not_requested)},
-          {"other_shape", policy(options.other_shape)},
+          {"differences.not_in_checkpoint", policy(options.differences.not_in_checkpoint)},
+          {"differences.not_requested", policy(options.differences.not_requested)},
+          {"differences.other_shape", policy(options.differences.other_shape)},
           {"sharded_only", bool_text(options.sharded_only)},
-          {"validate_access", bool_text(options.validate_access)},
+          {"checks.access", bool_text(options.checks.access)},
           {"objects_by_grid", bool_text(options.objects_by_grid)},
-          {"two_phase", in_quotes(kWays[static_cast<size_t>(options.two_phase)])},
-          {"verify_checksums", bool_text(options.verify_checksums)},
+          {"reading.two_phase", in_quotes(kWays[static_cast<size_t>(options.reading.two_phase)])},
+          {"checks.checksums", bool_text(options.checks.checksums)},
           {"format", in_quotes(options.format ? options.format->name() : "found from the files")},
           {"unmarked", in_quotes(options.unmarked ? options.unmarked->name() : "pytorch")}};
 }

@@ -24,7 +24,7 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most = 4);
 // The attributes themselves if they are short, else their number and hash.
 std::string attributes_text(const std::map<std::string, std::string>& attributes);
 // The option's value as Python callers write it, in quotes.
-std::string differing_text(SaveOptions::Differing differing);
+std::string differing_text(Checks::Differing differing);
 
 Terms terms_of(const Location& location, const SaveOptions& options);
 Terms terms_of(const Location& location, const LoadOptions& options);

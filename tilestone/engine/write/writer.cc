@@ -63,16 +63,18 @@ class RankWriter {
         format_(format),
         task_(task),
         attributes_(options.tensor_attributes),
-        copies_(options.replicate == SaveOptions::Replicate::kLocal),
+        copies_(options.copies.has_value()),
         refs_(pieces_of(*task.items, *task.plan)),
-        shares_(deal(static_cast<size_t>(std::max(1, options.files_per_rank)))),
+        shares_(deal(static_cast<size_t>(std::max(1, options.resources.files_per_rank)))),
         progress_(options.progress, "write", total_bytes()) {
     const size_t data_files = static_cast<size_t>(std::count_if(
         shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
-    streams_ = std::min(shares_.size(), std::max(data_files, thread_count(options.threads)));
-    context_.buffers = task.kept != nullptr
-                           ? task.kept->buffers(options.buffer_bytes, streams_, total_bytes())
-                           : make_pool(options.buffer_bytes, streams_, total_bytes());
+    streams_ =
+        std::min(shares_.size(), std::max(data_files, thread_count(options.resources.threads)));
+    context_.buffers =
+        task.kept != nullptr
+            ? task.kept->buffers(options.resources.buffer_bytes, streams_, total_bytes())
+            : make_pool(options.resources.buffer_bytes, streams_, total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
   }

@@ -11,6 +11,7 @@ import torch
 
 from tilestone import _core
 from tilestone._errors import MismatchError, NotFoundError, UnsupportedError
+from tilestone._option_values import Differences
 from tilestone.megatron import _engine_calls
 from tilestone.megatron.distributed_optimizer.formats import (
     DP_RESHARDABLE,
@@ -91,8 +92,7 @@ def load_optimizer(
             allow_classes=allow_classes,
             cast=cast,
             sharded_only=sharded_only,
-            not_requested="ignore",
-            validate_access=False,
+            differences=Differences(not_requested="ignore"),
         )
 
     known = stored.layouts if layouts is None else []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
+from tilestone._option_values import LocalCopies
 from tilestone.megatron import _engine_calls, _stored
 from tilestone.megatron._in_place import save_in_place
 from tilestone.megatron._second_names import StoredEntities
@@ -24,15 +23,13 @@ ASYNC_HINT = (
 )
 
 
-#: Options of `tilestone.save` for local copies.
-COPIES = ("replicate", "replicate_group", "max_copy_bytes")
-
-
 class EngineSaveStrategy(AsyncSaveShardedStrategy):
     """Saves with the engine. `tilestone.megatron.save` calls it once for the whole state."""
 
-    #: Further options of `tilestone.save`, which are among COPIES.
-    copies: Mapping[str, Any] = MappingProxyType({})
+    #: Local copies, as for `tilestone.megatron.save`.
+    copies: LocalCopies | None = None
+    #: Whether the index also names each replica of a tensor that tensor-parallel ranks hold.
+    tp_replica_names = False
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Saves only the sharded part, as Megatron-Core's strategies do. Every rank calls.
@@ -59,13 +56,17 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
         raise UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
 
     def engine_options(self) -> dict[str, Any] | None:
-        """The format; None if a subclass overrides the save."""
+        """The format and the strategy's own options; None if a subclass overrides the save."""
         own = EngineSaveStrategy
         is_own = type(self).save is own.save and type(self).async_save is own.async_save
         return self._options() if is_own else None
 
     def _options(self) -> dict[str, Any]:
-        return {"format": self.backend, **self.copies}
+        return {
+            "format": self.backend,
+            "copies": self.copies,
+            "tp_replica_names": self.tp_replica_names,
+        }
 
     @property
     def can_handle_sharded_objects(self) -> bool:

@@ -204,7 +204,7 @@ class SaveShardedStrategy(SaveStrategyBase):
         raise NotImplementedError
 
     def engine_options(self) -> dict[str, Any] | None:
-        """Keyword arguments of `tilestone.save` with which the engine does the same as `save`.
+        """Arguments of `_engine_calls.engine_save` with which the engine does the same as `save`.
 
         None, the default: the strategy's `save` is called instead.
         """

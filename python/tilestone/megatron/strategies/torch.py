@@ -6,7 +6,8 @@ import functools
 import logging
 from typing import Any
 
-from tilestone.megatron.strategies._engine import COPIES, EngineLoadStrategy, EngineSaveStrategy
+from tilestone._option_values import LocalCopies
+from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
 from tilestone.megatron.strategies.base import StrategyAction, register_own
 
 _log = logging.getLogger("tilestone")
@@ -32,8 +33,11 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
             structure is never saved by an old plan.
         separation_hint: ignored with a warning: tensors whose keys begin with it share data files
             with others. `remove_sharded_tensors` finds them by their keys.
-        replicate, replicate_group, max_copy_bytes: local copies, as for `tilestone.megatron.save`,
-            whose own arguments take precedence over these.
+        copies: local copies, as for `tilestone.megatron.save`, whose own argument takes precedence.
+        tp_replica_names: also list, for each tensor KEY that tensor-parallel ranks hold replicas of
+            (replica ids of three numbers, the second not 0), the names KEY.__tp_replica_0, _1, ...
+            in the index, one for each replica, for programs that ask for these names. They refer to
+            the same bytes, and Tilestone itself knows only KEY. Must be the same on every rank.
     """
 
     def __init__(
@@ -45,14 +49,12 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
         cached_metadata: bool = False,
         separation_hint: str | None = None,
         *,
-        replicate: str = "none",
-        replicate_group: Any = None,
-        max_copy_bytes: int | None = None,
+        copies: LocalCopies | None = None,
+        tp_replica_names: bool = False,
     ) -> None:
         super().__init__(backend, version)
-        if replicate != "none" or replicate_group is not None or max_copy_bytes is not None:
-            given = (replicate, replicate_group, max_copy_bytes)
-            self.copies = dict(zip(COPIES, given, strict=True))
+        self.copies = copies
+        self.tp_replica_names = tp_replica_names
         self.keep_only_main_replica = keep_only_main_replica
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
