@@ -76,16 +76,16 @@ ShardedTensor chunk(const Communicator& comm, int64_t count, bool fill) {
   return ShardedTensor::from_placements("t", local, {count}, mesh, placements, comm.rank());
 }
 
-// Saves by `writers` ranks with each way of planning, then reads the whole tensor and loads it by
-// `readers` ranks.
+// Saves by `writers` ranks with a communicator and by files, then reads the whole tensor and loads
+// it by `readers` ranks.
 void expect_chunks(int64_t count, int writers, int readers) {
-  for (const auto agreement : {SaveOptions::Agreement::kExchange, SaveOptions::Agreement::kRule}) {
+  for (const bool files : {false, true}) {
     const Location location(memory_storage());
     run_ranks(writers, [&](Communicator comm) {
       StateDict state;
       state["t"] = chunk(comm, count, true);
-      SaveOptions options = saving(comm);
-      options.agreement = agreement;
+      SaveOptions options = saving(files ? Communicator() : comm);
+      if (files) options.by_files = ByFiles{comm.rank(), comm.size(), "a run of a test"};
       save(state, location, options);
     });
     const Checkpoint checkpoint = Checkpoint::open(location);

@@ -34,6 +34,7 @@ struct Trip {
   LoadOptions load;
   int savers = 1;
   int loaders = 1;
+  bool by_files = false;
   bool regular = false;  // saved as cells of regular grids
 };
 
@@ -46,8 +47,7 @@ Trip make_trip(uint64_t seed) {
   }
   trip.savers = static_cast<int>(1 + random() % 5);
   trip.loaders = static_cast<int>(1 + random() % 5);
-  const bool by_rule = random() % 2 == 0;
-  trip.save.agreement = by_rule ? SaveOptions::Agreement::kRule : SaveOptions::Agreement::kExchange;
+  trip.by_files = random() % 2 == 0;
   trip.save.resources.files_per_rank = static_cast<int>(1 + random() % 2);
   trip.save.resources.buffer_bytes = trip.load.resources.buffer_bytes = 1u << 20;
   trip.save.timeout = trip.load.timeout = 120;
@@ -95,7 +95,11 @@ void expect_loaded(const Trip& trip, const StateDict& loaded) {
 void run_trip(const Trip& trip, const Location& location) {
   run_ranks(trip.savers, [&](Communicator comm) {
     SaveOptions options = trip.save;
-    options.comm = comm;
+    if (trip.by_files) {
+      options.by_files = ByFiles{comm.rank(), comm.size(), "a run of a test"};
+    } else {
+      options.comm = comm;
+    }
     save(state_of(trip, trip.seed * 100, comm.rank(), comm.size(), Fill::kData), location, options);
   });
   run_ranks(trip.loaders, [&](Communicator comm) {
@@ -146,7 +150,7 @@ bool zarr_has(DType dtype) {
 Trip make_zarr_trip(uint64_t seed) {
   Trip trip = make_trip(seed);
   trip.save.format = zarr_format();
-  trip.save.agreement = SaveOptions::Agreement::kExchange;
+  trip.by_files = false;
   trip.regular = seed % 2 == 0;
   Random random(seed);
   for (Reference& tensor : trip.tensors) {

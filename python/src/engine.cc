@@ -1,4 +1,4 @@
-// The functions save, plan_copies and load.
+// The functions save and load.
 #include <nanobind/stl/unordered_set.h>
 
 #include <functional>
@@ -142,29 +142,6 @@ SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& p
   });
 }
 
-std::vector<CopyCost> plan_copies_of(const nb::callable& prepare, const nb::bytes& path,
-                                     nb::handle comm, double seconds) {
-  const Entered entered;
-  const Location location(path_of(path));
-  const Communicator communicator = to_communicator(comm);
-  const Deadline deadline = end_after(seconds);
-  return as_rank(communicator.rank(), communicator.size(), [&] {
-    return without_gil([&](const Stop& stop) {
-      return plan_copies(request_of(prepare), location.place(), communicator,
-                         deadline.with_interrupt(stop));
-    });
-  });
-}
-
-CopyCost plan_copies_by_files_of(const SaveRequest& options, const nb::callable& prepare) {
-  const Entered entered;
-  const Deadline deadline = end_after(options.options.timeout);
-  return without_gil([&](const Stop& stop) {
-    return plan_copies_by_files(options.location, options.options, request_of(prepare),
-                                deadline.with_interrupt(stop));
-  });
-}
-
 // `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
 // that were not loaded. An exception of it is this rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
@@ -230,13 +207,6 @@ void bind_engine(nb::module_& m) {
                ", items_written=" + std::to_string(result.items_written) +
                (result.published ? ")" : ", published=False)");
       });
-  nb::class_<CopyCost>(m, "CopyCost", "What `replicate` adds to what one rank writes.")
-      .def_ro("copies", &CopyCost::copies, "Number of copies of shards that other ranks write.")
-      .def_ro("bytes", &CopyCost::bytes, "Bytes of the copies' elements.")
-      .def("__repr__", [](const CopyCost& cost) {
-        return "CopyCost(copies=" + std::to_string(cost.copies) +
-               ", bytes=" + std::to_string(cost.bytes) + ")";
-      });
   nb::class_<SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),
            "tensor_attributes"_a, "progress"_a.none(), "compared_common"_a.none());
@@ -250,12 +220,6 @@ void bind_engine(nb::module_& m) {
         "session"_a.none() = nb::none(),
         nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "
                 "SaveRequest], session: Session | None = None) -> SaveResult"));
-  m.def("plan_copies", &plan_copies_of, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
-        nb::sig("def plan_copies(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, "
-                "comm: object, seconds: float) -> list[CopyCost]"));
-  m.def("plan_copies_by_files", &plan_copies_by_files_of, "options"_a, "prepare"_a,
-        nb::sig("def plan_copies_by_files(options: SaveRequest, prepare: "
-                "collections.abc.Callable[[], SaveRequest]) -> CopyCost"));
   m.def("load", &load_state, "prepare"_a, "take"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "

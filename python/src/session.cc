@@ -49,8 +49,7 @@ void bind_session(nb::module_& m) {
       .def_ro(
           "plans_from_cache", &SessionStats::plans_from_cache,
           "Number of saves that used the plan of an earlier save. Saves that are counted neither "
-          "here nor in plans_exchanged were planned by this rank with agreement=\"rule\" or by "
-          "files.")
+          "here nor in plans_exchanged were planned by this rank, by files.")
       .def_ro("plan_bytes_sent", &SessionStats::plan_bytes_sent,
               "Bytes of the plans that this rank sent.")
       .def("__repr__", [](const SessionStats& stats) {

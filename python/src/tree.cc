@@ -348,7 +348,7 @@ class TreeMaker {
     return Value(nb::cast<TensorView>(found[0]), autograd);
   }
 
-  // A plain array. If the ranks agree by rule, it is a tensor that every rank is known to hold.
+  // A plain array. If the ranks plan by rule, it is a tensor that every rank is known to hold.
   StateNode array(TensorView view, const Path& path) const {
     if (everywhere_ == 0) return view;
     const Dims shape = view.shape;

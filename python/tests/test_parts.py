@@ -218,9 +218,12 @@ def by_order(rank: int, world: int, rows: int, root: str) -> list[str]:
     mine = parts[inner].clone() if inner < len(parts) else torch.empty(0)
     wrong = []
     saved = with_order(mine, mesh, (1, 0), (rows,))
-    for number, options in enumerate([{}, {"agreement": "rule"}]):
+    files = tilestone.ByFiles(rank, world, "orders of a test")
+    for number, options in enumerate(
+        [{"checks": tilestone.Checks(access=True)}, {"by_files": files}]
+    ):
         path = f"{root}/{number}"
-        tilestone.save({"w": saved}, path, timeout=60, checks=tilestone.Checks(access=True), **options)
+        tilestone.save({"w": saved}, path, timeout=60, **options)
         loaded = tilestone.load({"w": torch.zeros(rows)}, path, timeout=60)["w"]
         if not torch.equal(loaded, whole):
             wrong.append(f"{options}: {loaded.tolist()}")
@@ -254,7 +257,7 @@ def test_an_order_of_shards_is_followed(
 
 
 def other_ways(rank: int, world: int, root: str) -> list[str]:
-    """The same objects by rule, by files, in steps, with a session, and in Megatron's dialect."""
+    """The same objects by exchange, by files, in steps, with a session, and in Megatron's dialect."""
     box = [(0, 5), (5, 8)][rank]
     wrong = []
 
@@ -282,8 +285,8 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
 
     tilestone.save(state(), f"{root}/exchange", timeout=60, checks=tilestone.Checks(access=True))
     check("exchange", f"{root}/exchange")
-    by_files = {"coordination": "files", "rank": rank, "world_size": 2, "token": "parts of a test"}
-    tilestone.save(state(), f"{root}/files", timeout=60, **by_files)
+    by_files = tilestone.ByFiles(rank, 2, "parts of a test")
+    tilestone.save(state(), f"{root}/files", timeout=60, by_files=by_files)
     check("files", f"{root}/files")
     with tilestone.begin_save(state(), f"{root}/steps", timeout=60) as begun:
         begun.stage()

@@ -417,7 +417,7 @@ class SessionStats:
     @property
     def plans_from_cache(self) -> int:
         """
-        Number of saves that used the plan of an earlier save. Saves that are counted neither here nor in plans_exchanged were planned by this rank with agreement="rule" or by files.
+        Number of saves that used the plan of an earlier save. Saves that are counted neither here nor in plans_exchanged were planned by this rank, by files.
         """
 
     @property
@@ -823,19 +823,6 @@ class SaveResult:
 
     def __repr__(self) -> str: ...
 
-class CopyCost:
-    """What `replicate` adds to what one rank writes."""
-
-    @property
-    def copies(self) -> int:
-        """Number of copies of shards that other ranks write."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the copies' elements."""
-
-    def __repr__(self) -> str: ...
-
 class SaveRequest:
     """A rank's state, path and options for a save."""
 
@@ -849,10 +836,6 @@ class LoadRequest:
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
 def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> SaveResult: ...
-
-def plan_copies(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> list[CopyCost]: ...
-
-def plan_copies_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest]) -> CopyCost: ...
 
 def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
 

@@ -26,24 +26,22 @@ using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using Agreement = SaveOptions::Agreement;
 using Differing = Checks::Differing;
 
 SaveOptions saving(const Communicator& comm, Differing differing = Differing::kWarn,
-                   Agreement agreement = Agreement::kExchange, bool megatron = false) {
+                   bool megatron = false) {
   SaveOptions options;
   options.comm = comm;
   options.checks.common_differs = differing;
-  options.agreement = agreement;
   options.resources.threads = 1;
   options.timeout = 30;
   if (megatron) options.dialect = megatron_dialect();
   return options;
 }
 
-// A plain tensor as Python's binding describes it to ranks that plan by rule.
-StateNode plain(const std::string& key, TensorView data, int ranks, Agreement agreement) {
-  if (agreement == Agreement::kExchange) return data;
+// A plain tensor. With `ranks`, as Python's binding describes it to ranks that save by files.
+StateNode plain(const std::string& key, TensorView data, int ranks = 0) {
+  if (ranks == 0) return data;
   ShardedTensor tensor = ShardedTensor::from_box(key, data, data.shape, Box::whole(data.shape));
   for (int rank = 0; rank < ranks; ++rank) tensor.holders.push_back(rank);
   tensor.common = true;
@@ -52,50 +50,45 @@ StateNode plain(const std::string& key, TensorView data, int ranks, Agreement ag
 
 // One dict whose parts belong together. `tag` makes the keys those of one test, because a warning
 // is logged once in a process.
-StateDict loader_of(const std::string& tag, int rank, int ranks, Agreement agreement) {
+StateDict loader_of(const std::string& tag, int rank, int ranks = 0) {
   StateDict state;
   state[tag + ".n"] = Value(int64_t{100 + rank});
   for (const char* name : {".a", ".b", ".c", ".d"}) {
     const std::string key = tag + name;
-    state[key] = plain(key, counting(DType::kInt64, {4}, rank), ranks, agreement);
+    state[key] = plain(key, counting(DType::kInt64, {4}, rank), ranks);
   }
   return state;
 }
 
 TEST(Contents, WhatBelongsTogetherIsSavedFromOneRankAndEachKeyIsNamedWithItsRanks) {
-  for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-    const std::string tag = agreement == Agreement::kRule ? "rule" : "exchange";
-    const Location location(memory_storage());
-    const LoggedWarnings warnings;
-    run_ranks(3, [&](const Communicator& comm) {
-      save(loader_of(tag, comm.rank(), 3, agreement), location,
-           saving(comm, Differing::kWarn, agreement));
-    });
-    for (const char* name : {".n", ".a", ".b", ".c", ".d"}) {
-      EXPECT_THAT(warnings.texts(), Contains(HasSubstr("\"" + tag + name +
-                                                       "\" (ranks 0, 1 and 2 differ), and that of "
-                                                       "rank 0 is saved")));
-    }
-    const Checkpoint checkpoint = Checkpoint::open(location);
-    EXPECT_EQ(checkpoint.read_object(tag + ".n"), Value(100));
-    for (const char* name : {".a", ".b", ".c", ".d"}) {
-      EXPECT_EQ(elements(checkpoint.read(tag + name)), elements(counting(DType::kInt64, {4}, 0)));
-    }
+  const Location location(memory_storage());
+  const LoggedWarnings warnings;
+  run_ranks(3, [&](const Communicator& comm) {
+    save(loader_of("exchange", comm.rank()), location, saving(comm));
+  });
+  for (const char* name : {".n", ".a", ".b", ".c", ".d"}) {
+    EXPECT_THAT(warnings.texts(), Contains(HasSubstr("\"exchange" + std::string(name) +
+                                                     "\" (ranks 0, 1 and 2 differ), and that of "
+                                                     "rank 0 is saved")));
+  }
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  EXPECT_EQ(checkpoint.read_object("exchange.n"), Value(100));
+  for (const char* name : {".a", ".b", ".c", ".d"}) {
+    EXPECT_EQ(elements(checkpoint.read("exchange" + std::string(name))),
+              elements(counting(DType::kInt64, {4}, 0)));
   }
 }
 
 TEST(Contents, WhereThatIsAnErrorEveryRankThrowsItAndNothingIsWritten) {
-  for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-    const auto storage = memory_storage();
-    const auto texts = failures(3, [&](const Communicator& comm) {
-      StateDict state;
-      state["rng"] = plain("rng", counting(DType::kUInt8, {16}, comm.rank() / 2), 3, agreement);
-      save(state, Location(storage), saving(comm, Differing::kError, agreement));
-    });
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr("not the same on all ranks"),
-                                  HasSubstr("\"rng\" (ranks 0 and 2 differ)"))));
-    EXPECT_THAT(storage->list(), IsEmpty());
-  }
+  const auto storage = memory_storage();
+  const auto texts = failures(3, [&](const Communicator& comm) {
+    StateDict state;
+    state["rng"] = counting(DType::kUInt8, {16}, comm.rank() / 2);
+    save(state, Location(storage), saving(comm, Differing::kError));
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("not the same on all ranks"),
+                                HasSubstr("\"rng\" (ranks 0 and 2 differ)"))));
+  EXPECT_THAT(storage->list(), IsEmpty());
 }
 
 StateDict replicas_of(int rank, int64_t value) {
@@ -109,24 +102,22 @@ StateDict replicas_of(int rank, int64_t value) {
 
 TEST(Contents, ReplicasOfObjectsAndSmallTensorsAreComparedInBothDialects) {
   for (const bool megatron : {false, true}) {
-    for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-      const auto save_with = [&](Differing differing, int64_t of_rank_2) {
-        const auto storage = memory_storage();
-        const auto texts = failures(3, [&](const Communicator& comm) {
-          save(replicas_of(comm.rank(), comm.rank() == 2 ? of_rank_2 : 5), Location(storage),
-               saving(comm, differing, agreement, megatron));
-        });
-        if (of_rank_2 != 5 && differing == Differing::kError) {
-          EXPECT_THAT(storage->list(), IsEmpty());
-        }
-        return texts;
-      };
-      EXPECT_THAT(save_with(Differing::kError, 6),
-                  Each(AllOf(HasSubstr("\"rng/shard_0_1\" (ranks 1 and 2 differ)"),
-                             HasSubstr("\"w\" (ranks 0 and 2 differ)"))));
-      EXPECT_THAT(save_with(Differing::kError, 5), Each(std::string()));
-      EXPECT_THAT(save_with(Differing::kIgnore, 6), Each(std::string()));
-    }
+    const auto save_with = [&](Differing differing, int64_t of_rank_2) {
+      const auto storage = memory_storage();
+      const auto texts = failures(3, [&](const Communicator& comm) {
+        save(replicas_of(comm.rank(), comm.rank() == 2 ? of_rank_2 : 5), Location(storage),
+             saving(comm, differing, megatron));
+      });
+      if (of_rank_2 != 5 && differing == Differing::kError) {
+        EXPECT_THAT(storage->list(), IsEmpty());
+      }
+      return texts;
+    };
+    EXPECT_THAT(save_with(Differing::kError, 6),
+                Each(AllOf(HasSubstr("\"rng/shard_0_1\" (ranks 1 and 2 differ)"),
+                           HasSubstr("\"w\" (ranks 0 and 2 differ)"))));
+    EXPECT_THAT(save_with(Differing::kError, 5), Each(std::string()));
+    EXPECT_THAT(save_with(Differing::kIgnore, 6), Each(std::string()));
   }
 }
 
@@ -240,21 +231,19 @@ TEST(Contents, AListWithCommonValuesWhoseLengthDiffersIsRefusedWithItsPath) {
   const auto said = AllOf(HasSubstr("optimizer.param_state"), HasSubstr("the same length"),
                           HasSubstr("3 on rank 1"));
   for (const bool megatron : {false, true}) {
-    for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-      const auto storage = memory_storage();
-      const auto save_lists = [&](bool with_common, Differing differing) {
-        return failures(3, [&](const Communicator& comm) {
-          const int length =
-              with_common ? lengths[static_cast<size_t>(comm.rank())] : 1 + comm.rank();
-          save(lists_of(comm.rank(), length, with_common), Location(storage),
-               saving(comm, differing, agreement, megatron));
-        });
-      };
-      EXPECT_THAT(save_lists(true, Differing::kIgnore), Each(said));
-      EXPECT_THAT(save_lists(true, Differing::kWarn), Each(said));
-      EXPECT_THAT(storage->list(), IsEmpty());
-      EXPECT_THAT(save_lists(false, Differing::kWarn), Each(std::string()));
-    }
+    const auto storage = memory_storage();
+    const auto save_lists = [&](bool with_common, Differing differing) {
+      return failures(3, [&](const Communicator& comm) {
+        const int length =
+            with_common ? lengths[static_cast<size_t>(comm.rank())] : 1 + comm.rank();
+        save(lists_of(comm.rank(), length, with_common), Location(storage),
+             saving(comm, differing, megatron));
+      });
+    };
+    EXPECT_THAT(save_lists(true, Differing::kIgnore), Each(said));
+    EXPECT_THAT(save_lists(true, Differing::kWarn), Each(said));
+    EXPECT_THAT(storage->list(), IsEmpty());
+    EXPECT_THAT(save_lists(false, Differing::kWarn), Each(std::string()));
   }
 }
 
@@ -280,7 +269,7 @@ TEST(Contents, ByFilesDifferencesAreNamedOrRefusedWhenTheSaveIsPublished) {
       SaveOptions options = by_files(rank, 2);
       options.checks.common_differs = differing;
       try {
-        StateDict state = loader_of("files", rank, 2, Agreement::kRule);
+        StateDict state = loader_of("files", rank, 2);
         state["rng"] = ShardedObject::make("files.rng", Value(rank), {1}, {0}, {1 - rank});
         save(state, location, options);
       } catch (const Error& error) {
@@ -309,7 +298,7 @@ TEST(Contents, ByFilesDifferencesAreNamedOrRefusedWhenTheSaveIsPublished) {
 
 TEST(Contents, UnderOneTokenASecondSaveOfOtherContentIsRefusedAndSoIsOneOfAnotherShape) {
   const auto state_of = [](int rank) {
-    StateDict state = loader_of("again", 0, 2, Agreement::kRule);
+    StateDict state = loader_of("again", 0, 2);
     state["large"] = ShardedTensor::from_rank_offsets(
         "large", counting(DType::kFloat32, {1 << 15}, rank), {{0, rank, 2}});
     return state;
@@ -322,9 +311,7 @@ TEST(Contents, UnderOneTokenASecondSaveOfOtherContentIsRefusedAndSoIsOneOfAnothe
        }},
       {"again.n", [](StateDict& s) { s["again.n"] = Value(1); }},
       {"again.c",
-       [](StateDict& s) {
-         s["again.c"] = plain("again.c", counting(DType::kInt64, {5}), 2, Agreement::kRule);
-       }},
+       [](StateDict& s) { s["again.c"] = plain("again.c", counting(DType::kInt64, {5}), 2); }},
       {"again.b", [](StateDict& s) {
          s.get<ShardedTensor>("again.b").pieces[0].data.elements<int64_t>()[1] = 77;
        }}};

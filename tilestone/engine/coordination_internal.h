@@ -95,8 +95,4 @@ std::unique_ptr<Coordination> coordinate(const Location& location, const SaveOpt
 // Depends only on the options, so it throws on all ranks or on none.
 void refuse_by_files(const SaveShare& share);
 
-// What the copies of a save by files would cost this rank. Writes nothing.
-CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
-                         const Bring& bring);
-
 }  // namespace tilestone::engine

@@ -113,8 +113,8 @@ TEST(DifferingRanks, AnOptionOfASaveThatDiffersIsNamedWithItsValues) {
        [](SaveOptions& options) { options.overwrite = true; }},
       {"attributes (ranks 0 and 2: {}; rank 1: {\"iteration\": \"100\"})",
        [](SaveOptions& options) { options.attributes = {{"iteration", "100"}}; }},
-      {"agreement (ranks 0 and 2: \"exchange\"; rank 1: \"rule\")",
-       [](SaveOptions& options) { options.agreement = SaveOptions::Agreement::kRule; }},
+      {"copies (ranks 0 and 2: None; rank 1: given)",
+       [](SaveOptions& options) { options.copies = LocalCopies{{1}}; }},
   };
   for (const DifferingOption& option : cases) {
     const auto storage = memory_storage();

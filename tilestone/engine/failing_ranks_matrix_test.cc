@@ -33,7 +33,7 @@ constexpr double kTakeOver = 12;        // the time that a publisher is given at
 constexpr double kMargin = 8;           // in which a rank ends after its last wait
 constexpr int64_t kOld = 7, kNew = 50;
 
-enum class Way { kExchange, kRule, kSession, kFiles, kFilesNoWait, kRankLocal };
+enum class Way { kExchange, kSession, kFiles, kFilesNoWait, kRankLocal };
 enum class Where {
   kState,    // the rank's state can't be saved
   kOptions,  // its options differ from the others'
@@ -201,7 +201,6 @@ class FailingSave {
     options.resources.buffer_bytes = 1u << 20;
     options.checks.common_differs = Checks::Differing::kIgnore;
     options.overwrite = true;
-    if (cell_.way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
     if (!is_by_files(cell_.way)) return options;
     options.overwrite = false;
     options.comm = Communicator();
@@ -360,8 +359,8 @@ class FailingSave {
 
 std::vector<Cell> all_cells() {
   std::vector<Cell> cells;
-  for (const Way way : {Way::kExchange, Way::kRule, Way::kSession, Way::kFiles, Way::kFilesNoWait,
-                        Way::kRankLocal}) {
+  for (const Way way :
+       {Way::kExchange, Way::kSession, Way::kFiles, Way::kFilesNoWait, Way::kRankLocal}) {
     for (const Where where :
          {Where::kState, Where::kOptions, Where::kGivesUpPlanned, Where::kGivesUpStaged,
           Where::kGivesUpWritten, Where::kWrite, Where::kReport, Where::kPublish,

@@ -28,8 +28,8 @@ using TwoPhase = Reading::TwoPhase;
 constexpr int64_t kRow = 32768;  // float32: large enough to be read alone
 constexpr int64_t kNorm = 1024;
 
-enum class Way { kExchange, kRule, kFiles };
-constexpr Way kWays[] = {Way::kExchange, Way::kRule, Way::kFiles};
+enum class Way { kExchange, kFiles };
+constexpr Way kWays[] = {Way::kExchange, Way::kFiles};
 
 // The ranks of one tensor-parallel group: first, first + 1, ...
 struct Group {
@@ -85,7 +85,6 @@ SaveOptions saving(Way way, const Communicator& comm, int world, bool copies, co
   } else {
     options.comm = comm;
   }
-  if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (!copies) return options;
   options.copies.emplace();
   options.copies->group = ranks_of(group);
@@ -208,7 +207,7 @@ TEST(LocalCopies, ALoadInAnotherLayoutFindsTheSameElements) {
   }
 }
 
-TEST(LocalCopies, WhatTheyCostIsSaidBeforeAndAfterAndStaysWithinTheBudget) {
+TEST(LocalCopies, WhatTheyCostIsSaidAfterwardsAndStaysWithinTheBudget) {
   for (const Way way : kWays) {
     for (const uint64_t budget : {~uint64_t{0}, uint64_t{kNorm * 4}, uint64_t{0}}) {
       SCOPED_TRACE(testing::Message() << "way " << static_cast<int>(way) << ", " << budget);
@@ -220,12 +219,8 @@ TEST(LocalCopies, WhatTheyCostIsSaidBeforeAndAfterAndStaysWithinTheBudget) {
         SaveOptions options = saving(way, comm, 2, true, group);
         options.copies->max_bytes = budget;
         const StateDict state = state_of(comm.rank(), group);
-        const std::vector<CopyCost> costs = plan_copies(state, Location(storage), options);
-        ASSERT_EQ(costs.size(), way == Way::kFiles ? 1u : 2u);
         const SaveResult result = save(state, Location(storage), options);
-        const CopyCost& mine = costs[way == Way::kFiles ? 0 : static_cast<size_t>(comm.rank())];
-        EXPECT_EQ(mine, (CopyCost{result.copies, result.copy_bytes}));
-        EXPECT_LE(mine.bytes, budget);
+        EXPECT_LE(result.copy_bytes, budget);
         const std::lock_guard lock(mutex);
         copies += result.copies;
         bytes += result.copy_bytes;

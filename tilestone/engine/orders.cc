@@ -1,23 +1,11 @@
-#include <algorithm>
-#include <set>
+#include "tilestone/engine/orders_internal.h"
+
 #include <utility>
 
-#include "tilestone/engine/orders_internal.h"
 #include "tilestone/plan/grid_plan.h"
 
 namespace tilestone::engine {
 namespace {
-
-void write_keys(ByteWriter& writer, const std::vector<std::string>& keys) {
-  writer.varint(keys.size());
-  for (const std::string& key : keys) writer.string(key);
-}
-
-std::vector<std::string> read_keys(ByteReader& reader) {
-  std::vector<std::string> keys;
-  for (uint64_t count = reader.count(); count > 0; --count) keys.emplace_back(reader.string());
-  return keys;
-}
 
 std::vector<std::vector<Dims>> grids_of(const std::vector<PlanMessage>& messages) {
   std::vector<LocalSavePlan> decoded;
@@ -33,7 +21,6 @@ Bytes PlanMessage::encode() const {
   ByteWriter writer;
   writer.u64(common);
   writer.u64(lists);
-  write_keys(writer, empties);
   writer.string(made_in);
   writer.varint(contents.size());
   for (const GroupContent& one : contents) {
@@ -56,7 +43,6 @@ PlanMessage PlanMessage::decode(Bytes message) {
   PlanMessage decoded;
   decoded.common = reader.u64();
   decoded.lists = reader.u64();
-  decoded.empties = read_keys(reader);
   decoded.made_in = reader.string();
   decoded.contents.resize(reader.count(2 * sizeof(uint64_t)));
   for (GroupContent& one : decoded.contents) {
@@ -85,7 +71,6 @@ Bytes Orders::encode() const {
     for (const int64_t extent : cell) writer.varint(static_cast<uint64_t>(extent));
   }
   writer.blob(groups);
-  if (way == Way::kRule) write_keys(writer, empties);
   if (way == Way::kExchange) writer.raw(assignment.encode());
   return std::move(writer).take();
 }
@@ -103,26 +88,11 @@ Orders Orders::decode(ByteView bytes) {
   }
   const ByteView groups = reader.blob();
   orders.groups.assign(groups.begin(), groups.end());
-  if (orders.way == Way::kRule) orders.empties = read_keys(reader);
   if (orders.way == Way::kExchange) {
     orders.assignment = Assignment::decode(reader.raw(reader.remaining()));
   }
   reader.expect_end();
   return orders;
-}
-
-std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
-                                  const std::string& save_id) {
-  std::set<std::string> given;
-  std::vector<Bytes> encoded;
-  for (const PlanMessage& message : messages) {
-    Orders orders{save_id, Orders::Way::kRule};
-    for (const std::string& key : message.empties) {
-      if (given.insert(key).second) orders.empties.push_back(key);
-    }
-    encoded.push_back(orders.encode());
-  }
-  return encoded;
 }
 
 ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,

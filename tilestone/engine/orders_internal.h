@@ -15,15 +15,14 @@ namespace tilestone::engine {
 
 // A rank's message to the coordinator.
 struct PlanMessage {
-  uint64_t common = 0;               // content hash of its common state; 0: not compared
-  uint64_t lists = 0;                // hash_of() its list_lengths()
-  std::vector<std::string> empties;  // by rule: keys of its tensors without elements
+  uint64_t common = 0;  // content hash of its common state; 0: not compared
+  uint64_t lists = 0;   // hash_of() its list_lengths()
   // CachedPlan::made_in, if the rank has a cached plan for what it saves. It then does not send the
   // plan. "": no cached plan.
   std::string made_in = {};
-  // Hashes of what it holds, if it knows with whom to compare it: by rule, and with a cached plan.
+  // Hashes of what it holds, if it has a cached plan, which says with whom to compare it.
   std::vector<GroupContent> contents = {};
-  // By exchange: the ranks whose chunks this rank copies, ascending; empty: none.
+  // The ranks whose chunks this rank copies, ascending; empty: none.
   std::vector<int> group = {};
   // With SaveOptions::tp_replica_names: the result of replicas_to_name() on this rank.
   ReplicaNames replicas = {};
@@ -36,11 +35,9 @@ struct PlanMessage {
 // What a rank is to do, once the ranks have agreed.
 struct Orders {
   std::string save_id;
-  enum class Way : uint8_t { kExchange, kRule, kAsBefore };
+  enum class Way : uint8_t { kExchange, kAsBefore };
   Way way = Way::kExchange;
-  Assignment assignment = {};  // kExchange only; with kAsBefore the cached plan has it
-  // kRule: the keys of tensors without elements that this rank writes.
-  std::vector<std::string> empties = {};
+  Assignment assignment = {};    // kExchange only; with kAsBefore the cached plan has it
   std::vector<Dims> grids = {};  // one per tensor of its plan, if the format needs grids
   Bytes groups = {};  // ContentGroups::encode(), if the coordinator keeps plans in a session
 
@@ -48,12 +45,8 @@ struct Orders {
   static Orders decode(ByteView bytes);
 };
 
-// The functions below return the encoded orders of each rank.
-//
-// By rule. Of the ranks that hold a tensor without elements, the lowest writes it.
-std::vector<Bytes> orders_by_rule(const std::vector<PlanMessage>& messages,
-                                  const std::string& save_id);
-// By exchange.
+// ---- The encoded orders of each rank
+
 struct ExchangedOrders {
   std::vector<Bytes> orders;
   std::vector<DifferingContent> differing;  // among the contents in the plans

@@ -20,7 +20,7 @@ void PlanCache::put(CachedPlan plan) {
   if (plans_.size() > kMaxPlans) plans_.pop_back();
 }
 
-uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way) {
+uint64_t structure_of(const SaveShare& share, PlannedBy way) {
   LocalSavePlan bare = share.local;
   for (PlanObject& object : bare.objects) object.content = 0;
   for (PlanChunk& chunk : bare.chunks) chunk.content = 0;

@@ -40,12 +40,14 @@ class PlanCache {
   std::deque<CachedPlan> plans_;
 };
 
+// How the ranks decide who writes what: with a communicator by exchange, by files by rule.
+enum class PlannedBy : uint8_t { kExchange, kRule };
+
 // A hash of everything that this rank's part of a plan depends on: its local plan (without
 // contents), its rank, whether contents are compared, the world size, and the relevant options.
-// `way`: how the ranks decide who writes what; by files it is kRule, whatever the options say. By
-// rule a rank's part depends on nothing else, so a cached plan can be used without asking other
+// By rule a rank's part depends on nothing else, so a cached plan can be used without asking other
 // ranks. Throws what replicate_group_of() throws.
-uint64_t structure_of(const SaveShare& share, SaveOptions::Agreement way);
+uint64_t structure_of(const SaveShare& share, PlannedBy way);
 
 // True if all ranks have cached parts of the same plan.
 bool all_as_before(const std::vector<PlanMessage>& messages);

@@ -66,10 +66,10 @@ bool is(const Bytes& answer, Answer kind) {
 class CoordinationByRounds final : public Coordination {
  public:
   CoordinationByRounds(Communicator comm, const std::string& place, Deadline deadline,
-                       std::shared_ptr<SessionParts> session, const std::string& call = "save")
+                       std::shared_ptr<SessionParts> session)
       : Coordination(deadline, std::move(session)),
         comm_(std::move(comm)),
-        rounds_(comm_, call, place, deadline) {
+        rounds_(comm_, "save", place, deadline) {
     share_.rank = comm_.rank();
     share_.world_size = comm_.size();
   }
@@ -137,41 +137,8 @@ class CoordinationByRounds final : public Coordination {
     discard();
   }
 
-  // Called instead of all steps: what the copies would cost, by rank.
-  std::vector<CopyCost> cost_of_copies(const Bring& bring) {
-    const auto answer = rounds_.run(
-        "planning", [&](Deadline) { return first_message(bring); },
-        [&](std::vector<Bytes> messages) {
-          take_messages(messages);
-          make_orders();
-          return std::move(orders_);
-        });
-    take_orders(Orders::decode(answer));
-    const auto send_cost = [&](Deadline) {
-      ByteWriter writer;
-      writer.u64(result_.copies);
-      writer.u64(result_.copy_bytes);
-      return std::move(writer).take();
-    };
-    const Bytes costs =
-        rounds_.run_last("counting copies", send_cost, [](std::vector<Bytes> of_ranks) {
-          ByteWriter writer;
-          for (const Bytes& cost : of_ranks) writer.raw(cost);
-          return std::vector<Bytes>(of_ranks.size(), std::move(writer).take());
-        });
-    ByteReader reader(costs, "costs of copies");
-    std::vector<CopyCost> by_rank;
-    while (reader.remaining() > 0) {
-      CopyCost& cost = by_rank.emplace_back();
-      cost.copies = reader.u64();
-      cost.bytes = reader.u64();
-    }
-    return by_rank;
-  }
-
  private:
   bool is_alone() const { return comm_.size() == 1; }
-  bool by_rule() const { return options().agreement == SaveOptions::Agreement::kRule; }
   const SaveOptions& options() const { return share_.options; }
   Storage& storage() const { return staging_ != nullptr ? *staging_ : location_->storage(); }
 
@@ -267,15 +234,8 @@ class CoordinationByRounds final : public Coordination {
       session_->count({0, 1, 0, 0});
     }
     share_.save_id = orders.save_id;
-    share_.report_held = by_rule();
-    if (by_rule()) {
-      assign_empty_chunks(share_, orders.empties);
-    } else {
-      share_.assignment = std::move(orders.assignment);
-    }
-    const CopyCost cost = settle_copies(share_);
-    result_.copies = cost.copies;
-    result_.copy_bytes = cost.bytes;
+    share_.assignment = std::move(orders.assignment);
+    settle_copies(share_, result_);
     if (share_.format->needs_grid()) take_grids(share_, orders.grids);
   }
 
@@ -341,8 +301,6 @@ class CoordinationByRounds final : public Coordination {
     save_id_ = random_save_id();
     if (as_before_) {
       orders_ = orders_as_before(messages_.size(), save_id_);
-    } else if (by_rule()) {
-      orders_ = orders_by_rule(messages_, save_id_);
     } else if (is_alone()) {
       orders_ = orders_for_one(share_.local, save_id_, *share_.format);
     } else {
@@ -355,11 +313,8 @@ class CoordinationByRounds final : public Coordination {
     if (!compares()) contested_.clear();
   }
 
-  // With whom this rank compares what, as far as it knows without the coordinator.
-  ContentGroups groups() const {
-    if (by_rule()) return groups_by_rule(share_.local);
-    return cached_ ? cached_->groups : ContentGroups();
-  }
+  // With whom this rank compares what; empty: it does not know without the coordinator.
+  ContentGroups groups() const { return cached_ ? cached_->groups : ContentGroups(); }
 
   void validate() const {
     std::vector<ByteView> plans;
@@ -378,7 +333,6 @@ class CoordinationByRounds final : public Coordination {
   PlanMessage plan_locally(const Brought& brought) {
     take_state(share_, *brought.state);
     check_items(share_, location_->storage());
-    check_agreement();
     std::vector<int> group = replicate_group_of(share_);
     share_.local = make_local_plan(share_.items);
     if (!group.empty()) note_contents_of_copied(share_);
@@ -386,31 +340,25 @@ class CoordinationByRounds final : public Coordination {
     PlanMessage message;
     message.replicas = replicas_to_name(share_);
     if (!is_alone()) message.lists = hash_of(share_.lists);
-    if (!by_rule()) message.group = std::move(group);
+    message.group = std::move(group);
     if (compares()) {
       message.common = hash_of_common(brought);
       // The planner copies each common object whose content is noted.
       note_contents(share_, share_.items.common.has_value(), groups());
       message.contents = contents_by_group(share_.local, groups());
     }
-    if (by_rule()) {
-      message.empties = keys_without_elements(share_.local);
-      share_.assignment = plan_by_rule(session_.get(), share_);
-    }
     if (cached_) {
       message.made_in = cached_->made_in;
-    } else if (is_exchanged() || options().checks.access) {
+    } else if (!is_alone() || options().checks.access) {
       message.plan = encoded_plan();
     }
     return message;
   }
 
-  bool is_exchanged() const { return !by_rule() && !is_alone(); }
-
   // Looks for the plan of an earlier save of the session in which this rank had the same structure.
   void look_for_plan() {
-    if (session_ == nullptr || !is_exchanged()) return;
-    structure_ = structure_of(share_, SaveOptions::Agreement::kExchange);
+    if (session_ == nullptr || is_alone()) return;
+    structure_ = structure_of(share_, PlannedBy::kExchange);
     const CachedPlan* const found = session_->plans.find(*structure_);
     if (found != nullptr) cached_ = *found;
   }
@@ -419,16 +367,6 @@ class CoordinationByRounds final : public Coordination {
     Bytes plan = share_.local.encode();
     if (session_ != nullptr) session_->count({0, 0, 0, plan.size()});
     return plan;
-  }
-
-  void check_agreement() const {
-    if (!by_rule()) return;
-    if (share_.format->needs_grid()) {
-      throw Error(ErrorCode::kUnsupported,
-                  "the format " + std::string(share_.format->name()) +
-                      " stores regular grids, for which the ranks can't plan by rule")
-          .with_hint("save with agreement = \"exchange\"");
-    }
   }
 
   // True if the ranks compare what should be equal on all of them.
@@ -515,11 +453,6 @@ class CoordinationByRounds final : public Coordination {
   std::vector<std::string> written_;  // data files of this rank
 };
 
-std::vector<CopyCost> copies_by_rounds(const Communicator& comm, const std::string& place,
-                                       Deadline deadline, const Bring& bring) {
-  return CoordinationByRounds(comm, place, deadline, nullptr, "plan_copies").cost_of_copies(bring);
-}
-
 }  // namespace
 
 std::unique_ptr<Coordination> coordinate_by_rounds(const Communicator& comm,
@@ -545,28 +478,6 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
   try {
     return engine::save_in_a_row(engine::coordinate_by_rounds(comm, place, deadline),
                                  engine::bring_request(prepare));
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
-                                  const SaveOptions& options) {
-  try {
-    const Deadline deadline = engine::deadline_of(options);
-    const auto bring = [&] { return engine::Brought{&state, &location, &options}; };
-    if (options.by_files) return {engine::copies_by_files(location, options, deadline, bring)};
-    return engine::copies_by_rounds(options.comm, location.place(), deadline, bring);
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
-                                  const std::string& place, const Communicator& comm,
-                                  Deadline deadline) {
-  try {
-    return engine::copies_by_rounds(comm, place, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

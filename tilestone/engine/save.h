@@ -3,7 +3,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/location.h"
@@ -34,12 +33,6 @@ namespace tilestone {
 // that directory to the location, or its exchange with the directory at the location.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
 
-// What SaveOptions::replicate would cost in this save(), by rank. Writes nothing. Every rank calls.
-// By files (options.by_files) each rank calls on its own, and the only element is its own cost.
-// Throws what the planning of a save throws.
-std::vector<CopyCost> plan_copies(const StateDict& state, const Location& location,
-                                  const SaveOptions& options);
-
 // One rank's request to save.
 struct SaveRequest {
   StateDict state;
@@ -67,13 +60,5 @@ SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& 
 // ranks that wait.
 SaveResult save_by_files(const Location& location, const SaveOptions& options,
                          const std::function<SaveRequest()>& prepare, Deadline deadline);
-
-// plan_copies() for a request that may fail to be made. By files it returns this rank's own cost,
-// and a failure of `prepare` is not reported to other ranks.
-std::vector<CopyCost> plan_copies(const std::function<SaveRequest()>& prepare,
-                                  const std::string& place, const Communicator& comm,
-                                  Deadline deadline);
-CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
-                              const std::function<SaveRequest()>& prepare, Deadline deadline);
 
 }  // namespace tilestone

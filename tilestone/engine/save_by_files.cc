@@ -137,13 +137,6 @@ class CoordinationByFiles final : public Coordination {
     attempt_.leave_failure(files_.rank, why, Deadline::after(kFailureTime));
   }
 
-  // Called instead of all steps.
-  CopyCost cost_of_copies(const Bring& bring) {
-    refuse_by_files(share_);
-    plan_locally(bring());
-    return {result_.copies, result_.copy_bytes};
-  }
-
  private:
   static constexpr std::chrono::duration<double> kFailureTime{10};  // for leaving a failure
 
@@ -232,9 +225,7 @@ class CoordinationByFiles final : public Coordination {
     check_holders();
     if (share_.options.copies.has_value()) note_contents_of_copied(share_);
     share_.assignment = plan_by_rule(session_.get(), share_);
-    const CopyCost cost = settle_copies(share_);
-    result_.copies = cost.copies;
-    result_.copy_bytes = cost.bytes;
+    settle_copies(share_, result_);
     warn_of_undeclared();
   }
 
@@ -424,12 +415,6 @@ std::unique_ptr<Coordination> coordinate_by_files(const Location& location,
   return std::make_unique<CoordinationByFiles>(location, options, deadline, std::move(session));
 }
 
-CopyCost copies_by_files(const Location& location, const SaveOptions& options, Deadline deadline,
-                         const Bring& bring) {
-  check_options(options);
-  return CoordinationByFiles(location, options, deadline, nullptr).cost_of_copies(bring);
-}
-
 }  // namespace tilestone::engine
 
 namespace tilestone {
@@ -439,15 +424,6 @@ SaveResult save_by_files(const Location& location, const SaveOptions& options,
   try {
     return engine::save_in_a_row(engine::coordinate_by_files(location, options, deadline),
                                  engine::bring_request(prepare));
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-CopyCost plan_copies_by_files(const Location& location, const SaveOptions& options,
-                              const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  try {
-    return engine::copies_by_files(location, options, deadline, engine::bring_request(prepare));
   } catch (...) {
     rethrow_cause();
   }

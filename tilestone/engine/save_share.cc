@@ -251,7 +251,7 @@ void note_contents_of_copied(SaveShare& share) {
   }
 }
 
-CopyCost settle_copies(SaveShare& share) {
+void settle_copies(SaveShare& share, SaveResult& result) {
   const Assignment& mine = share.assignment;
   const auto encoder = share.format->encoder();
   for (const uint32_t i : mine.object_copies) {
@@ -260,8 +260,8 @@ CopyCost settle_copies(SaveShare& share) {
   constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
   const auto& copies = share.options.copies;
   const uint64_t most = copies ? copies->max_bytes.value_or(kNoLimit) : kNoLimit;
-  const uint64_t bytes = limit_copies(share.local, most, share.assignment);
-  return {mine.copies.size() + mine.object_copies.size(), bytes};
+  result.copy_bytes = limit_copies(share.local, most, share.assignment);
+  result.copies = mine.copies.size() + mine.object_copies.size();
 }
 
 Assignment all_that_is_held(const LocalSavePlan& plan) {
@@ -274,26 +274,6 @@ Assignment all_that_is_held(const LocalSavePlan& plan) {
   all.objects.resize(plan.objects.size());
   std::iota(all.objects.begin(), all.objects.end(), 0u);
   return all;
-}
-
-std::vector<std::string> keys_without_elements(const LocalSavePlan& plan) {
-  std::set<std::string> keys;
-  for (const PlanChunk& chunk : plan.chunks) {
-    const PlanTensor& tensor = plan.tensors[chunk.tensor];
-    if (numel(tensor.global_shape) == 0) keys.insert(tensor.key);
-  }
-  return {keys.begin(), keys.end()};
-}
-
-void assign_empty_chunks(SaveShare& share, const std::vector<std::string>& keys) {
-  drop_empty_chunks(share);
-  std::vector<uint32_t>& mine = share.assignment.chunks;
-  std::set<std::string_view> wanted(keys.begin(), keys.end());
-  for (uint32_t i = 0; i < share.local.chunks.size() && !wanted.empty(); ++i) {
-    const PlanTensor& tensor = share.local.tensors[share.local.chunks[i].tensor];
-    if (wanted.erase(tensor.key) > 0) mine.push_back(i);
-  }
-  std::sort(mine.begin(), mine.end());
 }
 
 // Several items have the same key if the tensor has several shards on this rank.

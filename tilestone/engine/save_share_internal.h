@@ -74,22 +74,15 @@ std::vector<int> replicate_group_of(const SaveShare& share);
 // For saves with copies: sets PlanObject::content of all objects except the dialect's common
 // object, which the files of the index already duplicate.
 void note_contents_of_copied(SaveShare& share);
-// Removes the copies that exceed LocalCopies::max_bytes from the assignment. Returns the cost
-// of the remaining ones.
-CopyCost settle_copies(SaveShare& share);
+// Removes the copies that exceed LocalCopies::max_bytes from the assignment. The result gets the
+// number of the others, and their bytes: of elements and of objects' items.
+void settle_copies(SaveShare& share, SaveResult& result);
 
 // ---- Who writes what, beyond the planners of plan/
 
 // What a rank writes in torch's rank-local mode: everything that it holds, except empty boxes of
 // tensors that have elements.
 Assignment all_that_is_held(const LocalSavePlan& plan);
-
-// By rule. The keys of this rank's tensors without elements, each of which is stored as one empty
-// chunk. The rule does not tell which other ranks have them, so these (few) keys are sent to the
-// coordinator, which makes the lowest rank that has the tensor write it.
-std::vector<std::string> keys_without_elements(const LocalSavePlan& plan);
-// By rule: assigns the empty chunks of these tensors to this rank, and no other empty chunk.
-void assign_empty_chunks(SaveShare& share, const std::vector<std::string>& keys);
 
 // For formats with grids: sets TensorItem::chunk_shape. `grids`: one for each tensor of the local
 // plan. Also leaves out empty chunks, which have no file; the index lists the tensor anyway.

@@ -28,7 +28,7 @@ constexpr int64_t kFirst = 3;
 constexpr int64_t kLarge = kSlowBytes ? 1 << 18 : 1 << 21;
 
 // How the ranks coordinate.
-enum class Way { kRounds, kRule, kFiles };
+enum class Way { kRounds, kFiles };
 
 SaveOptions options_of(Way way, const Communicator& comm) {
   SaveOptions options;
@@ -38,7 +38,6 @@ SaveOptions options_of(Way way, const Communicator& comm) {
     options.by_files = ByFiles{comm.rank(), comm.size(), "a run of a test"};
   } else {
     options.comm = comm;
-    if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   }
   return options;
 }
@@ -115,8 +114,7 @@ std::vector<std::string> each_rank(Way way, int ranks,
 }
 
 TEST(SaveSteps, TakenApartTheyWriteTheFilesOfASaveAndWhatWasStagedIsSavedAsItWas) {
-  for (const Way way : {Way::kRounds, Way::kRule, Way::kFiles}) {
-    if (kSlowBytes && way == Way::kRule) continue;
+  for (const Way way : {Way::kRounds, Way::kFiles}) {
     std::vector<std::shared_ptr<Storage>> storages;
     for (const std::optional<Payload> payload :
          {std::optional<Payload>(), {Payload::kLive}, {Payload::kStaged}}) {

@@ -309,38 +309,6 @@ TEST(Save, SeveralFilesARankShareTheBytes) {
             elements(counting(DType::kFloat32, {1000}, 7)));
 }
 
-TEST(Save, ByRuleATensorThatNobodyWritesIsNoticed) {
-  const Location location(memory_storage());
-  const auto texts = failures(2, [&](Communicator comm) {
-    StateDict state;
-    // Both ranks say that they hold replica 1; none holds replica 0.
-    state["w"] = ShardedTensor::from_rank_offsets("w", counting(DType::kFloat32, {4}), {}, {1});
-    SaveOptions options = saving(comm);
-    options.agreement = SaveOptions::Agreement::kRule;
-    save(state, location, options);
-  });
-  EXPECT_THAT(texts, Each(HasSubstr("key w")));
-  EXPECT_TRUE(names_with(location.storage(), ".distcp").empty());
-  EXPECT_THROW(Checkpoint::open(location), Error);
-}
-
-TEST(Save, ByRuleATensorWithoutElementsIsWrittenOnceByTheLowestRankThatHasIt) {
-  const Location location(memory_storage());
-  std::vector<SaveResult> results(3);
-  run_ranks(3, [&](Communicator comm) {
-    StateDict state;
-    if (comm.rank() > 0) state["e"] = counting(DType::kFloat32, {0, 4});
-    SaveOptions options = saving(comm);
-    options.agreement = SaveOptions::Agreement::kRule;
-    results[comm.rank()] = save(state, location, options);
-  });
-  const Checkpoint checkpoint = Checkpoint::open(location);
-  EXPECT_EQ(checkpoint.read("e").shape, Dims({0, 4}));
-  EXPECT_EQ(results[0].items_written, 0u);
-  EXPECT_EQ(results[1].items_written, 1u);
-  EXPECT_EQ(results[2].items_written, 0u);
-}
-
 TEST(Save, ProgressEndsWithAllBytesAndAnExceptionEndsTheSave) {
   const Location location(memory_storage());
   std::vector<uint64_t> done;

@@ -44,7 +44,7 @@ Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
     return plan_save_by_rule(share.local, share.rank, replicate_group_of(share));
   };
   if (session == nullptr) return plan();
-  return session->planned_by_rule(structure_of(share, SaveOptions::Agreement::kRule), plan);
+  return session->planned_by_rule(structure_of(share, PlannedBy::kRule), plan);
 }
 
 SessionStats SessionParts::stats() const {
@@ -91,10 +91,9 @@ std::function<SaveRequest()> with_by_files(const std::function<SaveRequest()>& p
 // What the session's last save of such a state assigned to this rank, else what it would write by
 // rule.
 Assignment likely_assignment(const SessionParts& session, const SaveShare& share) {
-  using Agreement = SaveOptions::Agreement;
   const auto& by_files = share.options.by_files;
   if (by_files && by_files->torch_rank_local) return all_that_is_held(share.local);
-  const Agreement way = by_files ? Agreement::kRule : share.options.agreement;
+  const PlannedBy way = by_files ? PlannedBy::kRule : PlannedBy::kExchange;
   const CachedPlan* const cached = session.plans.find(structure_of(share, way));
   return cached != nullptr ? cached->assignment : plan_by_rule(nullptr, share);
 }
@@ -231,7 +230,8 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   share.local = make_local_plan(share.items);
   if (options.copies.has_value()) engine::note_contents_of_copied(share);
   share.assignment = engine::likely_assignment(*kept_->parts, share);
-  engine::settle_copies(share);
+  SaveResult unused;
+  engine::settle_copies(share, unused);
   const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
   auto threads = engine::staging_threads(bytes, options.resources.threads, kept_->parts.get());
   if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);

@@ -5,8 +5,8 @@
 //    times as much as copying to it.
 //  - Plans. With a communicator, a rank that saves the same structure as before says so instead of
 //    sending its plan. If all ranks do, no new plan is made. If any rank has a changed key, shape,
-//    dtype, box, replica or object, all ranks send their plans. When a rank plans alone (by rule,
-//    and therefore also by files), it makes a new plan only if its own state has changed.
+//    dtype, box, replica or object, all ranks send their plans. By files, where a rank plans
+//    alone, it makes a new plan only if its own state has changed.
 //  - The token, and the number of saves to each location. Together they identify a save by files
 //    (ByFiles).
 #pragma once

@@ -189,7 +189,7 @@ void expect_saved(const Spec& spec, const Location& location, int64_t first) {
   }
 }
 
-enum class Way { kExchange, kRule, kFiles };
+enum class Way { kExchange, kFiles };
 constexpr size_t kSaves = kReduced ? 100 : 250;
 
 void save_one(Session& session, const StateDict& state, const Location& location, Way way) {
@@ -199,7 +199,6 @@ void save_one(Session& session, const StateDict& state, const Location& location
   // Objects that only some ranks have count as differing contents; such saves would all send their
   // plans.
   options.checks.common_differs = Checks::Differing::kIgnore;
-  if (way == Way::kRule) options.agreement = SaveOptions::Agreement::kRule;
   if (way == Way::kFiles) {
     options.by_files = session.by_files(location);
     options.by_files->wait = false;
@@ -248,29 +247,22 @@ TEST(SessionPlans, NoChangeOfAnyRankIsSavedByAnEarlierPlan) {
   for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kExchange, ranks);
 }
 
-TEST(SessionPlans, NoChangeOfAnyRankIsSavedByAnEarlierPlanByRule) {
-  for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kRule, ranks);
-}
-
 TEST(SessionPlans, NoChangeOfAnyRankIsSavedByAnEarlierPlanByFiles) {
   for (const int ranks : {2, 3}) expect_no_stale_plan(Way::kFiles, ranks);
 }
 
-TEST(SessionPlans, ByRuleAnUnchangedStateIsPlannedOnce) {
-  for (const Way way : {Way::kRule, Way::kFiles}) {
-    run_ranks(2, [&](const Communicator& comm) {
-      const std::vector<Location> at = memory_locations(3);
-      Session session(0, 1, "a run of a test");
-      if (way == Way::kRule) session = Session(solo(), kSeconds);
-      for (const Location& location : at) {
-        save_one(session, row_state(solo(), comm.rank()), location, way);
-      }
-      EXPECT_EQ(session.stats().saves, 3u);
-      EXPECT_EQ(session.stats().plans_from_cache, 2u);
-      EXPECT_EQ(session.stats().plans_exchanged, 0u);
-      for (const Location& location : at) expect_rows(location, comm.rank(), 1);
-    });
-  }
+TEST(SessionPlans, ByFilesAnUnchangedStateIsPlannedOnce) {
+  run_ranks(2, [&](const Communicator& comm) {
+    const std::vector<Location> at = memory_locations(3);
+    Session session(0, 1, "a run of a test");
+    for (const Location& location : at) {
+      save_one(session, row_state(solo(), comm.rank()), location, Way::kFiles);
+    }
+    EXPECT_EQ(session.stats().saves, 3u);
+    EXPECT_EQ(session.stats().plans_from_cache, 2u);
+    EXPECT_EQ(session.stats().plans_exchanged, 0u);
+    for (const Location& location : at) expect_rows(location, comm.rank(), 1);
+  });
 }
 
 // A plan by exchange is not used as a plan by rule, even for the same states.
@@ -283,10 +275,10 @@ TEST(SessionPlans, APlanOfOneWayIsNotTakenForAnother) {
         ShardedTensor::from_rank_offsets("all", counting(DType::kInt64, {16}), {}, {comm.rank()});
     state["all"] = all;  // undeclared: by rule, rank 0 has the main replica
     save_one(session, state, at[0], Way::kExchange);
-    save_one(session, state, at[1], Way::kRule);
+    save_one(session, state, at[1], Way::kFiles);
     EXPECT_EQ(session.stats().plans_from_cache, 0u);
     save_one(session, state, at[2], Way::kExchange);
-    save_one(session, state, at[3], Way::kRule);
+    save_one(session, state, at[3], Way::kFiles);
     EXPECT_EQ(session.stats().plans_from_cache, 2u);
   });
   for (const Location& location : at) {
@@ -304,21 +296,20 @@ TEST(SessionPlans, EveryPartOfAPlanIsPartOfItsStructure) {
   plan.objects = {{"o", true, true, 7}};
   std::set<uint64_t> hashes;
   size_t count = 0;
-  const auto add = [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0,
-                       int world = 2,
-                       const std::shared_ptr<const Format>& format = torch_dist_format(),
-                       const SaveOptions& options = {},
-                       SaveOptions::Agreement way = SaveOptions::Agreement::kExchange) {
-    engine::SaveShare share;
-    engine::set_options(share, options);
-    share.format = format;
-    share.local = plan;
-    share.rank = rank;
-    share.world_size = world;
-    change(share.local);
-    ++count;
-    hashes.insert(engine::structure_of(share, way));
-  };
+  const auto add =
+      [&](const std::function<void(LocalSavePlan&)>& change, int rank = 0, int world = 2,
+          const std::shared_ptr<const Format>& format = torch_dist_format(),
+          const SaveOptions& options = {}, engine::PlannedBy way = engine::PlannedBy::kExchange) {
+        engine::SaveShare share;
+        engine::set_options(share, options);
+        share.format = format;
+        share.local = plan;
+        share.rank = rank;
+        share.world_size = world;
+        change(share.local);
+        ++count;
+        hashes.insert(engine::structure_of(share, way));
+      };
   const auto same = [](LocalSavePlan&) {};
   add(same);
   add([](LocalSavePlan& p) { p.tensors[0].key = "v"; });
@@ -345,7 +336,7 @@ TEST(SessionPlans, EveryPartOfAPlanIsPartOfItsStructure) {
   SaveOptions validated;
   validated.checks.access = true;
   add(same, 0, 2, torch_dist_format(), validated);
-  add(same, 0, 2, torch_dist_format(), {}, SaveOptions::Agreement::kRule);
+  add(same, 0, 2, torch_dist_format(), {}, engine::PlannedBy::kRule);
   EXPECT_EQ(hashes.size(), count);
   add([](LocalSavePlan& p) { p.objects[0].content = 8; });
   EXPECT_EQ(hashes.size(), count - 1);

@@ -114,7 +114,7 @@ TEST(Session, ObjectsThatAlwaysDifferLeaveThePlansAsTheyAre) {
   for (const Location& location : at) expect_rows(location, 3, 2);
 }
 
-// Megatron-Core's dialect compares its common state as a whole, both by exchange and by rule.
+// Megatron-Core's dialect compares its common state as a whole, with an earlier plan too.
 TEST(Session, ACommonStateThatDiffersIsFoundToo) {
   const std::vector<Location> at = memory_locations(3);
   const auto texts = failures(2, [&](const Communicator& comm) {

@@ -18,7 +18,6 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-using Agreement = SaveOptions::Agreement;
 using Differing = Checks::Differing;
 
 constexpr int kRanks = 4;
@@ -70,13 +69,12 @@ std::vector<Wrong> wrong_states() {
 
 TEST(ValidateAccess, ASaveOfWhatMainReplicasDoNotHoldOnceIsRefusedOnEveryRank) {
   for (const Wrong& wrong : wrong_states()) {
-    for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
+    for (const bool megatron : {false, true}) {
       const auto storage = memory_storage();
       const auto texts = failures(kRanks, [&](Communicator comm) {
         StateDict state = state_of(comm.rank());
         wrong.change(state, comm.rank());
-        SaveOptions options = saving(comm, agreement == Agreement::kRule);
-        options.agreement = agreement;
+        SaveOptions options = saving(comm, megatron);
         options.checks.access = true;
         save(state, Location(storage), options);
       });
@@ -100,25 +98,20 @@ TEST(ValidateAccess, WithoutItReplicasOfOneBoxAndGridsThatLackPlacesAreAccepted)
 
 TEST(ValidateAccess, WhatIsRightIsSavedAndLoadedInBothDialects) {
   for (const bool megatron : {false, true}) {
-    for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-      const auto storage = memory_storage();
-      run_ranks(kRanks, [&](Communicator comm) {
-        StateDict state = state_of(comm.rank());
-        TensorView plain = counting(DType::kInt64, {3}, 5);
-        state["plain"] = plain;
-        if (agreement == Agreement::kRule) state.entries().pop_back();
-        SaveOptions options = saving(comm, megatron);
-        options.agreement = agreement;
-        options.checks.access = true;
-        save(state, Location(storage), options);
-        LoadOptions load_options;
-        load_options.comm = comm;
-        load_options.checks.access = true;
-        const StateDict loaded = load(state_of(comm.rank()), Location(storage), load_options);
-        EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data,
-                  Value(comm.rank()));
-      });
-    }
+    const auto storage = memory_storage();
+    run_ranks(kRanks, [&](Communicator comm) {
+      StateDict state = state_of(comm.rank());
+      TensorView plain = counting(DType::kInt64, {3}, 5);
+      state["plain"] = plain;
+      SaveOptions options = saving(comm, megatron);
+      options.checks.access = true;
+      save(state, Location(storage), options);
+      LoadOptions load_options;
+      load_options.comm = comm;
+      load_options.checks.access = true;
+      const StateDict loaded = load(state_of(comm.rank()), Location(storage), load_options);
+      EXPECT_EQ(loaded.find(std::string("rng"))->get_if<ShardedObject>()->data, Value(comm.rank()));
+    });
   }
 }
 
@@ -177,21 +170,17 @@ std::vector<std::string> logged_by_saves(const std::function<void(Communicator)>
 }
 
 TEST(CommonState, WhereRanksDifferEachSaveLogsThePathsAndRanks) {
-  for (const Agreement agreement : {Agreement::kExchange, Agreement::kRule}) {
-    const Location places[] = {Location(memory_storage()), Location(memory_storage())};
-    const auto said = logged_by_saves([&](Communicator comm) {
-      SaveOptions options = saving(comm);
-      options.agreement = agreement;
-      for (const Location& place : places) save(with_common(comm.rank()), place, options);
-    });
-    ASSERT_EQ(said.size(), 2u);
-    EXPECT_THAT(
-        said,
-        Each(AllOf(HasSubstr("the common state of ranks 1 and 3 differs from that of rank 0"),
-                   HasSubstr("\"args.lr\" (rank 0: 0.5; rank 1: 0.25)"),
-                   HasSubstr("\"deep\" (rank 0: nothing; rank 1: {"), Not(HasSubstr("deep.a")),
-                   Not(HasSubstr("same")), HasSubstr("the common state of rank 0 is saved"))));
-  }
+  const Location places[] = {Location(memory_storage()), Location(memory_storage())};
+  const auto said = logged_by_saves([&](Communicator comm) {
+    SaveOptions options = saving(comm);
+    for (const Location& place : places) save(with_common(comm.rank()), place, options);
+  });
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_THAT(
+      said, Each(AllOf(HasSubstr("the common state of ranks 1 and 3 differs from that of rank 0"),
+                       HasSubstr("\"args.lr\" (rank 0: 0.5; rank 1: 0.25)"),
+                       HasSubstr("\"deep\" (rank 0: nothing; rank 1: {"), Not(HasSubstr("deep.a")),
+                       Not(HasSubstr("same")), HasSubstr("the common state of rank 0 is saved"))));
 }
 
 TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
@@ -205,14 +194,6 @@ TEST(CommonState, WhereRanksDifferAndThatIsAnErrorNothingIsWritten) {
     EXPECT_THAT(texts, Each(HasSubstr("args.lr")));
     EXPECT_THAT(storage->list(), IsEmpty());
   }
-  EXPECT_THAT(failures(kRanks,
-                       [&](Communicator comm) {
-                         SaveOptions options = saving(comm, false);
-                         options.checks.common_differs = Differing::kError;
-                         options.agreement = Agreement::kRule;
-                         save(with_common(comm.rank()), Location(memory_storage()), options);
-                       }),
-              Each(HasSubstr("args.lr")));
 }
 
 TEST(CommonState, TheOrderOfDictsIsNoDifferenceAndIgnoredOnesAreNotLogged) {

@@ -10,8 +10,6 @@
 namespace tilestone {
 namespace {
 
-constexpr uint64_t kEveryRank = 1;  // the group of all ranks, by rule
-
 uint64_t never_0(uint64_t hash) { return std::max<uint64_t>(hash, 1); }
 
 uint64_t mixed(const HeldContent& held) {
@@ -19,14 +17,6 @@ uint64_t mixed(const HeldContent& held) {
   out.u64(held.id);
   out.u64(held.content);
   return xxh3_64(out.bytes());
-}
-
-// A group by rule: hashes of holders and of single things don't meet.
-uint64_t group_of(const std::vector<int>& holders) {
-  ByteWriter out;
-  out.string("holders");
-  for (const int rank : holders) out.varint(static_cast<uint64_t>(rank));
-  return std::max<uint64_t>(xxh3_64(out.bytes()), kEveryRank + 1);
 }
 
 void write_runs(ByteWriter& out, const std::vector<uint64_t>& groups) {
@@ -128,21 +118,6 @@ ContentGroups ContentGroups::decode(ByteView bytes, size_t objects, size_t chunk
   groups.objects = read_runs(in, objects);
   groups.chunks = read_runs(in, chunks);
   in.expect_end();
-  return groups;
-}
-
-ContentGroups groups_by_rule(const LocalSavePlan& plan) {
-  ContentGroups groups;
-  std::vector<uint64_t> sets;
-  for (const std::vector<int>& holders : plan.holder_sets) sets.push_back(group_of(holders));
-  for (const PlanObject& object : plan.objects) {
-    groups.objects.push_back(object.common ? kEveryRank : id_of(object.key));
-  }
-  for (const PlanChunk& chunk : plan.chunks) {
-    const bool known = chunk.holders != PlanChunk::kUnknown;
-    groups.chunks.push_back(known ? sets[chunk.holders]
-                                  : id_of(plan.tensors[chunk.tensor], chunk.box));
-  }
   return groups;
 }
 

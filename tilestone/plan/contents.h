@@ -53,9 +53,6 @@ struct ContentGroups {
   // Throws Error(kCorrupt) if the groups are not those of so many objects and chunks.
   static ContentGroups decode(ByteView bytes, size_t objects, size_t chunks);
 };
-// The groups as far as a rank knows them alone: those of common objects and of declared holders.
-// Anything else has a group of its own.
-ContentGroups groups_by_rule(const LocalSavePlan& plan);
 
 // A hash of what a rank holds of one group.
 struct GroupContent {

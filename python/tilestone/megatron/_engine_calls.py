@@ -33,7 +33,7 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.strategies._shares import LocalCopies, without_copies
+from tilestone.megatron.strategies._shares import OwnReplicas, without_copies
 from tilestone.megatron.strategies._together import within_call
 from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
 from tilestone.megatron.validation import _validate_common_state_dict
@@ -320,10 +320,10 @@ def without_local_copies(tree: Any) -> Any:
         leaves = list(_leaves(tree))
     except RecursionError:
         return tree  # the engine refuses a container that holds itself, with its key
-    copies = LocalCopies(leaves)
+    copies = OwnReplicas(leaves)
     if not any([copies.take(leaf) for leaf in leaves]):
         return tree
-    return without_copies(tree, LocalCopies(leaves).take)
+    return without_copies(tree, OwnReplicas(leaves).take)
 
 
 class Given(Prepared):

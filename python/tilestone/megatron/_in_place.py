@@ -18,7 +18,7 @@ from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, li
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
-from tilestone.megatron.strategies._shares import LocalCopies
+from tilestone.megatron.strategies._shares import OwnReplicas
 from tilestone.megatron.strategies._together import within_call
 
 Path = str | os.PathLike[str]
@@ -127,7 +127,7 @@ class _Shards(_calls.Prepared):
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]
-        copies = LocalCopies(kept)
+        copies = OwnReplicas(kept)
         kept = [entity for entity in kept if not copies.take(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
 

@@ -91,10 +91,9 @@ struct Checks {
   enum class Differing : uint8_t { kIgnore, kWarn, kError };
   // A save, before anything is written: the main replicas of all ranks hold each element of each
   // tensor exactly once, and grids of objects are complete (plan/access.h). Without this, a save
-  // accepts any replicas with equal elements, and incomplete grids. The check sends the ranks'
-  // plans to the coordinator, also when ranks plan by rule. A load, before tensors and objects are
-  // read: the ranks want what a save would accept with this option; a rank that loads everything,
-  // without a template, is not checked.
+  // accepts any replicas with equal elements, and incomplete grids. A load, before
+  // tensors and objects are read: the ranks want what a save would accept with this option; a rank
+  // that loads everything, without a template, is not checked.
   bool access = false;
   // Saves: what to do when ranks differ in something that should be equal, of which only one rank's
   // is saved: the common state, objects, replicas of small tensors (plan/contents.h). kIgnore
@@ -158,18 +157,13 @@ struct Resources {
   int files_per_rank = 1;  // data files that a save writes
 };
 
-// These options must be equal on all ranks: format, dialect, agreement, overwrite, attributes,
+// These options must be equal on all ranks: format, dialect, overwrite, attributes,
 // checks.access, checks.common_differs, whether there are copies, tp_replica_names. Otherwise every
 // rank throws Error(kMismatch), which names the option. The other options may differ between ranks.
 struct SaveOptions {
-  enum class Agreement {
-    kExchange,  // ranks send local plans to the coordinator: works for every state
-    kRule,      // each rank plans alone; replicas must be known from placements or declared
-  };
   Communicator comm = {};                            // default: a group of one
   std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
   std::shared_ptr<const Dialect> dialect = nullptr;  // default: PyTorch's
-  Agreement agreement = Agreement::kExchange;
   // With this, `comm` is a group of one and the ranks plan by rule. A shard whose holders are
   // declared or known from placements is written once, by one of its holders, such that the load is
   // balanced. Any other shard is written by each rank that has a main replica of it, and these
@@ -214,13 +208,6 @@ struct SaveResult {
   bool common_differs = false;
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
-};
-
-// What SaveOptions::copies would write in addition to the save itself.
-struct CopyCost {
-  uint64_t copies = 0;
-  uint64_t bytes = 0;  // elements and objects' items
-  friend bool operator==(const CopyCost&, const CopyCost&) = default;
 };
 
 // These options must be equal on all ranks: format, reading.two_phase, checks.checksums (ranks read

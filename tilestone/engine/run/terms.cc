@@ -96,12 +96,10 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most) {
 }
 
 Terms terms_of(const Location& location, const SaveOptions& options) {
-  const bool by_rule = options.agreement == SaveOptions::Agreement::kRule;
   return {{"path", in_quotes(location.identity())},
           {"overwrite", bool_text(options.overwrite)},
           {"checks.access", bool_text(options.checks.access)},
           {"checks.common_differs", differing_text(options.checks.common_differs)},
-          {"agreement", in_quotes(by_rule ? "rule" : "exchange")},
           {"copies", options.copies ? "given" : "None"},
           {"tp_replica_names", bool_text(options.tp_replica_names)},
           {"format", in_quotes(format_of(options)->name())},

@@ -47,7 +47,7 @@ def _is_copy(item: Any) -> bool:
     return isinstance(item, ShardedTensor) and any(_options.replica(item.replica_id, item.key))
 
 
-class LocalCopies:
+class OwnReplicas:
     """Finds tensors whose shard this rank also holds as another replica, such as tied weights.
 
     Args:
