@@ -37,7 +37,7 @@ def fork_and_use(rank: int, world: int, folder: str, used: bool) -> None:
         _refused(lambda: tilestone.save(state, base / "never"))
         if comm is not None:
             _refused(lambda: tilestone.save(state, base / "never", group=comm))
-        alone = {"comm": tilestone.solo()}
+        alone: Any = {"group": tilestone.solo()}
         tilestone.save(state, base / f"child{rank}", **alone)
         assert tilestone.load({"a": torch.zeros(4)}, base / f"child{rank}", **alone)["a"].sum() == 4
 

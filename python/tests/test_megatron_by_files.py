@@ -74,7 +74,8 @@ def test_saves_without_a_process_group_load_in_stock_and_in_other_layouts(
 def test_every_kind_of_entity_goes_to_stock(worlds: Worlds, ckpt: str) -> None:
     for rank in (1, 0):  # an existing process group is not used
         state = files._state(rank, 2, True)
-        assert megatron.save(state, ckpt, **_files(rank, 2, wait=False)) is None
+        result = megatron.save(state, ckpt, **_files(rank, 2, wait=False))
+        assert result is not None and result.published == (rank == 0)
     worlds[3].run(files._load_stock, ckpt)
 
 

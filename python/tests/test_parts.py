@@ -347,7 +347,7 @@ class Odd(Protocol):
 @pytest.mark.parametrize(
     ("fault", "words"),
     {
-        "raises": "no place yet", "bytes": "BYTE_IO", "other key": "m.w.a", "outside": "offset (1, 0)",
+        "raises": "no place yet", "bytes": "BYTE_IO", "other key": "m.w.a", "outside": "offset [1, 0]",
         "dtype": "float64", "not held": "(4, 3)", "size": "(7, 3)", "no tensor": "str",
     }.items(),
 )  # fmt: skip

@@ -67,8 +67,8 @@ TEST(DifferingRanks, ValuesThatDifferAreLoggedOnceWithTheirKeysAndRanks) {
   }
   set_log_sink({});
   ASSERT_EQ(said.size(), 2u);
-  EXPECT_THAT(said[0], HasSubstr("\"seed\" (ranks 0 and 2 differ)"));
-  EXPECT_THAT(said[1], HasSubstr("\"loss\" (ranks 0 and 2 differ)"));
+  EXPECT_THAT(said[0], HasSubstr("\"seed\" (ranks 0, 2 and 3 differ)"));
+  EXPECT_THAT(said[1], HasSubstr("\"loss\" (ranks 0, 2 and 3 differ)"));
   EXPECT_THAT(said[0], Not(HasSubstr("\"same\"")));
 }
 

@@ -47,7 +47,8 @@ std::vector<int> model_parallel_group(const World& world, int rank) {
 }
 
 constexpr int kLayers = 4;
-constexpr int64_t kWidth = 96;
+constexpr int64_t kWidth =
+    160;  // most shards have over 64 KiB: smaller replicas come from one rank
 
 // What a rank of a GPT has: Megatron's replica ids, and the holders too if `declared`.
 class StateMaker {

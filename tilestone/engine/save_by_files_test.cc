@@ -257,7 +257,9 @@ TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
   options.by_files->wait = false;
   const SaveResult first = save(state_of(0, 2, 3), location, options);
   const auto files = storage->list();
-  EXPECT_EQ(save(state_of(0, 2, 99), location, options).bytes_written, 0u);
+  EXPECT_EQ(save(state_of(0, 2, 3), location, options).bytes_written, 0u);
+  EXPECT_THAT([&] { save(state_of(0, 2, 99), location, options); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("other elements (key w)")));
   EXPECT_EQ(storage->list(), files);
   save(state_of(1, 2, 3), location, by_files(1, 2));
   expect_state(location, 2, 3);

@@ -200,9 +200,9 @@ void take_state(SaveShare& share, const StateDict& state) {
     share.items = share.dialect->to_items(state, *share.format);
     return;
   }
-  const StateDict built = drop_nonpersistent(build_factories(state));
+  const StateDict built = build_factories(state);
   share.lists = list_lengths(built);
-  share.items = share.dialect->to_items(built, *share.format);
+  share.items = share.dialect->to_items(drop_nonpersistent(built), *share.format);
 }
 
 void note_contents(SaveShare& share, bool without_common, const ContentGroups& groups) {

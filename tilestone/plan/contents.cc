@@ -105,8 +105,13 @@ std::vector<HeldContent> held_contents(const LocalSavePlan& plan) {
   return held;
 }
 
+namespace {
+constexpr uint8_t kGroupsVersion = 1;
+}  // namespace
+
 Bytes ContentGroups::encode() const {
   ByteWriter out;
+  out.u8(kGroupsVersion);  // so that the groups of a rank that has nothing are not empty bytes
   write_runs(out, objects);
   write_runs(out, chunks);
   return std::move(out).take();
@@ -114,6 +119,7 @@ Bytes ContentGroups::encode() const {
 
 ContentGroups ContentGroups::decode(ByteView bytes, size_t objects, size_t chunks) {
   ByteReader in(bytes, "groups of ranks that compare contents");
+  if (in.u8() != kGroupsVersion) in.fail("they have another version");
   ContentGroups groups;
   groups.objects = read_runs(in, objects);
   groups.chunks = read_runs(in, chunks);

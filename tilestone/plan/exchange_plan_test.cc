@@ -123,7 +123,7 @@ TEST(Tiles, OfAnyBoxAreThoseOfTheChunkThatMeetIt) {
 
 // The blocks of a chunk of float32.
 ChunkBlocks blocks_of_shape(const Dims& shape, uint64_t block_bytes) {
-  static const std::vector<uint32_t> crcs(1000);
+  static const std::vector<uint32_t> crcs(2000);
   ChunkBlocks blocks;
   blocks.bytes = static_cast<uint64_t>(numel(shape)) * 4;
   blocks.block_bytes = block_bytes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
@@ -61,18 +62,27 @@ class Finder {
   Below visit(const ShardedTensorFactory&, size_t) { return {}; }
   Below visit(const LocalNonpersistent&, size_t) { return {}; }
 
+  static uint64_t dropped_of(const StateList& list) {
+    return static_cast<uint64_t>(std::count_if(list.begin(), list.end(), [](const StateNode& node) {
+      return node.get_if<LocalNonpersistent>() != nullptr;
+    }));
+  }
+  static uint64_t dropped_of(const Value::List&) { return 0; }
+
   template <typename List>
   Below elements(const List& list, size_t depth) {
     Below below;
-    below.common = list.empty();
+    const uint64_t dropped = dropped_of(list);
+    const uint64_t length = list.size() - dropped;
+    below.common = length == 0;
     if (depth >= kMaxDepth || lists_.size() >= kMaxLists) return {true, false, false};
     const size_t own = lists_.size();
-    lists_.push_back({path_, list.size()});
+    lists_.push_back({path_, length, dropped});
     for (size_t i = 0; i < list.size(); ++i) {
       at(std::to_string(i), [&] { below.add(visit(list[i], depth + 1)); });
     }
     if (!below.descended) lists_.resize(own + 1);  // lists inside it are a part of its value
-    lists_[own].has_common = below.common && !list.empty();
+    lists_[own].has_common = below.common && length > 0;
     lists_[own].has_sharded = below.sharded;
     lists_[own].is_descended = below.descended;
     return below;
@@ -98,6 +108,7 @@ struct SamePath {
   bool has_common = false;
   bool is_taken_apart = false;
   std::map<uint64_t, std::vector<int>> ranks;  // by length
+  std::set<uint64_t> with_dropped;             // the lengths with what is not saved
 };
 
 std::string text_of(const std::vector<int>& ranks) {
@@ -138,6 +149,7 @@ uint64_t hash_of(const std::vector<ListLength>& lists) {
     if (!list.has_common) continue;
     out.string(list.path);
     out.varint(list.length);
+    out.varint(list.dropped);
   }
   return out.size() == 0 ? 0 : std::max<uint64_t>(xxh3_64(out.bytes()), 1);
 }
@@ -147,16 +159,19 @@ void write_lists(ByteWriter& out, const std::vector<ListLength>& lists) {
   for (const ListLength& list : lists) {
     out.string(list.path);
     out.varint(list.length);
+    out.varint(list.dropped);
+    out.varint(list.dropped);
     out.u8(static_cast<uint8_t>((list.has_common ? 1 : 0) | (list.has_sharded ? 2 : 0) |
                                 (list.is_descended ? 4 : 0)));
   }
 }
 
 std::vector<ListLength> read_lists(ByteReader& in) {
-  std::vector<ListLength> lists(in.count(3));
+  std::vector<ListLength> lists(in.count(4));
   for (ListLength& list : lists) {
     list.path = in.string();
     list.length = in.varint();
+    list.dropped = in.varint();
     const uint8_t flags = in.u8();
     if (flags > 7) in.fail("a list has unknown flags");
     list.has_common = (flags & 1) != 0;
@@ -174,12 +189,12 @@ void expect_same_lengths(const std::vector<std::vector<ListLength>>& by_rank, bo
       same.has_common |= list.has_common;
       same.is_taken_apart |= by_sharded ? list.has_sharded : list.is_descended;
       same.ranks[list.length].push_back(static_cast<int>(rank));
+      same.with_dropped.insert(list.length + list.dropped);
     }
   }
   for (const auto& [path, list] : paths) {
-    if (list.has_common && list.is_taken_apart && list.ranks.size() > 1) {
-      refuse(std::string(path), list);
-    }
+    const bool differs = list.ranks.size() > 1 && list.with_dropped.size() > 1;
+    if (list.has_common && list.is_taken_apart && differs) refuse(std::string(path), list);
   }
 }
 

@@ -14,8 +14,9 @@
 namespace tilestone {
 
 struct ListLength {
-  std::string path;  // dotted
-  uint64_t length = 0;
+  std::string path;      // dotted
+  uint64_t length = 0;   // without what is not saved
+  uint64_t dropped = 0;  // its elements that are not saved (LocalNonpersistent)
   // Somewhere below it:
   bool has_common = false;   // a value or a plain tensor, or an empty container
   bool has_sharded = false;  // a sharded tensor or object
@@ -23,8 +24,9 @@ struct ListLength {
   bool is_descended = false;
 };
 
-// The lists of a tree whose factories are built, in its order. Lists of values alone inside lists
-// are left out, and so is what is deeper than 16 levels or comes after 4,096 lists.
+// The lists of a tree whose factories are built, with what is not saved, in its order. Lists of
+// values alone inside lists are left out, and so is what is deeper than 16 levels or comes after
+// 4,096 lists.
 std::vector<ListLength> list_lengths(const StateDict& state);
 
 // The same for the same lists, except that those which only have sharded entities don't count. 0:
@@ -35,7 +37,8 @@ void write_lists(ByteWriter& out, const std::vector<ListLength>& lists);
 std::vector<ListLength> read_lists(ByteReader& in);
 
 // Compares the lists of the ranks. Throws Error(kMismatch), naming path and ranks, if a list with
-// common values does not have the same length on all ranks that have it. A list that is one value
+// common values does not have the same length on all ranks that have it, neither with nor without
+// what is not saved. A list that is one value
 // on every rank may have another length, like any other value. by_sharded: only lists with sharded
 // entities are taken apart (Megatron-Core's dialect).
 void expect_same_lengths(const std::vector<std::vector<ListLength>>& by_rank, bool by_sharded);

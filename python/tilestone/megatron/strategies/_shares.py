@@ -12,6 +12,7 @@ from tilestone import _options
 from tilestone.megatron._shard_distribution import ShardDistribution
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
+    LocalNonpersistentObject,
     ShardedBase,
     ShardedTensor,
     ShardedTensorFactory,
@@ -110,21 +111,28 @@ def left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
 def without_copies(tree: Any, is_copy: Callable[[Any], bool]) -> Any:
     """Copies the tree without some of its tensors.
 
-    A dict or list that held nothing else is removed too, because it would become common state.
+    A dict or list that held nothing else is removed too, because it would become common state. What
+    is left out of another list keeps its place there, so that the list has its length on all ranks.
 
     Args:
         tree: a tree of entities.
         is_copy: called once for each leaf, in order; returns whether to leave it out.
     """
+    rest = _rest_of(tree, is_copy)
+    return type(tree)() if rest is _LEFT_OUT else rest
+
+
+_LEFT_OUT = LocalNonpersistentObject(None)
+
+
+def _rest_of(tree: Any, is_copy: Callable[[Any], bool]) -> Any:
+    if is_copy(tree):
+        return _LEFT_OUT
     if not isinstance(tree, (dict, list)) or not tree:
         return tree
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    kept = {}
-    for name, value in items:
-        if is_copy(value):
-            continue
-        rest = without_copies(value, is_copy)
-        emptied = isinstance(value, (dict, list)) and value and not rest
-        if not emptied:
-            kept[name] = rest
-    return kept if isinstance(tree, dict) else list(kept.values())
+    if isinstance(tree, dict):
+        rests = {key: _rest_of(value, is_copy) for key, value in tree.items()}
+        kept = {key: rest for key, rest in rests.items() if rest is not _LEFT_OUT}
+        return kept or _LEFT_OUT
+    rest = [_rest_of(value, is_copy) for value in tree]
+    return _LEFT_OUT if all(each is _LEFT_OUT for each in rest) else rest
