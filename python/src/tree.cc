@@ -326,8 +326,21 @@ class TreeMaker {
     for (nb::handle item : nb::borrow<nb::list>(list)) {
       below.back() = index++;
       out.push_back(node(item, below));
+      if (out.back().get_if<LocalNonpersistent>() != nullptr) check_keeps_place(item, below);
     }
     return out;
+  }
+
+  // What is not saved leaves a list, which moves the elements after it. That must be the caller's
+  // wish: an object of which only this rank holds nothing would move them on this rank alone.
+  static void check_keeps_place(nb::handle item, const Path& path) {
+    const nb::module_ parts = nb::module_::import_("tilestone._torch_parts");
+    if (!nb::cast<bool>(parts.attr("states_position")(item))) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "this rank holds no part of the tensor and can't know its shape, so the object "
+                "can't keep its place in a list")
+        .with_key(dotted(path))
+        .with_hint("put objects of which some ranks hold nothing into a dict");
   }
 
   std::optional<TensorView> torch_view(nb::handle object, const Path& path) const {

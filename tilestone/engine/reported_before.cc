@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/checksum.h"
@@ -15,6 +16,14 @@
 
 namespace tilestone::engine {
 namespace {
+
+[[noreturn]] void fail_other_state(int rank, std::string_view key, const std::string& what) {
+  throw Error(ErrorCode::kMismatch,
+              "this rank saved another state under this token and number before: " + what)
+      .with_key(std::string(key))
+      .with_rank(rank)
+      .with_hint("use another number to save another state");
+}
 
 class Comparison {
  public:
@@ -39,11 +48,7 @@ class Comparison {
 
  private:
   [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    throw Error(ErrorCode::kMismatch,
-                "this rank saved another state under this token and number before: " + what)
-        .with_key(std::string(key))
-        .with_rank(report_.rank)
-        .with_hint("use another number to save another state");
+    fail_other_state(report_.rank, key, what);
   }
   [[noreturn]] void fail(std::string_view key, const std::string& then,
                          const std::string& now) const {
@@ -193,6 +198,28 @@ uint64_t state_of(const SaveShare& share) {
 void expect_reported_state(const RankReport& report, const LeftReport* left,
                            const SaveShare& share) {
   Comparison(report, left, share).expect_same();
+}
+
+void expect_same_report(const RankReport& counted, const RankReport& own) {
+  std::map<std::pair<std::string_view, Box>, uint32_t> written;
+  for (const RankReport::Chunk& chunk : counted.chunks) {
+    written.emplace(std::pair(std::string_view(counted.tensors[chunk.tensor].key), chunk.box),
+                    chunk.at.checksums.payload_crc32);
+  }
+  for (const RankReport::Chunk& chunk : own.chunks) {
+    const std::string& key = own.tensors[chunk.tensor].key;
+    const auto found = written.find(std::pair(std::string_view(key), chunk.box));
+    if (found == written.end()) fail_other_state(own.rank, key, "other boxes");
+    if (found->second != chunk.at.checksums.payload_crc32) {
+      fail_other_state(own.rank, key, "other elements");
+    }
+  }
+  if (counted.chunks.size() != own.chunks.size()) {
+    fail_other_state(own.rank, "", "tensors that it does not have now");
+  }
+  if (counted.state != 0 && own.state != 0 && counted.state != own.state) {
+    fail_other_state(own.rank, "", "other values or tensors");
+  }
 }
 
 }  // namespace tilestone::engine

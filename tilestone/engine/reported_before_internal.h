@@ -21,4 +21,8 @@ uint64_t state_of(const SaveShare& share);
 void expect_reported_state(const RankReport& report, const LeftReport* left,
                            const SaveShare& share);
 
+// The same for two reports of one rank, of which `counted` counts, and `own` is what this process
+// has written at the same time.
+void expect_same_report(const RankReport& counted, const RankReport& own);
+
 }  // namespace tilestone::engine

@@ -106,9 +106,10 @@ class CoordinationByFiles final : public Coordination {
   void report() override {
     if (failed_) std::rethrow_exception(failed_);
     if (is_done_) return;
+    bool counts = true;
     try {
       if (report_) {
-        const bool counts = attempt_.leave_report(files_.rank, left_of(*report_), deadline_);
+        counts = attempt_.leave_report(files_.rank, left_of(*report_), deadline_);
         counts ? note_result() : withdraw_written();
         is_reported_ = true;
       }
@@ -122,6 +123,7 @@ class CoordinationByFiles final : public Coordination {
       attempt_.leave_failure(files_.rank, error, Deadline::after(kFailureTime));
       throw;
     }
+    if (!counts) expect_same_as_counted();
   }
 
   SaveResult publish() override {
@@ -296,6 +298,14 @@ class CoordinationByFiles final : public Coordination {
   void note_result() {
     result_.items_written = report_->chunks.size() + report_->objects.size();
     for (const ReportedFile& file : report_->files) result_.bytes_written += file.size;
+  }
+
+  // Not a failure of the save: the report that counts can be published.
+  void expect_same_as_counted() const {
+    const auto left = attempt_.report_of(files_.rank);
+    const auto counted = left ? std::optional(RankReport::decode(left->report))
+                              : attempt_.published_report_of(files_.rank);
+    if (counted) expect_same_report(*counted, *report_);
   }
 
   // Another process has reported as this rank, and its report counts.

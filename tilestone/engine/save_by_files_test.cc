@@ -12,6 +12,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/save_steps.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -261,6 +262,24 @@ TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
   EXPECT_THAT([&] { save(state_of(0, 2, 99), location, options); },
               testing::ThrowsMessage<Error>(testing::HasSubstr("other elements (key w)")));
   EXPECT_EQ(storage->list(), files);
+  save(state_of(1, 2, 3), location, by_files(1, 2));
+  expect_state(location, 2, 3);
+}
+
+TEST(SaveByFiles, OfTwoProcessesOfARankTheOneWithOtherElementsFails) {
+  const auto storage = memory_storage();
+  const Location location(storage);
+  SaveOptions options = by_files(0, 2);
+  options.by_files->wait = false;
+  const StateDict first = state_of(0, 2, 3), other = state_of(0, 2, 99);
+  const auto written = [&](const StateDict& state) {
+    return begin_save(state, location, options).stage(Payload::kLive).write();
+  };
+  WrittenSave twins[] = {written(first), written(first), written(other)};
+  std::move(twins[0]).report().publish();
+  std::move(twins[1]).report().publish();
+  EXPECT_THAT([&] { std::move(twins[2]).report(); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("other elements (key w)")));
   save(state_of(1, 2, 3), location, by_files(1, 2));
   expect_state(location, 2, 3);
 }

@@ -160,7 +160,6 @@ void write_lists(ByteWriter& out, const std::vector<ListLength>& lists) {
     out.string(list.path);
     out.varint(list.length);
     out.varint(list.dropped);
-    out.varint(list.dropped);
     out.u8(static_cast<uint8_t>((list.has_common ? 1 : 0) | (list.has_sharded ? 2 : 0) |
                                 (list.is_descended ? 4 : 0)));
   }

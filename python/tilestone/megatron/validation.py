@@ -7,6 +7,7 @@ requested but not stored.
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import pickle
@@ -351,7 +352,15 @@ def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any =
         raise InvalidArgumentError(f"common state can't be compared: {problem}", rank=0)
     if rank == 0 or (digests[0] is not None and digests[0] == digests[rank]):
         return
-    only_first, only_here, mismatched = diff(pickle.loads(pickled), common_state_dict)
+    try:
+        of_rank_0 = torch.load(io.BytesIO(pickled), weights_only=False)
+        only_first, only_here, mismatched = diff(of_rank_0, common_state_dict)
+    except Exception as error:  # the states differ whether or not this rank can say where
+        logger.warning(
+            f"Rank {rank} common state dict differs from rank 0 common state dict. Where they "
+            f"differ can't be found: {type(error).__name__}: {error}"
+        )
+        return
     if only_first or only_here or mismatched:
         logger.warning(
             f"Rank {rank} common state dict differs from rank 0 common state dict. "
@@ -364,7 +373,9 @@ def _validate_common_state_dict(common_state_dict: CommonStateDict, group: Any =
 def _sendable(common_state_dict: CommonStateDict) -> Tuple[str | None, bytes]:
     """(why it can't be pickled, or its pickle): sent in any case, so that no rank waits in vain."""
     try:
-        return None, pickle.dumps(common_state_dict)
+        written = io.BytesIO()
+        torch.save(common_state_dict, written)  # pickle itself can't restore every dtype of torch
+        return None, written.getvalue()
     except Exception as error:
         return f"rank 0 can't pickle it: {type(error).__name__}: {error}", b""
 
