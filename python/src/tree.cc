@@ -456,10 +456,11 @@ class TreeReader {
     nb::object known =
         original.is_valid() && is_mapping(original) ? nb::borrow(original) : nb::object(nb::none());
     const OriginalKeys keys(known);
+    const bool is_free = known.is_none() || nb::len(known) == 0;  // no template: as saved
     nb::dict out;
     for (const auto& [element, child] : dict.entries()) {
       nb::object key = keys.of(element);
-      if (known.is_none()) {
+      if (is_free) {
         if (const Value* saved = original_key(dict, element)) {
           key = from_value(*saved, nb::none(), bridge_);
         }

@@ -332,6 +332,7 @@ def test_keys_come_back_as_they_were_saved_without_a_template(ckpt: str) -> None
         "kinds": {None: x, True: 1, 0.5: 2, (1, "a", None): 3, b"k": 4, -3: 5, "plain": 6},
         "numpy": {numpy.int64(4): 1, numpy.float64(2.5): x}, "list": [{7: x}, {"8": 1}],
         "counter": collections.Counter({2: 1, 4: 2}), 5: {6: {7: x}}, "": {8: 9},
+        None: 1, 2.5: x, (1, "r"): 3, b"r": 4,
     }  # fmt: skip
     tilestone.save(state, ckpt)
     loaded = tilestone.load(ckpt)

@@ -404,6 +404,10 @@ def _differ(rank: int, world: int, ckpt: str) -> list[str]:
         assert megatron.load({}, ckpt) == {"rank": {"deep": [0]}, "same": 1}
         with pytest.raises(tilestone.CheckpointError, match="rank.deep"):
             megatron.save(state, ckpt, common_differs="error")
+        # A dtype that pickle alone can't restore on the other rank.
+        eight = torch.ones(2).to(torch.float8_e4m3fn)
+        megatron.save({"number": rank, "eight": eight}, f"{ckpt}-8")
+        assert rank == 0 or "('number',)" in said[-1], said[-1]
     finally:
         logging.getLogger("tilestone").removeHandler(handler)
     return said[:first]

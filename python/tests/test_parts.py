@@ -400,3 +400,30 @@ def test_three_of_the_four_attributes_say_nothing(ckpt: str) -> None:
         with pytest.raises(tilestone.InvalidArgumentError) as raised:
             tilestone.save({"w": made}, ckpt, overwrite=True)
         assert mentions(str(raised.value), "w")
+
+
+def in_lists(rank: int, world: int, root: str) -> list[str]:
+    """An object of which rank 1 holds nothing: in a list, alone or beside others, and in a dict."""
+    said = []
+    for number, around in enumerate(([], [{"v": 1}], [[{"v": 1}]])):
+        x = Protocol([(0, 8)], [WHOLE.clone()]) if rank == 0 else Protocol([], [])
+        for call in (tilestone.save, tilestone.megatron.save):
+            try:
+                call({"l": [*around, x]}, f"{root}/{number}", timeout=60)
+                said.append("saved")
+            except tilestone.InvalidArgumentError as error:
+                said.append(str(error))
+    x = Protocol([(0, 8)], [WHOLE.clone()]) if rank == 0 else Protocol([], [])
+    tilestone.save({"l": [{"x": x}, {"v": 1}]}, f"{root}/dict", timeout=60)
+    loaded = tilestone.load(f"{root}/dict")["l"]
+    if not torch.equal(loaded[0]["x"], WHOLE) or loaded[1] != {"v": 1}:
+        said.append(f"in a dict: {loaded}")
+    return said
+
+
+def test_an_object_that_can_not_keep_its_place_in_a_list_is_refused(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    for said in worlds[2].run(in_lists, str(tmp_path)):
+        assert len(said) == 6 and all("list" in text and "key l." in text for text in said), said
+    assert [path.name for path in tmp_path.iterdir()] == ["dict"]
