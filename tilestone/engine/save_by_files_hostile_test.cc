@@ -1,6 +1,7 @@
 // Saves without a communicator with ranks, disks and users that misbehave.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <random>
@@ -99,8 +100,13 @@ TEST(SaveByFilesHostile, AReportThatDoesNotCountIsNotCountedAsWritten) {
   EXPECT_TRUE(twin);
   EXPECT_EQ(lost.bytes_written, 0u);
   EXPECT_EQ(lost.items_written, 0u);
-  ASSERT_EQ(logged.texts().size(), 1u);
-  EXPECT_NE(logged.texts()[0].find("another process has reported as this rank"), std::string::npos);
+  const std::vector<std::string> texts = logged.texts();
+  EXPECT_EQ(std::count_if(texts.begin(), texts.end(),
+                          [](const std::string& text) {
+                            return text.find("another process has reported as this rank") !=
+                                   std::string::npos;
+                          }),
+            1);
   save_rank(Location(inner), 0, 2, 3);
   expect_whole(Location(inner), 3, 2);
 }

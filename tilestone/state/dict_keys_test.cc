@@ -34,7 +34,9 @@ TEST(DictKeys, ComeBackWhateverIsMixed) {
 
 TEST(DictKeys, IntsAloneAreOneBitAndTextNeedsNothing) {
   StateDict ints, text, digits;
-  ints[PathElement(0)] = ints[PathElement(25)] = ints["x"] = 1;
+  ints[PathElement(0)] = 1;
+  ints[PathElement(25)] = 1;
+  ints["x"] = 1;
   text["x"] = 1;
   digits["25"] = 1;
   ASSERT_TRUE(keys_of(ints));
