@@ -427,3 +427,25 @@ def test_an_object_that_can_not_keep_its_place_in_a_list_is_refused(
     for said in worlds[2].run(in_lists, str(tmp_path)):
         assert len(said) == 6 and all("list" in text and "key l." in text for text in said), said
     assert [path.name for path in tmp_path.iterdir()] == ["dict"]
+
+
+def without_parts(rank: int, world: int, root: str) -> list[str]:
+    mesh = init_device_mesh("cpu", (2,))
+    said = []
+    for name, by_files in (("group", None), ("files", tilestone.ByFiles(rank, 2, "without parts"))):
+        made = DTensor.from_local(torch.empty(0, 3), mesh, [Shard(0)], run_check=False,
+                                  shape=WHOLE.shape, stride=(3, 1))  # fmt: skip
+        with_hooks(made._local_tensor, [], [])
+        try:
+            tilestone.save({"m": {"w": made}}, f"{root}/{name}", by_files=by_files, timeout=60)
+            said.append("saved")
+        except tilestone.CoverageError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_tensor_of_which_no_rank_holds_a_part_is_missed(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    for said in worlds[2].run(without_parts, str(tmp_path)):
+        assert len(said) == 2 and all(mentions(text, "m.w") for text in said), said
