@@ -211,7 +211,8 @@ class RankWriter {
       const bool held = task_.report_held && reports;
       const auto attributes = attributes_.empty() ? attributes_.end() : attributes_.find(item.key);
       if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
-      // `held`: also if this rank has no chunk, so that a tensor of which no rank has one is missed.
+      // `held`: also if this rank has no chunk, so that a tensor of which no rank has one is
+      // missed.
       if (held || (without_elements && !item.pieces.empty())) describe(item);
     }
     report_.dict_keys = task_.items->dict_keys;
