@@ -4,7 +4,7 @@ MINUTES ?= 5
 ROUNDS ?= 100
 PRESET ?= dev
 
-.PHONY: demo test check bench wheel format stubs soak fuzz setup clean
+.PHONY: demo test check bench wheel docs format stubs soak fuzz setup clean
 
 demo:
 	@tools/demo
@@ -20,6 +20,9 @@ bench:
 
 wheel:
 	@tools/wheel
+
+docs:
+	@tools/docs
 
 format:
 	@tools/setup

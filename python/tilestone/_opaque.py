@@ -27,8 +27,8 @@ class Opaque:
     `tilestone.save` (and no other program) writes it as the original object.
 
     Attributes:
-        kind: "global" (the class or function itself), "call" (module.name(*args)) or "new"
-            (module.name.__new__(module.name, *args, **keywords)).
+        kind: "global" (the class or function itself), "call" (`module.name(*args)`) or "new"
+            (`module.name.__new__(module.name, *args, **keywords)`).
         module, name: the module and the name of the class or function. The name of a class inside
             another class contains dots.
         args: the arguments, which may contain further Opaque objects.
