@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/comm/threads.h"
-#include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -71,8 +71,9 @@ Written with_copy() {
 
 // Publishes as the coordinator of that save does.
 void publish(const std::shared_ptr<Storage>& storage, const Written& written, CopyPolicy policy) {
-  engine::Commit commit(storage, torch_dist_format(), pytorch_dialect(), written.save_id, false);
-  commit.begin(Deadline::never());
+  engine::Transaction transaction(storage, torch_dist_format(), pytorch_dialect(), written.save_id,
+                                  false);
+  transaction.begin(Deadline::never());
   for (const auto& [name, bytes] : written.files) {
     const auto file = storage->create(name);
     file->append(bytes);
@@ -80,11 +81,11 @@ void publish(const std::shared_ptr<Storage>& storage, const Written& written, Co
   }
   std::vector<Bytes> encoded;
   for (const RankReport& report : written.reports) encoded.push_back(report.encode());
-  commit.prepare(
+  transaction.prepare(
       {.save = {.reports = written.reports, .encoded = encoded, .copies = policy}, .threads = 1},
       Deadline::never());
-  commit.publish(Deadline::never());
-  commit.clean();
+  transaction.commit(Deadline::never());
+  transaction.clean();
 }
 
 FileImage published() {

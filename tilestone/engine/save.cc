@@ -8,7 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/commit/commit_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/common_state_internal.h"
 #include "tilestone/engine/compare_internal.h"
 #include "tilestone/engine/coordination_internal.h"
@@ -78,7 +78,7 @@ class CoordinationByRounds final : public Coordination {
     try {
       agree(bring);
     } catch (...) {
-      if (commit_) commit_->abandon(is_alone());
+      if (transaction_) transaction_->abandon(is_alone());
       throw;
     }
   }
@@ -118,16 +118,16 @@ class CoordinationByRounds final : public Coordination {
           [&](std::vector<Bytes>) {
             // From here on the checkpoint can't be withdrawn.
             tried = true;
-            commit_->publish(coordinator_deadline().without_interrupt());
+            transaction_->commit(coordinator_deadline().without_interrupt());
             return std::vector<Bytes>();
           },
           [&](const Error& lost) { return find_published(lost); });
     } catch (...) {
       // Only the coordinator knows whether publishing was tried.
-      if (commit_ && !tried) discard();
+      if (transaction_ && !tried) discard();
       throw;
     }
-    if (commit_) commit_->clean();
+    if (transaction_) transaction_->clean();
     return result_;
   }
 
@@ -287,11 +287,11 @@ class CoordinationByRounds final : public Coordination {
     tell_of_differing(differing_, options().checks.common_differs, share_.dialect->name());
     const auto lost = lost_of(differing_, messages_.size());
     messages_.clear();
-    commit_.emplace(location_->shared(), share_.format, share_.dialect, save_id_,
-                    options().overwrite);
-    commit_->begin(coordinator_deadline());
+    transaction_.emplace(location_->shared(), share_.format, share_.dialect, save_id_,
+                         options().overwrite);
+    transaction_->begin(coordinator_deadline());
     for (size_t rank = 0; rank < orders_.size(); ++rank) {
-      orders_[rank] = answer_of(commit_->staging(), lost[rank], orders_[rank]);
+      orders_[rank] = answer_of(transaction_->staging(), lost[rank], orders_[rank]);
     }
     return std::move(orders_);
   }
@@ -388,7 +388,7 @@ class CoordinationByRounds final : public Coordination {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       reports.push_back(rank == own ? std::move(report_) : RankReport::decode(payloads[rank]));
     }
-    commit_->prepare(
+    transaction_->prepare(
         {.save = {.reports = std::move(reports),
                   .encoded = payloads,
                   .copies = copy_policy(),
@@ -428,17 +428,17 @@ class CoordinationByRounds final : public Coordination {
 
   void discard() {
     remove_files(storage(), written_);
-    if (commit_) commit_->abandon(is_alone());
+    if (transaction_) transaction_->abandon(is_alone());
   }
 
   const Communicator comm_;
   Rounds rounds_;
-  std::optional<Location> location_;   // set when this rank has its request
-  std::optional<Commit> commit_;       // on the coordinator
-  std::optional<Value> compared_;      // the common state that is compared
-  std::vector<PlanMessage> messages_;  // coordinator: by rank
-  ReplicaNames replica_names_;         // coordinator: additional names for the index
-  std::vector<int> others_;            // coordinator: ranks whose common state is not rank 0's
+  std::optional<Location> location_;        // set when this rank has its request
+  std::optional<Transaction> transaction_;  // on the coordinator
+  std::optional<Value> compared_;           // the common state that is compared
+  std::vector<PlanMessage> messages_;       // coordinator: by rank
+  ReplicaNames replica_names_;              // coordinator: additional names for the index
+  std::vector<int> others_;                 // coordinator: ranks whose common state is not rank 0's
   std::vector<DifferingContent> differing_;  // coordinator: what else the ranks hold differently
   std::vector<ContestedChunk> contested_;    // coordinator: what must be compared for that
   std::string save_id_;                      // coordinator

@@ -16,7 +16,7 @@ namespace tilestone {
 // names that rank, before the timeout. A checkpoint that was at the location before is then still
 // there, and no incomplete file can be taken for a checkpoint.
 //
-// Protocol (crash argument in commit.cc):
+// Protocol (crash argument in transaction.cc):
 //  1. Each rank builds factories, drops non-persistent values, and makes its items and its local
 //     plan. The coordinator gathers the plans, checks that location and options are equal on all
 //     ranks, plans, locks the location, and refuses or accepts the checkpoint that is there. It

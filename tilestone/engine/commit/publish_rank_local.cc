@@ -1,6 +1,6 @@
 // Turns each rank's metadata into the report that the rank would have left if Tilestone had written
 // its files. The report needs the size of each file and the checksums of each item, so all data is
-// read once. The rest is an ordinary save that replaces a rank-local checkpoint (commit.cc,
+// read once. The rest is an ordinary save that replaces a rank-local checkpoint (transaction.cc,
 // kReplacedName), except that its data files are those of the replaced checkpoint.
 //
 // A manifest states where the elements of an item begin, and implies that they are in C order. If
@@ -17,8 +17,8 @@
 #include "tilestone/base/block_sums.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/commit/commit_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
@@ -287,18 +287,19 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
                      .of_dialect = found.format.dialect->encode_index(Items(), format),
                      .remains = std::move(remains)};
   describe_save(save, format, *found.format.dialect);  // refuses before anything is written
-  Commit commit(location.shared(), found.format.format, found.format.dialect, save_id, true);
-  commit.begin(deadline);
+  Transaction transaction(location.shared(), found.format.format, found.format.dialect, save_id,
+                          true);
+  transaction.begin(deadline);
   try {
     expect_unchanged(found, find_rank_local(location));  // no other save can change it any more
-    commit.prepare({.save = std::move(save), .threads = threads, .manifest = read.in_c_order},
-                   deadline);
+    transaction.prepare({.save = std::move(save), .threads = threads, .manifest = read.in_c_order},
+                        deadline);
   } catch (...) {
-    commit.abandon(true);
+    transaction.abandon(true);
     throw;
   }
-  commit.publish(deadline.without_interrupt());
-  commit.clean();
+  transaction.commit(deadline.without_interrupt());
+  transaction.clean();
   return save_id;
 }
 

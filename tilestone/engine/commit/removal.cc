@@ -1,5 +1,5 @@
 // The new index has a new save id, and so names a new manifest. Both describe the existing
-// checkpoint without the removed keys. As in a save (commit.cc), one rename switches both:
+// checkpoint without the removed keys. As in a save (transaction.cc), one rename switches both:
 //
 //  1. Take the lock of the location. Leave a note that this removal has begun and which saves'
 //     files it replaces. The note is durable before anything else is done.

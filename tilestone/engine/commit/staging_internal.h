@@ -1,6 +1,6 @@
 // Staged saves, for files that can't be switched by one rename. The whole checkpoint is written in
 // a directory beside its location, ".NAME.tilestone-SAVE_ID", and moved into place in one step.
-// commit.cc describes the protocol.
+// transaction.cc describes the protocol.
 #pragma once
 
 #include <cstddef>

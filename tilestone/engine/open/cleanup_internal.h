@@ -2,7 +2,7 @@
 //
 // A name alone does not make a file a leftover, because the file may have been copied here.
 // Therefore a save leaves a note before its first data file, and removes it after its last leftover
-// (see commit.cc). Only files that a note covers are removed.
+// (see transaction.cc). Only files that a note covers are removed.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ namespace tilestone::engine {
 
 inline constexpr std::string_view kOwnDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
-// The file that marks a rank-local checkpoint's metadata files as replaced: see commit.cc.
+// The file that marks a rank-local checkpoint's metadata files as replaced: see transaction.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
 
 // The name of the temporary file through which a save publishes `what` ("manifest").

@@ -1,4 +1,6 @@
-// The commit of a save, carried out by the coordinator. commit.cc describes the protocol.
+// One save at one location: begin it, write, commit or abandon. transaction.cc describes the
+// protocol. A transaction knows no ranks and calls nobody back: whoever drives a save lets ranks
+// write their items (write/writer_internal.h) at place() and hands their reports to prepare().
 #pragma once
 
 #include <memory>
@@ -18,20 +20,23 @@
 
 namespace tilestone::engine {
 
-// Call begin, prepare, publish and clean in this order, from one thread. Holds the location's lock
-// from begin() until it is destroyed.
-class Commit {
+// Call begin, prepare, commit and clean in this order. One thread at a time, not always the same
+// one. Holds the location's lock from begin() until it is destroyed. A transaction that is
+// destroyed without commit() or abandon() leaves what a process leaves that dies at that point.
+class Transaction {
  public:
   // save_id: a new random id (random_save_id).
-  Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
-         std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
+  Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
+              std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
 
   // Step 1. Error(kAlreadyExists) where a checkpoint exists and `overwrite` is false, or where
   // another save is under way; kUnsupported where the existing checkpoint can't be replaced in one
   // step (format/foreign.h), or where a staged save is needed and not possible.
   void begin(Deadline deadline);
-  // The name of a staged save's directory, for staging_storage(), once the save has begun. ""
-  // otherwise.
+  // Where ranks write, once the save has begun: the location, or the directory of a staged save.
+  const std::shared_ptr<Storage>& place() const { return storage_; }
+  // The name of a staged save's directory, by which ranks of other processes find it
+  // (staging_storage()), once the save has begun. "": the save is not staged.
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
 
   // The input of step 3.
@@ -46,10 +51,10 @@ class Commit {
   // location meanwhile.
   void prepare(Reported reported, Deadline deadline);
   // Step 4. The checkpoint begins to exist during this call.
-  void publish(Deadline deadline);
+  void commit(Deadline deadline);
   // Step 5. Failures are logged.
   void clean();
-  // To be called instead of publish(). Removes what prepare() made. With `alone`, which says that
+  // To be called instead of commit(). Removes what prepare() made. With `alone`, which says that
   // no other rank can have written data files yet, also removes the save's note. Failures are
   // logged.
   void abandon(bool alone);
@@ -76,7 +81,7 @@ class Commit {
   void publish(IndexRole role, Deadline deadline);
 
   std::shared_ptr<Storage> location_;
-  std::shared_ptr<Storage> storage_;  // the save writes here: the location or a staging directory
+  std::shared_ptr<Storage> storage_;  // see place()
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   const std::string save_id_;

@@ -106,7 +106,7 @@
 // metadata.json first. From then until Megatron-Core's own save has ended, Megatron-Core's readers
 // do not accept the directory as a checkpoint. Our readers do not accept it either once the new
 // .metadata exists, because the manifest names the dialect (check_dialect() in open/opening.cc).
-#include "tilestone/engine/commit/commit_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
 
 #include <algorithm>
 #include <utility>
@@ -151,8 +151,9 @@ bool has_fixed_names(const Format& format, const Dialect& dialect) {
 
 }  // namespace
 
-Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
-               std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite)
+Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
+                         std::shared_ptr<const Dialect> dialect, std::string save_id,
+                         bool overwrite)
     : location_(std::move(storage)),
       storage_(location_),
       format_(std::move(format)),
@@ -160,7 +161,7 @@ Commit::Commit(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> f
       save_id_(std::move(save_id)),
       overwrite_(overwrite) {}
 
-void Commit::begin(Deadline deadline) {
+void Transaction::begin(Deadline deadline) {
   refuse_existing();
   if (needs_staging()) {
     begin_staged();
@@ -172,7 +173,7 @@ void Commit::begin(Deadline deadline) {
 // Refuses before the location is locked, because the lock's file would stay there. If another save
 // changes the location meanwhile, only the check under the lock counts. Each save of ours changes
 // the names there.
-void Commit::refuse_other_files() const {
+void Transaction::refuse_other_files() const {
   const std::vector<std::string> names = location_->list();
   try {
     expect_only_checkpoint(*location_, format_, overwrite_ ? dialect_.get() : nullptr);
@@ -182,7 +183,7 @@ void Commit::refuse_other_files() const {
 }
 
 // Checks the location again after begin() did, because it may have changed before it was locked.
-void Commit::begin_staged() {
+void Transaction::begin_staged() {
   refuse_other_files();
   staging_.emplace(storage_, save_id_);
   staging_->begin();
@@ -191,7 +192,7 @@ void Commit::begin_staged() {
   storage_ = staging_->storage();
 }
 
-void Commit::begin_in_place(Deadline deadline) {
+void Transaction::begin_in_place(Deadline deadline) {
   clean_siblings(*storage_);
   storage_->make_directory("");
   refuse_directory_of_index();
@@ -207,7 +208,7 @@ void Commit::begin_in_place(Deadline deadline) {
   has_note_ = true;
 }
 
-std::optional<ForeignCheckpoint> Commit::foreign() const {
+std::optional<ForeignCheckpoint> Transaction::foreign() const {
   return find_foreign(location_->list(), [&](const std::string& name) {
     return read_file(*location_, name, UINT64_MAX);
   });
@@ -217,7 +218,7 @@ std::optional<ForeignCheckpoint> Commit::foreign() const {
 // checkpoint, an attempt with the outcome "published" can't, and neither can one that the
 // checkpoint's save has replaced. A rank-local checkpoint may still become an ordinary one, unless
 // this save may replace it.
-std::set<std::string> Commit::open_attempts(const Notes& notes) const {
+std::set<std::string> Transaction::open_attempts(const Notes& notes) const {
   Standing standing;
   try {
     standing = read_standing(*location_, format_);
@@ -237,7 +238,7 @@ std::set<std::string> Commit::open_attempts(const Notes& notes) const {
 
 // Refuses beside a save without a communicator that may still become the checkpoint here, because
 // this save would make its files leftovers.
-void Commit::refuse_open_attempts() const {
+void Transaction::refuse_open_attempts() const {
   const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
   const Notes notes = read_notes(*location_, names);
   if (notes.attempts.empty()) return;
@@ -253,7 +254,7 @@ void Commit::refuse_open_attempts() const {
 }
 
 // A file may be lost while another save replaces the location.
-void Commit::refuse_existing() const {
+void Transaction::refuse_existing() const {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
@@ -264,7 +265,7 @@ void Commit::refuse_existing() const {
   }
 }
 
-void Commit::refuse_what_exists() const {
+void Transaction::refuse_what_exists() const {
   refuse_open_attempts();
   if (const auto other = foreign()) {
     const std::string stands = other->kind + " exists at " + location_->describe();
@@ -285,7 +286,7 @@ void Commit::refuse_what_exists() const {
 }
 
 // The last rename of the save would fail.
-void Commit::refuse_directory_of_index() const {
+void Transaction::refuse_directory_of_index() const {
   const std::vector<std::string> directories = storage_->list_directories();
   if (!format_->detect(directories)) return;
   throw Error(ErrorCode::kUnsupported, "a directory at " + storage_->describe() +
@@ -297,7 +298,7 @@ void Commit::refuse_directory_of_index() const {
 // Whether the new or the existing checkpoint has files whose names contain no save id. A stock
 // reader would mix old and new ones. If the location is empty and has no parent for a staging
 // directory, the save can be made in place, because the switch is published last.
-bool Commit::needs_staging() const {
+bool Transaction::needs_staging() const {
   if (dialect_->shares_directory()) return false;
   const std::vector<std::string> names = storage_->list();
   if (!has_fixed_names(*format_, *dialect_)) {
@@ -310,7 +311,7 @@ bool Commit::needs_staging() const {
   return storage_->parent() || !std::all_of(names.begin(), names.end(), in_own_directory);
 }
 
-void Commit::lock() {
+void Transaction::lock() {
   try {
     lock_ = try_lock_location(*storage_);
   } catch (const Error& error) {
@@ -326,7 +327,7 @@ void Commit::lock() {
 
 // Completes step 5 of an earlier save that replaced a rank-local checkpoint and was interrupted.
 // kReplacedName covers one save only, so this must happen before this save writes its own.
-void Commit::finish_replacement() {
+void Transaction::finish_replacement() {
   const auto replaced = find_replaced(*storage_, *format_);
   if (!replaced) return;
   for (const auto& [name, hash] : replaced->files) old_rank_local_.insert(name);
@@ -337,7 +338,7 @@ void Commit::finish_replacement() {
 // Finds out which files the existing checkpoint consists of, and removes leftovers. If the
 // checkpoint can't be read, or has only lost its metadata, nothing is removed before the new
 // checkpoint exists.
-void Commit::inspect_existing() {
+void Transaction::inspect_existing() {
   const std::vector<std::string> names = storage_->list();
   // Rank-local metadata must be replaced even if it can't be read or is beside an ordinary index:
   // otherwise it would remain beside the new index.
@@ -378,8 +379,8 @@ void Commit::inspect_existing() {
   remove_leftovers(old_files_, old.save_id);
 }
 
-void Commit::remove_leftovers(const std::set<std::string>& referenced,
-                              const std::string& standing) {
+void Transaction::remove_leftovers(const std::set<std::string>& referenced,
+                                   const std::string& standing) {
   if (lock_ == nullptr) return;  // the files may belong to a save that is under way
   try {
     const std::vector<std::string> names = storage_->list();
@@ -390,7 +391,7 @@ void Commit::remove_leftovers(const std::set<std::string>& referenced,
   }
 }
 
-void Commit::prepare(Reported reported, Deadline deadline) {
+void Transaction::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.save.reports, reported.threads, deadline);
   reported.save.save_id = save_id_;
   reported.save.writer = writer_name();
@@ -414,7 +415,7 @@ void Commit::prepare(Reported reported, Deadline deadline) {
   refuse_existing();
 }
 
-void Commit::mark_replaced(Deadline deadline) {
+void Transaction::mark_replaced(Deadline deadline) {
   Replaced replaced{save_id_, {}};
   for (const std::string& name : old_rank_local_) {
     replaced.files.emplace(name, xxh3_64(read_file(*storage_, name, UINT64_MAX)));
@@ -423,14 +424,14 @@ void Commit::mark_replaced(Deadline deadline) {
                     replaced.encode(), true, deadline);
 }
 
-void Commit::publish(Deadline deadline) {
+void Transaction::commit(Deadline deadline) {
   if (staging_) return staging_->publish();
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
 }
 
 // No existing file has these names: they contain this save's id, or are in its own directory.
-void Commit::publish_before(int threads, Deadline deadline) {
+void Transaction::publish_before(int threads, Deadline deadline) {
   std::vector<NewFile> files;
   for (const IndexFile& file : index_) {
     if (file.role == IndexRole::kBefore) files.push_back({&file.name, file.bytes});
@@ -439,7 +440,7 @@ void Commit::publish_before(int threads, Deadline deadline) {
                   [&](const std::string& name) { published_.push_back(name); });
 }
 
-void Commit::publish(IndexRole role, Deadline deadline) {
+void Transaction::publish(IndexRole role, Deadline deadline) {
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
     try {
@@ -454,7 +455,7 @@ void Commit::publish(IndexRole role, Deadline deadline) {
   }
 }
 
-void Commit::clean() {
+void Transaction::clean() {
   if (staging_) return staging_->clean();
   try {
     remove_rank_local();
@@ -479,7 +480,7 @@ void Commit::clean() {
 }
 
 // Removes kReplacedName last, and only once all files that it lists are gone.
-void Commit::remove_rank_local() {
+void Transaction::remove_rank_local() {
   const std::string note(kReplacedName);
   if (!storage_->stat(note)) return;
   remove_files(*storage_, std::vector(old_rank_local_.begin(), old_rank_local_.end()));
@@ -491,7 +492,7 @@ void Commit::remove_rank_local() {
 }
 
 // A replaced rank-local checkpoint of a save by files has left directories for its reports.
-void Commit::remove_directories_of_replaced() {
+void Transaction::remove_directories_of_replaced() {
   const std::string own(kOwnDirectory);
   for (const std::string& name : storage_->list_directories(own + "/")) {
     const auto left = parse_in_own_directory(name + "/");
@@ -500,7 +501,7 @@ void Commit::remove_directories_of_replaced() {
   }
 }
 
-void Commit::abandon(bool alone) {
+void Transaction::abandon(bool alone) {
   if (staging_) return staging_->abandon();
   // These files describe a checkpoint that has no switch and whose data files will be removed.
   remove_files(*storage_, published_);
