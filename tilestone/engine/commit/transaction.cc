@@ -355,10 +355,12 @@ void Transaction::inspect_existing() {
         std::string(
             "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
             error.what());
-    // Its save is one of those that have a manifest here.
+    // Its save is one of those that have a manifest here, or an attempt. None of the attempts is
+    // open (refuse_existing).
     for (const std::string& name : names) {
       const auto own = parse_own_name(name);
-      if (own && own->kind == kManifestKind) replaces_.insert(own->save_id);
+      if (!own) continue;
+      if (own->kind == kManifestKind || own->kind == kAttemptKind) replaces_.insert(own->save_id);
     }
     return;
   }

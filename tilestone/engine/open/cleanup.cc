@@ -294,13 +294,17 @@ bool remove_files(Storage& storage, std::span<const std::string> names) {
 
 void remove_leftover_files(Storage& storage, std::span<const std::string> names) {
   std::vector<std::string> files, notes;
+  std::set<std::string> directories;  // of the files
   for (const std::string& name : names) {
     const auto own = parse_own_name(name);
     const bool is_note = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
     (is_note ? notes : files).push_back(name);
+    const size_t slash = name.rfind('/');
+    if (!is_note) directories.insert(slash == std::string::npos ? "" : name.substr(0, slash));
   }
   if (!remove_files(storage, files)) return;
-  if (!files.empty()) storage.sync_directory("");
+  // A note covers its save's files in each of them. It goes only once they are durably removed.
+  for (const std::string& directory : directories) storage.sync_directory(directory);
   remove_files(storage, notes);
 }
 
