@@ -81,7 +81,7 @@ def test_a_key_that_is_not_text_is_refused_by_name(key: Any, opened: tilestone.C
     assert key not in opened
 
 
-@pytest.mark.parametrize("index", [0, ..., slice(0, 1.5), slice("a"), slice(0, 1, 0), slice(None, None, -1)])
+@pytest.mark.parametrize("index", [slice(0, 1.5), slice("a"), slice(0, 1, 0)])
 def test_a_bad_index_of_a_stored_tensor_names_its_key(index: Any, opened: tilestone.Checkpoint) -> None:
     with pytest.raises(tilestone.InvalidArgumentError) as raised:
         opened["m.x"][index]

@@ -15,7 +15,7 @@ files. torch is not required, and is only used if the caller has imported it.
 
 from tilestone import geometry
 from tilestone._api import load, save
-from tilestone._checkpoint import Checkpoint, StoredTensor, gc, open, repair
+from tilestone._checkpoint import Checkpoint, gc, open, repair
 from tilestone._core import (
     Communicator,
     Damage,
@@ -67,6 +67,7 @@ from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
 from tilestone._session import Session
+from tilestone._stored_tensor import StoredTensor
 from tilestone._steps import BegunSave, begin_save
 from tilestone._unpublished import abandon, publish, unpublished
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilestone import _bridge, _converters, _core, _options
-from tilestone._dtypes import DType
 from tilestone._entities import to_box
-from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError, NotFoundError
 from tilestone._option_values import (
     OpenOptions,
     Reading,
@@ -20,6 +20,7 @@ from tilestone._option_values import (
 )
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._protocols import SupportsDlpack
+from tilestone._stored_tensor import StoredTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,75 +28,6 @@ if TYPE_CHECKING:
     from tilestone._option_types import OpenKeywords
 
 BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
-
-
-class StoredTensor:
-    """A tensor of an open checkpoint. Nothing is read until `read` is called.
-
-    Attributes:
-        key: its name in the checkpoint.
-        shape: shape of the whole tensor, in elements.
-        dtype: a DType, which is equal to its name.
-    """
-
-    __slots__ = ("_checkpoint", "dtype", "key", "shape")
-
-    def __init__(self, checkpoint: Checkpoint, key: str) -> None:
-        self._checkpoint = checkpoint
-        self.key = key
-        self.shape: tuple[int, ...] = checkpoint._handle.shape(key)
-        self.dtype = DType(checkpoint._handle.dtype(key))
-
-    @property
-    def boxes(self) -> list[_core.Box]:
-        """The boxes of the stored chunks; in rank-local checkpoints they may overlap."""
-        return self._checkpoint._handle.boxes(self.key)
-
-    @property
-    def files(self) -> list[str]:
-        """The file of each box in `boxes`."""
-        return self._checkpoint._handle.files_of(self.key)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        count = 1
-        for n in self.shape:
-            count *= n
-        return count * self.dtype.itemsize
-
-    def read(
-        self,
-        box: BoxLike | None = None,
-        *,
-        framework: str | None = None,
-        out: SupportsDlpack | None = None,
-    ) -> Any:
-        """Reads the tensor or one box of it, as `Checkpoint.read` does."""
-        return self._checkpoint.read(self.key, box, framework=framework, out=out)
-
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> Any:
-        """Reads a box by basic slicing with step 1: tensor[:128, 64:]. Only its bytes are read."""
-        parts = index if isinstance(index, tuple) else (index,)
-        if len(parts) > len(self.shape) or not all(isinstance(part, slice) for part in parts):
-            raise InvalidArgumentError(
-                f"a stored tensor is indexed by one slice per dim of {self.shape}, not {index!r}",
-                key=self.key,
-            )
-        ends = []
-        for part, n in zip(parts + (slice(None),) * (len(self.shape) - len(parts)), self.shape,
-                           strict=True):  # fmt: skip
-            try:
-                start, stop, step = part.indices(n)
-            except (TypeError, ValueError) as error:
-                raise InvalidArgumentError(f"{part}: {error}", key=self.key) from None
-            if step != 1:
-                raise InvalidArgumentError(f"a slice's step must be 1, not {step}", key=self.key)
-            ends.append((start, max(start, stop)))
-        return self.read(ends)
-
-    def __repr__(self) -> str:
-        return f"StoredTensor({self.key!r}, dtype={str(self.dtype)!r}, shape={self.shape})"
 
 
 class Checkpoint:
@@ -130,9 +62,17 @@ class Checkpoint:
             raise InvalidArgumentError(f"the checkpoint {self.path} is closed")
         return self._open
 
-    def keys(self) -> list[str]:
-        """The keys of all tensors and objects, sorted."""
-        return self._handle.keys()
+    def keys(self, *patterns: str) -> list[str]:
+        """The keys of all tensors and objects, sorted; with patterns, those that match one of them.
+
+        Args:
+            patterns: as the shell's: `*` for any text, `?` for one character, `[ab]` for one of some.
+        """
+        keys = self._handle.keys()
+        if not patterns:
+            return keys
+        wanted = [_options.word("patterns", pattern) for pattern in patterns]
+        return [key for key in keys if any(fnmatch.fnmatchcase(key, one) for one in wanted)]
 
     def tensor_keys(self) -> list[str]:
         """The keys of tensors, sorted."""
@@ -162,6 +102,38 @@ class Checkpoint:
         if self._handle.is_tensor(_options.word("key", key)):
             return StoredTensor(self, key)
         return self.object(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """ckpt[key], or the default if there is no such key."""
+        return self[key] if key in self else default
+
+    def state_dict(
+        self, prefix: str = "", *, into: str | None = None, allow_classes: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Reads everything whose key begins with a prefix, as a flat dict without the prefix.
+
+            model.load_state_dict(ckpt.state_dict("model.", into="torch"))
+
+        Args:
+            prefix: as it stands in the keys, with its dot.
+            into: "numpy" or "torch"; by default the framework given to `open`.
+            allow_classes: as for `object`.
+
+        Raises:
+            NotFoundError: no key begins with the prefix.
+        """
+        prefix = _options.word("prefix", prefix)
+        keys = [key for key in self.keys() if key.startswith(prefix)]
+        if not keys:
+            raise NotFoundError(f"no key of the checkpoint {self.path} begins with {prefix!r}")
+        tensors = [key for key in keys if self._handle.is_tensor(key)]
+        read = self.read_many(tensors, framework=into)
+        return {
+            key[len(prefix) :]: read[key]
+            if key in read
+            else self.object(key, allow_classes=allow_classes, framework=into)
+            for key in keys
+        }
 
     def read(
         self,
@@ -379,7 +351,11 @@ class Checkpoint:
     def __repr__(self) -> str:
         if self._open is None:
             return f"Checkpoint({self.path!r}, closed)"
-        return f"Checkpoint({self.path!r}, {len(self)} keys)"
+        tensors, objects = len(self.tensor_keys()), len(self.object_keys())
+        return (
+            f"Checkpoint({self.path!r}, {tensors} tensors of {self.nbytes:,} bytes, {objects} objects, "
+            f"{self.format}, {self.dialect})"
+        )
 
 
 @keywords(OpenOptions)
