@@ -17,6 +17,7 @@
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/foreign_save.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/repair.h"
 #include "tilestone/engine/save.h"

@@ -36,6 +36,7 @@ void bind_storage(nb::module_& m);
 void bind_unpublished(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_steps(nb::module_& m);
+void bind_foreign_save(nb::module_& m);
 void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----

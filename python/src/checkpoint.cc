@@ -204,7 +204,22 @@ void bind_tensors(nb::class_<Checkpoint>& bound) {
                 [&](const Stop& stop) { c.with_interrupt(stop).read_into(key, box, target); },
                 length_of_read(c, key, box));
           },
-          "key"_a, "box"_a.none(), "target"_a);
+          "key"_a, "box"_a.none(), "target"_a)
+      .def(
+          "read_parts",
+          [](const Checkpoint& c, const std::vector<std::string>& keys,
+             const std::vector<Box>& boxes, const std::vector<TensorView>& targets) {
+            std::vector<Checkpoint::Part> parts;
+            StateDict to_fill;
+            for (size_t i = 0; i < keys.size(); ++i) {
+              parts.push_back({keys[i], boxes.at(i), targets.at(i)});
+              to_fill.entries().emplace_back(keys[i], targets[i]);
+            }
+            check_writable(to_fill);
+            without_gil([&](const Stop& stop) { c.with_interrupt(stop).read_parts(parts); });
+          },
+          "keys"_a, "boxes"_a, "targets"_a,
+          "Reads a box of a tensor into each target. The lists have the same length.");
 }
 
 void bind_values(nb::class_<Checkpoint>& bound) {

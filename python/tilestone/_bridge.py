@@ -99,6 +99,8 @@ class Bridge:
         rank: this rank's number; rank 0 logs what is the same on all ranks.
         harmless: names of further classes whose objects may be created if they can be imported.
         common: what is not sharded is saved as common state, and its dict keys are not converted.
+        as_torch: the tree is split as torch.distributed.checkpoint does it: other arrays than
+            torch's and objects with state_dict() are leaves. A load still fills such arrays.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Bridge:
         rank: int = 0,
         harmless: frozenset[str] = frozenset(),
         common: bool = False,
+        as_torch: bool = False,
     ) -> None:
         self.for_load = for_load
         self.allow = allow
@@ -122,6 +125,7 @@ class Bridge:
         self.by_rule = by_rule
         self.rank = rank
         self.common = common
+        self.as_torch = as_torch
         self._unpacked: dict[Any, Any] = {}
         # (item, its stand-in, restore), by id(item).
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}
@@ -141,8 +145,14 @@ class Bridge:
 
     def is_entity(self, item: Any) -> bool:
         """Whether an object in a list belongs to the tree: an array, an entity or a Stateful."""
+        if self._is_leaf(item):
+            return False
         converter = _converters.find(item)
         return converter is not None and converter.in_tree or is_stateful(item)
+
+    def _is_leaf(self, item: Any) -> bool:
+        """Whether an object is a leaf only because the tree is split as torch does it."""
+        return self.as_torch and (_numpy.is_array(item) or is_stateful(item))
 
     def describe(self, item: Any, path: str) -> Any:
         """The engine's view or entity for an object; None if the object is neither.
@@ -150,6 +160,8 @@ class Bridge:
         For a Stateful, a tuple: its state dict, and the paths in it below which a load must take
         everything that the checkpoint holds.
         """
+        if self._is_leaf(item) and not (self.for_load and _numpy.is_array(item)):
+            return None
         converter = _converters.find(item)
         found = None if converter is None else self._node(converter, item, path)
         if found is None and is_stateful(item):
@@ -253,9 +265,10 @@ class Bridge:
         Raises:
             InvalidArgumentError: the object can't be pickled, or could not be read back.
         """
-        _object_check.check(item)
+        _object_check.check(item, self.as_torch)
         pickled, archive = _pickling.dumps(item, key)
-        _pickling.check(pickled, archive, key, self.rank == 0, self.harmless)
+        log = self.rank == 0 and not self.as_torch  # torch's loads create objects of any class
+        _pickling.check(pickled, archive, key, log, self.harmless)
         return pickled, archive
 
     def make_array(self, loaded: _core.TensorView, original: Any) -> Any:

@@ -100,6 +100,8 @@ class Prepared(abc.ABC):
     log_report: bool = True
     #: LoadOptions::sharded_only: common state is neither read nor returned.
     sharded_only: bool = False
+    #: Only torch's tensors are tensors, and objects with state_dict() are ordinary ones.
+    as_torch: bool = False
     #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
     tp_replica_names: bool = False
 
@@ -273,7 +275,7 @@ class SaveCall:
         unwrapped = options.dialect == "pytorch"
         bridge = Bridge(
             group=self._group, ranks=ranks, by_rule=self.files is not None and unwrapped, rank=own,
-            harmless=self._state.harmless, common=not unwrapped,
+            harmless=self._state.harmless, common=not unwrapped, as_torch=self._state.as_torch,
         )  # fmt: skip
         engine: _core.SaveOptions = options.fill(_core.SaveOptions())
         engine.by_files = self.files
@@ -358,7 +360,7 @@ class LoadCall:
         shown = reporting(options.progress, "load", self.comm.rank)
         self._bridge = Bridge(
             True, frozenset(options.allow_classes), group=self._group, ranks=self.comm.size,
-            harmless=self._template.harmless,
+            harmless=self._template.harmless, as_torch=self._template.as_torch,
         )  # fmt: skip
         template = self._template.make()
         engine: _core.LoadOptions = options.fill(_core.LoadOptions())

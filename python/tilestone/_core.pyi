@@ -869,6 +869,29 @@ def begin_save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, se
 
 def begin_save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> StepwiseSave: ...
 
+class ForeignSave:
+    """The coordinator's part of a save that torch plans."""
+
+    def __init__(self, path: bytes, save_id: str, overwrite: bool, seconds: float) -> None: ...
+
+    @property
+    def save_id(self) -> str: ...
+
+    @property
+    def staging(self) -> str:
+        """
+        The directory beside the path in which the ranks write; empty: in the path.
+        """
+
+    def commit(self, receipts: Sequence[bytes], world_size: int, index: bytes, files: Sequence[str], seconds: float) -> None: ...
+
+    def abandon(self) -> None: ...
+
+def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging: str, first_file: int, encoded: Sequence[tuple[str, bytes, tuple[str, tuple[int, ...], Box] | None]], chunks: Sequence[tuple[str, tuple[int, ...], Box, TensorView]], resources: Resources, seconds: float) -> tuple[bytes, int, list[tuple[str, int, int]], list[tuple[str, int, int]]]:
+    """
+    Writes items to new files. Returns the receipt, how many files were written, and the (file, offset, length) of each item.
+    """
+
 class Damage:
     """A damaged part of a checkpoint."""
 
@@ -1020,6 +1043,11 @@ class Checkpoint:
     def read_many(self, keys: Sequence[str]) -> list[TensorView]: ...
 
     def read_into(self, key: str, box: Box | None, target: TensorView) -> None: ...
+
+    def read_parts(self, keys: Sequence[str], boxes: Sequence[Box], targets: Sequence[TensorView]) -> None:
+        """
+        Reads a box of a tensor into each target. The lists have the same length.
+        """
 
     def read_object(self, key: str, bridge: object) -> object: ...
 

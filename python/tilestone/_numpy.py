@@ -126,6 +126,11 @@ class _NumpyConverter(_converters.ArrayConverter):
         return view(item, False) if plain else None
 
 
+def is_array(item: Any) -> bool:
+    """Whether an object is an array that this module views."""
+    return isinstance(_converters.find(item), (_NumpyConverter, _DlpackConverter))
+
+
 _converters.add(lambda cls: hasattr(cls, "__dlpack__"), _DlpackConverter())
 _converters.add(numpy.ndarray, _NumpyConverter())
 # numpy's scalars are leaves, although they support DLPack.

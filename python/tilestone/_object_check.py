@@ -22,7 +22,8 @@ class _NullFile:
 class _CheckingPickler(pickle.Pickler):
     """Checks every object while pickling; the output is discarded."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_torch: bool) -> None:
+        self._as_torch = as_torch
         # With out-of-band buffers, arrays are not copied.
         super().__init__(_NullFile(), protocol=5, buffer_callback=lambda _: None)
 
@@ -30,7 +31,7 @@ class _CheckingPickler(pickle.Pickler):
         """Called by pickle for every object that is not of a plain builtin type."""
         if isinstance(item, type):
             return NotImplemented
-        if is_stateful(item):
+        if is_stateful(item) and not self._as_torch:
             raise InvalidArgumentError(
                 f"an object holds a {type(item).__name__}; its state_dict() and load_state_dict() "
                 "are only called if it is in a dict or a list",
@@ -50,17 +51,18 @@ class _CheckingPickler(pickle.Pickler):
         return NotImplemented
 
 
-def check(item: Any) -> None:
+def check(item: Any, as_torch: bool = False) -> None:
     """Refuses an object that can't be pickled, or whose pickle would not be complete.
 
     Args:
         item: the object that is about to be pickled.
+        as_torch: objects with state_dict() are pickled like others.
 
     Raises:
         InvalidArgumentError: says what the object holds, or why pickle refuses it.
     """
     try:
-        _CheckingPickler().dump(item)
+        _CheckingPickler(as_torch).dump(item)
     except InvalidArgumentError:
         raise
     except Exception as error:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tilestone import _converters, _core, _numpy, _torch_meta
 from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import InvalidArgumentError
 from tilestone._placements import in_order, to_mesh, to_placement
 from tilestone._torch_meta import PLAIN as _PLAIN
 from tilestone._torch_parts import dtensor_type, local_of, position, states_position
@@ -330,14 +330,11 @@ def layout(item: Any, for_load: bool | None) -> Layout:
             order of its shards is not one of its placements.
         UnsupportedError: Tilestone doesn't know a placement or the kind of tensor.
     """
-    if not isinstance(item, dtensor_type()):
-        raise UnsupportedError(
-            "torch's older ShardedTensor is not supported; use DTensor or tilestone.ShardedTensor"
-        )
     if states_position(item):
         raise InvalidArgumentError(
-            "methods or attributes of this DTensor say where it stands, not its placements",
-            hint="such a DTensor keeps its place: give Replicate as the checkpoint's placement",
+            f"methods, attributes or shards of this {type(item).__name__} say where it stands, not "
+            "its placements",
+            hint="such a tensor keeps its place: give Replicate as the checkpoint's placement",
         )
     local = item._local_tensor
     if hasattr(local, "wait"):

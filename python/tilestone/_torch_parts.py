@@ -7,6 +7,7 @@ torch's checkpoints ask an object itself, in this order, and so does Tilestone:
    methods only repeat its placements, so they don't count.
 2. The four attributes of torch 2.14's `CheckpointableTensor`, of a tensor or of a DTensor's local
    tensor.
+3. The shards of torch's older ShardedTensor.
 
 An object that says neither is placed by its mesh (`_torch_bridge.layout`).
 """
@@ -14,6 +15,7 @@ An object that says neither is placed by its mesh (`_torch_bridge.layout`).
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -86,8 +88,16 @@ def _has_attributes(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and all(hasattr(item, name) for name in _ATTRIBUTES)
 
 
+def _is_sharded_tensor(item: Any) -> bool:
+    """Whether it is one of torch's older ShardedTensors."""
+    module = sys.modules.get("torch.distributed._shard.sharded_tensor")
+    return module is not None and isinstance(item, module.ShardedTensor)
+
+
 def _source(item: Any) -> Any:
     """The object whose methods or attributes count: the item, its local tensor, or None."""
+    if _is_sharded_tensor(item):
+        return item
     places = (item,) if local_of(item) is item else (item, local_of(item))
     for says in (_has_methods, _has_attributes):
         for place in places:
@@ -139,8 +149,10 @@ def position(item: Any, key: str, for_load: bool, local: torch.Tensor | None = N
     source = _source(item)
     if _is_outside(item):
         return Position(tuple(item.shape), [], item.dtype)
-    given = _Methods if _has_methods(source) else _Attributes
-    return given(item, source, key, local).position(for_load)
+    kind: Any = _Methods if _has_methods(source) else _Attributes
+    given = _Shards if _is_sharded_tensor(item) else kind
+    found: Position = given(item, source, key, local).position(for_load)
+    return found
 
 
 def _is_outside(item: Any) -> bool:
@@ -223,6 +235,21 @@ class _Attributes(_Stated):
                 continue
             index = tuple(slice(o, o + n) for o, n in zip(start, size, strict=True))
             yield self._part(offset, size, self._own.detach()[index])
+
+
+class _Shards(_Stated):
+    """By the shards of a ShardedTensor that are on this rank."""
+
+    def position(self, for_load: bool) -> Position:
+        metadata = self._item.metadata()
+        parts = []
+        for shard in self._item.local_shards():
+            offset = self._sizes("a shard's offset", shard.metadata.shard_offsets)
+            size = self._sizes("a shard's size", shard.metadata.shard_sizes)
+            if 0 not in size:
+                parts.append(self._part(offset, size, shard.tensor.detach()))
+        shape = self._sizes("its size", metadata.size)
+        return Position(shape, parts, metadata.tensor_properties.dtype)
 
 
 class _Chunk(NamedTuple):

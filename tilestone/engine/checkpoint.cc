@@ -159,18 +159,28 @@ std::vector<TensorView> Checkpoint::read_many(std::span<const std::string> keys)
 
 void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box,
                            const TensorView& target) const {
-  const StoredTensor& tensor = find_tensor(metadata(), key);
-  const Box wanted = box ? *box : Box::whole(tensor.shape);
-  if (target.shape != wanted.shape || target.dtype != tensor.dtype || !target.has_data()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the target is " + std::string(to_string(target.dtype)) + " of shape " +
-                    to_string(target.shape) + ", but the read needs memory for " +
-                    std::string(to_string(tensor.dtype)) + " of shape " + to_string(wanted.shape))
-        .with_key(key);
+  const Part part{key, box ? *box : Box::whole(find_tensor(metadata(), key).shape), target};
+  read_parts({&part, 1});
+}
+
+void Checkpoint::read_parts(std::span<const Part> parts) const {
+  std::vector<TensorItem> items;
+  items.reserve(parts.size());
+  for (const Part& part : parts) {
+    const StoredTensor& tensor = find_tensor(metadata(), part.key);
+    const TensorView& target = part.target;
+    if (target.shape != part.box.shape || target.dtype != tensor.dtype || !target.has_data()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the target is " + std::string(to_string(target.dtype)) + " of shape " +
+                      to_string(target.shape) + ", but the read needs memory for " +
+                      std::string(to_string(tensor.dtype)) + " of shape " +
+                      to_string(part.box.shape))
+          .with_key(part.key);
+    }
+    items.push_back(item_of(tensor, part.box));
+    items.back().pieces[0].data = target;
   }
-  TensorItem item = item_of(tensor, wanted);
-  item.pieces[0].data = target;
-  run(state_->context(interrupt_), plan_load({&item, 1}, metadata()), {&item, 1});
+  run(state_->context(interrupt_), plan_load(items, metadata()), items);
 }
 
 Value Checkpoint::read_object(const std::string& key) const {

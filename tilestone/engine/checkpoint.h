@@ -83,6 +83,14 @@ class Checkpoint {
   // throws Error(kInvalidArgument).
   void read_into(const std::string& key, const std::optional<Box>& box,
                  const TensorView& target) const;
+  // A box of a tensor, and the memory that receives it.
+  struct Part {
+    std::string key;
+    Box box;
+    TensorView target;
+  };
+  // Reads all parts as read_into() does. They are read together, as by read_many().
+  void read_parts(std::span<const Part> parts) const;
   Value read_object(const std::string& key) const;
   // The state that is not sharded, as one dict, in dialects that store it as one value
   // (Megatron-Core's). nullopt in other dialects. Throws Error(kCorrupt) if it is damaged or

@@ -16,8 +16,14 @@ from typing import Any, Dict, Tuple, Union
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import ByFiles, Checks, Differences, LocalCopies
-from tilestone.megatron import _engine_calls, _ranks, _save_call, _stored, _user_strategies
-from tilestone.megatron._together import Deadline
+from tilestone.megatron import (
+    _engine_calls,
+    _ranks,
+    _save_arguments,
+    _save_call,
+    _stored,
+    _user_strategies,
+)
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -25,6 +31,7 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
 )
+from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
@@ -306,7 +313,7 @@ def load_content_metadata(
         if checkpoint_dir is None:
             raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
-    return preloaded_state_dict.get(_save_call.CONTENT_METADATA_KEY)
+    return preloaded_state_dict.get(_save_arguments.CONTENT_METADATA_KEY)
 
 
 def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
@@ -385,12 +392,23 @@ def save(
             the item is read.
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
-        by_files: a `tilestone.ByFiles`: the ranks communicate only through small files, as for
-            `tilestone.save`; process_group and a strategy of the user's own can't be given.
-            docs/megatron.md says what else is different.
-        copies: a `tilestone.LocalCopies`, whose group may be a `groups.Group` too. None: as the
-            strategy says; by default no copies. Can't be combined with a fully parallel strategy
-            (there a rank has no replicas to copy), a strategy class of the user, or zarr.
+        by_files: a `tilestone.ByFiles`: the ranks communicate only through small files in the
+            directory, as for `tilestone.save`. torch.distributed is not used and need not be
+            initialised. The holders of each ShardedTensor share the writing; if its holders are not
+            known (as in Megatron's own modules), the rank of the main replica writes. Nothing is
+            replaced, so the directory must not hold a checkpoint or a file with a name that
+            Megatron-Core uses. Also with validate_access_integrity=False, the save is not published
+            if a part has no main replica; a part with several is accepted if their bytes are the
+            same. With True the common state is compared too, but the message does not name the
+            paths that differ. sharded_strategy must be None or ("torch_dist", 1), and process_group
+            None. `tilestone.unpublished` reports what is missing, and `tilestone.publish` completes
+            a save whose ranks have died.
+        copies: a `tilestone.LocalCopies`: each rank also writes to its own data file what it holds
+            and another rank of the copies' group writes, as for `tilestone.save`. The group is a
+            process group, a `groups.Group`, or ranks in process_group; None: the model-parallel
+            group (tensor and pipeline parallel) of Megatron's parallel_state. None: as the strategy
+            says; by default no copies. Can't be combined with a fully parallel strategy (there a
+            rank has no replicas to copy), a strategy class of the user, or zarr.
         common_differs: "warn" or "error": what to do if the ranks' common states differ, or the
             replicas of a ShardedObject, or those of a ShardedTensor of at most 64 KiB without
             declared holders.
@@ -409,16 +427,16 @@ def save(
             and on those that wait for it.
         NotImplementedError: a common_strategy was given.
     """
+    own = {
+        "process_group": process_group, "by_files": by_files, "copies": copies,
+        "common_differs": common_differs, "timeout": timeout,
+    }  # fmt: skip
     result = _save_call.save(
         sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
-        content_metadata, process_group=process_group, by_files=by_files, copies=copies,
-        common_differs=common_differs, timeout=timeout,
+        content_metadata, **own,
     )  # fmt: skip
-    by_strategy = (engine_options_of(sharded_strategy) or {}).get("copies")
-    asks = any(each is not None for each in (process_group, by_files, copies, by_strategy))
-    is_own = asks or common_differs != "warn" or timeout != _core.DEFAULT_TIMEOUT
-    return result if is_own else None
+    return result if _save_arguments.are_used(own, sharded_strategy) else None
 
 
 def get_default_save_sharded_strategy(

@@ -1,0 +1,457 @@
+"""tilestone.dcp in one process: its functions, and its writer and reader in torch's own."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pathlib
+import pickle
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from test_stock import assert_same, blank, tree
+from torch.distributed.checkpoint._extension import StreamTransformExtension
+
+import tilestone
+import tilestone.dcp as dcp
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+SAVES = {
+    "drop-in": lambda state, path: dcp.save(state, checkpoint_id=path),
+    "plug-in": lambda state, path: stock.save(state, storage_writer=dcp.FileSystemWriter(path)),
+    "torch": lambda state, path: stock.save(state, checkpoint_id=path),
+}
+LOADS = {
+    "drop-in": lambda state, path: dcp.load(state, checkpoint_id=path),
+    "plug-in": lambda state, path: stock.load(state, storage_reader=dcp.FileSystemReader(path)),
+    "torch": lambda state, path: stock.load(state, checkpoint_id=path),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("save", SAVES)
+def test_what_one_saves_another_loads(save: str, load: str, ckpt: str) -> None:
+    state = tree() | {"list": [1, [2]], "rng": numpy.random.get_state()[1:]}
+    SAVES[save](state, ckpt)
+    loaded = blank(state)
+    nested = loaded["nested"]
+    LOADS[load](loaded, ckpt)
+    for key in state:
+        if key != "rng":
+            assert_same(loaded[key], state[key], key)
+    assert numpy.array_equal(loaded["rng"][0], state["rng"][0])
+    assert loaded["nested"] is nested, "filled in place"
+
+
+@pytest.mark.parametrize("save", ["drop-in", "plug-in"])
+def test_a_checkpoint_has_checksums_and_replaces_another_in_one_step(save: str, ckpt: str) -> None:
+    for step in (1, 2):
+        SAVES[save]({"w": torch.full((300,), float(step)), "step": step}, ckpt)
+        with tilestone.open(ckpt) as opened:
+            found = opened.verify()
+            assert found.ok and found.items_without_checksum == 0
+            assert opened["step"] == step and opened.writer.startswith("Tilestone")
+            assert opened.path_of("step") == ("step",)
+    assert len([name for name in os.listdir(ckpt) if name.endswith(".distcp")]) == 1
+    assert tilestone.gc(ckpt) == []
+
+
+def test_a_flipped_bit_is_found_by_both_loads(ckpt: str) -> None:
+    stock.save({"w": torch.ones(50)}, storage_writer=dcp.FileSystemWriter(ckpt))
+    (name,) = (name for name in os.listdir(ckpt) if name.endswith(".distcp"))
+    data = bytearray(pathlib.Path(ckpt, name).read_bytes())
+    at = data.index(numpy.ones(50, numpy.float32).tobytes())
+    data[at] ^= 1
+    pathlib.Path(ckpt, name).write_bytes(data)
+    for load in ("drop-in", "plug-in"):
+        with pytest.raises(dcp.CheckpointException) as raised:
+            LOADS[load]({"w": torch.zeros(50)}, ckpt)
+        assert isinstance(raised.value.failures[0][0], tilestone.CorruptError)
+
+
+def test_save_returns_torchs_metadata(ckpt: str) -> None:
+    saved = dcp.save({"a": {"w": torch.ones(2, 3)}, "n": 5}, checkpoint_id=ckpt)
+    assert isinstance(saved, dcp.Metadata)
+    copied = pickle.loads(pickle.dumps(saved))
+    assert type(copied) is stock.Metadata
+    assert copied.state_dict_metadata["a.w"].size == torch.Size([2, 3])
+    assert copied.planner_data["a.w"] == ("a", "w")
+    assert copied.storage_meta.save_id == saved.storage_meta.save_id
+    late = dcp.save({"n": 6}, checkpoint_id=ckpt)
+    dcp.save({"n": 7}, checkpoint_id=ckpt)
+    with pytest.raises(RuntimeError, match="was replaced"):
+        late.storage_data
+    plugged = stock.save({"n": 8}, storage_writer=dcp.FileSystemWriter(ckpt))
+    (info,) = plugged.storage_data.values()
+    assert type(info) is stock.filesystem._StorageInfo
+    assert plugged.storage_meta.save_id and plugged.storage_meta.checkpoint_id == ckpt
+
+
+class Counter:
+    """A Stateful object."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.calls: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        self.calls.append("state_dict")
+        return {"n": self.n, "t": torch.tensor([self.n])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load_state_dict")
+        self.n = state["n"]
+        assert state["t"].item() == self.n
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("save", SAVES)
+def test_stateful_objects_at_the_top_level(save: str, load: str, ckpt: str) -> None:
+    saved, loaded = Counter(3), Counter(0)
+    SAVES[save]({"counter": saved}, ckpt)
+    state = {"counter": loaded}
+    LOADS[load](state, ckpt)
+    assert state["counter"] is loaded and loaded.n == 3
+    assert saved.calls == ["state_dict"] and loaded.calls == ["state_dict", "load_state_dict"]
+
+
+def test_a_stateful_object_below_the_top_level_is_an_object_as_in_torch(ckpt: str) -> None:
+    state = {"a": {"counter": Counter(4)}, "array": numpy.arange(3)}
+    dcp.save(state, checkpoint_id=ckpt)
+    found = dcp.FileSystemReader(ckpt).read_metadata().state_dict_metadata
+    assert {key: type(each) for key, each in found.items()} == {
+        "a.counter": stock.BytesStorageMetadata,
+        "array": stock.BytesStorageMetadata,
+    }
+    for load in LOADS:
+        other: dict[str, Any] = {"a": {"counter": None}, "array": None}
+        LOADS[load](other, ckpt)
+        assert other["a"]["counter"].n == 4 and numpy.array_equal(other["array"], numpy.arange(3))
+
+
+FAILURES: dict[str, tuple[Any, type[Exception], str]] = {
+    "missing": ({"w": torch.zeros(4), "v": 0}, RuntimeError, "Missing key in checkpoint.*: v"),
+    "size": ({"w": torch.zeros(5)}, ValueError, "Size mismatch.*w"),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_load_fails_with_torchs_exceptions(what: str, load: str, ckpt: str) -> None:
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=ckpt)
+    wanted, kind, text = FAILURES[what]
+    with pytest.raises(dcp.CheckpointException) as raised:
+        LOADS[load](wanted, ckpt)
+    ((rank, (error, _)),) = raised.value.failures.items()
+    assert rank == 0 and isinstance(error, kind)
+    with pytest.raises(kind, match=text):
+        raise error
+
+
+def test_a_partial_load_keeps_what_the_checkpoint_lacks(ckpt: str) -> None:
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=ckpt)
+    wanted = {"w": torch.zeros(4), "v": torch.full((2,), 7.0), "n": 5}
+    dcp.load(wanted, checkpoint_id=ckpt, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
+    assert wanted["w"].sum() == 4 and wanted["v"].sum() == 14 and wanted["n"] == 5
+
+
+def test_another_dtype_is_converted_as_in_torch(ckpt: str) -> None:
+    dcp.save({"w": torch.arange(4, dtype=torch.float64)}, checkpoint_id=ckpt)
+    for load in LOADS:
+        wanted = {"w": torch.zeros(4, dtype=torch.bfloat16)}
+        LOADS[load](wanted, ckpt)
+        assert wanted["w"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("planner", [None, dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)])
+def test_overwriting_can_be_refused(planner: Any, ckpt: str) -> None:
+    dcp.save({"n": 1}, checkpoint_id=ckpt)
+    writer = dcp.FileSystemWriter(ckpt, overwrite=False)
+    with pytest.raises(dcp.CheckpointException, match="already exists"):
+        dcp.save({"n": 2}, storage_writer=writer, planner=planner)
+    assert tilestone.load(ckpt) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda url: dcp.save({"n": 1}, checkpoint_id=url),
+        lambda url: dcp.load({"n": 1}, checkpoint_id=url),
+        lambda url: dcp.async_save({"n": 1}, checkpoint_id=url),
+        dcp.FileSystemWriter,
+        dcp.FileSystemReader,
+    ],
+)
+def test_a_url_is_refused(call: Any) -> None:
+    with pytest.raises(tilestone.UnsupportedError, match="s3://bucket/x.*is a URL"):
+        call("s3://bucket/x")
+    assert not dcp.FileSystemWriter.validate_checkpoint_id("s3://bucket/x")
+
+
+def test_a_call_without_a_place_fails_as_in_torch() -> None:
+    for call in (dcp.save, dcp.load, dcp.async_save):
+        with pytest.raises(RuntimeError, match="checkpoint_id.*must be specified"):
+            call({"n": 1})
+
+
+def test_ids_may_be_paths_and_begin_with_a_tilde(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (pathlib.Path("a/b"), "~", pathlib.Path("~c")):
+        dcp.save({"n": 1}, checkpoint_id=place)
+        writer = dcp.FileSystemWriter("elsewhere")
+        stock.save({"n": 2}, storage_writer=writer, checkpoint_id=place)
+        assert writer.checkpoint_id == pathlib.Path(place)
+        wanted = {"n": 0}
+        stock.load(wanted, storage_reader=dcp.FileSystemReader("x"), checkpoint_id=place)
+        assert wanted == {"n": 2} and (tmp_path / place / ".metadata").exists()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# ---- torch plans ----
+
+
+class Recorder(dcp.DefaultSavePlanner):
+    """A user's planner: makes new tensors lazily, and records the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False) -> None:
+        self.calls.append(f"set_up {storage_meta.save_id is not None}")
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+    def create_local_plan(self):
+        self.calls.append("local")
+        return super().create_local_plan()
+
+    def create_global_plan(self, all_plans):
+        self.calls.append("global")
+        return super().create_global_plan(all_plans)
+
+    def finish_plan(self, new_plan):
+        self.calls.append("finish")
+        return super().finish_plan(new_plan)
+
+    def transform_object(self, write_item, object):
+        self.calls.append(write_item.index.fqn)
+        made = super().transform_object(write_item, object)
+        return made * 2 if isinstance(made, torch.Tensor) else made
+
+
+class Halved(dcp.DefaultLoadPlanner):
+    """Reads into memory of its own, and halves it into the state's tensors."""
+
+    def resolve_tensor(self, read_item):
+        return torch.empty_like(super().resolve_tensor(read_item))
+
+    def commit_tensor(self, read_item, tensor) -> None:
+        super().resolve_tensor(read_item).copy_(tensor / 2)
+
+
+def test_every_hook_of_a_users_planner_is_called_as_by_torch(ckpt: str) -> None:
+    state = {"a": torch.ones(3, 4).t(), "n": 1, "b": torch.arange(10.0)[::2]}
+    ours, theirs = Recorder(), Recorder()
+    dcp.save(state, checkpoint_id=ckpt, planner=ours)
+    stock.save(state, checkpoint_id=ckpt + "-torch", planner=theirs)
+    assert ours.calls == theirs.calls == ["set_up True", "local", "global", "finish", "n", "a", "b"]
+    assert tilestone.load(ckpt)["b"].tolist() == [0, 4, 8, 12, 16]
+    for load, planner in ((dcp.load, Halved()), (stock.load, Halved())):
+        wanted = {"a": torch.zeros(4, 3), "n": 0, "b": torch.zeros(5)}
+        load(wanted, storage_reader=dcp.FileSystemReader(ckpt), planner=planner)
+        assert_same(wanted, {**state, "a": state["a"].contiguous(), "b": state["b"].contiguous()})
+
+
+class Xor(StreamTransformExtension):
+    """Inverts every byte."""
+
+    @staticmethod
+    def from_descriptor(version: str) -> Xor:
+        return Xor()
+
+    @staticmethod
+    def registry_name() -> str:
+        return "stream.xor"
+
+    def get_descriptor(self) -> str:
+        return "stream.xor/1"
+
+    def transform_to(self, output: Any) -> Any:
+        class Into(io.RawIOBase):
+            def writable(self) -> bool:
+                return True
+
+            def write(self, data: Any) -> int:
+                output.write(bytes(byte ^ 255 for byte in bytes(data)))
+                return len(bytes(data))
+
+            def close(self) -> None:
+                output.close()
+
+        return Into()
+
+    def transform_from(self, input: Any) -> Any:
+        return io.BytesIO(bytes(byte ^ 255 for byte in input.read()))
+
+
+def test_extensions_transform_items_as_in_torch(ckpt: str) -> None:
+    state = {"w": torch.arange(5), "n": {"k": 3}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(ckpt, _extensions=[Xor()]))
+    registry = stock._extension.ExtensionRegistry()
+    registry.register(Xor)
+    for reader in (dcp.FileSystemReader, stock.FileSystemReader):
+        wanted = {"w": torch.zeros(5, dtype=torch.int64), "n": {"k": 0}}
+        dcp.load(wanted, storage_reader=reader(ckpt, _extension_registry=registry))
+        assert_same(wanted, state)
+    manifests = list(pathlib.Path(ckpt, ".tilestone").glob("*"))
+    assert manifests, "its items have checksums"
+
+
+class Renaming(dcp.FileSystemReader):
+    """A user's reader: loads under other names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> stock.Metadata:
+        found = super().read_metadata(*args, **kwargs)
+        for index in list(found.storage_data):
+            other = stock.metadata.MetadataIndex("new." + index.fqn, index.offset)
+            found.storage_data[other] = found.storage_data.pop(index)
+        for key in list(found.state_dict_metadata):
+            found.state_dict_metadata["new." + key] = found.state_dict_metadata.pop(key)
+        found.planner_data = None
+        return found
+
+
+class Noting(dcp.FileSystemWriter):
+    """A user's writer: notes what is written."""
+
+    def write_data(self, plan, planner):
+        self.noted = [item.index.fqn for item in plan.items]
+        return super().write_data(plan, planner)
+
+
+def test_subclasses_that_override_a_method(ckpt: str) -> None:
+    writer = Noting(ckpt)
+    dcp.save({"w": torch.ones(3)}, storage_writer=writer)
+    assert writer.noted == ["w"]
+    wanted = {"new.w": torch.zeros(3)}
+    dcp.load(wanted, storage_reader=Renaming(ckpt))
+    assert wanted["new.w"].sum() == 3
+
+
+@pytest.mark.parametrize("options", [{"single_file_per_rank": False}, {"thread_count": 2}])
+def test_several_files_for_one_rank(options: dict[str, Any], ckpt: str) -> None:
+    state = {str(i): torch.full((7,), i) for i in range(4)}
+    for planner in (None, dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)):
+        writer = dcp.FileSystemWriter(ckpt, **options)
+        dcp.save(state, storage_writer=writer, planner=planner)
+        names = [name for name in os.listdir(ckpt) if name.endswith(".distcp")]
+        assert len(names) == (4 if "single_file_per_rank" in options else 2)
+        wanted = {key: torch.zeros(7, dtype=torch.int64) for key in state}
+        stock.load(wanted, checkpoint_id=ckpt)
+        assert_same(wanted, state)
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(ckpt: str) -> None:
+    class Failing(dcp.DefaultSavePlanner):
+        def resolve_data(self, write_item):
+            raise OSError("no such device")
+
+    dcp.save({"n": 1}, checkpoint_id=ckpt)
+    with pytest.raises(dcp.CheckpointException, match="no such device") as raised:
+        dcp.save({"n": 2}, checkpoint_id=ckpt, planner=Failing())
+    dcp.save({"n": 3}, checkpoint_id=ckpt, planner=Recorder())  # while the exception is kept
+    assert raised and tilestone.load(ckpt) == {"n": 3}
+
+
+def test_a_planner_may_leave_elements_out_but_the_log_says_so(ckpt: str, caplog) -> None:
+    class Half(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            del plans[0].items[-1]
+            return plans, metadata
+
+        def create_local_plan(self):
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            halves = []
+            for offset in (0, 2):
+                chunk = stock.ChunkStorageMetadata(torch.Size([offset]), torch.Size([2]))
+                index = stock.metadata.MetadataIndex("w", chunk.offsets)
+                data = stock.planner.TensorWriteData(chunk, item.tensor_data.properties,
+                                                     torch.Size([4]))
+                kind = stock.planner.WriteItemType.SHARD
+                halves.append(stock.WriteItem(index, kind, tensor_data=data))
+            plan.items[:] = halves
+            return plan
+
+        def lookup_object(self, index):
+            return self.state_dict["w"][index.offset[0] : index.offset[0] + 2]
+
+    dcp.save({"w": torch.arange(4)}, checkpoint_id=ckpt, planner=Half())
+    assert "no manifest" in caplog.text
+    assert len(stock.FileSystemReader(ckpt).read_metadata().storage_data) == 1
+
+
+def test_format_utils_convert_both_ways(ckpt: str, tmp_path: pathlib.Path) -> None:
+    from tilestone.dcp.format_utils import dcp_to_torch_save, torch_save_to_dcp
+
+    state = {"w": torch.arange(3), "ns": argparse.Namespace(lr=0.5), "d": {"n": [1, 2]}}
+    torch.save(state, tmp_path / "a.pt")
+    torch_save_to_dcp(tmp_path / "a.pt", ckpt)
+    dcp_to_torch_save(ckpt, tmp_path / "b.pt")
+    assert_same(torch.load(tmp_path / "b.pt", weights_only=False), state)
+    with tilestone.open(ckpt) as opened:
+        assert opened.verify().items_without_checksum == 0
+
+
+# ---- in the background, and without editing ----
+
+
+@pytest.mark.parametrize("own_writer", [True, False])
+def test_async_save_in_a_thread(own_writer: bool, ckpt: str) -> None:
+    weights = torch.ones(1000)
+    dcp.save({"w": weights * 9}, checkpoint_id=ckpt)
+    if own_writer:
+        future = stock.async_save({"w": weights}, storage_writer=dcp.FileSystemWriter(ckpt))
+    else:
+        future = dcp.async_save({"w": weights}, checkpoint_id=ckpt)
+    weights.zero_()
+    saved = future.result()
+    assert isinstance(saved, dcp.Metadata) and saved.storage_meta.save_id
+    assert tilestone.load(ckpt)["w"].sum() == 1000
+
+
+def test_a_stager_that_returns_a_future(ckpt: str) -> None:
+    from tilestone.dcp.staging import DefaultStager, StagingOptions
+
+    stager = DefaultStager(StagingOptions(False, False, True, False))
+    response = dcp.async_save({"w": torch.ones(4)}, checkpoint_id=ckpt, async_stager=stager)
+    assert isinstance(response, dcp.state_dict_saver.AsyncSaveResponse)
+    response.staging_completion.result()
+    assert isinstance(response.upload_completion.result(), dcp.Metadata)
+    stager.close()
+
+
+def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, caplog) -> None:
+    caplog.set_level("INFO", "tilestone")
+    dcp.enable()
+    try:
+        dcp.enable()
+        stock.save({"w": torch.ones(4)}, checkpoint_id=ckpt)
+        assert "Tilestone" in tilestone.open(ckpt).writer
+        stock.save({"w": torch.ones(5)}, storage_writer=stock.FileSystemWriter(ckpt))
+        assert "Tilestone" in tilestone.open(ckpt).writer
+        stock.async_save({"w": torch.ones(6)}, checkpoint_id=ckpt).result()
+        wanted = {"w": torch.zeros(6)}
+        stock.load(wanted, checkpoint_id=ckpt)
+        assert wanted["w"].sum() == 6 and "Tilestone" in tilestone.open(ckpt).writer
+    finally:
+        dcp.disable()
+    assert caplog.text.count("now writes and reads with Tilestone") == 1
+    stock.save({"w": torch.ones(7)}, checkpoint_id=ckpt)
+    assert "PyTorch" in tilestone.open(ckpt).writer

@@ -1,0 +1,213 @@
+"""tilestone.dcp on several ranks: drop-in and plug-in, with torch's own functions beside them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as stock
+from ranks import Worlds
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import tilestone
+import tilestone.dcp as dcp
+
+warnings.simplefilter("ignore")
+
+
+def state_of(world: int, scale: float, rank: int) -> dict[str, Any]:
+    """Sharded in both of torch's ways, unevenly and emptily; the same on all ranks; a rank's own."""
+    mesh = init_device_mesh("cpu", (world,))
+    rows = torch.arange(15, dtype=torch.float32).reshape(3, 5) * scale
+    places = [f"rank:{each}/cpu" for each in range(world)]
+    older = sharded_tensor.zeros(ChunkShardingSpec(0, places), 5, 2)
+    for shard in older.local_shards():
+        shard.tensor.fill_(scale * (rank + 1))
+    return {
+        "rows": distribute_tensor(rows, mesh, [Shard(0)]),
+        "columns": distribute_tensor(rows.T.contiguous(), mesh, [Shard(0)]),
+        "one": distribute_tensor(rows[:1].contiguous(), mesh, [Shard(0)]),  # rank 0 has all
+        "same": distribute_tensor(rows + 1, mesh, [Replicate()]),
+        "older": older,
+        "plain": torch.arange(4) * scale,
+        "n": {"step": 7 * scale, f"of_rank_{rank}": [rank * scale]},
+    }
+
+
+def values(state: dict[str, Any]) -> Any:
+    def plain(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: plain(value) for key, value in item.items()}
+        if isinstance(item, sharded_tensor.ShardedTensor):
+            return [shard.tensor.tolist() for shard in item.local_shards()]
+        whole = item.full_tensor() if hasattr(item, "full_tensor") else item
+        return whole.tolist() if isinstance(whole, torch.Tensor) else whole
+
+    return plain(state)
+
+
+def all_ways(rank: int, world: int, folder: str) -> list[str]:
+    """Each of the saves, loaded in each of the ways."""
+    state = state_of(world, 1, rank)
+    lowest = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    saves = {
+        "drop-in": lambda path: dcp.save(state, checkpoint_id=path),
+        "torch plans": lambda path: dcp.save(state, checkpoint_id=path, planner=lowest),
+        "plug-in": lambda path: stock.save(state, storage_writer=dcp.FileSystemWriter(path)),
+        "in the background": lambda path: dcp.async_save(state, checkpoint_id=path).result(),
+        "torch": lambda path: stock.save(state, checkpoint_id=path),
+    }
+    done = []
+    for number, (name, save) in enumerate(saves.items()):
+        path = f"{folder}/{number}"
+        for _ in range(2):  # the second time over the first
+            saved = save(path)
+        assert isinstance(saved, stock.Metadata) and saved.planner_data["n.step"] == ("n", "step")
+        reader = dcp.FileSystemReader(path)
+        loads: list[Any] = [
+            lambda wanted, path=path: dcp.load(wanted, checkpoint_id=path),
+            lambda wanted, reader=reader: stock.load(wanted, storage_reader=reader),
+            lambda wanted, path=path: stock.load(wanted, checkpoint_id=path),
+        ]
+        for load in loads:
+            wanted = state_of(world, 0, rank)
+            load(wanted)
+            assert values(wanted) == values(state), name
+        if name != "torch" and rank == 0:
+            with tilestone.open(path) as opened:
+                found = opened.verify()
+                assert found.ok and found.items_without_checksum == 0
+                assert opened.world_size == world
+            assert tilestone.gc(path) == []
+        done.append(name)
+        dist.barrier()
+    return done
+
+
+def test_what_one_way_saves_all_ways_load(worlds: Worlds, tmp_path: pathlib.Path) -> None:
+    assert worlds[2].run(all_ways, str(tmp_path)) == [
+        ["drop-in", "torch plans", "plug-in", "in the background", "torch"]
+    ] * 2
+
+
+class FailsOn(dcp.DefaultSavePlanner):
+    """A planner that fails on one rank while it writes."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if dist.get_rank() == self._rank:
+            raise OSError("no such device")
+        return super().resolve_data(write_item)
+
+
+def failures(rank: int, world: int, path: str) -> None:
+    dcp.save({"n": 1}, checkpoint_id=path)
+    kept = []
+    for failing in range(world):
+        for save in (
+            lambda: dcp.save(state_of(world, 1, rank), checkpoint_id=path, planner=FailsOn(failing)),
+            lambda: dcp.save({"n": object if rank == failing else 2, "f": bad(rank == failing)},
+                             checkpoint_id=path),
+        ):  # fmt: skip
+            try:
+                save()
+                raise AssertionError("it did not fail")
+            except dcp.CheckpointException as error:
+                assert failing in error.failures, error
+                kept.append(error)
+        assert tilestone.load(path, group=tilestone.solo()) == {"n": 1}
+        dist.barrier()
+    dcp.save({"n": 3}, checkpoint_id=path, planner=FailsOn(world))  # while the errors are kept
+    wanted = {"n": 0}
+    try:
+        dcp.load({"n": 0} if rank == 0 else {"n": 0, "m": 0}, checkpoint_id=path)
+        raise AssertionError("it did not fail")
+    except dcp.CheckpointException as error:
+        assert "Missing key in checkpoint state_dict: m" in str(error)
+    dcp.load(wanted, checkpoint_id=path)
+    assert wanted == {"n": 3}
+
+
+def bad(fails: bool) -> Any:
+    """An object that can't be saved, or one that can."""
+    return (lambda: None) if fails else 1
+
+
+def test_a_failure_of_one_rank_reaches_all_and_changes_nothing(worlds: Worlds, ckpt: str) -> None:
+    worlds[2].run(failures, ckpt)
+
+
+def other_ways(rank: int, world: int, folder: str) -> None:
+    # torch's planner uses cached plans, which carry the order of an earlier save.
+    for step in range(3):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        state = state_of(world, step + 1, rank)
+        stock.save(state, storage_writer=dcp.FileSystemWriter(f"{folder}/cached"), planner=planner)
+        wanted = state_of(world, 0, rank)
+        dcp.load(wanted, checkpoint_id=f"{folder}/cached")
+        assert values(wanted) == values(state)
+    # A part of the ranks, one rank alone, and each rank for itself.
+    alone = dist.new_group([1])
+    if rank == 1:
+        for way in ({"process_group": alone}, {"no_dist": True}):
+            dcp.save({"n": 1}, checkpoint_id=f"{folder}/part", **way)
+            stock.save({"n": 2}, storage_writer=dcp.FileSystemWriter(f"{folder}/part"), **way)
+            wanted = {"n": 0}
+            dcp.load(wanted, checkpoint_id=f"{folder}/part", **way)
+            assert wanted == {"n": 2}
+    for step in range(2):
+        state = state_of(world, step + 1, rank)
+        dcp.save(state, checkpoint_id=f"{folder}/own", use_collectives=False)
+        for load in (dcp.load, stock.load):
+            wanted = state_of(world, 0, rank)
+            load(wanted, checkpoint_id=f"{folder}/own")
+            assert values(wanted) == values(state)
+        dist.barrier()
+    try:
+        dcp.save({"n": 1}, checkpoint_id=f"{folder}/cached", use_collectives=False)
+        raise AssertionError("it did not fail")
+    except RuntimeError as error:
+        assert "torch would load it in the place" in str(error)
+
+
+def test_cached_plans_parts_of_the_ranks_and_no_collectives(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(other_ways, str(tmp_path))
+
+
+def in_a_process(rank: int, world: int, folder: str) -> None:
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    multiprocessing.current_process()._config["daemon"] = False  # so that torch may start one
+    way = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+    dcp.enable()
+    saves: list[Any] = [
+        lambda state, path: dcp.async_save(state, checkpoint_id=path, **way),
+        lambda state, path: stock.async_save(state, checkpoint_id=path, **way),
+    ]
+    for number, save in enumerate(saves):
+        path = f"{folder}/{number}"
+        saved = save({"plain": torch.ones(3), "n": number}, path).result()
+        assert type(saved) is stock.Metadata and saved.storage_meta.save_id
+        with tilestone.open(path) as opened:
+            assert opened.writer.startswith("Tilestone") and opened["n"] == number
+    dcp.disable()
+    from torch.distributed.checkpoint import _async_process_executor
+
+    _async_process_executor._CHECKPOINT_PROCESS = None  # ends the process
+
+
+def test_async_save_in_a_process(worlds: Worlds, tmp_path: pathlib.Path) -> None:
+    worlds[1].run(in_a_process, str(tmp_path))

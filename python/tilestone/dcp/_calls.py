@@ -1,0 +1,152 @@
+"""What saving and loading in torch's way have in common: groups, states, failures, results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.stateful import Stateful
+
+from tilestone import _core
+from tilestone._calls import Prepared
+from tilestone._errors import CheckpointError, UnsupportedError
+
+_FIELDS = frozenset(Metadata.__dataclass_fields__)
+INDEX = ".metadata"
+
+
+class State(Prepared):
+    """A state that is split into items as torch does it."""
+
+    as_torch = True
+
+    def __init__(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+
+    def make(self) -> Mapping[Any, Any]:
+        """The state, as the caller's Stateful objects have made it."""
+        return self._state
+
+
+def without_statefuls(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which the Stateful objects at the top level are replaced by their state dicts."""
+    return {
+        key: item.state_dict() if isinstance(item, Stateful) else item
+        for key, item in state_dict.items()
+    }
+
+
+def is_alone(no_dist: bool, what: str) -> bool:
+    """Whether this process works alone; warns as torch does."""
+    if not no_dist and dist.is_available() and dist.is_initialized():
+        return False
+    warnings.warn(
+        f"there is no process group, or no_dist=True: this process {what} alone", stacklevel=3
+    )
+    return True
+
+
+def group_of(process_group: Any, alone: bool) -> Any:
+    """The `group` of Tilestone's functions."""
+    return _core.solo() if alone else process_group
+
+
+def rank_of(process_group: Any, alone: bool) -> int:
+    """This process's number among those that take part."""
+    return 0 if alone else dist.get_rank(process_group)
+
+
+def check_path(checkpoint_id: Any) -> None:
+    """Refuses a URL.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    text = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
+    if isinstance(text, str) and "://" in text:
+        raise UnsupportedError(
+            f"{text!r} is a URL, and tilestone.dcp saves only to directories of a file system",
+            hint="pass a storage_writer or storage_reader for it, for example torch's FsspecWriter",
+        )
+
+
+def missing_id() -> RuntimeError:
+    """The error for a call without a place."""
+    return RuntimeError(
+        "`checkpoint_id` must be specified if storage_reader/storage_writer is None."
+    )
+
+
+def _as_torchs(error: Exception) -> Exception:
+    """The exception that torch raises in this case; any other one unchanged."""
+    made: Exception = error
+    if isinstance(error, CheckpointError) and error.key:
+        if error.code == "not_found":
+            made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({error})")
+        elif error.code == "mismatch" and "shape" in error.message:
+            made = ValueError(f"Size mismatch between saved and current tensor: {error}")
+    elif isinstance(error, CheckpointError) and error.code == "already_exists":
+        made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({error})")
+    if made is not error:
+        made.__cause__ = error
+    return made
+
+
+@contextlib.contextmanager
+def failing_as_torch(step: str, rank: int) -> Iterator[None]:
+    """Wraps an exception in torch's CheckpointException, under the rank that failed."""
+    try:
+        yield
+    except Exception as error:
+        failed = error.rank if isinstance(error, CheckpointError) and error.rank >= 0 else rank
+        made = _as_torchs(error)
+        trace = traceback.extract_tb(error.__traceback__)
+        failures: dict[int, tuple[BaseException, traceback.StackSummary]] = {failed: (made, trace)}
+        raise CheckpointException(step, failures) from error
+
+
+class SavedMetadata(Metadata):
+    """The Metadata of a save, which is read from the checkpoint when it is first used.
+
+    Reading it takes longer than many saves, and few programs use it. A pickle of it is an ordinary
+    Metadata.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], save_id: str) -> None:
+        vars(self).update(_path=path, _save_id=save_id, _is_read=False)
+
+    def _read(self) -> None:
+        own = vars(self)
+        if own["_is_read"]:
+            return
+        with open(os.path.join(own["_path"], INDEX), "rb") as file:
+            found = pickle.load(file)
+        stored = getattr(found.storage_meta, "save_id", None)
+        if stored != own["_save_id"]:
+            raise RuntimeError(
+                f"the checkpoint at {own['_path']} was replaced: it has the save id {stored}, not "
+                f"{own['_save_id']}; use the result of a save before the next one to its place"
+            )
+        own.update({name: getattr(found, name, None) for name in _FIELDS}, _is_read=True)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FIELDS:
+            self._read()
+        return super().__getattribute__(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Metadata, tuple(getattr(self, name) for name in Metadata.__dataclass_fields__)
+
+
+def torch_load(data: Any) -> Any:
+    """An object from its bytes, as torch makes it: it may be of any class."""
+    return torch.load(data, weights_only=False)

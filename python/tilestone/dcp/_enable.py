@@ -1,0 +1,101 @@
+"""Makes torch.distributed.checkpoint itself use Tilestone's writer and reader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.checkpoint import (
+    _async_process_executor,
+    filesystem,
+    state_dict_loader,
+    state_dict_saver,
+)
+
+from tilestone.dcp._calls import check_path, missing_id
+from tilestone.dcp._reader import FileSystemReader
+from tilestone.dcp._writer import FileSystemWriter
+
+_log = logging.getLogger("tilestone")
+_lock = threading.Lock()
+_undo: list[Callable[[], None]] = []
+_EXECUTOR = _async_process_executor._ProcessBasedAsyncCheckpointExecutor
+
+
+def _in_place_of(storage: Any) -> Any:
+    """Tilestone's class in the place of an object of torch's own; any other object unchanged."""
+    if type(storage) is filesystem.FileSystemWriter:
+        return FileSystemWriter(
+            storage.path,
+            storage.single_file_per_rank,
+            storage.sync_files,
+            storage.thread_count,
+            storage.per_thread_copy_ahead,
+            storage.cache_staged_state_dict,
+            storage.overwrite,
+            storage.transforms.extensions,
+            storage.serialization_format,
+        )
+    if type(storage) is filesystem.FileSystemReader:
+        made = FileSystemReader(storage.path)
+        made.transforms = storage.transforms
+        return made
+    return storage
+
+
+def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
+    """In the place of torch's _storage_setup."""
+    if storage:
+        storage = _in_place_of(storage)
+        if checkpoint_id is not None:
+            storage.reset(checkpoint_id)
+        return storage
+    if not checkpoint_id:
+        raise missing_id()
+    check_path(checkpoint_id)
+    return FileSystemReader(checkpoint_id) if reader else FileSystemWriter(checkpoint_id)
+
+
+def _patch(owner: Any, name: str, made: Any) -> None:
+    before = vars(owner)[name]
+    _undo.append(lambda: setattr(owner, name, before))
+    setattr(owner, name, made)
+
+
+def enable() -> None:
+    """Makes stock `torch.distributed.checkpoint` write and read with Tilestone in this process.
+
+    For programs that can't be edited. Until disable(), torch's save, load and async_save (threads
+    and processes) use Tilestone's FileSystemWriter and FileSystemReader in the place of torch's
+    own: where the program passes only a checkpoint_id, and where it passes an object of exactly
+    torch's class. Other classes, subclasses too, stay as they are. torch still plans.
+
+    A second call does nothing. The first one is logged (INFO).
+    """
+    with _lock:
+        if _undo:
+            return
+        _patch(state_dict_saver, "_storage_setup", _set_up)
+        _patch(state_dict_loader, "_storage_setup", _set_up)
+        _patch(_EXECUTOR, "execute_save", _executing(_EXECUTOR.execute_save))
+        _log.info("torch.distributed.checkpoint now writes and reads with Tilestone")
+
+
+def _executing(before: Any) -> Any:
+    """torch's execute_save, with a writer that it sends to its process."""
+
+    def execute_save(self: Any, state: Any, **options: Any) -> Any:
+        checkpoint_id, writer = options.get("checkpoint_id"), options.get("storage_writer")
+        options["storage_writer"] = _set_up(writer, checkpoint_id)
+        return before(self, state, **options)
+
+    return execute_save
+
+
+def disable() -> None:
+    """Undoes enable(). Without one, does nothing."""
+    with _lock:
+        while _undo:
+            _undo.pop()()

@@ -1,0 +1,60 @@
+"""Puts what was loaded into the caller's containers, as torch does."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tilestone import _opaque
+from tilestone._checkpoint import Checkpoint
+from tilestone._checkpoint import open as open_checkpoint
+from tilestone.dcp._calls import torch_load
+
+
+def _is_descended(items: list[Any]) -> bool:
+    """Whether torch splits a list into its elements."""
+    return any(
+        isinstance(item, (Mapping, torch.Tensor)) or (type(item) is list and _is_descended(item))
+        for item in items
+    )
+
+
+class Filler:
+    """Fills the caller's state from a loaded one.
+
+    Args:
+        path: the checkpoint, which is opened if it holds objects of classes that Tilestone itself
+            does not create.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._opened: Checkpoint | None = None
+
+    def fill(self, state: Any, loaded: Any, above: tuple[str, ...] = ()) -> None:
+        """Sets each leaf of a container, recursively."""
+        keys = list(state) if isinstance(state, Mapping) else range(len(state))
+        for key in keys:
+            item, new, path = state[key], loaded[key], (*above, str(key))
+            if isinstance(item, Mapping) and isinstance(new, Mapping):
+                self.fill(item, new, path)
+            elif type(item) is list and type(new) is list and _is_descended(item):
+                self.fill(item, new, path)
+            elif new is not item:
+                state[key] = self._made(new, path)
+
+    def _made(self, value: Any, path: tuple[str, ...]) -> Any:
+        if _opaque.find_in(value) is None:
+            return value
+        if self._opened is None:
+            self._opened = open_checkpoint(self._path)
+        return torch_load(io.BytesIO(self._opened.object_bytes(".".join(path))))
+
+    def close(self) -> None:
+        """Closes the checkpoint."""
+        if self._opened is not None:
+            self._opened.close()

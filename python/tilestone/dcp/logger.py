@@ -1,0 +1,11 @@
+"""torch.distributed.checkpoint.logger itself, which needs nothing from Tilestone."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from torch.distributed.checkpoint import logger
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.logger import *  # noqa: F403
+
+sys.modules[__name__] = logger

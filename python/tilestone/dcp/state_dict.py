@@ -1,0 +1,11 @@
+"""torch.distributed.checkpoint.state_dict itself, which needs nothing from Tilestone."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from torch.distributed.checkpoint import state_dict
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import *  # noqa: F403
+
+sys.modules[__name__] = state_dict

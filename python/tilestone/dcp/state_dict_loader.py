@@ -1,0 +1,143 @@
+"""The functions of torch.distributed.checkpoint.state_dict_loader, over Tilestone's engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader as _torchs
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlanner
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.utils import _api_bc_check
+from typing_extensions import deprecated
+
+from tilestone import _api
+from tilestone._option_values import Differences
+from tilestone.dcp import _calls
+from tilestone.dcp._fill import Filler
+from tilestone.dcp._reader import FileSystemReader, is_plain
+
+__all__ = ["load", "load_state_dict"]
+
+StateDict = dict[str, Any]
+
+
+def _is_default(planner: LoadPlanner | None) -> bool:
+    """Whether the engine makes the plan that this planner would make."""
+    return planner is None or (type(planner) is DefaultLoadPlanner and planner.flatten_state_dict)
+
+
+def _reader(storage_reader: StorageReader | None, checkpoint_id: Any) -> StorageReader:
+    if storage_reader is not None:
+        if checkpoint_id is not None:
+            storage_reader.reset(checkpoint_id)
+        return storage_reader
+    if not checkpoint_id:
+        raise _calls.missing_id()
+    _calls.check_path(checkpoint_id)
+    return FileSystemReader(checkpoint_id)
+
+
+def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
+    return type(reader) is FileSystemReader and is_plain(reader) and _is_default(planner)
+
+
+def _load(
+    state: StateDict,
+    reader: FileSystemReader,
+    planner: LoadPlanner | None,
+    process_group: Any,
+    alone: bool,
+) -> None:
+    partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
+    path = os.path.abspath(reader.path)
+    template: Any = _calls.State(state)
+    differences = Differences(not_in_checkpoint="ignore" if partial else "error")
+    with _calls.failing_as_torch("read", _calls.rank_of(process_group, alone)):
+        loaded = _api.load(
+            template, path, group=_calls.group_of(process_group, alone),
+            cast=True, differences=differences,
+        )  # fmt: skip
+        with contextlib.closing(Filler(path)) as filler:
+            filler.fill(state, loaded)
+
+
+@deprecated(
+    "`load_state_dict` is deprecated, as in torch; use `load`.",
+    category=FutureWarning,
+)
+def load_state_dict(
+    state_dict: StateDict,
+    storage_reader: StorageReader,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> None:
+    """As torch's function. Objects with state_dict() are not replaced by their state."""
+    storage_reader.reset()
+    alone = no_dist or not (dist.is_available() and dist.is_initialized())
+    if coordinator_rank == 0 and _is_for_engine(storage_reader, planner):
+        return _load(state_dict, storage_reader, planner, process_group, alone)  # type: ignore[arg-type]
+    return _torchs._load_state_dict(
+        state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner
+    )
+
+
+@_api_bc_check  # type: ignore[untyped-decorator]
+def load(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_reader: StorageReader | None = None,
+    planner: LoadPlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> None:
+    """Loads a checkpoint into a state, as torch.distributed.checkpoint.load does.
+
+    Without a planner, or with torch's DefaultLoadPlanner, and with no reader or Tilestone's,
+    Tilestone's engine plans and reads. Otherwise torch plans, and the reader reads.
+
+    Args:
+        state_dict: tensors are filled in place; other leaves are replaced by what was saved. For an
+            object with state_dict() and load_state_dict() at the top level, its state is filled and
+            given to load_state_dict(). Objects of any class are created, as in torch: load only
+            checkpoints that you trust.
+        checkpoint_id: the checkpoint's directory. URLs are refused.
+        storage_reader: by default a `FileSystemReader`.
+        planner: a planner of torch's interface.
+        process_group: the ranks that load; by default all.
+        no_dist: this process loads alone.
+
+    Raises:
+        CheckpointException: the load failed on some rank, as in torch; the cause is Tilestone's
+            error.
+    """
+    alone = _calls.is_alone(no_dist, "loads")
+    reader = _reader(storage_reader, checkpoint_id)
+    if not _is_for_engine(reader, planner):
+        _torchs.load(
+            state_dict, storage_reader=reader, planner=planner, process_group=process_group,
+            no_dist=no_dist,
+        )  # fmt: skip
+        return
+    # In the order in which torch calls the objects, which may communicate.
+    keys = sorted(state_dict)
+    state = _calls.without_statefuls({key: state_dict[key] for key in keys})
+    _load(state, reader, planner, process_group, alone)  # type: ignore[arg-type]
+    for key in keys:
+        item = state_dict[key]
+        if isinstance(item, Stateful):
+            item.load_state_dict(state[key])
+        else:
+            state_dict[key] = state[key]
+
+
+def __getattr__(name: str) -> Any:
+    """Everything else is torch's."""
+    return getattr(_torchs, name)

@@ -1,0 +1,178 @@
+"""The functions of torch.distributed.checkpoint.state_dict_saver, over Tilestone's engine."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_saver as _torchs
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+)
+from torch.distributed.checkpoint.storage import StorageWriter
+from torch.distributed.checkpoint.utils import _api_bc_check
+from typing_extensions import deprecated
+
+from tilestone._api import run_save
+from tilestone._option_values import Resources
+from tilestone.dcp import _calls
+from tilestone.dcp._writer import FileSystemWriter, is_plain
+
+__all__ = ["AsyncCheckpointerType", "AsyncSaveResponse", "async_save", "save", "save_state_dict"]
+
+StateDict = dict[str, Any]
+
+
+def _is_default(planner: SavePlanner | None) -> bool:
+    """Whether the engine makes the plan that this planner would make."""
+    if planner is None:
+        return True
+    return (
+        type(planner) is DefaultSavePlanner
+        and planner.flatten_state_dict
+        and not planner.dedup_save_to_lowest_rank
+    )
+
+
+def _writer(storage_writer: StorageWriter | None, checkpoint_id: Any) -> StorageWriter:
+    if storage_writer is not None:
+        if checkpoint_id is not None:
+            storage_writer.reset(checkpoint_id)
+        return storage_writer
+    if not checkpoint_id:
+        raise _calls.missing_id()
+    _calls.check_path(checkpoint_id)
+    return FileSystemWriter(checkpoint_id)
+
+
+def _save(
+    state_dict: StateDict, writer: FileSystemWriter, process_group: Any, alone: bool
+) -> Metadata:
+    state = _calls.State(state_dict)
+    resources = Resources(files_per_rank=writer.thread_count)
+    with _calls.failing_as_torch("write", _calls.rank_of(process_group, alone)):
+        result = run_save(
+            state, os.path.abspath(writer.path), group=_calls.group_of(process_group, alone),
+            overwrite=writer.overwrite, resources=resources,
+        )  # fmt: skip
+    writer.save_id = result.save_id
+    return _calls.SavedMetadata(writer.path, result.save_id)
+
+
+@deprecated(
+    "`save_state_dict` is deprecated, as in torch; use `save`.",
+    category=FutureWarning,
+)
+def save_state_dict(
+    state_dict: StateDict,
+    storage_writer: StorageWriter,
+    process_group: dist.ProcessGroup | None = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """As torch's function. Objects with state_dict() are not replaced by their state."""
+    storage_writer.reset()
+    alone = no_dist or not (dist.is_available() and dist.is_initialized())
+    if coordinator_rank == 0 and is_for_engine(storage_writer, planner, True):
+        return _save(state_dict, storage_writer, process_group, alone)  # type: ignore[arg-type]
+    return _torchs._save_state_dict(
+        state_dict, storage_writer, process_group, coordinator_rank, no_dist, planner
+    )
+
+
+def is_for_engine(writer: Any, planner: SavePlanner | None, use_collectives: bool) -> bool:
+    """Whether the engine plans and writes; otherwise torch plans, and the writer writes."""
+    if not use_collectives or not _is_default(planner):
+        return False
+    return type(writer) is FileSystemWriter and is_plain(writer)
+
+
+@_api_bc_check  # type: ignore[untyped-decorator]
+def save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Metadata:
+    """Saves the state that all ranks hold together, as torch.distributed.checkpoint.save does.
+
+    Without a planner, or with torch's DefaultSavePlanner, and with no writer or Tilestone's,
+    Tilestone's engine plans and writes. Otherwise torch plans, and the writer writes.
+
+    Args:
+        state_dict: a nested dict. An object with state_dict() and load_state_dict() at its top
+            level is replaced by its state.
+        checkpoint_id: the checkpoint's directory. A checkpoint that is there is replaced, in one
+            step. URLs are refused.
+        storage_writer: by default a `FileSystemWriter`.
+        planner: a planner of torch's interface.
+        process_group: the ranks that save; by default all.
+        no_dist: this process saves alone.
+        use_collectives: False: each rank writes its own metadata.
+
+    Returns:
+        The Metadata of the checkpoint. Without a planner of the user's it is read from the
+        checkpoint when it is first used.
+
+    Raises:
+        CheckpointException: the save failed on some rank, as in torch; the cause is Tilestone's
+            error. What was at the path before is still there.
+    """
+    alone = _calls.is_alone(no_dist, "saves")
+    writer = _writer(storage_writer, checkpoint_id)
+    if is_for_engine(writer, planner, use_collectives):
+        state = _calls.without_statefuls(state_dict)
+        return _save(state, writer, process_group, alone)  # type: ignore[arg-type]
+    saved: Metadata = _torchs.save(
+        state_dict, storage_writer=writer, planner=planner, process_group=process_group,
+        no_dist=no_dist, use_collectives=use_collectives,
+    )  # fmt: skip
+    return saved
+
+
+def async_save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Future[Any] | AsyncSaveResponse:
+    """Saves in the background, as torch.distributed.checkpoint.async_save does.
+
+    torch stages the state and saves it in a thread or process, with Tilestone's writer.
+
+    Args:
+        state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist, use_collectives:
+            as for `save`.
+        async_checkpointer_type, async_stager: as in torch.
+
+    Returns:
+        A future with the Metadata; with a stager that returns a future, an AsyncSaveResponse.
+    """
+    return _torchs.async_save(
+        state_dict, storage_writer=_writer(storage_writer, checkpoint_id), planner=planner,
+        process_group=process_group, async_checkpointer_type=async_checkpointer_type,
+        async_stager=async_stager, no_dist=no_dist, use_collectives=use_collectives,
+    )  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Everything else is torch's."""
+    return getattr(_torchs, name)

@@ -1,0 +1,305 @@
+#include "tilestone/engine/foreign_save.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_map>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/write/writer_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/plan/report.h"
+
+namespace tilestone {
+namespace {
+
+constexpr const char* kIndexName = ".metadata";
+
+void check_chunk(const ForeignChunk& chunk) {
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument, problem).with_key(chunk.key);
+  };
+  if (chunk.data.shape != chunk.box.shape) {
+    refuse("the planner gave data of shape " + to_string(chunk.data.shape) +
+           " for a chunk of shape " + to_string(chunk.box.shape));
+  }
+  if (!chunk.data.has_data() && !chunk.box.empty()) refuse("a chunk without data can't be saved");
+  if (!Box::whole(chunk.global_shape).contains(chunk.box)) {
+    refuse("the chunk " + to_string(chunk.box) + " is outside the tensor of shape " +
+           to_string(chunk.global_shape));
+  }
+}
+
+// A share as items, and the place of each of its chunks among the pieces of all items.
+struct ShareItems {
+  Items items;
+  LocalSavePlan plan;
+  Assignment assignment;
+  std::vector<size_t> order;  // order[i]: the share's chunk that is chunk i of the plan
+};
+
+// The pieces of one tensor are together in one item.
+void add_chunks(const ForeignShare& share, ShareItems& made) {
+  std::unordered_map<std::string_view, size_t> known;
+  std::vector<std::vector<size_t>> chunks;  // of each item
+  for (size_t i = 0; i < share.chunks.size(); ++i) {
+    const ForeignChunk& chunk = share.chunks[i];
+    check_chunk(chunk);
+    const auto [found, is_new] = known.try_emplace(chunk.key, chunks.size());
+    if (is_new) {
+      TensorItem& item = made.items.tensors.emplace_back();
+      item.key = chunk.key;
+      item.dtype = chunk.data.dtype;
+      item.global_shape = chunk.global_shape;
+      chunks.emplace_back();
+    }
+    TensorItem& item = made.items.tensors[found->second];
+    if (item.dtype != chunk.data.dtype || item.global_shape != chunk.global_shape) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the planner gave chunks of one tensor with different dtypes or global shapes")
+          .with_key(chunk.key);
+    }
+    item.pieces.push_back({chunk.box, chunk.data});
+    chunks[found->second].push_back(i);
+  }
+  for (const std::vector<size_t>& of_item : chunks) {
+    made.order.insert(made.order.end(), of_item.begin(), of_item.end());
+  }
+}
+
+ShareItems items_of(const ForeignShare& share) {
+  ShareItems made;
+  add_chunks(share, made);
+  for (const ForeignBytes& each : share.encoded) {
+    ObjectItem& item = made.items.objects.emplace_back();
+    item.key = each.key;
+    item.value = Pickled{each.bytes, true};
+  }
+  made.plan.chunks.resize(share.chunks.size());
+  made.plan.objects.resize(share.encoded.size());
+  for (uint32_t i = 0; i < share.chunks.size(); ++i) made.assignment.chunks.push_back(i);
+  for (uint32_t i = 0; i < share.encoded.size(); ++i) made.assignment.objects.push_back(i);
+  return made;
+}
+
+ForeignPlace place_of(const RankReport& report, const ReportedItem& at) {
+  return {report.files.at(at.file).name, at.offset, at.length};
+}
+
+// Reports the transformed chunks, which were written as objects, as what they are.
+void move_chunks(const ForeignShare& share, RankReport& report) {
+  std::vector<RankReport::Object> objects;
+  for (size_t i = 0; i < share.encoded.size(); ++i) {
+    const auto& chunk = share.encoded[i].chunk;
+    if (!chunk) {
+      objects.push_back(std::move(report.objects[i]));
+      continue;
+    }
+    const auto tensor = static_cast<uint32_t>(report.tensors.size());
+    report.tensors.push_back({share.encoded[i].key, {}, chunk->dtype, chunk->global_shape});
+    report.chunks.push_back({tensor, chunk->box, report.objects[i].at});
+  }
+  report.objects = std::move(objects);
+}
+
+// Adds what a later call of the same rank has written.
+void append(RankReport& report, RankReport&& more) {
+  const auto files = static_cast<uint32_t>(report.files.size());
+  const auto tensors = static_cast<uint32_t>(report.tensors.size());
+  std::move(more.files.begin(), more.files.end(), std::back_inserter(report.files));
+  std::move(more.tensors.begin(), more.tensors.end(), std::back_inserter(report.tensors));
+  for (RankReport::Chunk& chunk : more.chunks) {
+    chunk.tensor += tensors;
+    chunk.at.file += files;
+    report.chunks.push_back(std::move(chunk));
+  }
+  for (RankReport::Object& object : more.objects) {
+    object.at.file += files;
+    report.objects.push_back(std::move(object));
+  }
+}
+
+std::vector<RankReport> reports_of(std::span<const Bytes> receipts, int world_size,
+                                   const std::string& save_id) {
+  std::vector<RankReport> reports(static_cast<size_t>(world_size));
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    reports[rank].rank = static_cast<int>(rank);
+    reports[rank].world_size = world_size;
+    reports[rank].save_id = save_id;
+  }
+  for (const Bytes& receipt : receipts) {
+    RankReport report = RankReport::decode(receipt);
+    if (report.save_id != save_id || report.world_size != world_size || report.rank < 0 ||
+        report.rank >= world_size) {
+      throw Error(ErrorCode::kInvalidArgument, "a receipt of rank " + std::to_string(report.rank) +
+                                                   " of " + std::to_string(report.world_size) +
+                                                   " belongs to the save " + report.save_id +
+                                                   ", but this is the save " + save_id + " of " +
+                                                   std::to_string(world_size) + " ranks")
+          .with_rank(report.rank);
+    }
+    RankReport& all = reports[static_cast<size_t>(report.rank)];
+    all.host = report.host;
+    append(all, std::move(report));
+  }
+  return reports;
+}
+
+// Reports that say only which files exist.
+std::vector<RankReport> only_files(std::vector<RankReport> reports) {
+  for (RankReport& report : reports) {
+    report.tensors.clear();
+    report.chunks.clear();
+    report.objects.clear();
+  }
+  return reports;
+}
+
+}  // namespace
+
+ForeignWritten write_foreign(const Location& location, const ForeignShare& share,
+                             const Resources& resources, Deadline deadline) {
+  SaveOptions options;
+  options.resources = resources;
+  engine::check_options(options);
+  const auto place = share.staging.empty()
+                         ? location.shared()
+                         : engine::staging_storage(location.storage(), share.staging);
+  const ShareItems made = items_of(share);
+  engine::WriteTask task{&made.items, &made.plan, made.assignment};
+  task.rank = share.rank;
+  task.world_size = share.world_size;
+  task.save_id = share.save_id;
+  task.first_file = share.first_file;
+  RankReport report =
+      engine::write_items(*place, *engine::format_of(options), task, options, deadline);
+
+  ForeignWritten written;
+  written.files = static_cast<int>(report.files.size());
+  for (const RankReport::Object& object : report.objects) {
+    written.encoded.push_back(place_of(report, object.at));
+  }
+  written.chunks.resize(share.chunks.size());
+  for (size_t i = 0; i < report.chunks.size(); ++i) {
+    written.chunks[made.order[i]] = place_of(report, report.chunks[i].at);
+  }
+  move_chunks(share, report);
+  written.receipt = report.encode();
+  return written;
+}
+
+struct ForeignSave::State {
+  Location location;
+  std::string save_id;
+  std::shared_ptr<const Format> format;
+  std::shared_ptr<const Dialect> dialect;
+  std::optional<engine::Transaction> transaction;  // absent once the save is over
+  pid_t process;                                   // that has begun the save
+
+  void prepare(std::vector<RankReport> reports, Index index, bool manifest, Deadline deadline) {
+    std::vector<Bytes> encoded;
+    for (const RankReport& report : reports) encoded.push_back(report.encode());
+    transaction->prepare({.save = {.reports = std::move(reports),
+                                   .encoded = encoded,
+                                   .of_dialect = std::move(index)},
+                          .manifest = manifest},
+                         deadline);
+  }
+
+  void prepare_without_manifest(std::vector<RankReport> reports, Index index,
+                                const std::string& why, Deadline deadline) {
+    log(LogLevel::kWarning, "the checkpoint at " + location.describe() +
+                                " has no manifest, and so no checksums: " + why);
+    prepare(only_files(std::move(reports)), std::move(index), false, deadline);
+  }
+};
+
+ForeignSave::ForeignSave(const Location& location, std::string save_id, bool overwrite,
+                         Deadline deadline)
+    : state_(std::make_unique<State>(State{location, std::move(save_id),
+                                           engine::format_of(SaveOptions()), pytorch_dialect(),
+                                           std::nullopt, ::getpid()})) {
+  state_->transaction.emplace(location.shared(), state_->format, state_->dialect, state_->save_id,
+                              overwrite);
+  try {
+    state_->transaction->begin(deadline);
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+// In a forked child the save still belongs to the parent.
+ForeignSave::~ForeignSave() {
+  if (state_ == nullptr) return;
+  if (state_->process == ::getpid()) {
+    abandon();
+  } else {
+    static_cast<void>(state_.release());
+  }
+}
+ForeignSave::ForeignSave(ForeignSave&&) noexcept = default;
+ForeignSave& ForeignSave::operator=(ForeignSave&& other) noexcept {
+  if (this != &other && state_ != nullptr) abandon();
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+const std::string& ForeignSave::save_id() const { return state_->save_id; }
+
+std::string ForeignSave::staging() const {
+  return state_->transaction ? state_->transaction->staging() : std::string();
+}
+
+void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes index,
+                         std::span<const std::string> files, Deadline deadline) {
+  if (!state_->transaction) throw Error(ErrorCode::kInvalidArgument, "the save is over");
+  const Index described = {{kIndexName, std::move(index), IndexRole::kSwitch}};
+  bool tried = false;
+  try {
+    std::vector<RankReport> reports = reports_of(receipts, world_size, state_->save_id);
+    for (const std::string& name : files) {
+      const auto found = state_->transaction->place()->stat(name);
+      if (!found) throw Error(ErrorCode::kNotFound, "a data file is missing").with_file(name);
+      reports.front().files.push_back({name, found->size});
+    }
+    if (!files.empty()) {
+      state_->prepare_without_manifest(std::move(reports), described,
+                                       "the program wrote some of its files itself", deadline);
+    } else {
+      try {
+        state_->prepare(reports, described, true, deadline);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kCoverage) throw;
+        state_->prepare_without_manifest(std::move(reports), described, error.what(), deadline);
+      }
+    }
+    tried = true;
+    state_->transaction->commit(deadline.without_interrupt());
+  } catch (...) {
+    // Once publishing was tried, the checkpoint can't be withdrawn.
+    if (tried) {
+      state_->transaction.reset();
+    } else {
+      abandon();
+    }
+    throw;
+  }
+  state_->transaction->clean();
+  state_->transaction.reset();
+}
+
+void ForeignSave::abandon() {
+  if (!state_->transaction) return;
+  state_->transaction->abandon(false);
+  state_->transaction.reset();
+}
+
+}  // namespace tilestone
