@@ -187,6 +187,42 @@ class Dcp(Contestant):
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(str(path)), no_dist=_alone())
 
 
+class DropIn(Contestant):
+    """tilestone.dcp in the place of torch.distributed.checkpoint."""
+
+    name = "tilestone.dcp"
+
+    def save(self, tensors: Tensors, path: Path) -> None:
+        import tilestone.dcp as dcp
+
+        dcp.save(tensors, checkpoint_id=str(path), no_dist=_alone())
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        import tilestone.dcp as dcp
+
+        dcp.load(tensors, checkpoint_id=str(path), no_dist=_alone())
+
+
+class PlugIn(Contestant):
+    """torch plans; Tilestone's writer and reader move the bytes. A save is durable."""
+
+    name = "dcp, Tilestone's writer"
+
+    def save(self, tensors: Tensors, path: Path) -> None:
+        import tilestone.dcp
+        import torch.distributed.checkpoint as dcp
+
+        writer = tilestone.dcp.FileSystemWriter(str(path))
+        dcp.save(tensors, storage_writer=writer, no_dist=_alone())
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        import tilestone.dcp
+        import torch.distributed.checkpoint as dcp
+
+        reader = tilestone.dcp.FileSystemReader(str(path))
+        dcp.load(tensors, storage_reader=reader, no_dist=_alone())
+
+
 class TorchSave(Contestant):
     name = "torch.save"
 
@@ -311,6 +347,8 @@ def everybody() -> list[Contestant]:
     """One instance of each contestant that needs only tensors and a path."""
     return [
         Tilestone(),
+        DropIn(),
+        PlugIn(),
         Dcp(1),
         Dcp(os.cpu_count() or 1),
         TorchSave(),

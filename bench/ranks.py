@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from contestants import Contestant, Dcp, Safetensors, Tensors, Tilestone, TorchCheckpointing
+from contestants import Contestant, Dcp, DropIn, PlugIn, Safetensors, Tensors, Tilestone
+from contestants import TorchCheckpointing
 from contestants import TilestoneLoad, TorchSave
 from limits import DirectWrite, Read, drop_caches, warm_caches
 from measure import CONTROL, Case, Plan, Rounds, Table, folder
@@ -32,8 +33,8 @@ TIMEOUT = 180
 
 
 def _contestants() -> list[Contestant]:
-    return [Tilestone(), Tilestone(CONTROL), Dcp(1), Dcp(2), TorchSave(), Safetensors(),
-            TorchCheckpointing()]
+    return [Tilestone(), Tilestone(CONTROL), DropIn(), PlugIn(), Dcp(1), Dcp(2), TorchSave(),
+            Safetensors(), TorchCheckpointing()]
 
 
 class World:

@@ -160,6 +160,36 @@ def test_a_partial_load_keeps_what_the_checkpoint_lacks(ckpt: str) -> None:
     assert wanted["w"].sum() == 4 and wanted["v"].sum() == 14 and wanted["n"] == 5
 
 
+def test_empty_states_files_in_memory_and_dicts_of_other_classes(ckpt: str) -> None:
+    class Watched(dict):
+        was_set = False
+
+        def __setitem__(self, key, value) -> None:
+            self.was_set = True
+            super().__setitem__(key, value)
+
+    class Empty(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = 9
+
+    for save, load in ((save, load) for save in SAVES.values() for load in LOADS.values()):
+        save({}, ckpt)
+        load({}, ckpt)
+        state = Watched(empty=Empty(1))
+        save(state, ckpt)
+        load(state, ckpt)
+        assert state["empty"].n == 9 and not state.was_set
+        state = Watched(file=io.BytesIO(b"abc"), inside={"l": [1, 2]})
+        save(state, ckpt)
+        wanted = Watched(file=io.BytesIO(), inside={"l": [3]})
+        load(wanted, ckpt)
+        assert wanted["file"].getvalue() == b"abc" and wanted["inside"] == {"l": [1, 2]}
+        assert wanted.was_set
+
+
 def test_another_dtype_is_converted_as_in_torch(ckpt: str) -> None:
     dcp.save({"w": torch.arange(4, dtype=torch.float64)}, checkpoint_id=ckpt)
     for load in LOADS:
@@ -188,13 +218,13 @@ def test_overwriting_can_be_refused(planner: Any, ckpt: str) -> None:
     ],
 )
 def test_a_url_is_refused(call: Any) -> None:
-    with pytest.raises(tilestone.UnsupportedError, match="s3://bucket/x.*is a URL"):
+    with pytest.raises(tilestone.UnsupportedError, match="URL .s3://bucket/x"):
         call("s3://bucket/x")
     assert not dcp.FileSystemWriter.validate_checkpoint_id("s3://bucket/x")
 
 
 def test_a_call_without_a_place_fails_as_in_torch() -> None:
-    for call in (dcp.save, dcp.load, dcp.async_save):
+    for call in (dcp.save, dcp.load, lambda state: dcp.async_save(state).result()):
         with pytest.raises(RuntimeError, match="checkpoint_id.*must be specified"):
             call({"n": 1})
 

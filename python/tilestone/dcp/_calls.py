@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import traceback
@@ -74,9 +75,20 @@ def check_path(checkpoint_id: Any) -> None:
     text = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
     if isinstance(text, str) and "://" in text:
         raise UnsupportedError(
-            f"{text!r} is a URL, and tilestone.dcp saves only to directories of a file system",
+            f"Cannot detect a writer or reader for the URL {text!r}: tilestone.dcp saves to "
+            "directories of a file system",
             hint="pass a storage_writer or storage_reader for it, for example torch's FsspecWriter",
         )
+
+
+def differs_from_default(planner: Any) -> set[str]:
+    """The options of one of torch's planners that don't have their default values."""
+    default = vars(type(planner)())
+    return {
+        name
+        for name, value in vars(planner).items()
+        if isinstance(default.get(name), (bool, int, str)) and default[name] != value
+    }
 
 
 def missing_id() -> RuntimeError:
@@ -128,7 +140,7 @@ class SavedMetadata(Metadata):
         own = vars(self)
         if own["_is_read"]:
             return
-        with open(os.path.join(own["_path"], INDEX), "rb") as file:
+        with open(os.path.join(own["_path"], INDEX), "rb") as file, no_collections():
             found = pickle.load(file)
         stored = getattr(found.storage_meta, "save_id", None)
         if stored != own["_save_id"]:
@@ -145,6 +157,19 @@ class SavedMetadata(Metadata):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Metadata, tuple(getattr(self, name) for name in Metadata.__dataclass_fields__)
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Pauses Python's garbage collector, which takes as long as making 100,000 objects does."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def torch_load(data: Any) -> Any:

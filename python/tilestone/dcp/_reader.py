@@ -22,7 +22,7 @@ from tilestone._checkpoint import Checkpoint
 from tilestone._checkpoint import open as open_checkpoint
 from tilestone._dtypes import native_type
 from tilestone._errors import UnsupportedError
-from tilestone.dcp._calls import check_path
+from tilestone.dcp._calls import check_path, no_collections
 
 _log = logging.getLogger("tilestone")
 
@@ -67,7 +67,10 @@ class FileSystemReader(_torchs.FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """torch's Metadata, as torch reads it."""
-        metadata = super().read_metadata(*args, **kwargs)
+        with no_collections():
+            metadata = super().read_metadata(*args, **kwargs)
+        if metadata.storage_meta.checkpoint_id is None:
+            metadata.storage_meta.checkpoint_id = str(self.path)
         if kwargs.get("rank") is None:
             self._places = dict(metadata.storage_data)
             self._save_id = getattr(metadata.storage_meta, "save_id", None) or ""
@@ -125,13 +128,16 @@ class FileSystemReader(_torchs.FileSystemReader):
             else:
                 tensors.append(item)
         for together in _together(tensors, planner):
-            parts = _Parts(opened)
-            targets = [planner.resolve_tensor(item).detach() for item in together]
-            for item, target in zip(together, targets, strict=True):
-                parts.add(item, target)
-            parts.read()
-            for item, target in zip(together, targets, strict=True):
-                planner.commit_tensor(item, target)
+            with no_collections():
+                self._read_together(_Parts(opened), together, planner)
+
+    def _read_together(self, parts: _Parts, items: list[ReadItem], planner: LoadPlanner) -> None:
+        targets = [planner.resolve_tensor(item).detach() for item in items]
+        for item, target in zip(items, targets, strict=True):
+            parts.add(item, target)
+        parts.read()
+        for item, target in zip(items, targets, strict=True):
+            planner.commit_tensor(item, target)
 
 
 def _together(items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[ReadItem]]:

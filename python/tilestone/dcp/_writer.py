@@ -32,7 +32,7 @@ from torch.futures import Future
 
 from tilestone import _core, _options, _torch_bridge
 from tilestone._errors import UnsupportedError
-from tilestone.dcp._calls import INDEX, check_path
+from tilestone.dcp._calls import INDEX, check_path, no_collections
 
 # A planner may make new tensors for its items. So many bytes of them are resolved at a time.
 _RESOLVED_AT_ONCE = 256 << 20
@@ -257,10 +257,11 @@ class FileSystemWriter(_torchs.FileSystemWriter):
                 return self._write_as_torch(plan, planner, order)
             results: list[WriteResult] = []
             files = 0
-            for batch in self._batches(plan.items, planner):
-                made, count = self._write(order, batch, files, len(plan.items))
-                results += made
-                files += count
+            with no_collections():
+                for batch in self._batches(plan.items, planner):
+                    made, count = self._write(order, batch, files, len(plan.items))
+                    results += made
+                    files += count
         except BaseException:
             self._abandon()
             raise
@@ -361,9 +362,11 @@ class FileSystemWriter(_torchs.FileSystemWriter):
 
     def _index(self, metadata: Metadata, written: list[WriteResult]) -> bytes:
         metadata.version = _torchs.CURRENT_DCP_VERSION
-        metadata.storage_data = {result.index: _plain(result.storage_data) for result in written}
         metadata.storage_meta = self.storage_meta()
-        return pickle.dumps(metadata)
+        with no_collections():
+            places = {result.index: _plain(result.storage_data) for result in written}
+            metadata.storage_data = places
+            return pickle.dumps(metadata)
 
     def _finish_rank(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes this rank's own metadata in one step; with use_collectives=False."""

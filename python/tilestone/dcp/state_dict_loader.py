@@ -28,7 +28,11 @@ StateDict = dict[str, Any]
 
 def _is_default(planner: LoadPlanner | None) -> bool:
     """Whether the engine makes the plan that this planner would make."""
-    return planner is None or (type(planner) is DefaultLoadPlanner and planner.flatten_state_dict)
+    if planner is None:
+        return True
+    if type(planner) is not DefaultLoadPlanner:
+        return False
+    return _calls.differs_from_default(planner) <= {"allow_partial_load", "flatten_sharded_tensors"}
 
 
 def _reader(storage_reader: StorageReader | None, checkpoint_id: Any) -> StorageReader:

@@ -34,11 +34,12 @@ def _is_default(planner: SavePlanner | None) -> bool:
     """Whether the engine makes the plan that this planner would make."""
     if planner is None:
         return True
-    return (
-        type(planner) is DefaultSavePlanner
-        and planner.flatten_state_dict
-        and not planner.dedup_save_to_lowest_rank
-    )
+    if type(planner) is not DefaultSavePlanner:
+        return False
+    # A cached plan saves torch messages, and ShardedTensors inside ShardedTensors are refused.
+    return _calls.differs_from_default(planner) <= {
+        "_enable_plan_caching", "flatten_sharded_tensors",
+    }  # fmt: skip
 
 
 def _writer(storage_writer: StorageWriter | None, checkpoint_id: Any) -> StorageWriter:
@@ -166,8 +167,10 @@ def async_save(
     Returns:
         A future with the Metadata; with a stager that returns a future, an AsyncSaveResponse.
     """
+    if storage_writer is not None or checkpoint_id:
+        storage_writer = _writer(storage_writer, checkpoint_id)
     return _torchs.async_save(
-        state_dict, storage_writer=_writer(storage_writer, checkpoint_id), planner=planner,
+        state_dict, storage_writer=storage_writer, planner=planner,
         process_group=process_group, async_checkpointer_type=async_checkpointer_type,
         async_stager=async_stager, no_dist=no_dist, use_collectives=use_collectives,
     )  # fmt: skip
