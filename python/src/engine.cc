@@ -8,6 +8,8 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "python/src/writable.h"
+#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {
 namespace {
@@ -34,12 +36,13 @@ std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
 }
 
 // `options` has the fields that need no Python object.
-SaveRequest make_save(
+engine::SaveRequest make_save(
     nb::handle state, const nb::bytes& path, nb::handle bridge_object, const SaveOptions& options,
     const nb::typed<nb::dict, nb::str, nb::typed<nb::dict, nb::str, nb::object>>& tensor_attributes,
     nb::handle progress, nb::handle compared_common) {
   const Bridge bridge(bridge_object);
-  SaveRequest request{to_state(bridge.call("unpack", state), bridge), path_of(path), options, {}};
+  engine::SaveRequest request{
+      to_state(bridge.call("unpack", state), bridge), path_of(path), options, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
   request.options.tensor_attributes = tensor_attributes_of(tensor_attributes, bridge);
   request.options.progress = to_progress(progress);
@@ -78,11 +81,31 @@ void say_published(const Raised& raised, const std::optional<SaveResult>& result
   raised.add_note("this came too late to stop the save: " + location.describe() + " was published");
 }
 
-std::function<SaveRequest()> request_of(const nb::callable& prepare) {
-  return [&prepare] {
+MadeSave made_by(const nb::callable& prepare) {
+  try {
     return with_gil("making the state dict",
-                    [&] { return std::move(nb::cast<SaveRequest&>(prepare())); });
-  };
+                    [&] { return std::move(nb::cast<engine::SaveRequest&>(prepare())); });
+  } catch (...) {
+    return current_error();
+  }
+}
+
+engine::MadeRequest view_of(const MadeSave& made) {
+  if (const Error* const failed = failure_of(made)) return *failed;
+  return engine::view_of(std::get<engine::SaveRequest>(made));
+}
+
+Deadline until(Deadline deadline, const Error* failed) {
+  constexpr std::chrono::seconds kBrief{5};
+  if (failed == nullptr || failed->cause() == nullptr) return deadline;
+  try {
+    std::rethrow_exception(failed->cause());
+  } catch (const Raised& raised) {
+    const Deadline brief = Deadline::after(kBrief);
+    return raised.ends_the_program() && brief.when() < deadline.when() ? brief : deadline;
+  } catch (...) {
+    return deadline;
+  }
 }
 
 namespace {
@@ -101,44 +124,46 @@ SaveResult run_save(const Location& location, int rank, int ranks, Deadline dead
   return *std::move(result);
 }
 
-// A rank's save in a session. `options` says how the ranks communicate.
+// A rank's save in a session. `options` says how the ranks meet.
 SaveResult save_in_session(Session& session, const Location& location, const SaveOptions& options,
-                           const nb::callable& prepare, Deadline deadline) {
+                           Deadline deadline, const MadeSave& made) {
   return run_save(location, session.rank(), session.world_size(), deadline, [&](Deadline end) {
-    return session.save(location, options, request_of(prepare), end);
+    return engine::OfSession::save(session, location, options, end, view_of(made));
   });
 }
 
-// `prepare` returns a request; an exception of it is this rank's failure of the first round.
+// `prepare` returns a request; an exception of it is this rank's first message to the others.
 // `path`: the location, empty if the path is invalid, which `prepare` reports. `comm` may be a
 // session.
 SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::handle comm,
                       double seconds) {
   const Entered entered;
   const Location location(path_of(path));
-  if (nb::isinstance<Session>(comm)) {
-    return save_in_session(nb::cast<Session&>(comm), location, {}, prepare, end_after(seconds));
-  }
-  const Communicator communicator = to_communicator(comm);
-  return run_save(location, communicator.rank(), communicator.size(), end_after(seconds),
-                  [&](Deadline deadline) {
-                    return save(request_of(prepare), location.place(), communicator, deadline);
-                  });
+  const Deadline deadline = end_after(seconds);
+  SaveOptions options;
+  Session* const session = session_of(comm);
+  if (session == nullptr) options.comm = to_communicator(comm);
+  const MadeSave made = made_by(prepare);
+  const Deadline end = until(deadline, failure_of(made));
+  if (session != nullptr) return save_in_session(*session, location, options, end, made);
+  return run_save(location, options.comm.rank(), options.comm.size(), end, [&](Deadline last) {
+    return engine::save_in_a_row({location, options, last}, view_of(made));
+  });
 }
 
 // A rank's save by files. `options` is a request without a state. `prepare` returns the complete
-// request; if it raises, the error is recorded for the ranks that wait. `session` may be None.
-SaveResult save_by_files_state(const SaveRequest& options, const nb::callable& prepare,
+// request; if it raises, the error is left for the ranks that wait. `session` may be None.
+SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::callable& prepare,
                                nb::handle session) {
   const Entered entered;
   const ByFiles& files = options.options.by_files.value();
   const Deadline deadline = end_after(options.options.timeout);
-  if (nb::isinstance<Session>(session)) {
-    return save_in_session(nb::cast<Session&>(session), options.location, options.options, prepare,
-                           deadline);
+  const MadeSave made = made_by(prepare);
+  if (Session* const kept = session_of(session)) {
+    return save_in_session(*kept, options.location, options.options, deadline, made);
   }
   return run_save(options.location, files.rank, files.world_size, deadline, [&](Deadline end) {
-    return save_by_files(options.location, options.options, request_of(prepare), end);
+    return engine::save_in_a_row({options.location, options.options, end}, view_of(made));
   });
 }
 
@@ -207,7 +232,7 @@ void bind_engine(nb::module_& m) {
                ", items_written=" + std::to_string(result.items_written) +
                (result.published ? ")" : ", published=False)");
       });
-  nb::class_<SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
+  nb::class_<engine::SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),
            "tensor_attributes"_a, "progress"_a.none(), "compared_common"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")

@@ -1,10 +1,11 @@
 // Functions shared by saves in one call and saves in steps.
 #pragma once
 
-#include <functional>
 #include <optional>
+#include <variant>
 
 #include "python/src/bindings.h"
+#include "tilestone/engine/save/request_internal.h"
 
 namespace tilestone::python {
 
@@ -30,7 +31,20 @@ auto as_rank(int rank, int ranks, const Work& work) {
 void say_published(const Raised& raised, const std::optional<SaveResult>& result,
                    const Location& location);
 
-// A function that calls `prepare`, which returns a SaveRequest. `prepare` must outlive it.
-std::function<SaveRequest()> request_of(const nb::callable& prepare);
+// The session; null if it is something else.
+Session* session_of(nb::handle object);
+
+// A rank's request to save, or why it has none. The library is given both, because the other ranks
+// must learn of the failure.
+using MadeSave = std::variant<engine::SaveRequest, Error>;
+
+// Calls `prepare`, which returns a SaveRequest. An exception becomes the Error, which has it as its
+// cause.
+MadeSave made_by(const nb::callable& prepare);
+engine::MadeRequest view_of(const MadeSave& made);
+// The deadline of a rank that takes part in a save or load with this outcome of making its state. A
+// rank that was to end (KeyboardInterrupt, SystemExit) waits for the others a few seconds only.
+Deadline until(Deadline deadline, const Error* failed);
+inline const Error* failure_of(const MadeSave& made) { return std::get_if<Error>(&made); }
 
 }  // namespace tilestone::python

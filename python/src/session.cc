@@ -1,9 +1,11 @@
 // Sessions: what is kept from one save to the next.
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {
 namespace {
@@ -12,14 +14,20 @@ using nb::literals::operator""_a;
 
 // Creates a session. All ranks of `comm` must call it together, within `seconds`. If `check` raises
 // on any rank, all ranks raise.
-Session session_of(nb::handle comm, double seconds, const nb::object& check) {
+Session made_session(nb::handle comm, double seconds, const nb::object& check) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
-  const auto checked = [&] { with_gil("checking a session's arguments", [&] { check(); }); };
+  std::optional<Error> failed;
+  try {
+    with_gil("checking a session's arguments", [&] { check(); });
+  } catch (...) {
+    failed = current_error();
+  }
+  const Deadline end = until(deadline, failed ? &*failed : nullptr);
   return as_rank(communicator.rank(), communicator.size(), [&] {
     return without_gil([&](const Stop& stop) {
-      return Session(communicator, deadline.with_interrupt(stop), checked);
+      return engine::OfSession::make(communicator, end.with_interrupt(stop), failed);
     });
   });
 }
@@ -27,9 +35,11 @@ Session session_of(nb::handle comm, double seconds, const nb::object& check) {
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.
 uint64_t prepare(Session& session, const nb::callable& make) {
   const Entered entered;
+  const MadeSave made = made_by(make);
   return without_gil([&] {
-    const SaveRequest request = request_of(make)();
-    return session.prepare(request.state, request.options);
+    const engine::MadeRequest view = view_of(made);
+    const engine::RequestView& request = engine::expect_made(view);
+    return session.prepare(*request.state, *request.options);
   });
 }
 
@@ -40,6 +50,10 @@ ByFiles by_files(Session& session, const nb::bytes& path) {
 }
 
 }  // namespace
+
+Session* session_of(nb::handle object) {
+  return nb::isinstance<Session>(object) ? &nb::cast<Session&>(object) : nullptr;
+}
 
 void bind_session(nb::module_& m) {
   nb::class_<SessionStats>(m, "SessionStats", "A session's counters, on this rank.")
@@ -59,7 +73,7 @@ void bind_session(nb::module_& m) {
                ", plan_bytes_sent=" + std::to_string(stats.plan_bytes_sent) + ")";
       });
   nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
-      .def(nb::new_(&session_of), "comm"_a.none(), "seconds"_a, "check"_a)
+      .def(nb::new_(&made_session), "comm"_a.none(), "seconds"_a, "check"_a)
       .def(nb::new_([](int rank, int world_size, std::string token) {
              return Session(rank, world_size, std::move(token));
            }),

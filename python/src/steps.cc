@@ -9,6 +9,8 @@
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {
 namespace {
@@ -157,16 +159,21 @@ class StepwiseSave {
   uint64_t bytes_ = 0;
 };
 
-// Python owns the returned objects.
-StepwiseSave* begun_in_session(Session& session, const Location& location,
-                               const SaveOptions& options, const nb::callable& prepare,
-                               Deadline deadline) {
-  auto save = std::make_unique<StepwiseSave>(session.rank(), session.world_size(), location);
+// Python owns the returned object. `session`: null without one; then `options` says how the ranks
+// meet.
+StepwiseSave* begun(Session* session, const Location& location, const SaveOptions& options,
+                    std::pair<int, int> rank_of, Deadline deadline, const MadeSave& made) {
+  auto save = std::make_unique<StepwiseSave>(rank_of.first, rank_of.second, location);
+  const Deadline end = save->heeding_interrupts(deadline);
   save->begin([&] {
-    return session.begin_save(location, options, request_of(prepare),
-                              save->heeding_interrupts(deadline));
+    if (session == nullptr) return engine::begin_in_steps({location, options, end}, view_of(made));
+    return engine::OfSession::begin_save(*session, location, options, end, view_of(made));
   });
   return save.release();
+}
+
+std::pair<int, int> rank_in(const Session& session) {
+  return {session.rank(), session.world_size()};
 }
 
 // Like save_state() and save_by_files_state() in engine.cc.
@@ -174,32 +181,25 @@ StepwiseSave* begin_save_of(const nb::callable& prepare, const nb::bytes& path, 
                             double seconds) {
   const Entered entered;
   const Location location(path_of(path));
-  if (nb::isinstance<Session>(comm)) {
-    return begun_in_session(nb::cast<Session&>(comm), location, {}, prepare, end_after(seconds));
-  }
-  const Communicator communicator = to_communicator(comm);
-  auto save = std::make_unique<StepwiseSave>(communicator.rank(), communicator.size(), location);
-  const Deadline deadline = save->heeding_interrupts(end_after(seconds));
-  save->begin(
-      [&] { return begin_save(request_of(prepare), location.place(), communicator, deadline); });
-  return save.release();
+  const Deadline deadline = end_after(seconds);
+  SaveOptions options;
+  Session* const session = session_of(comm);
+  if (session == nullptr) options.comm = to_communicator(comm);
+  const auto rank =
+      session != nullptr ? rank_in(*session) : std::pair(options.comm.rank(), options.comm.size());
+  const MadeSave made = made_by(prepare);
+  return begun(session, location, options, rank, until(deadline, failure_of(made)), made);
 }
 
-StepwiseSave* begin_save_by_files_of(const SaveRequest& options, const nb::callable& prepare,
-                                     nb::handle session) {
+StepwiseSave* begin_save_by_files_of(const engine::SaveRequest& options,
+                                     const nb::callable& prepare, nb::handle session) {
   const Entered entered;
   const ByFiles& files = options.options.by_files.value();
-  const Deadline end = end_after(options.options.timeout);
-  if (nb::isinstance<Session>(session)) {
-    return begun_in_session(nb::cast<Session&>(session), options.location, options.options, prepare,
-                            end);
-  }
-  auto save = std::make_unique<StepwiseSave>(files.rank, files.world_size, options.location);
-  save->begin([&] {
-    return begin_save_by_files(options.location, options.options, request_of(prepare),
-                               save->heeding_interrupts(end));
-  });
-  return save.release();
+  const Deadline deadline = end_after(options.options.timeout);
+  Session* const kept = session_of(session);
+  const auto rank = kept != nullptr ? rank_in(*kept) : std::pair(files.rank, files.world_size);
+  const MadeSave made = made_by(prepare);
+  return begun(kept, options.location, options.options, rank, deadline, made);
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ def files_of(by_files: Any) -> ByFiles:
 
 
 class Prepared(abc.ABC):
-    """A state that is made in a call's first round, and receives the result in its last one.
+    """A state that is made within a call, and receives the result in a load's last round.
 
     `save` and `load` accept one in place of a state. An exception of its methods is this rank's
     failure, and every rank raises it.
@@ -171,8 +171,8 @@ class SaveCall:
     """One rank's call of `tilestone.save`: its arguments, and the checks of them.
 
     The arguments that say who takes part are checked here; their errors are raised on this rank
-    only. All others are checked in `prepare`, which the engine calls inside the first round, so
-    that every rank gets the error.
+    only. All others are checked in `prepare`, whose error is this rank's first message to the
+    others, so that every rank gets it.
 
     Args:
         state, path: as for `tilestone.save`.

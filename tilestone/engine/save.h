@@ -1,10 +1,5 @@
 #pragma once
 
-#include <functional>
-#include <optional>
-#include <string>
-
-#include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
@@ -31,34 +26,11 @@ namespace tilestone {
 // If the file names of a format do not contain the save id, all of this happens in a directory
 // beside the location, and the index is published there. The rename in step 3 is then the rename of
 // that directory to the location, or its exchange with the directory at the location.
+//
+// By files (options.by_files) there is no communicator; the protocol, and what happens in each
+// race, is described in commit/attempt.cc. Throws this rank's own errors, or the failure that
+// another rank has left. kTimeout names the ranks that have not written by the deadline; the
+// written files stay, so that those ranks can complete the save.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
-
-// One rank's request to save.
-struct SaveRequest {
-  StateDict state;
-  Location location;
-  SaveOptions options;  // its comm is ignored
-  // If given, the common state of this state dict is compared with the other ranks'
-  // (SaveOptions::common_differs) instead of the one in `state`. The common state of `state` is
-  // saved.
-  std::optional<StateDict> compared_common = std::nullopt;
-};
-
-// The same, if making the request may fail on a single rank. `prepare` runs inside the first round;
-// if it throws on one rank, every rank throws. The save ends by `deadline`. `place`: the location's
-// place(), by which the ranks know that they are in the same call.
-SaveResult save(const std::function<SaveRequest()>& prepare, const std::string& place,
-                const Communicator& comm, Deadline deadline);
-
-// One rank's save without a communicator. options.by_files must be set; save() with
-// options.by_files does the same. The protocol, and what happens in each race, is described in
-// commit/attempt.cc. SaveRequest::compared_common is compared as in save(). Throws this rank's own
-// errors, or the failure that another rank has left. kTimeout names the ranks that have not written
-// by the deadline; the written files stay, so that those ranks can complete the save. `location`
-// and `options` must equal those of the request, except what only this rank uses
-// (tensor_attributes, progress). If `prepare` throws, they are used to report the failure to the
-// ranks that wait.
-SaveResult save_by_files(const Location& location, const SaveOptions& options,
-                         const std::function<SaveRequest()>& prepare, Deadline deadline);
 
 }  // namespace tilestone

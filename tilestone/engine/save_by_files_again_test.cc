@@ -16,7 +16,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/plan_cache_internal.h"
+#include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save_steps.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage.h"

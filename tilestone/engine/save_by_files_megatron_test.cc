@@ -16,7 +16,9 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
@@ -523,16 +525,13 @@ TEST(SaveByFilesMegatron, CommonStateThatDiffersIsSaidOrRefusedAndRank0sIsSaved)
     for (const int rank : {1, 0}) {
       SaveOptions options = by_files(rank, 2);
       options.checks.common_differs = differing;
-      const auto prepare = [&] {
-        StateDict state = state_of(rank, 2, 3);
-        state["step"] = Value(int64_t{3 + rank});
-        SaveRequest request{std::move(state), Location(storage), options, {}};
-        if (compared) request.compared_common = StateDict();
-        return request;
-      };
+      StateDict state = state_of(rank, 2, 3);
+      state["step"] = Value(int64_t{3 + rank});
+      engine::SaveRequest request{std::move(state), Location(storage), options, {}};
+      if (compared) request.compared_common = StateDict();
       try {
-        save_by_files(Location(storage), options, prepare,
-                      Deadline::after(std::chrono::seconds(20)));
+        save_in_a_row({request.location, options, Deadline::after(std::chrono::seconds(20))},
+                      view_of(request));
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kMismatch) << error.what();
         said.append(error.what());

@@ -12,7 +12,9 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -403,10 +405,9 @@ TEST(SaveByFiles, TheErrorOfARankThatCanNotSaveItsStateReachesTheWaitingRanks) {
   // A rank's state can't be made; contradicts the others'; or names holders outside the world.
   expect_in("the state is on fire", refused_by([](const Location& location) {
               const SaveOptions options = by_files(1, 2);
-              const auto prepare = []() -> SaveRequest {
-                throw Error(ErrorCode::kInvalidArgument, "the state is on fire").with_rank(1);
-              };
-              save_by_files(location, options, prepare, Deadline::never());
+              const Error failed(ErrorCode::kInvalidArgument, "the state is on fire");
+              save_in_a_row({location, options, Deadline::never()},
+                            engine::MadeRequest(Error(failed).with_rank(1)));
             }));
   expect_in("declared to hold", refused_by([](const Location& location) {
               save(state_of(1, 5, 3), location, by_files(1, 2));

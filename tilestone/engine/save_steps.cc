@@ -6,52 +6,87 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/run/options_internal.h"
-#include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
-#include "tilestone/engine/session_parts_internal.h"
-#include "tilestone/engine/write/writer_internal.h"
 
 namespace tilestone {
 namespace engine {
 namespace {
 
-// Below this, starting threads does not pay off.
-constexpr uint64_t kMinBytesForThreads = 16u << 20;
+// ---- The steps of each way to meet
 
-RankReport write_share(const SaveShare& share, const WritePlace& place, SessionParts* session) {
-  WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
-                 share.rank,   share.world_size, share.save_id,    place.first_file};
-  if (session != nullptr) task.kept = &session->resources;
-  return write_items(*place.storage, *share.format, task, share.options, place.deadline);
+void plan_in(SavingByRounds& saving, const MadeRequest& request, SessionParts* session) {
+  saving.planned = plan_by_rounds(saving.rounds, request, session);
 }
+void plan_in(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
+  plan_by_files(saving, request, session);
+}
+
+void write_in(SavingByRounds& saving, KeptResources* kept) {
+  saving.written = write_by_rounds(saving.rounds, saving.planned, kept);
+}
+void write_in(SavingByFiles& saving, KeptResources* kept) { write_by_files(saving, kept); }
+
+void report_in(SavingByRounds& saving) {
+  report_by_rounds(saving.rounds, saving.planned, *std::move(saving.written));
+}
+void report_in(SavingByFiles& saving) { report_by_files(saving); }
+
+SaveResult publish_in(SavingByRounds& saving) {
+  return publish_by_rounds(saving.rounds, saving.planned);
+}
+SaveResult publish_in(SavingByFiles& saving) { return publish_by_files(saving); }
+
+void give_up_in(SavingByRounds& saving, const Error& why) noexcept {
+  give_up_by_rounds(saving.rounds, saving.planned, why);
+}
+void give_up_in(SavingByFiles& saving, const Error& why) noexcept { give_up_by_files(saving, why); }
 
 }  // namespace
 
-std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session) {
-  const size_t count = thread_count(option);
-  if (bytes < kMinBytesForThreads || count == 1) return nullptr;
-  if (session != nullptr) return session->resources.threads(count);
-  return std::make_shared<ThreadPool>(count);
+SavingByRounds::SavingByRounds(const Communicator& comm, const std::string& place,
+                               Deadline deadline)
+    : rounds(comm, "save", place, deadline) {
+  planned.share.rank = comm.rank();
+  planned.share.world_size = comm.size();
 }
 
-SaveInSteps::SaveInSteps(std::unique_ptr<Coordination> coordination)
-    : process_(::getpid()), coordination_(std::move(coordination)) {}
+SaveInSteps::SaveInSteps(const SaveCall& call)
+    : process_(::getpid()),
+      deadline_(call.deadline),
+      session_(call.session),
+      saving_(begun(call)) {}
+
+std::unique_ptr<SaveInSteps::Saving> SaveInSteps::begun(const SaveCall& call) {
+  if (call.options.by_files) {
+    return std::make_unique<Saving>(std::in_place_type<SavingByFiles>, call.location, call.options,
+                                    call.deadline);
+  }
+  return std::make_unique<Saving>(std::in_place_type<SavingByRounds>, call.options.comm,
+                                  call.location.place(), call.deadline);
+}
 
 SaveInSteps::~SaveInSteps() {
   if (is_in_child()) {
     // Its locks, messages and threads belong to the parent, so the child must not end any of them.
-    static_cast<void>(coordination_.release());
+    static_cast<void>(saving_.release());
     return;
   }
   if (is_over_) return;
-  coordination_->give_up(
+  give_up(
       Error(ErrorCode::kInterrupted, std::string("a rank gave up the save before it was ") + next_)
           .with_rank(share().rank));
 }
 
 bool SaveInSteps::is_in_child() const { return ::getpid() != process_; }
+
+PlannedShare& SaveInSteps::planned() const {
+  return std::visit([](auto& saving) -> PlannedShare& { return saving.planned; }, *saving_);
+}
+
+void SaveInSteps::give_up(const Error& why) noexcept {
+  std::visit([&](auto& saving) { give_up_in(saving, why); }, *saving_);
+}
 
 // Runs a step. If the step throws, the save has ended.
 void SaveInSteps::take(const std::function<void()>& step) {
@@ -69,105 +104,65 @@ void SaveInSteps::take(const std::function<void()>& step) {
   }
 }
 
-void SaveInSteps::plan(const Bring& bring) {
-  take([&] { coordination_->plan(bring); });
-  brought_by_ = bring;
-  if (SessionParts* const session = coordination_->session()) session->count({1, 0, 0, 0});
+void SaveInSteps::plan(const MadeRequest& request) {
+  take([&] {
+    std::visit([&](auto& saving) { plan_in(saving, request, session_.get()); }, *saving_);
+  });
+  if (session_) session_->count({1, 0, 0, 0});
   next_ = "written";
 }
 
 void SaveInSteps::stage() {
-  take([] {});
-  try {
-    stage_share();
-  } catch (...) {
-    is_over_ = true;
-    coordination_->give_up(current_error());
-    throw;
-  }
-  brought_by_ = nullptr;
-}
-
-void SaveInSteps::stage_share() {
-  SaveShare& share = coordination_->share();
-  SessionParts* const session = coordination_->session();
-  const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
-  const auto threads = staging_threads(bytes, share.options.resources.threads, session);
-  memory_ = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
-  memory_->reserve(bytes, nullptr);
-  stage_tensors(share.items, share.local, share.assignment, *memory_, threads.get(),
-                coordination_->deadline());
-  for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
-    for (const uint32_t i : *objects) {
-      Value& value = share.items.objects[i].value;
-      value = own_tensors(value);
+  take([&] {
+    try {
+      memory_ = stage_share(planned().share, session_.get(), deadline_);
+    } catch (...) {
+      give_up(current_error());
+      throw;
     }
-  }
-  if (share.items.common) share.items.common = own_tensors(*share.items.common);
+  });
 }
 
 void SaveInSteps::write() {
-  take([&] {
-    coordination_->write([&](const WritePlace& place) {
-      return write_share(share(), place, coordination_->session());
-    });
-  });
-  release_tensors();
+  take([&] { std::visit([&](auto& saving) { write_in(saving, kept()); }, *saving_); });
+  // Neither the caller's memory nor the staging memory is needed any more.
+  release_tensors(planned().share);
+  memory_.reset();
   next_ = "reported";
 }
 
-// Releases the tensors: durable data is not read again, so neither the caller's memory nor the
-// staging memory is needed.
-void SaveInSteps::release_tensors() {
-  for (TensorItem& item : coordination_->share().items.tensors) {
-    for (Piece& piece : item.pieces) {
-      piece.data = TensorView::without_data(piece.data.dtype, piece.data.shape);
-    }
-  }
-  brought_by_ = nullptr;
-  memory_.reset();
-}
-
 void SaveInSteps::report() {
-  take([&] { coordination_->report(); });
+  take([&] { std::visit([](auto& saving) { report_in(saving); }, *saving_); });
   next_ = "published";
 }
 
 SaveResult SaveInSteps::publish() {
   std::optional<SaveResult> result;
-  take([&] { result = coordination_->publish(); });
+  take([&] { std::visit([&](auto& saving) { result = publish_in(saving); }, *saving_); });
   is_over_ = true;
   return *std::move(result);
 }
 
-Bring bring_request(const std::function<SaveRequest()>& prepare) {
-  const auto request = std::make_shared<std::optional<SaveRequest>>();
-  return [request, &prepare] {
-    const SaveRequest& made = request->emplace(prepare());
-    const auto& compared = made.compared_common;
-    return Brought{&made.state, &made.location, &made.options, compared ? &*compared : nullptr};
-  };
+PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request) {
+  try {
+    auto save = std::make_unique<SaveInSteps>(call);
+    save->plan(request);
+    return PlannedSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
-std::unique_ptr<Coordination> coordinate(const Location& location, const SaveOptions& options,
-                                         Deadline deadline, std::shared_ptr<SessionParts> session) {
-  return options.by_files
-             ? coordinate_by_files(location, options, deadline, std::move(session))
-             : coordinate_by_rounds(options.comm, location.place(), deadline, std::move(session));
-}
-
-PlannedSave begin_in_steps(std::unique_ptr<Coordination> coordination, const Bring& bring) {
-  auto save = std::make_unique<SaveInSteps>(std::move(coordination));
-  save->plan(bring);
-  return PlannedSave(std::move(save));
-}
-
-SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring) {
-  SaveInSteps save(std::move(coordination));
-  save.plan(bring);
-  save.write();
-  save.report();
-  return save.publish();
+SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request) {
+  try {
+    SaveInSteps save(call);
+    save.plan(request);
+    save.write();
+    save.report();
+    return save.publish();
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 }  // namespace engine
@@ -240,33 +235,8 @@ SaveResult ReportedSave::publish() && {
 
 PlannedSave begin_save(const StateDict& state, const Location& location,
                        const SaveOptions& options) {
-  try {
-    return engine::begin_in_steps(
-        engine::coordinate(location, options, engine::deadline_of(options)),
-        [&] { return engine::Brought{&state, &location, &options}; });
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
-                       const Communicator& comm, Deadline deadline) {
-  try {
-    return engine::begin_in_steps(engine::coordinate_by_rounds(comm, place, deadline),
-                                  engine::bring_request(prepare));
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-PlannedSave begin_save_by_files(const Location& location, const SaveOptions& options,
-                                const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  try {
-    return engine::begin_in_steps(engine::coordinate_by_files(location, options, deadline),
-                                  engine::bring_request(prepare));
-  } catch (...) {
-    rethrow_cause();
-  }
+  return engine::begin_in_steps({location, options, engine::deadline_of(options)},
+                                engine::RequestView{&state, &location, &options});
 }
 
 }  // namespace tilestone

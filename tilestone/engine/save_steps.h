@@ -24,14 +24,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
-#include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
@@ -113,11 +110,5 @@ class PlannedSave : public SaveStep {
 // save() throws.
 PlannedSave begin_save(const StateDict& state, const Location& location,
                        const SaveOptions& options = {});
-// The same, if making the request may fail on a single rank: see save() and save_by_files() with
-// `prepare`. The request is kept until its tensors are staged or written, or the save has ended.
-PlannedSave begin_save(const std::function<SaveRequest()>& prepare, const std::string& place,
-                       const Communicator& comm, Deadline deadline);
-PlannedSave begin_save_by_files(const Location& location, const SaveOptions& options,
-                                const std::function<SaveRequest()>& prepare, Deadline deadline);
 
 }  // namespace tilestone

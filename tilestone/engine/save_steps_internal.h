@@ -1,60 +1,87 @@
-// The steps of a save, independent of how the ranks coordinate.
+// The steps of a save, independent of how the ranks meet.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <variant>
 
-#include "tilestone/engine/coordination_internal.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/save/by_files_internal.h"
+#include "tilestone/engine/save/by_rounds_internal.h"
+#include "tilestone/engine/save/planned_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save_steps.h"
-#include "tilestone/engine/write/stage_internal.h"
 
 namespace tilestone::engine {
+
+// One rank's part in a save whose ranks meet in rounds, from step to step.
+struct SavingByRounds {
+  // Begins the call; throws what Call throws. `place`: Location::place().
+  SavingByRounds(const Communicator& comm, const std::string& place, Deadline deadline);
+
+  Rounds rounds;
+  PlannedShare planned;
+  std::optional<Written> written;
+};
+
+// How the ranks of a save meet: by files if options.by_files is set, otherwise in rounds of
+// options.comm.
+struct SaveCall {
+  const Location& location;
+  const SaveOptions& options;
+  Deadline deadline;
+  std::shared_ptr<SessionParts> session = nullptr;  // the session that makes the save
+};
 
 // One save in progress. The destructor gives the save up if it has not ended. In a child process of
 // fork() the save still belongs to the parent: each step throws Error(kUnsupported), and the
 // destructor changes nothing.
 class SaveInSteps {
  public:
-  explicit SaveInSteps(std::unique_ptr<Coordination> coordination);
+  // Throws what the constructors of SavingByRounds and SavingByFiles throw.
+  explicit SaveInSteps(const SaveCall& call);
   ~SaveInSteps();
   SaveInSteps(const SaveInSteps&) = delete;
   SaveInSteps& operator=(const SaveInSteps&) = delete;
 
-  // Call each once, in this order; stage() may be left out. Keeps `bring`, and with it what it
-  // owns, until the payload is staged or written, or the save has ended.
-  void plan(const Bring& bring);
+  // Call each once, in this order; stage() may be left out.
+  void plan(const MadeRequest& request);
   void stage();
   void write();
   void report();
   SaveResult publish();
 
-  const SaveShare& share() const { return coordination_->share(); }
+  const SaveShare& share() const { return planned().share; }
 
  private:
+  using Saving = std::variant<SavingByRounds, SavingByFiles>;
+  static std::unique_ptr<Saving> begun(const SaveCall& call);
+  PlannedShare& planned() const;
+  KeptResources* kept() const { return session_ ? &session_->resources : nullptr; }
   void take(const std::function<void()>& step);
+  void give_up(const Error& why) noexcept;
   bool is_in_child() const;
-  void stage_share();
-  void release_tensors();
 
   const int process_;  // the process that has begun the save
-  std::unique_ptr<Coordination> coordination_;
-  Bring brought_by_;  // null once the payload is staged or written
+  const Deadline deadline_;
+  const std::shared_ptr<SessionParts> session_;
+  std::unique_ptr<Saving> saving_;
   std::shared_ptr<StagingMemory> memory_;
   // The next step, for the error "gave up the save before it was ...".
   const char* next_ = "planned";
   bool is_over_ = false;
 };
 
-// Returns the threads that copy `bytes` together with the calling thread; `option` is
-// SaveOptions::threads. They are the session's if `session` is not null. Null if the calling thread
-// alone is faster.
-std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
-
 // Takes the first step of a save.
-PlannedSave begin_in_steps(std::unique_ptr<Coordination> coordination, const Bring& bring);
+PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request);
 // Takes all steps, without staging.
-SaveResult save_in_a_row(std::unique_ptr<Coordination> coordination, const Bring& bring);
+SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request);
 
 }  // namespace tilestone::engine

@@ -6,67 +6,26 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/agree.h"
-#include "tilestone/engine/coordination_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
-#include "tilestone/engine/run/resources_internal.h"
-#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save/by_files_internal.h"
+#include "tilestone/engine/save/planned_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
+#include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
-#include "tilestone/engine/session_parts_internal.h"
+#include "tilestone/engine/session_internal.h"
 
 namespace tilestone {
 namespace engine {
-
-std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
-  const std::lock_guard lock(lendable_->mutex);
-  if (lendable_->lent) return std::make_shared<StagingMemory>();
-  lendable_->lent = true;
-  // Given back under the mutex, so that the next borrower sees all that this one did.
-  return {&lendable_->memory, [lendable = lendable_](StagingMemory*) {
-            const std::lock_guard back(lendable->mutex);
-            lendable->lent = false;
-          }};
-}
-
-Assignment SessionParts::planned_by_rule(uint64_t structure,
-                                         const std::function<Assignment()>& plan) {
-  if (const CachedPlan* const found = plans.find(structure)) {
-    count({0, 0, 1, 0});
-    return found->assignment;
-  }
-  Assignment mine = plan();
-  plans.put({structure, "", mine, {}});
-  return mine;
-}
-
-Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
-  const auto plan = [&] {
-    return plan_save_by_rule(share.local, share.rank, replicate_group_of(share));
-  };
-  if (session == nullptr) return plan();
-  return session->planned_by_rule(structure_of(share, PlannedBy::kRule), plan);
-}
-
-SessionStats SessionParts::stats() const {
-  const std::lock_guard lock(mutex_);
-  return stats_;
-}
-
-void SessionParts::count(const SessionStats& more) {
-  const std::lock_guard lock(mutex_);
-  stats_.saves += more.saves;
-  stats_.plans_exchanged += more.plans_exchanged;
-  stats_.plans_from_cache += more.plans_from_cache;
-  stats_.plan_bytes_sent += more.plan_bytes_sent;
-}
 
 namespace {
 
 // Rank 0 makes a token from 122 random bits, so every session has a different one.
 std::string shared_token(const Communicator& comm, Deadline deadline,
-                         const std::function<void()>& check) {
+                         const std::optional<Error>& failed) {
   const auto message = [&](int, ByteView) {
-    if (check) check();
+    if (failed) throw *failed;
     return Bytes();
   };
   const auto decide = [](int, std::vector<Bytes>) {
@@ -78,14 +37,16 @@ std::string shared_token(const Communicator& comm, Deadline deadline,
   return {reinterpret_cast<const char*>(token.data()), token.size()};
 }
 
-// `prepare`, whose request then says how the ranks coordinate.
-std::function<SaveRequest()> with_by_files(const std::function<SaveRequest()>& prepare,
-                                           const std::optional<ByFiles>& by_files) {
-  return [&] {
-    SaveRequest request = prepare();
-    request.options.by_files = by_files;
-    return request;
-  };
+// Why no session can have this time limit.
+std::optional<Error> failure_of(double timeout) {
+  try {
+    SaveOptions options;
+    options.timeout = timeout;
+    check_options(options);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
 }
 
 // What the session's last save of such a state assigned to this rank, else what it would write by
@@ -111,19 +72,15 @@ struct Session::Kept {
 };
 
 Session::Session(const Communicator& comm, double timeout)
-    : Session(comm, engine::deadline_of(timeout), [timeout] {
-        SaveOptions options;
-        options.timeout = timeout;
-        engine::check_options(options);
-      }) {}
+    : Session(comm, engine::deadline_of(timeout), engine::failure_of(timeout)) {}
 
-Session::Session(const Communicator& comm, Deadline deadline, const std::function<void()>& check)
+Session::Session(const Communicator& comm, Deadline deadline, const std::optional<Error>& failed)
     : kept_(std::make_unique<Kept>()) {
   try {
     kept_->comm = comm;
     kept_->rank = comm.rank();
     kept_->world_size = comm.size();
-    kept_->token = engine::shared_token(comm, deadline, check);
+    kept_->token = engine::shared_token(comm, deadline, failed);
   } catch (...) {
     rethrow_cause();
   }
@@ -163,50 +120,16 @@ SaveOptions Session::completed(const SaveOptions& options, const Location& locat
 
 PlannedSave Session::begin_save(const StateDict& state, const Location& location,
                                 const SaveOptions& options) {
-  try {
-    const SaveOptions all = completed(options, location);
-    return engine::begin_in_steps(
-        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
-        [&] { return engine::Brought{&state, &location, &all}; });
-  } catch (...) {
-    rethrow_cause();
-  }
+  const SaveOptions all = completed(options, location);
+  return engine::begin_in_steps({location, all, engine::deadline_of(all), kept_->parts},
+                                engine::RequestView{&state, &location, &all});
 }
 
 SaveResult Session::save(const StateDict& state, const Location& location,
                          const SaveOptions& options) {
-  try {
-    const SaveOptions all = completed(options, location);
-    return engine::save_in_a_row(
-        engine::coordinate(location, all, engine::deadline_of(all), kept_->parts),
-        [&] { return engine::Brought{&state, &location, &all}; });
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-SaveResult Session::save(const Location& location, const SaveOptions& options,
-                         const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  try {
-    const SaveOptions all = completed(options, location);
-    const auto completed_request = engine::with_by_files(prepare, all.by_files);
-    return engine::save_in_a_row(engine::coordinate(location, all, deadline, kept_->parts),
-                                 engine::bring_request(completed_request));
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-PlannedSave Session::begin_save(const Location& location, const SaveOptions& options,
-                                const std::function<SaveRequest()>& prepare, Deadline deadline) {
-  try {
-    const SaveOptions all = completed(options, location);
-    const auto completed_request = engine::with_by_files(prepare, all.by_files);
-    return engine::begin_in_steps(engine::coordinate(location, all, deadline, kept_->parts),
-                                  engine::bring_request(completed_request));
-  } catch (...) {
-    rethrow_cause();
-  }
+  const SaveOptions all = completed(options, location);
+  return engine::save_in_a_row({location, all, engine::deadline_of(all), kept_->parts},
+                               engine::RequestView{&state, &location, &all});
 }
 
 StateDict Session::load(const StateDict& wanted, const Location& location,
@@ -238,5 +161,27 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   kept_->parts->lend_memory()->reserve(bytes, threads.get());
   return bytes;
 }
+
+namespace engine {
+
+Session OfSession::make(const Communicator& comm, Deadline deadline,
+                        const std::optional<Error>& failed) {
+  return {comm, deadline, failed};
+}
+
+SaveResult OfSession::save(Session& session, const Location& location, const SaveOptions& options,
+                           Deadline deadline, const MadeRequest& request) {
+  const SaveOptions all = session.completed(options, location);
+  return save_in_a_row({location, all, deadline, session.kept_->parts}, request);
+}
+
+PlannedSave OfSession::begin_save(Session& session, const Location& location,
+                                  const SaveOptions& options, Deadline deadline,
+                                  const MadeRequest& request) {
+  const SaveOptions all = session.completed(options, location);
+  return begin_in_steps({location, all, deadline, session.kept_->parts}, request);
+}
+
+}  // namespace engine
 
 }  // namespace tilestone

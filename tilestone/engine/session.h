@@ -12,35 +12,24 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save.h"
 #include "tilestone/engine/save_steps.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {
 
 namespace engine {
-struct SessionParts;
+struct OfSession;
 }  // namespace engine
-
-// Counts of one rank's session.
-struct SessionStats {
-  uint64_t saves = 0;            // saves that were planned
-  uint64_t plans_exchanged = 0;  // saves for which the ranks sent their plans to rank 0
-  // Saves that used the plan of an earlier save. For the saves in neither count, this rank made a
-  // new plan alone.
-  uint64_t plans_from_cache = 0;
-  uint64_t plan_bytes_sent = 0;  // bytes of this rank's plans
-  friend bool operator==(const SessionStats&, const SessionStats&) = default;
-};
 
 // One rank's session. Used by one thread at a time. Saves that are in progress may outlive it. With
 // a communicator, all ranks construct the session together and make their calls together.
@@ -51,9 +40,6 @@ class Session {
   // Throws what a round throws; throws kInvalidArgument on all ranks if `timeout` is invalid on
   // one.
   explicit Session(const Communicator& comm = {}, double timeout = kDefaultTimeout);
-  // `check` is called in the round that sends the token: if it throws on one rank, every rank
-  // throws.
-  Session(const Communicator& comm, Deadline deadline, const std::function<void()>& check = {});
   // Without a communicator: every save is by files. Throws what a save with such ByFiles throws.
   Session(int rank, int world_size, std::string token);
   ~Session();
@@ -73,13 +59,6 @@ class Session {
                          const SaveOptions& options = {});
   StateDict load(const StateDict& wanted, const Location& location,
                  const LoadOptions& options = {});
-  // The same with `prepare`, like those functions of save.h and save_steps.h. `options` is
-  // completed as above. It says whether the ranks coordinate by files, and gives save_by_files()
-  // what it needs.
-  SaveResult save(const Location& location, const SaveOptions& options,
-                  const std::function<SaveRequest()>& prepare, Deadline deadline);
-  PlannedSave begin_save(const Location& location, const SaveOptions& options,
-                         const std::function<SaveRequest()>& prepare, Deadline deadline);
 
   // Returns the ByFiles for this session's next save to this location, and counts the save. Ranks
   // that have called this equally often for a location, whatever they save elsewhere, refer to the
@@ -95,6 +74,8 @@ class Session {
   SessionStats stats() const;
 
  private:
+  friend struct engine::OfSession;
+  Session(const Communicator& comm, Deadline deadline, const std::optional<Error>& failed);
   SaveOptions completed(const SaveOptions& options, const Location& location);
   struct Kept;
   std::unique_ptr<Kept> kept_;

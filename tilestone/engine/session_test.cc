@@ -11,7 +11,7 @@
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/session_parts_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/storage_testing.h"
 

@@ -10,6 +10,8 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 
 namespace tilestone::validation_test {
 
@@ -216,14 +218,12 @@ TEST(CommonState, AnotherOneMayBeComparedThanIsSaved) {
   const auto storage = memory_storage();
   const auto save_with = [&](const std::function<std::optional<StateDict>(int)>& compared) {
     return failures(kRanks, [&](Communicator comm) {
-      const auto prepare = [&] {
-        SaveRequest request{with_common(comm.rank()), Location(storage), saving(comm), {}};
-        request.options.checks.common_differs = Differing::kError;
-        request.options.overwrite = true;
-        request.compared_common = compared(comm.rank());
-        return request;
-      };
-      save(prepare, Location(storage).place(), comm, Deadline::after(std::chrono::seconds(60)));
+      engine::SaveRequest request{with_common(comm.rank()), Location(storage), saving(comm), {}};
+      request.options.checks.common_differs = Differing::kError;
+      request.options.overwrite = true;
+      request.compared_common = compared(comm.rank());
+      save_in_a_row({request.location, request.options, Deadline::after(std::chrono::seconds(60))},
+                    view_of(request));
     });
   };
   EXPECT_THAT(save_with([](int) { return StateDict(); }), Each(std::string()));

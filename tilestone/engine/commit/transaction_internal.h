@@ -84,8 +84,8 @@ class Transaction {
   std::shared_ptr<Storage> storage_;  // see place()
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
-  const std::string save_id_;
-  const bool overwrite_;
+  std::string save_id_;
+  bool overwrite_;
   std::unique_ptr<StorageLock> lock_;
   std::optional<Staging> staging_;  // of a staged save
 

@@ -210,6 +210,17 @@ struct SaveResult {
   bool published = true;
 };
 
+// Counts of one rank's session.
+struct SessionStats {
+  uint64_t saves = 0;            // saves that were planned
+  uint64_t plans_exchanged = 0;  // saves for which the ranks sent their plans to rank 0
+  // Saves that used the plan of an earlier save. For the saves in neither count, this rank made a
+  // new plan alone.
+  uint64_t plans_from_cache = 0;
+  uint64_t plan_bytes_sent = 0;  // bytes of this rank's plans
+  friend bool operator==(const SessionStats&, const SessionStats&) = default;
+};
+
 // These options must be equal on all ranks: format, reading.two_phase, checks.checksums (ranks read
 // for one another), checks.access, differences, sharded_only, objects_by_grid. Otherwise every rank
 // throws Error(kMismatch), which names the option. The other options may differ between ranks.

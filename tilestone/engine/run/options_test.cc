@@ -11,6 +11,8 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::options_test {
@@ -141,20 +143,21 @@ TEST(Options, TheSmallestNumbersSaveLoadAndVerify) {
 TEST(Options, TheErrorOfARequestThatCantBeMadeReachesEveryRank) {
   const auto storage = memory_storage();
   const auto save_texts = failures(kRanks, [&](Communicator comm) {
-    const auto prepare = [&]() -> SaveRequest {
-      if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no such tree");
-      return {row_state(comm, 1), Location(storage), {}};
-    };
-    save(prepare, "memory", comm, Deadline::after(std::chrono::seconds(60)));
+    const StateDict state = row_state(comm, 1);
+    const Location location(storage);
+    SaveOptions options;
+    options.comm = comm;
+    engine::MadeRequest made = engine::RequestView{&state, &location, &options};
+    if (comm.rank() == kFailing) made = Error(ErrorCode::kInvalidArgument, "no such tree");
+    save_in_a_row({location, options, Deadline::after(std::chrono::seconds(60))}, made);
   });
   EXPECT_THAT(save_texts, Each(AllOf(HasSubstr("no such tree"), HasSubstr("rank 1"))));
   EXPECT_THAT(storage->list(), IsEmpty());
 
-  const auto request = [&](const Communicator& comm) {
-    return SaveRequest{row_state(comm, 1), Location(storage), {}};
-  };
   run_ranks(kRanks, [&](Communicator comm) {
-    save([&] { return request(comm); }, "memory", comm, Deadline::never());
+    SaveOptions options;
+    options.comm = comm;
+    save(row_state(comm, 1), Location(storage), options);
   });
   const auto load_texts = failures(kRanks, [&](Communicator comm) {
     const auto prepare = [&] { return LoadRequest{row_template(comm), Location(storage), {}}; };

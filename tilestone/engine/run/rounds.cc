@@ -67,39 +67,20 @@ Rounds::Rounds(Communicator comm, std::string work, std::string place, Deadline 
 
 Bytes Rounds::run(std::string_view phase, const LocalStep& local,
                   const CoordinatorStep& coordinate) {
-  return finish(take_local_step(phase, local), coordinate, false);
+  return run(phase, local, coordinate, false, {});
 }
 
 Bytes Rounds::run_last(std::string_view phase, const LocalStep& local,
                        const CoordinatorStep& coordinate, const FindAnswer& find) {
-  return finish(take_local_step(phase, local), coordinate, true, find);
+  return run(phase, local, coordinate, true, find);
 }
 
-void Rounds::begin(std::string_view phase, const LocalStep& local) {
-  begun_ = take_local_step(phase, local);
-}
-
-Bytes Rounds::end(const CoordinatorStep& coordinate) {
-  Begun begun = std::move(begun_).value();
-  begun_.reset();
-  // This rank's work in between may have used up the time. The others still need some to report.
-  if (begun.gather_deadline.remaining().count() == 0) {
-    begun.gather_deadline = deadline_.sooner(kGatherShare);
-  }
-  return finish(std::move(begun), coordinate, false);
-}
-
-Rounds::Begun Rounds::take_local_step(std::string_view phase, const LocalStep& local) {
+Bytes Rounds::run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
+                  bool last, const FindAnswer& find) {
   const Deadline gather_deadline = deadline_.sooner(kGatherShare);
-  return {std::string(phase), gather_deadline, local_outcome(local, deadline_.sooner(kLocalShare))};
-}
-
-Bytes Rounds::finish(Begun begun, const CoordinatorStep& coordinate, bool last,
-                     const FindAnswer& find) {
-  const std::string& phase = begun.phase;
-  const RoundResult& mine = begun.mine;
+  const RoundResult mine = local_outcome(local, deadline_.sooner(kLocalShare));
   std::vector<Bytes> payloads;
-  std::optional<Error> failure = gather(phase, mine, begun.gather_deadline, payloads);
+  std::optional<Error> failure = gather(phase, mine, gather_deadline, payloads);
   RoundResult outcome;
   if (comm_.is_coordinator()) {
     std::vector<Bytes> messages;

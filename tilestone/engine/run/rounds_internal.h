@@ -58,11 +58,15 @@ class Rounds {
   // `phase` completes "rank 3 did not report after ...": "writing".
   Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 
-  // run() in two halves, for a local step after which this rank has other work to do: begin() runs
-  // the local step and keeps its outcome, end() reports it to the others. There must be no other
-  // round between the two. begin() throws only what ends the call at once (see above).
-  void begin(std::string_view phase, const LocalStep& local);
-  Bytes end(const CoordinatorStep& coordinate);
+  const Communicator& comm() const { return comm_; }
+  Deadline deadline() const { return deadline_; }
+
+  // For work between two rounds, which ends as that of a local step does. If an interrupt was
+  // requested, reports it to the others and throws its reason.
+  void end_if_interrupted();
+  // On the coordinator: why an outcome did not reach every rank. The next round will fail, so there
+  // is no point in working for it.
+  const std::optional<Error>& undelivered() const { return undelivered_; }
 
   // This rank takes part in no further round. The others throw `why` in their next message of the
   // call, with this rank's number if it has none.
@@ -88,14 +92,8 @@ class Rounds {
     std::optional<Error> error;
     Bytes answer;
   };
-  struct Begun {
-    std::string phase;
-    Deadline gather_deadline;
-    RoundResult mine;
-  };
-  Begun take_local_step(std::string_view phase, const LocalStep& local);
-  Bytes finish(Begun begun, const CoordinatorStep& coordinate, bool last,
-               const FindAnswer& find = {});
+  Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
+            bool last, const FindAnswer& find);
   RoundResult local_outcome(const LocalStep& local, Deadline deadline);
   std::optional<Error> gather(std::string_view phase, const RoundResult& mine, Deadline deadline,
                               std::vector<Bytes>& payloads);
@@ -107,8 +105,6 @@ class Rounds {
                               const FindAnswer& find);
 
   bool interrupted() const;
-  // If an interrupt was requested: reports it to the others and throws its reason.
-  void end_if_interrupted();
   // In a catch block: reports to the others that this rank leaves the call because of the current
   // exception, and rethrows it.
   [[noreturn]] void end_call();
@@ -117,8 +113,6 @@ class Rounds {
   std::string work_;
   Deadline deadline_;
   Call call_;
-  std::optional<Begun> begun_;  // between begin() and end()
-  // On the coordinator: why an outcome did not reach every rank. It fails the next round.
   std::optional<Error> undelivered_;
 };
 

@@ -1,4 +1,4 @@
-// How the coordinator plans a save: the ranks' messages, and the orders that it sends back.
+// What the ranks of a save with a communicator send each other while they plan.
 #pragma once
 
 #include <cstdint>
@@ -45,21 +45,24 @@ struct Orders {
   static Orders decode(ByteView bytes);
 };
 
-// ---- The encoded orders of each rank
+// ---- The coordinator's answer to a planning message
 
-struct ExchangedOrders {
-  std::vector<Bytes> orders;
-  std::vector<DifferingContent> differing;  // among the contents in the plans
-  std::vector<ContestedChunk> contested;
+enum class Answer : uint8_t {
+  kOrders,     // the rank's orders
+  kCompare,    // a question (compare_internal.h): ranks may hold different versions of something
+  kSendPlans,  // send the plan, if it was not sent: another rank's plan has changed
 };
-// Clears the plans in `messages` to free memory. `groups`: the orders shall have ContentGroups.
-// Throws what SavePlanner and plan_grids() throw.
-ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,
-                                   const Format& format, bool groups);
-// Each rank writes what its cached plan says.
-std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id);
-// For a group of one rank.
-std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
-                                  const Format& format);
+bool is_answer(ByteView answer, Answer kind);
+Bytes ask_for_plan();
+
+// The answer kOrders.
+struct Begun {
+  std::string staging_name;       // see PlannedShare::staging_name
+  std::vector<std::string> lost;  // keys of which another rank's version is saved
+  Bytes orders;                   // Orders::encode()
+
+  Bytes encode() const;
+  static Begun decode(ByteView answer);
+};
 
 }  // namespace tilestone::engine

@@ -6,11 +6,12 @@
 #include <memory>
 #include <mutex>
 
-#include "tilestone/engine/coordination_internal.h"
-#include "tilestone/engine/plan_cache_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
-#include "tilestone/engine/session.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/plan_cache_internal.h"
+#include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/plan/save_plan.h"
 
 namespace tilestone::engine {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/engine/orders_internal.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
+#include "tilestone/engine/save/share_internal.h"
 #include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/engine/plan_cache_internal.h"
+#include "tilestone/engine/save/plan_cache_internal.h"
 
 namespace tilestone::engine {
 

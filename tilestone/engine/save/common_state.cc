@@ -3,8 +3,8 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/log.h"
-#include "tilestone/engine/common_state_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/save/common_state_internal.h"
 #include "tilestone/state/content_parts.h"
 
 namespace tilestone::engine {

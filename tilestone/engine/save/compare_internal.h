@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/engine/orders_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
 #include "tilestone/plan/contents.h"
 #include "tilestone/state/list_lengths.h"
 
 namespace tilestone::engine {
 
-// What the coordinator asks one rank.
+// What the coordinator asks one rank: the answer kCompare to its planning message.
 struct Question {
   // The common states differ. Rank 0 and this rank send theirs; -1: they do not differ.
   int other = -1;

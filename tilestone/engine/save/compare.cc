@@ -3,11 +3,13 @@
 #include <string>
 #include <utility>
 
-#include "tilestone/engine/compare_internal.h"
+#include "tilestone/engine/save/compare_internal.h"
 
 namespace tilestone::engine {
+
 Bytes Question::encode() const {
   ByteWriter out;
+  out.u8(static_cast<uint8_t>(Answer::kCompare));
   out.varint(static_cast<uint64_t>(other + 1));
   out.u8(lists ? 1 : 0);
   out.varint(groups.size());
@@ -19,6 +21,7 @@ Bytes Question::encode() const {
 
 Question Question::decode(ByteView bytes) {
   ByteReader in(bytes, "question of the coordinator");
+  in.u8();
   Question question;
   question.other = static_cast<int>(in.varint()) - 1;
   question.lists = in.u8() != 0;

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save/share_internal.h"
 #include "tilestone/plan/report.h"
 
 namespace tilestone::engine {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/engine/orders_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
 #include "tilestone/state/value.h"
 
 namespace tilestone::engine {

@@ -1,4 +1,4 @@
-#include "tilestone/engine/save_share_internal.h"
+#include "tilestone/engine/save/share_internal.h"
 
 #include <algorithm>
 #include <limits>

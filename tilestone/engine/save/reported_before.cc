@@ -1,4 +1,4 @@
-#include "tilestone/engine/reported_before_internal.h"
+#include "tilestone/engine/save/reported_before_internal.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,21 +1,8 @@
-#include "tilestone/engine/orders_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
 
 #include <utility>
 
-#include "tilestone/plan/grid_plan.h"
-
 namespace tilestone::engine {
-namespace {
-
-std::vector<std::vector<Dims>> grids_of(const std::vector<PlanMessage>& messages) {
-  std::vector<LocalSavePlan> decoded;
-  for (const PlanMessage& message : messages) {
-    decoded.push_back(LocalSavePlan::decode(message.plan));
-  }
-  return plan_grids(decoded);
-}
-
-}  // namespace
 
 Bytes PlanMessage::encode() const {
   ByteWriter writer;
@@ -95,42 +82,32 @@ Orders Orders::decode(ByteView bytes) {
   return orders;
 }
 
-ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,
-                                   const Format& format, bool groups) {
-  std::vector<std::vector<Dims>> grids(messages.size());
-  if (format.needs_grid()) grids = grids_of(messages);
-  SavePlanner planner(static_cast<int>(messages.size()));
-  if (groups) planner.note_groups();
-  for (size_t rank = 0; rank < messages.size(); ++rank) {
-    const std::vector<int>& group = messages[rank].group;
-    if (!group.empty()) planner.set_group(static_cast<int>(rank), group);
-    planner.add_encoded(static_cast<int>(rank), messages[rank].plan);
-    messages[rank].plan = Bytes();
-  }
-  std::vector<Assignment> assignments = planner.finish();
-  std::vector<ContentGroups> of_ranks;
-  if (groups) of_ranks = planner.content_groups();
-  ExchangedOrders made{{}, planner.differing(), planner.contested()};
-  for (size_t rank = 0; rank < assignments.size(); ++rank) {
-    Orders orders{save_id, Orders::Way::kExchange, std::move(assignments[rank])};
-    orders.grids = std::move(grids[rank]);
-    if (groups) orders.groups = of_ranks[rank].encode();
-    made.orders.push_back(orders.encode());
-  }
-  return made;
+bool is_answer(ByteView answer, Answer kind) {
+  return !answer.empty() && answer.front() == static_cast<std::byte>(kind);
 }
 
-std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
-                                  const Format& format) {
-  std::vector<Dims> grids;
-  if (format.needs_grid()) grids = plan_grids({&plan, 1})[0];
-  Orders orders{save_id, Orders::Way::kExchange, plan_save_alone(plan)};
-  orders.grids = std::move(grids);
-  return {orders.encode()};
+Bytes ask_for_plan() { return Bytes(1, static_cast<std::byte>(Answer::kSendPlans)); }
+
+Bytes Begun::encode() const {
+  ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(Answer::kOrders));
+  writer.string(staging_name);
+  writer.varint(lost.size());
+  for (const std::string& key : lost) writer.string(key);
+  writer.raw(orders);
+  return std::move(writer).take();
 }
 
-std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
-  return std::vector<Bytes>(ranks, Orders{save_id, Orders::Way::kAsBefore}.encode());
+Begun Begun::decode(ByteView answer) {
+  ByteReader reader(answer, "orders of a save");
+  reader.u8();
+  Begun begun;
+  begun.staging_name = reader.string();
+  begun.lost.resize(reader.count());
+  for (std::string& key : begun.lost) key = reader.string();
+  const ByteView orders = reader.raw(reader.remaining());
+  begun.orders.assign(orders.begin(), orders.end());
+  return begun;
 }
 
 }  // namespace tilestone::engine

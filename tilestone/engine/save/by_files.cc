@@ -1,0 +1,398 @@
+#include "tilestone/engine/save/by_files_internal.h"
+
+#include <chrono>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/save/reported_before_internal.h"
+#include "tilestone/plan/save_plan.h"
+#include "tilestone/state/content_hash.h"
+#include "tilestone/version.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr int kMaxTries = 8;  // to find data file names that no other process of this rank takes
+constexpr std::chrono::duration<double> kFailureTime{10};  // for leaving a failure
+
+AttemptHead head_of(const SaveOptions& options) {
+  AttemptHead head;
+  head.save_id = save_id_of(options.by_files->token, options.by_files->number);
+  head.world_size = options.by_files->world_size;
+  head.format = format_of(options)->name();
+  head.dialect = dialect_of(options)->name();
+  head.writer = writer_name();
+  head.common_differs = static_cast<uint8_t>(options.checks.common_differs);
+  head.rank_local = options.by_files->torch_rank_local;
+  head.token = xxh3_64(as_bytes(options.by_files->token));
+  head.number = options.by_files->number;
+  head.attributes = options.attributes;
+  return head;
+}
+
+// The options, once they say who takes part.
+const SaveOptions& checked(const SaveOptions& options) {
+  check_by_files(options);
+  return options;
+}
+
+// ---- Planning
+
+// A holder outside the save might be the one chosen to write the chunk.
+void check_holders(const SaveShare& share) {
+  for (const PlanChunk& chunk : share.local.chunks) {
+    if (chunk.holders == PlanChunk::kUnknown) continue;
+    const std::vector<int>& holders = share.local.holder_sets[chunk.holders];
+    if (holders.front() >= 0 && holders.back() < share.world_size) continue;
+    const int outside = holders.front() < 0 ? holders.front() : holders.back();
+    throw Error(ErrorCode::kInvalidArgument,
+                "rank " + std::to_string(outside) + " is declared to hold box " +
+                    to_string(chunk.box) + ", but the save's world_size is " +
+                    std::to_string(share.world_size))
+        .with_key(share.local.tensors[chunk.tensor].key)
+        .with_rank(share.rank);
+  }
+}
+
+// Warns about common tensors whose holders are not declared: every rank writes them.
+void warn_of_undeclared(const SaveShare& share) {
+  std::set<std::string_view> keys;
+  uint64_t bytes = 0;
+  for (const uint32_t i : share.assignment.chunks) {
+    const PlanChunk& chunk = share.local.chunks[i];
+    if (chunk.holders != PlanChunk::kUnknown || !chunk.common) continue;
+    const PlanTensor& tensor = share.local.tensors[chunk.tensor];
+    keys.insert(tensor.key);
+    bytes += static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
+  }
+  if (keys.empty() || share.world_size == 1) return;
+  log_once(LogLevel::kWarning,
+           "the holders of " + std::to_string(keys.size()) + " tensors (" + std::to_string(bytes) +
+               " bytes on this rank) are not declared, so each rank that has them writes them; "
+               "the first is " +
+               std::string(*keys.begin()));
+}
+
+// Compares this common state instead of the one that is saved.
+void note_compared(SaveShare& share, const StateDict& compared) {
+  const auto common = items_of(compared, share).common;
+  if (!common) return;
+  for (PlanObject& object : share.local.objects) {
+    if (object.key == share.dialect->common_object()) object.content = content_hash(*common);
+  }
+}
+
+void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts* session) {
+  SaveShare& share = planned.share;
+  check_options(*asked.options);
+  share.options = *asked.options;  // now including what only this rank uses
+  take_state(share, *asked.state);
+  check_items(share, *planned.location);
+  planned.replicas = replicas_to_name(share);
+  share.local = make_local_plan(share.items);
+  if (share.options.by_files->torch_rank_local) {
+    share.assignment = all_that_is_held(share.local);
+  } else {
+    check_holders(share);
+    if (share.options.copies.has_value()) note_contents_of_copied(share);
+    share.assignment = plan_by_rule(session, share);
+    settle_copies(share, planned.result);
+    warn_of_undeclared(share);
+  }
+  // Only after planning, because the planner copies every common object whose content is noted.
+  // Even if the ranks compare nothing: a restarted rank compares its state with its own report.
+  note_contents(share, false);
+  if (asked.compared != nullptr) note_compared(share, *asked.compared);
+}
+
+// ---- Joining
+
+// Leaves this rank's failure for the ranks that wait.
+void leave_failure(SavingByFiles& saving, const Error& error) noexcept {
+  saving.attempt.leave_failure(saving.files.rank, error, Deadline::after(kFailureTime));
+}
+
+// This rank has failed before it joined. Leaves the failure, so that the other ranks do not wait.
+void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept {
+  if (saving.files.world_size == 1) return;
+  Attempt& attempt = saving.attempt;
+  try {
+    const Deadline deadline = Deadline::after(kFailureTime);
+    if (!attempt.join(deadline)) return;
+    if (attempt.has_report(saving.files.rank)) return;  // from before a restart
+    attempt.take_back_failure(saving.files.rank);       // likewise
+    attempt.leave_failure(saving.files.rank, error, deadline);
+  } catch (...) {
+    log(LogLevel::kDebug,
+        std::string("this rank's failure could not be reported to the other ranks of the save: ") +
+            current_error().what());
+  }
+}
+
+// This rank could not join and will not write. Leaves the failure for the ranks that wait. There is
+// nothing to report if another checkpoint is at the location or the save was abandoned: the other
+// ranks find that out themselves.
+void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
+  if (saving.is_reported) return;  // the other ranks need nothing more
+  if (error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kRankFailed) return;
+  try {
+    if (!saving.attempt.has_begun()) return;
+  } catch (const Error&) {
+    // Unknown: try to leave the failure.
+  }
+  leave_failure(saving, error);
+}
+
+void make_lease(SavingByFiles& saving) {
+  const AttemptHead& head = saving.attempt.head();
+  const int group = head.group_of(saving.files.rank);
+  saving.planned.location->make_directory(group_directory(head.save_id, group));
+  saving.lease.emplace(saving.planned.location, lease_name(head, saving.files.rank),
+                       group_temporary(head.save_id, group, "lease"));
+}
+
+// Joins the attempt, and creates the lease that shows that this rank is working. Returns the report
+// that this rank left before a restart, if there is one.
+std::optional<LeftReport> join(SavingByFiles& saving) {
+  Attempt& attempt = saving.attempt;
+  saving.is_done = !attempt.join(saving.deadline);
+  if (saving.is_done) return std::nullopt;
+  attempt.take_back_failure(saving.files.rank);
+  saving.is_reported = attempt.has_report(saving.files.rank);
+  if (saving.is_reported) return attempt.report_of(saving.files.rank);
+  make_lease(saving);
+  return std::nullopt;
+}
+
+void expect_state_of_before(const SavingByFiles& saving, const std::optional<LeftReport>& before) {
+  const SaveShare& share = saving.planned.share;
+  if (before) return expect_reported_state(RankReport::decode(before->report), &*before, share);
+  if (!saving.is_done) return;
+  const auto published = saving.attempt.published_report_of(saving.files.rank);
+  if (published) expect_reported_state(*published, nullptr, share);
+}
+
+// Called if this rank's part was saved before.
+void write_nothing(SavingByFiles& saving) {
+  PlannedShare& planned = saving.planned;
+  planned.share.assignment = {};
+  planned.result.copies = planned.result.copy_bytes = 0;
+  log(LogLevel::kWarning,
+      "rank " + std::to_string(saving.files.rank) + ": nothing is written, because the save " +
+          planned.result.save_id + " at " + planned.location->describe() + " was already " +
+          (saving.is_done ? "published" : "written by this rank") +
+          " under this token and number; use another number to save another state");
+}
+
+// ---- Writing and reporting
+
+RankReport write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
+  const int count = saving.planned.share.options.resources.files_per_rank;
+  for (int tries = 1;; ++tries) {
+    try {
+      const int first = saving.attempt.first_free_file(saving.files.rank, count);
+      return write_share(saving.planned, kept, saving.deadline, first);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxTries) throw;
+    }
+  }
+}
+
+std::vector<std::string> unwritten_objects(const SaveShare& share) {
+  std::vector<bool> written(share.local.objects.size(), false);
+  for (const uint32_t i : share.assignment.objects) written[i] = true;
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < written.size(); ++i) {
+    const PlanObject& object = share.local.objects[i];
+    if (!written[i] && !object.common) keys.push_back(object.key);
+  }
+  return keys;
+}
+
+LeftReport left_by(const SavingByFiles& saving) {
+  const SaveShare& share = saving.planned.share;
+  LeftReport left;
+  left.report = saving.report->encode();
+  std::set<std::string_view> common;
+  for (const PlanObject& object : share.local.objects) {
+    if (object.common) common.insert(object.key);
+  }
+  ByteWriter keys;
+  for (const std::string_view key : common) keys.string(key);
+  left.common_keys = xxh3_64(keys.bytes());
+  left.held = held_contents(share.local);
+  left.lists = share.lists;
+  left.unwritten_objects = unwritten_objects(share);
+  left.of_dialect = saving.of_dialect;
+  left.replicas = saving.planned.replicas;
+  return left;
+}
+
+// Another process has reported as this rank, and its report counts.
+void withdraw_written(SavingByFiles& saving) {
+  PlannedShare& planned = saving.planned;
+  discard(planned);
+  planned.result = {.save_id = planned.result.save_id};
+  log(LogLevel::kWarning, "rank " + std::to_string(saving.files.rank) +
+                              ": what this process has written is removed, because another "
+                              "process has reported as this rank of the save " +
+                              planned.result.save_id);
+}
+
+// Not a failure of the save: the report that counts can be published.
+void expect_same_as_counted(const SavingByFiles& saving) {
+  const auto left = saving.attempt.report_of(saving.files.rank);
+  const auto counted = left ? std::optional(RankReport::decode(left->report))
+                            : saving.attempt.published_report_of(saving.files.rank);
+  if (counted) expect_same_report(*counted, *saving.report);
+}
+
+void refuse(bool refused, const std::string& what, const std::string& hint) {
+  if (refused) throw Error(ErrorCode::kUnsupported, what).with_hint(hint);
+}
+
+}  // namespace
+
+SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& options, Deadline until)
+    : files(checked(options).by_files.value()),
+      deadline(until),
+      attempt(location.shared(), head_of(options)) {
+  planned.location = location.shared();
+  planned.result.save_id = attempt.head().save_id;
+  SaveShare& share = planned.share;
+  set_options(share, options);
+  share.report_held = true;
+  share.rank = files.rank;
+  share.world_size = files.world_size;
+  share.save_id = planned.result.save_id;
+}
+
+void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
+  refuse_by_files(saving.planned.share);
+  try {
+    plan_locally(saving.planned, expect_made(request), session);
+  } catch (...) {
+    leave_planning_failure(saving, current_error());
+    throw;
+  }
+  std::optional<LeftReport> before;
+  try {
+    before = join(saving);
+  } catch (...) {
+    leave_joining_failure(saving, current_error());
+    throw;
+  }
+  if (!saving.is_done && !saving.is_reported) return;
+  // The report that is there can still be published, whatever state this rank has now.
+  expect_state_of_before(saving, before);
+  write_nothing(saving);
+}
+
+void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept {
+  if (saving.is_done || saving.is_reported) return;
+  const SaveShare& share = saving.planned.share;
+  try {
+    // Encode this now, while the tensors of the common state still have memory.
+    if (share.rank == 0)
+      saving.of_dialect = share.dialect->encode_index(share.items, *share.format);
+    saving.report = write_under_free_names(saving, kept);
+    saving.report->state = state_of(share);
+    if (saving.files.torch_rank_local) saving.report->held.clear();  // each writes all that it has
+  } catch (...) {
+    saving.failed = std::current_exception();
+    saving.lease.reset();
+    leave_failure(saving, current_error());
+  }
+}
+
+void report_by_files(SavingByFiles& saving) {
+  if (saving.failed) std::rethrow_exception(saving.failed);
+  if (saving.is_done) return;
+  const int rank = saving.files.rank;
+  bool counts = true;
+  try {
+    if (saving.report) {
+      counts = saving.attempt.leave_report(rank, left_by(saving), saving.deadline);
+      if (!counts) withdraw_written(saving);
+      saving.is_reported = true;
+    }
+    saving.lease.reset();
+    if (saving.files.torch_rank_local) saving.attempt.publish_rank_metadata(rank, saving.deadline);
+  } catch (...) {
+    saving.lease.reset();
+    const Error error = current_error();
+    const bool reports = saving.report && !saving.is_reported;
+    if (reports && saving.attempt.surely_lacks_report(rank)) discard(saving.planned);
+    leave_failure(saving, error);
+    throw;
+  }
+  if (!counts) expect_same_as_counted(saving);
+}
+
+SaveResult publish_by_files(SavingByFiles& saving) {
+  SaveResult& result = saving.planned.result;
+  if (saving.is_done) return result;
+  const int group = saving.attempt.head().group_of(saving.files.rank);
+  const int threads = saving.planned.share.options.resources.threads;
+  try {
+    result.published = saving.attempt.finish(group, threads, saving.deadline);
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
+      error.with_hint(
+          "every rank that is declared to hold a tensor must have it; from Python, arrays that "
+          "are not wrapped are declared to be on all ranks");
+    }
+    // Report the failure to the ranks that wait.
+    if (Attempt::is_final(error.code())) leave_failure(saving, error);
+    throw;
+  }
+  if (result.published || !saving.files.wait) return result;
+  saving.attempt.wait_published(threads, saving.deadline);
+  result.published = true;
+  return result;
+}
+
+void give_up_by_files(SavingByFiles& saving, const Error& why) noexcept {
+  if (saving.is_done || saving.is_reported || saving.failed) return;
+  discard(saving.planned);
+  saving.lease.reset();
+  leave_failure(saving, why);
+}
+
+void refuse_by_files(const SaveShare& share) {
+  const SaveOptions& options = share.options;
+  const Format& format = *share.format;
+  const Dialect& dialect = *share.dialect;
+  const bool rank_local = options.by_files->torch_rank_local;
+  refuse(
+      format.needs_grid() || format.has_fixed_names(),
+      "the format " + std::string(format.name()) +
+          " can't be saved without a communicator: its data files have fixed names, so two saves "
+          "would write to the same files",
+      "save with a communicator, or in the format torch_dist");
+  refuse(dialect.shares_directory(),
+         "the dialect " + std::string(dialect.name()) +
+             " can't be saved without a communicator: another program writes a part of the "
+             "checkpoint before and after the save",
+         "save with a communicator, or save everything in the dialect megatron");
+  refuse(rank_local && dialect.has_fixed_names(),
+         "torch's rank-local mode does not support the dialect " + std::string(dialect.name()),
+         "save in the dialect pytorch, or without torch_rank_local");
+  refuse(rank_local && format.rank_index_name(0).empty(),
+         "the format " + std::string(format.name()) + " has no rank-local checkpoints",
+         "save in the format torch_dist");
+  refuse(rank_local && options.copies.has_value(),
+         "torch's rank-local mode does not support copies: each rank writes all that it holds",
+         "save without copies");
+  refuse(options.checks.access, "checks.access needs a communicator",
+         "without it, elements that are missing or written twice are found at publishing");
+}
+
+}  // namespace tilestone::engine

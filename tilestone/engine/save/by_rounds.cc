@@ -1,0 +1,173 @@
+#include "tilestone/engine/save/by_rounds_internal.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/log.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/save/compare_internal.h"
+#include "tilestone/engine/save/described_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
+#include "tilestone/engine/save/orders_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr double kCoordinatorShare = 0.8;  // of the remaining time
+constexpr double kWriteShare = 0.8;        // likewise, as for the local step of a round
+
+// Ends early enough that the coordinator can still answer the other ranks.
+Deadline coordinator_deadline(const Rounds& rounds) {
+  return rounds.deadline().sooner(kCoordinatorShare);
+}
+
+Transaction transaction_of(const Described& own, const Planning& planning) {
+  const SaveShare& share = own.share;
+  return {own.location, share.format, share.dialect, planning.save_id, share.options.overwrite};
+}
+
+// On a rank that has lost the coordinator in the last round: the checkpoint may be published.
+std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lost) {
+  const SaveShare& share = planned.share;
+  if (!has_published(*planned.location, share.format, share.save_id)) return std::nullopt;
+  log(LogLevel::kWarning,
+      "save: the checkpoint at " + planned.location->describe() +
+          " is published, but the coordinator (rank 0) gave no answer: " + lost.message());
+  return Bytes();
+}
+
+}  // namespace
+
+// Changes nothing at the location before the ranks have agreed on everything that needs agreement.
+PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session) {
+  Described own;
+  Planning planning;                       // on the coordinator, as all below
+  std::optional<Transaction> transaction;  // set once the save has begun
+
+  const auto begin = [&] {
+    std::vector<Begun> begun = settle(planning, own.share);
+    transaction.emplace(transaction_of(own, planning));
+    transaction->begin(coordinator_deadline(rounds));
+    std::vector<Bytes> answers;
+    for (Begun& one : begun) {
+      one.staging_name = transaction->staging();
+      answers.push_back(one.encode());
+      one.orders = Bytes();
+    }
+    return answers;
+  };
+  const auto ask_or_begin = [&] {
+    std::vector<Bytes> asked = make_orders(planning, own.share, session != nullptr);
+    return asked.empty() ? begin() : asked;
+  };
+
+  try {
+    Bytes answer = rounds.run(
+        "planning",
+        [&](Deadline) {
+          own = describe(request, rounds.comm().rank(), rounds.comm().size(), session);
+          return first_message(own);
+        },
+        [&](std::vector<Bytes> messages) {
+          planning = planning_of(std::move(messages));
+          if (!needs_plans(planning)) return ask_or_begin();
+          return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
+        });
+    if (is_answer(answer, Answer::kSendPlans)) {
+      answer = rounds.run(
+          "planning", [&](Deadline) { return late_plan(own, session); },
+          [&](std::vector<Bytes> plans) {
+            take_plans(planning, std::move(plans));
+            return ask_or_begin();
+          });
+    }
+    if (is_answer(answer, Answer::kCompare)) {
+      const Question question = Question::decode(answer);
+      answer = rounds.run(
+          "comparing what the ranks hold", [&](Deadline) { return reply_to(own, question); },
+          [&](const std::vector<Bytes>& replies) {
+            take_replies(planning, replies, own.share);
+            return begin();
+          });
+    }
+    PlannedShare planned = follow(std::move(own), Begun::decode(answer), session);
+    planned.transaction = std::move(transaction);
+    planned.replicas = std::move(planning.replicas);
+    return planned;
+  } catch (...) {
+    if (transaction) transaction->abandon(rounds.comm().size() == 1);
+    throw;
+  }
+}
+
+Written write_by_rounds(Rounds& rounds, PlannedShare& planned, KeptResources* kept) {
+  if (rounds.undelivered()) return *rounds.undelivered();
+  try {
+    return write_share(planned, kept, rounds.deadline().sooner(kWriteShare));
+  } catch (...) {
+    const Error error = current_error();
+    try {
+      rounds.end_if_interrupted();
+    } catch (...) {
+      discard(planned);
+      throw;
+    }
+    return error;
+  }
+}
+
+void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written) {
+  const auto own = static_cast<size_t>(planned.share.rank);
+  try {
+    rounds.run(
+        "writing",
+        [&](Deadline) {
+          if (const Error* const failed = std::get_if<Error>(&written)) throw *failed;
+          return std::get<RankReport>(written).encode();
+        },
+        [&](const std::vector<Bytes>& payloads) {
+          std::vector<RankReport> reports;
+          for (size_t rank = 0; rank < payloads.size(); ++rank) {
+            reports.push_back(rank == own ? std::move(std::get<RankReport>(written))
+                                          : RankReport::decode(payloads[rank]));
+          }
+          prepare_commit(planned, std::move(reports), payloads, coordinator_deadline(rounds));
+          return std::vector<Bytes>();
+        });
+  } catch (...) {
+    // The coordinator will accept no report of this rank, so the save can't be published.
+    discard(planned);
+    throw;
+  }
+}
+
+SaveResult publish_by_rounds(Rounds& rounds, PlannedShare& planned) {
+  std::optional<Transaction>& transaction = planned.transaction;
+  bool tried = false;
+  try {
+    rounds.run_last(
+        "preparing to publish", [](Deadline) { return Bytes(); },
+        [&](std::vector<Bytes>) {
+          // From here on the checkpoint can't be withdrawn.
+          tried = true;
+          transaction->commit(coordinator_deadline(rounds).without_interrupt());
+          return std::vector<Bytes>();
+        },
+        [&](const Error& lost) { return find_published(planned, lost); });
+  } catch (...) {
+    // Only the coordinator knows whether publishing was tried.
+    if (transaction && !tried) discard(planned);
+    throw;
+  }
+  if (transaction) transaction->clean();
+  return planned.result;
+}
+
+// The other ranks can't publish: this rank has not taken part in the last round.
+void give_up_by_rounds(Rounds& rounds, PlannedShare& planned, const Error& why) noexcept {
+  rounds.leave(why);
+  discard(planned);
+}
+
+}  // namespace tilestone::engine

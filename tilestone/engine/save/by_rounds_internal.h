@@ -1,0 +1,37 @@
+// A save whose ranks meet in the rounds of a communicator, in one call: plan, write, report and
+// publish, in this order. A function that throws has ended the save on this rank, and has removed
+// what the rank has written. Between the steps nothing is hidden in `rounds` but the call itself:
+// whoever has a PlannedShare can also write it, let the ranks report and commit in another way.
+#pragma once
+
+#include <variant>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/kept_resources_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/save/planned_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
+#include "tilestone/plan/report.h"
+
+namespace tilestone::engine {
+
+// Decides who writes what, and begins the save at the location. `session`: null without one.
+PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session);
+
+// What a rank has written, or why it has not.
+using Written = std::variant<RankReport, Error>;
+
+// Writes this rank's share. A failure is returned, because the other ranks learn of it when this
+// rank reports. Throws only an interrupt's reason, which the others are told at once.
+Written write_by_rounds(Rounds& rounds, PlannedShare& planned, KeptResources* kept);
+// Reports to the other ranks. On the coordinator, makes everything durable but the switch.
+void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written);
+// The checkpoint exists when this returns.
+SaveResult publish_by_rounds(Rounds& rounds, PlannedShare& planned);
+
+// To be called instead of the next step: this rank leaves the save, and the others learn why.
+void give_up_by_rounds(Rounds& rounds, PlannedShare& planned, const Error& why) noexcept;
+
+}  // namespace tilestone::engine

@@ -1,0 +1,63 @@
+// How the coordinator of a save by rounds plans: functions of the ranks' messages, between which
+// `Planning` goes from one round to the next. They send nothing, and change nothing at the
+// location.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/engine/save/messages_internal.h"
+#include "tilestone/engine/save/share_internal.h"
+#include "tilestone/format/format.h"
+#include "tilestone/plan/save_plan.h"
+
+namespace tilestone::engine {
+
+struct Planning {
+  std::vector<PlanMessage> messages;  // by rank
+  ReplicaNames replicas;              // additional names for the index
+  bool as_before = false;             // all ranks use their cached plans
+  std::string save_id;
+  std::vector<Bytes> orders;                // Orders::encode(), by rank
+  std::vector<int> others;                  // ranks whose common state is not rank 0's
+  std::vector<DifferingContent> differing;  // what else the ranks hold differently
+  std::vector<ContestedChunk> contested;    // what must be compared for that
+};
+
+// Begins with the ranks' first messages, which end with their terms. Error(kMismatch) where the
+// terms differ.
+Planning planning_of(std::vector<Bytes> messages);
+// Whether the ranks that have sent no plan must do so, because another rank's plan has changed.
+bool needs_plans(const Planning& planning);
+// Takes the plans that were sent then; those of the other ranks are empty.
+void take_plans(Planning& planning, std::vector<Bytes> plans);
+// Decides who writes what. Returns a question for each rank, encoded as Answer::kCompare; none: the
+// ranks hold nothing different. `own`: the coordinator's share. `keeps_plans`: in a session. Throws
+// what check_access(), SavePlanner and plan_grids() throw.
+std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool keeps_plans);
+// Takes the replies to the questions. Throws what tell_of_other_state() and expect_same_lengths()
+// throw.
+void take_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own);
+// Ends the planning, after all comparisons: reports what differs. Returns the answers to the ranks,
+// without a staging name. Throws what tell_of_differing() throws.
+std::vector<Begun> settle(Planning& planning, const SaveShare& own);
+
+// True if the ranks compare what should be equal on all of them.
+bool compares(const SaveShare& share);
+
+// ---- The encoded orders of each rank
+
+struct ExchangedOrders {
+  std::vector<Bytes> orders;
+  std::vector<DifferingContent> differing;  // among the contents in the plans
+  std::vector<ContestedChunk> contested;
+};
+// Clears the plans in `messages` to free memory. `groups`: the orders shall have ContentGroups.
+// Throws what SavePlanner and plan_grids() throw.
+ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std::string& save_id,
+                                   const Format& format, bool groups);
+
+}  // namespace tilestone::engine

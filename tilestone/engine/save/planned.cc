@@ -1,0 +1,88 @@
+#include "tilestone/engine/save/planned_internal.h"
+
+#include <utility>
+
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/writer_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+// Below this, starting threads does not pay off.
+constexpr uint64_t kMinBytesForThreads = 16u << 20;
+
+}  // namespace
+
+std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session) {
+  const size_t count = thread_count(option);
+  if (bytes < kMinBytesForThreads || count == 1) return nullptr;
+  if (session != nullptr) return session->resources.threads(count);
+  return std::make_shared<ThreadPool>(count);
+}
+
+std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* session,
+                                           Deadline deadline) {
+  const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
+  const auto threads = staging_threads(bytes, share.options.resources.threads, session);
+  auto memory = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
+  memory->reserve(bytes, nullptr);
+  stage_tensors(share.items, share.local, share.assignment, *memory, threads.get(), deadline);
+  for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
+    for (const uint32_t i : *objects) {
+      Value& value = share.items.objects[i].value;
+      value = own_tensors(value);
+    }
+  }
+  if (share.items.common) share.items.common = own_tensors(*share.items.common);
+  return memory;
+}
+
+RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                       int first_file) {
+  const SaveShare& share = planned.share;
+  planned.storage = planned.staging_name.empty()
+                        ? planned.location
+                        : staging_storage(*planned.location, planned.staging_name);
+  WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
+                 share.rank,   share.world_size, share.save_id,    first_file};
+  task.kept = kept;
+  RankReport report = write_items(*planned.storage, *share.format, task, share.options, deadline);
+  planned.result.items_written = report.chunks.size() + report.objects.size();
+  for (const ReportedFile& file : report.files) {
+    planned.result.bytes_written += file.size;
+    planned.written.push_back(file.name);
+  }
+  return report;
+}
+
+void release_tensors(SaveShare& share) {
+  for (TensorItem& item : share.items.tensors) {
+    for (Piece& piece : item.pieces) {
+      piece.data = TensorView::without_data(piece.data.dtype, piece.data.shape);
+    }
+  }
+}
+
+void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
+                    std::span<const Bytes> encoded, Deadline deadline) {
+  const SaveShare& share = planned.share;
+  const bool copies = share.options.copies.has_value();
+  planned.transaction->prepare(
+      {.save = {.reports = std::move(reports),
+                .encoded = encoded,
+                .copies = copies ? CopyPolicy::kReported : CopyPolicy::kRefuse,
+                .attributes = share.options.attributes,
+                .of_dialect = share.dialect->encode_index(share.items, *share.format),
+                .replicas = std::move(planned.replicas)},
+       .threads = share.options.resources.threads},
+      deadline);
+}
+
+void discard(PlannedShare& planned) noexcept {
+  if (!planned.written.empty()) remove_files(*planned.storage, planned.written);
+  if (planned.transaction) planned.transaction->abandon(planned.share.world_size == 1);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,66 @@
+// A rank's share of a save once the ranks have agreed who writes what, and what a rank does with it
+// alone: it stages, writes, and withdraws what it has written. No communicator is needed for that,
+// so any thread may do it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/commit/transaction_internal.h"
+#include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/engine/run/kept_resources_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/session_parts_internal.h"
+#include "tilestone/engine/save/share_internal.h"
+#include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/plan/report.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+struct PlannedShare {
+  std::shared_ptr<Storage> location;
+  SaveShare share;
+  SaveResult result;
+  // The directory beside the location into which the ranks of a staged save write; "": they write
+  // to the location.
+  std::string staging_name;
+  std::shared_ptr<Storage> storage;  // where this rank writes; set by write_share()
+  std::vector<std::string> written;  // its data files, once they are durable
+
+  // Only in the process that commits. Holds the location's lock.
+  std::optional<Transaction> transaction;
+  ReplicaNames replicas;  // likewise: additional names for the index
+};
+
+// Copies the tensors that the rank writes, including those inside objects, into memory that is
+// returned and must outlive the writing. Throws Error(kIo) if there is not enough memory, and
+// kTimeout or the interrupt's reason.
+std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* session,
+                                           Deadline deadline);
+// The threads that copy `bytes` together with the calling thread; `option` is Resources::threads.
+// They are the session's if `session` is not null. Null if the calling thread alone is faster.
+std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
+
+// Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
+// Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
+// found. `kept`: of a session; null: none. `first_file`: see WriteTask.
+RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                       int first_file = 0);
+// Forgets the tensors, which are not read again once the data is durable.
+void release_tensors(SaveShare& share);
+
+// Transaction::prepare() with the reports of all ranks. encoded[r] is reports[r].encode().
+void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
+                    std::span<const Bytes> encoded, Deadline deadline);
+// The save will not be committed. Removes the data files that this rank has written, and abandons
+// the transaction. Failures are logged.
+void discard(PlannedShare& planned) noexcept;
+
+}  // namespace tilestone::engine

@@ -1,0 +1,48 @@
+#include "tilestone/engine/save/session_parts_internal.h"
+
+namespace tilestone::engine {
+
+std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
+  const std::lock_guard lock(lendable_->mutex);
+  if (lendable_->lent) return std::make_shared<StagingMemory>();
+  lendable_->lent = true;
+  // Given back under the mutex, so that the next borrower sees all that this one did.
+  return {&lendable_->memory, [lendable = lendable_](StagingMemory*) {
+            const std::lock_guard back(lendable->mutex);
+            lendable->lent = false;
+          }};
+}
+
+Assignment SessionParts::planned_by_rule(uint64_t structure,
+                                         const std::function<Assignment()>& plan) {
+  if (const CachedPlan* const found = plans.find(structure)) {
+    count({0, 0, 1, 0});
+    return found->assignment;
+  }
+  Assignment mine = plan();
+  plans.put({structure, "", mine, {}});
+  return mine;
+}
+
+Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
+  const auto plan = [&] {
+    return plan_save_by_rule(share.local, share.rank, replicate_group_of(share));
+  };
+  if (session == nullptr) return plan();
+  return session->planned_by_rule(structure_of(share, PlannedBy::kRule), plan);
+}
+
+SessionStats SessionParts::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void SessionParts::count(const SessionStats& more) {
+  const std::lock_guard lock(mutex_);
+  stats_.saves += more.saves;
+  stats_.plans_exchanged += more.plans_exchanged;
+  stats_.plans_from_cache += more.plans_from_cache;
+  stats_.plan_bytes_sent += more.plan_bytes_sent;
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,31 @@
+// What the Python binding does with a session beyond its public interface.
+#pragma once
+
+#include <optional>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/session.h"
+
+namespace tilestone::engine {
+
+struct OfSession {
+  // As the session's constructor. A rank whose arguments are invalid passes its error in `failed`,
+  // and every rank throws it.
+  static Session make(const Communicator& comm, Deadline deadline,
+                      const std::optional<Error>& failed);
+  // As the session's functions of the same names. `options` says how the ranks meet; its by_files
+  // is that of the request.
+  static SaveResult save(Session& session, const Location& location, const SaveOptions& options,
+                         Deadline deadline, const MadeRequest& request);
+  static PlannedSave begin_save(Session& session, const Location& location,
+                                const SaveOptions& options, Deadline deadline,
+                                const MadeRequest& request);
+};
+
+}  // namespace tilestone::engine
