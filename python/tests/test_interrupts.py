@@ -286,6 +286,58 @@ def test_other_ranks_get_a_typed_error_that_names_the_rank_and_what_it_raised(
     assert all(name.endswith(".begun") for name in files_in(tmp_path))
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_end_of_the_program_while_a_state_is_made_ends_the_other_ranks_too(
+    kind: type[BaseException], tmp_path: pathlib.Path
+) -> None:
+    good = tmp_path / "good"
+    tilestone.save({"m": {"w": numpy.zeros(4)}}, good)
+    calls: list[Callable[[Any, Any], object]] = [
+        lambda state, comm: tilestone.save(state, tmp_path / "new", group=comm),
+        lambda state, comm: tilestone.begin_save(state, tmp_path / "new", group=comm),
+        lambda state, comm: tilestone.load(state, good, group=comm),
+    ]
+    for call in calls:
+        thrower = Thrower(kind)
+        raised: dict[int, BaseException] = {}
+
+        def body(comm: tilestone.Communicator) -> None:
+            own = Throwing(thrower, None) if comm.rank == 1 else {"w": numpy.zeros(4)}
+            try:
+                call({"m": own}, comm)  # noqa: B023
+            except BaseException as error:
+                raised[comm.rank] = error  # noqa: B023
+
+        begun = time.monotonic()
+        tilestone.run_ranks(3, body)
+        assert time.monotonic() - begun < 6 * SOON
+        thrower.expect(raised[1])
+        for rank in (0, 2):
+            assert isinstance(raised[rank], tilestone.InterruptedError)
+            assert f"{kind.__name__}: from the caller's code (rank 1)" in str(raised[rank])
+        assert files_in(tmp_path / "new") == []
+
+
+def test_a_rank_that_is_ended_while_its_state_is_made_does_not_wait_for_ranks_that_never_come(
+    tmp_path: pathlib.Path,
+) -> None:
+    thrower = Thrower(KeyboardInterrupt)
+    raised: list[BaseException] = []
+
+    def body(comm: tilestone.Communicator) -> None:
+        if comm.rank == 1:
+            return
+        try:
+            tilestone.save({"m": Throwing(thrower, None)}, tmp_path, group=comm)
+        except BaseException as error:
+            raised.append(error)
+
+    begun = time.monotonic()
+    tilestone.run_ranks(2, body)
+    assert time.monotonic() - begun < 6 * SOON
+    thrower.expect(raised[0])
+
+
 def test_callbacks_run_on_the_thread_that_called(tmp_path: pathlib.Path) -> None:
     threads: set[int] = set()
 

@@ -143,11 +143,26 @@ SaveResult SaveInSteps::publish() {
   return *std::move(result);
 }
 
+namespace {
+
+// A rank that has no request throws why, also if the ranks could not meet.
+std::unique_ptr<SaveInSteps> planned_save(const SaveCall& call, const MadeRequest& request) {
+  std::unique_ptr<SaveInSteps> save;
+  try {
+    save = std::make_unique<SaveInSteps>(call);
+  } catch (...) {
+    expect_made(request);
+    throw;
+  }
+  save->plan(request);
+  return save;
+}
+
+}  // namespace
+
 PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request) {
   try {
-    auto save = std::make_unique<SaveInSteps>(call);
-    save->plan(request);
-    return PlannedSave(std::move(save));
+    return PlannedSave(planned_save(call, request));
   } catch (...) {
     rethrow_cause();
   }
@@ -155,11 +170,10 @@ PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request) {
 
 SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request) {
   try {
-    SaveInSteps save(call);
-    save.plan(request);
-    save.write();
-    save.report();
-    return save.publish();
+    const auto save = planned_save(call, request);
+    save->write();
+    save->report();
+    return save->publish();
   } catch (...) {
     rethrow_cause();
   }
