@@ -108,6 +108,8 @@ def make_corpus() -> None:
         put("corpus", "checkpoint", name, packed(files))
     for name, content in zarr_corpus().items():
         put("corpus", "zarr_array", name, content)
+    for name, content in safetensors_corpus().items():
+        put("corpus", "safetensors", name, content)
     for name, content in manifest_corpus().items():
         put("corpus", "manifest", name, content)
     for name, content in left_files().items():
@@ -527,6 +529,71 @@ def zarr_arrays() -> Files:
     }
 
 
+# ---- safetensors ----
+
+
+def headed(text: bytes, data: int = 0, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(data)
+
+
+def entry(key: str = "a", dtype: str = "U8", shape: str = "[1]", offsets: str = "[0,1]") -> bytes:
+    return f'"{key}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}'.encode()
+
+
+def safetensors_corpus() -> Files:
+    return {
+        "one": headed(b"{" + entry() + b"}", 1),
+        "two": headed(
+            b'{"__metadata__":{"format":"pt"},'
+            + entry("b", "BF16", "[2,3]", "[4,16]")
+            + b","
+            + entry("a", "F32", "[]", "[0,4]")
+            + b"}  ",
+            16,
+        ),
+        "pairs": headed(b"{" + entry(dtype="F4", shape="[2,4]", offsets="[0,4]") + b"}", 4),
+        "nothing": headed(b"{}"),
+        "index": b'{"metadata": {"total_size": 4}, "weight_map": {"a": "x.safetensors"}}',
+    }
+
+
+def safetensors_files() -> Files:
+    return {
+        "empty": b"",
+        "length_of_2_64": headed(b"{}", length=2**64 - 1),
+        "length_beyond_the_file": headed(b"{}", length=3),
+        "no_header": headed(b""),
+        "deep": headed(b'{"a":' + b"[" * 50_000),
+        "deep_metadata": headed(b'{"__metadata__":' + b'{"a":' * 20_000),
+        "key_twice": headed(b"{" + entry() + b"," + entry(shape="[0]", offsets="[1,1]") + b"}", 1),
+        "field_twice": headed(b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1),
+        "overlap": headed(b"{" + entry() + b"," + entry("b") + b"}", 1),
+        "gap": headed(b"{" + entry(offsets="[1,2]") + b"}", 2),
+        "bytes_behind": headed(b"{" + entry() + b"}", 2),
+        "backwards": headed(b"{" + entry(offsets="[1,0]") + b"}", 1),
+        "shape_of_2_64_elements": headed(
+            b"{" + entry(shape="[4294967296,4294967296]", offsets="[0,0]") + b"}"
+        ),
+        "huge_beside_a_dim_without_elements": headed(
+            b"{" + entry(shape="[0,4294967296,4294967296]", offsets="[0,0]") + b"}"
+        ),
+        "extent_of_2_64": headed(b"{" + entry(shape="[18446744073709551616]") + b"}", 1),
+        "a_thousand_dims": headed(b"{" + entry(shape="[" + "1," * 999 + "1]") + b"}", 1),
+        "odd_pairs": headed(b"{" + entry(dtype="F4", shape="[3]", offsets="[0,2]") + b"}", 2),
+        "pairs_without_dims": headed(b"{" + entry(dtype="F4", shape="[]", offsets="[0,1]") + b"}", 1),
+        "unknown_dtype": headed(b"{" + entry(dtype="F6_E2M3", shape="[4]", offsets="[0,3]") + b"}", 3),
+        "not_utf_8": headed(b"{" + entry().replace(b"a", b"\xff", 1) + b"}", 1),
+        "lone_surrogate": headed(b"{" + entry("\\ud800") + b"}", 1),
+        "nul_in_a_key": headed(b"{" + entry("a\\u0000") + b"}", 1),
+        "many_keys": headed(
+            b"{" + b",".join(entry(str(i), shape="[0]", offsets="[0,0]") for i in range(2000)) + b"}"
+        ),
+        "index_outside": b'{"weight_map": {"a": "../x.safetensors"}}',
+        "index_key_twice": b'{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}',
+        "index_deep": b'{"weight_map": {}, "x": ' + b"[" * 50_000,
+    }
+
+
 def make_regressions() -> None:
     (sound,) = stock().values()
     metadata, checkpoints = metadatas(sound)
@@ -539,6 +606,7 @@ def make_regressions() -> None:
         "manifest": manifests(),
         "checkpoint": checkpoints,
         "zarr_array": zarr_arrays(),
+        "safetensors": safetensors_files(),
     }
     for target, files in targets.items():
         for name, content in files.items():

@@ -17,6 +17,8 @@
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/convert.h"
+#include "tilestone/engine/diff.h"
 #include "tilestone/engine/foreign_save.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/repair.h"

@@ -24,5 +24,6 @@ NB_MODULE(_core, m) {
   bind_access(m);
   bind_storage(m);
   bind_unpublished(m);
+  bind_convert(m);
   bind_cli(m);
 }

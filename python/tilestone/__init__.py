@@ -16,6 +16,7 @@ files. torch is not required, and is only used if the caller has imported it.
 from tilestone import geometry
 from tilestone._api import load, save
 from tilestone._checkpoint import Checkpoint, gc, open, repair
+from tilestone._convert import convert
 from tilestone._core import (
     Communicator,
     Damage,
@@ -116,6 +117,7 @@ __all__ = [
     "__version__",
     "abandon",
     "begin_save",
+    "convert",
     "dtype_names",
     "gc",
     "geometry",

@@ -17,6 +17,9 @@ struct LsOptions {
   bool by_size = false;
   bool tensors_only = false;
   bool objects_only = false;
+  bool tree = false;
+  int depth = -1;     // levels of the tree; -1: all
+  bool wide = false;  // don't shorten keys to the terminal's width
 };
 int ls(const LsOptions& options);
 
@@ -49,6 +52,46 @@ struct CatOptions {
   bool json = false;
 };
 int cat(const CatOptions& options);
+
+struct ConvertCommand {
+  std::string source;
+  std::string target;
+  bool follow_links = false;
+  std::string format;
+  std::string dialect;
+  std::vector<std::string> keys;
+  std::string only;
+  std::vector<std::string> rename;  // "REGEX=NAME"
+  std::string rename_file;
+  std::string cast;
+  std::string shard_size;
+  bool dry_run = false;
+  bool json = false;
+};
+int convert(const ConvertCommand& command);
+
+struct DiffCommand {
+  std::string a;
+  std::string b;
+  bool follow_links = false;
+  std::vector<std::string> keys;
+  std::vector<std::string> rename;  // of A's keys
+  double atol = 0;
+  bool json = false;
+};
+int diff(const DiffCommand& command);
+
+struct DuOptions {
+  std::string path;
+  bool follow_links = false;
+  std::vector<std::string> patterns;
+  std::string by = "prefix";  // "prefix", "rank", "file"
+  int depth = 2;
+  bool by_name = false;  // otherwise the largest first
+  bool wide = false;
+  bool json = false;
+};
+int du(const DuOptions& options);
 
 struct GcOptions {
   std::string path;

@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/natural.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/cli/tree.h"
 
 namespace tilestone::cli {
 namespace {
@@ -35,7 +37,7 @@ std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options
     }
   }
   std::stable_sort(rows.begin(), rows.end(), [&](const ListedRow& a, const ListedRow& b) {
-    return options.by_size && a.bytes != b.bytes ? a.bytes > b.bytes : a.key < b.key;
+    return options.by_size && a.bytes != b.bytes ? a.bytes > b.bytes : natural_less(a.key, b.key);
   });
   return rows;
 }
@@ -89,6 +91,8 @@ void print_json(const std::vector<ListedRow>& rows, const Totals& sum, const Met
 int ls(const LsOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
   const std::vector<ListedRow> rows = select(checkpoint.metadata(), options);
+  if (rows.empty() && !options.patterns.empty()) refuse_pattern(checkpoint, options.patterns);
+  if (options.tree) return print_tree(checkpoint.metadata(), options);
   const Totals sum = total(rows);
   if (options.json) {
     print_json(rows, sum, checkpoint.metadata());
@@ -101,7 +105,7 @@ int ls(const LsOptions& options) {
                tensor ? shape_text(row.tensor->shape) : "",
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
-  table.print();
+  table.print(options.wide);
   fmt::print("{} in {}, {}; {}, {}\n", counted(sum.tensors, "tensor"), counted(sum.shards, "shard"),
              human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));

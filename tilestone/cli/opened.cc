@@ -8,14 +8,36 @@ Location location_of(const std::string& path, bool follow_links) {
   return Location(path, options);
 }
 
+namespace {
+
+std::string hint_for(const Checkpoint& checkpoint, const std::string& key) {
+  const std::string similar = similar_keys_hint(checkpoint.metadata(), key);
+  return similar.empty() ? "`tilestone ls` lists the keys" : similar;
+}
+
+}  // namespace
+
 void refuse_key(const Checkpoint& checkpoint, const std::string& key) {
-  Error refused(ErrorCode::kInvalidArgument, "the checkpoint does not have this key");
-  refused.with_key(key);
-  std::string hint;
-  for (const std::string& other : similar_keys(checkpoint.metadata(), key)) {
-    hint += (hint.empty() ? "similar keys: " : ", ") + other;
-  }
-  throw refused.with_hint(hint.empty() ? "`tilestone ls` lists the keys" : hint);
+  throw Error(ErrorCode::kInvalidArgument, "the checkpoint does not have this key")
+      .with_key(key)
+      .with_hint(hint_for(checkpoint, key));
+}
+
+void refuse_pattern(const Checkpoint& checkpoint, const std::vector<std::string>& patterns) {
+  std::string text;
+  for (const std::string& pattern : patterns)
+    text += (text.empty() ? "\"" : ", \"") + pattern + "\"";
+  throw Error(ErrorCode::kInvalidArgument, "no key matches " + text)
+      .with_hint(hint_for(checkpoint, patterns.front()));
+}
+
+std::string rank_of_stock_file(const std::string& name) {
+  const size_t begin = name.rfind("__");
+  const size_t end = name.find('_', begin == std::string::npos ? begin : begin + 2);
+  if (!name.ends_with(".distcp") || end == std::string::npos) return "no rank";
+  const std::string rank = name.substr(begin + 2, end - begin - 2);
+  const bool is_number = !rank.empty() && rank.find_first_not_of("0123456789") == std::string::npos;
+  return is_number ? "rank " + rank : "no rank";
 }
 
 }  // namespace tilestone::cli

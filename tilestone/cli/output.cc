@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fnmatch.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@ namespace {
 
 // A wider cell widens its own line only, so that one long key doesn't widen all.
 constexpr size_t kWidestColumn = 120;
+constexpr size_t kLeastColumn = 20;  // of a column that is shortened
 
 // Approximate number of terminal columns: the number of UTF-8 code points.
 size_t width(std::string_view text) {
@@ -88,25 +90,62 @@ Table::Table(std::vector<std::string> header, std::string alignment)
 
 void Table::add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
 
-void Table::print() const {
+std::string Table::text(size_t limit) const {
   std::vector<size_t> widths(alignment_.size(), 0);
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) {
       if (const size_t w = width(row[i]); w <= kWidestColumn) widths[i] = std::max(widths[i], w);
     }
   }
-  std::string line;
+  size_t total = 2 * (widths.size() - 1);
+  for (const size_t w : widths) total += w;
+  size_t first = kWidestColumn * 1000;  // of the first column
+  if (limit > 0 && total > limit) {
+    first = std::max(kLeastColumn, widths[0] - std::min(widths[0], total - limit));
+    widths[0] = std::min(widths[0], first);
+  } else if (limit > 0) {
+    first = widths[0] + (limit - total);
+  }
+  std::string text;
   for (const auto& row : rows_) {
-    line.clear();
+    std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - std::min(widths[i], width(row[i])), ' ');
+      const std::string cell = i == 0 ? shortened(row[i], first) : row[i];
+      const std::string pad(widths[i] - std::min(widths[i], width(cell)), ' ');
       if (i > 0) line += "  ";
-      line += alignment_[i] == 'r' ? pad + row[i] : row[i] + pad;
+      line += alignment_[i] == 'r' ? pad + cell : cell + pad;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    line += '\n';
-    std::fwrite(line.data(), 1, line.size(), stdout);
+    text += line + '\n';
   }
+  return text;
+}
+
+void Table::print(bool wide) const {
+  const std::string lines = text(wide ? 0 : terminal_width());
+  std::fwrite(lines.data(), 1, lines.size(), stdout);
+}
+
+std::string shortened(const std::string& text, size_t limit) {
+  const size_t columns = width(text);
+  if (columns <= limit || limit < 5) return text;
+  const size_t left = (limit - 3) / 2, right = limit - 3 - left;
+  // The byte at which the character with this number begins.
+  const auto at = [&](size_t number) {
+    size_t i = 0;
+    for (size_t seen = 0; i < text.size(); ++i) {
+      if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80 && seen++ == number) break;
+    }
+    return i;
+  };
+  return text.substr(0, at(left)) + "..." + text.substr(at(columns - right));
+}
+
+size_t terminal_width() {
+  winsize size{};
+  if (isatty(STDOUT_FILENO) == 0) return 0;
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
 }
 
 ProgressFn progress_line() {

@@ -29,12 +29,22 @@ class Table {
  public:
   Table(std::vector<std::string> header, std::string alignment);
   void add(std::vector<std::string> row);
-  void print() const;  // to standard output
+  // Prints to standard output. On a terminal, the first column is shortened so that the lines fit
+  // its width, unless `wide`.
+  void print(bool wide = false) const;
+  // The lines, of at most `width` columns (0: any number) as far as shortening the first column to
+  // kLeastColumn allows.
+  std::string text(size_t width) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
   std::string alignment_;
 };
+
+// The text with "..." in its middle, of at most `width` columns (at least 5).
+std::string shortened(const std::string& text, size_t width);
+// The columns of the terminal that standard output is; 0 if it is none.
+size_t terminal_width();
 
 // Shows progress, rate and remaining time in one line on standard error. Null if standard error is
 // not a terminal.

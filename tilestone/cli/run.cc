@@ -33,7 +33,14 @@ Command add_ls(CLI::App& app) {
   app.add_flag("--json", options->json, "Print JSON");
   app.add_flag("--by-size", options->by_size, "List the largest first");
   auto* tensors = app.add_flag("--tensors", options->tensors_only, "List only tensors");
-  app.add_flag("--objects", options->objects_only, "List only objects")->excludes(tensors);
+  auto* objects =
+      app.add_flag("--objects", options->objects_only, "List only objects")->excludes(tensors);
+  auto* tree = app.add_flag("--tree", options->tree, "Show the keys as a tree");
+  tree->excludes(tensors)->excludes(objects);
+  app.add_option("--depth", options->depth, "Levels of the tree")
+      ->needs(tree)
+      ->check(CLI::Range(1, 1000));
+  app.add_flag("--wide", options->wide, "Don't shorten keys to the terminal's width");
   return [options] { return ls(*options); };
 }
 
@@ -80,6 +87,67 @@ Command add_cat(CLI::App& app) {
     if (key->count() + common->count() == 0) throw CLI::RequiredError("key or --common");
   });
   return [options] { return cat(*options); };
+}
+
+Command add_convert(CLI::App& app) {
+  auto command = std::make_shared<ConvertCommand>();
+  app.add_option("source", command->source, "Checkpoint, folder of safetensors files, or one file")
+      ->required();
+  app.add_option("target", command->target, "Directory of the new checkpoint; it must not exist")
+      ->required();
+  app.add_flag("--follow-links", command->follow_links,
+               "Read files through any symbolic link; use it only if you trust the links");
+  app.add_option("--to", command->format,
+                 "Format: safetensors, torch_dist or zarr. Default: safetensors, or torch_dist if "
+                 "the source is not a checkpoint of torch_dist or zarr");
+  app.add_option("--dialect", command->dialect, "pytorch or megatron. Default: the source's");
+  app.add_option("--keys", command->keys,
+                 "Convert only keys of the source that match one of these patterns (*, ?, [...])");
+  app.add_option("--only", command->only,
+                 "Convert only this part of the tree, which becomes the whole: `--only model`");
+  app.add_option("--rename", command->rename,
+                 "REGEX=NAME: in a key, replace what REGEX finds by NAME (\\1: a group). The first "
+                 "rule that finds something counts; a key that becomes empty is left out");
+  app.add_option("--rename-file", command->rename_file, "A file of such rules, one in each line");
+  app.add_option("--cast", command->cast,
+                 "Convert tensors of float16, bfloat16, float32 and float64 to this dtype");
+  app.add_option("--shard-size", command->shard_size,
+                 "Bytes of tensors in one safetensors file: 5GB, 500MiB");
+  app.add_flag("--dry-run", command->dry_run, "Check and list everything, but write nothing");
+  app.add_flag("--json", command->json, "Print JSON");
+  return [command] { return convert(*command); };
+}
+
+Command add_diff(CLI::App& app) {
+  auto command = std::make_shared<DiffCommand>();
+  app.add_option("a", command->a, "A checkpoint, a folder of safetensors files, or one file")
+      ->required();
+  app.add_option("b", command->b, "Another one, of any format and layout")->required();
+  app.add_flag("--follow-links", command->follow_links,
+               "Read files through any symbolic link; use it only if you trust the links");
+  app.add_option("--keys", command->keys,
+                 "Compare only keys that match one of these patterns (*, ?, [...])");
+  app.add_option("--rename", command->rename,
+                 "REGEX=NAME: rename A's keys before they are compared, as for convert");
+  app.add_option("--atol", command->atol, "Values that differ by at most this are equal")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--json", command->json, "Print JSON");
+  return [command] { return diff(*command); };
+}
+
+Command add_du(CLI::App& app) {
+  auto options = std::make_shared<DuOptions>();
+  add_path(app, *options);
+  app.add_option("pattern", options->patterns,
+                 "Count only keys that match one of these patterns (*, ?, [...])");
+  app.add_option("--by", options->by, "prefix (of the keys), rank or file")
+      ->check(CLI::IsMember({"prefix", "rank", "file"}));
+  app.add_option("--depth", options->depth, "Parts of the keys that are a prefix (default: 2)")
+      ->check(CLI::Range(1, 1000));
+  app.add_flag("--by-name", options->by_name, "Order by name; otherwise the largest first");
+  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
+  app.add_flag("--json", options->json, "Print JSON");
+  return [options] { return du(*options); };
 }
 
 Command add_gc(CLI::App& app) {
@@ -186,6 +254,10 @@ int run(int argc, const char* const* argv) {
   add("inspect", "Show a checkpoint's writer and files, or how a key is sharded", add_inspect);
   add("verify", "Read every byte and check every checksum", add_verify);
   add("cat", "Print the values of a tensor, a slice of one, or an object", add_cat);
+  add("convert", "Copy a checkpoint into another format, or parts of it, under other keys",
+      add_convert);
+  add("diff", "Compare two checkpoints: keys, shapes, dtypes and values", add_diff);
+  add("du", "Show the bytes by prefix of the keys, by rank or by file", add_du);
   add("publish", "Publish a save without a communicator, after all ranks have written",
       add_publish);
   add("gc", "List or remove the files that failed saves have left", add_gc);

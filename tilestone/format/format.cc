@@ -23,6 +23,14 @@ size_t Format::longest_name(const ObjectItem&) const { return 0; }
 
 std::vector<std::string> Format::sized_files(std::span<const std::string>) const { return {}; }
 
+std::vector<std::string> Format::self_describing_files(std::span<const std::string>) const {
+  return {};
+}
+
+std::optional<ProbeRange> Format::next_part(const std::string&, const FileParts&) const {
+  return std::nullopt;
+}
+
 std::vector<std::string> Format::rank_local_files(std::span<const std::string>) const { return {}; }
 
 std::string Format::rank_index_name(int) const { return ""; }

@@ -132,8 +132,8 @@ class Format {
   // because a cell is a file that is named by its grid index. The ranks agree on the grid before
   // they write.
   virtual bool needs_grid() const { return false; }
-  // The name of the file that holds only this chunk or object ("KEY/0.1"). nullopt: it goes into
-  // one of its rank's data files.
+  // The name of the file that holds this chunk or object ("KEY/0.1"): only this one, or all with
+  // the same name, which one rank writes. nullopt: it goes into one of its rank's data files.
   virtual std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const;
   virtual std::optional<std::string> own_file(const ObjectItem& item) const;
   // The bytes of the longest file name that the tensor or object may need; 0 if it goes into one of
@@ -161,6 +161,13 @@ class Format {
   virtual std::vector<std::string> index_files(std::span<const std::string> names) const = 0;
   // The files whose sizes parse_index() needs because no index contains them.
   virtual std::vector<std::string> sized_files(std::span<const std::string> names) const;
+  // Data files that describe their own content, in a header or at their end. Of these, only the
+  // parts that next_part() asks for are read.
+  virtual std::vector<std::string> self_describing_files(std::span<const std::string> names) const;
+  // The next range of such a file that parse_index() needs, from what has been read so far;
+  // nullopt: nothing more. The range must lie inside the file. Error(kCorrupt, kUnsafe,
+  // kUnsupported).
+  virtual std::optional<ProbeRange> next_part(const std::string& name, const FileParts& read) const;
   // The index files that each rank wrote for itself in torch's rank-local mode, a subset of
   // index_files(). A save over such a checkpoint removes them once its own index is published.
   virtual std::vector<std::string> rank_local_files(std::span<const std::string> names) const;
@@ -173,8 +180,9 @@ class Format {
   // has no such mode; other errors as for parse_index().
   virtual Metadata parse_rank_index(const DirectoryFiles& files, int rank) const;
   // What the checkpoint holds; Metadata::index() has been called. `files.contents` has the bytes of
-  // index_files() and `files.sizes` the sizes of sized_files(). Error(kNotFound) if there is no
-  // checkpoint; kCorrupt, kUnsafe or kUnsupported with file and offset.
+  // index_files(), `files.sizes` the sizes of sized_files(), and `files.parts` what next_part() has
+  // asked for. Error(kNotFound) if there is no checkpoint; kCorrupt, kUnsafe or kUnsupported with
+  // file and offset.
   virtual Metadata parse_index(const DirectoryFiles& files) const = 0;
 
   // ---- Loading

@@ -38,11 +38,20 @@ Index merge_index(Index of_format, Index of_dialect);
 // The file name of the switch. Error(kInternal) if there is no switch.
 const std::string& switch_name(const Index& index);
 
+// What has been read of a large file.
+struct FileParts {
+  uint64_t size = 0;                // of the whole file, bytes
+  std::map<uint64_t, Bytes> parts;  // by offset in the file
+  friend bool operator==(const FileParts&, const FileParts&) = default;
+};
+
 // A directory as formats and dialects see it: file names, and what they have asked for.
 struct DirectoryFiles {
   std::vector<std::string> names;         // of all files below the directory, sorted
   FileImage contents;                     // the bytes of the index files
   std::map<std::string, uint64_t> sizes;  // of the files in Format::sized_files(), bytes
+  // Of the files in Format::self_describing_files().
+  std::map<std::string, FileParts> parts = {};
 
   bool contains(std::string_view name) const;  // whether `names` contains it
 };

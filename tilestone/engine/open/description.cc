@@ -140,7 +140,7 @@ bool lacks_manifest(const Description& description) {
 
 bool same_files(const Description& a, const Description& b) {
   return a.files.contents == b.files.contents && a.files.sizes == b.files.sizes &&
-         a.manifest == b.manifest;
+         a.files.parts == b.files.parts && a.manifest == b.manifest;
 }
 
 // A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
@@ -307,6 +307,16 @@ Bytes Description::encode() const {
     writer.string(name);
     writer.varint(size);
   }
+  writer.varint(files.parts.size());
+  for (const auto& [name, read] : files.parts) {
+    writer.string(name);
+    writer.varint(read.size);
+    writer.varint(read.parts.size());
+    for (const auto& [offset, bytes] : read.parts) {
+      writer.varint(offset);
+      writer.blob(bytes);
+    }
+  }
   return std::move(writer).take();
 }
 
@@ -325,6 +335,15 @@ Description Description::decode(ByteView bytes) {
   for (uint64_t count = reader.count(2); count > 0; --count) {
     files.names.emplace_back(reader.string());
     files.sizes.emplace(files.names.back(), reader.varint());
+  }
+  for (uint64_t count = reader.count(3); count > 0; --count) {
+    files.names.emplace_back(reader.string());
+    FileParts& read = files.parts[files.names.back()];
+    read.size = reader.varint();
+    for (uint64_t parts = reader.count(2); parts > 0; --parts) {
+      const uint64_t offset = reader.varint();
+      read.parts.emplace(offset, owned(reader.blob()));
+    }
   }
   reader.expect_end();
   std::sort(files.names.begin(), files.names.end());

@@ -136,6 +136,28 @@ std::vector<std::string> without(std::vector<std::string> names,
   return names;
 }
 
+namespace {
+
+// Reads the parts of a file that the format needs.
+FileParts read_parts(Storage& storage, const Format& format, const std::string& name) {
+  const auto file = storage.open(name);
+  FileParts read{file->size(), {}};
+  while (const auto next = format.next_part(name, read)) {
+    if (next->offset > read.size || next->size > read.size - next->offset ||
+        read.parts.contains(next->offset)) {
+      throw Error(ErrorCode::kInternal, "a format asks for a part that it can't get")
+          .with_file(name);
+    }
+    Bytes bytes(next->size);
+    const ReadOp op{file.get(), next->offset, next->size, bytes.data()};
+    if (next->size > 0) storage.read({&op, 1}, {}, [](size_t, ByteView) {});
+    read.parts.emplace(next->offset, std::move(bytes));
+  }
+  return read;
+}
+
+}  // namespace
+
 DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
                           std::span<const std::string> names) {
   DirectoryFiles files;
@@ -153,8 +175,12 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
     if (!info) throw Error(ErrorCode::kNotFound, "a listed file no longer exists").with_file(name);
     if (info->regular) files.sizes.emplace(name, info->size);
   }
+  for (const std::string& name : format.self_describing_files(names)) {
+    files.parts.emplace(name, read_parts(storage, format, name));
+  }
   for (const auto& [name, bytes] : files.contents) files.names.push_back(name);
   for (const auto& [name, size] : files.sizes) files.names.push_back(name);
+  for (const auto& [name, parts] : files.parts) files.names.push_back(name);
   std::sort(files.names.begin(), files.names.end());
   files.names.erase(std::unique(files.names.begin(), files.names.end()), files.names.end());
   return files;
@@ -166,7 +192,8 @@ std::vector<std::string> names_of_checkpoint(Storage& storage) {
 
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names) {
-  DetectedFormat found = detect(storage, names);
+  DetectedFormat found = detect_readable(
+      names, [&](const std::string& name) { return read_file(storage, name, kAnySize); });
   if (wanted != nullptr) {
     found.format = wanted;
     if (found.dialect == nullptr) found.dialect = pytorch_dialect();

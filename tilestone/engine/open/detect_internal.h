@@ -33,10 +33,12 @@ std::optional<std::string> claimed_by(Storage& storage);
 // claimed_by). Subdirectories are listed only if there is a metadata.json.
 std::vector<std::string> names_of_checkpoint(Storage& storage);
 
-// The format and dialect that these names and marks show; null if there are none.
+// The format and dialect that these names and marks show, among the formats that saves write; null
+// if there are none.
 DetectedFormat detect(Storage& storage, std::span<const std::string> names);
 
-// The format and dialect of the checkpoint. `wanted` overrides the detected format.
+// The format and dialect of the checkpoint, among the readable formats. `wanted` overrides the
+// detected format.
 // Error(kNotFound) if there is no checkpoint, with a hint at what may be left of one.
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/one_file.h"
 
 namespace tilestone {
 namespace {
@@ -82,6 +83,21 @@ std::string absolute(const std::string& path) {
       .with_errno(error.value());
 }
 
+// Whether the path is a regular file of a kind that is opened by itself.
+bool is_one_file(const fs::path& path) {
+  constexpr std::string_view kKinds[] = {".safetensors"};
+  const std::string kind = path.extension().string();
+  std::error_code error;
+  return std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds) &&
+         fs::is_regular_file(path, error);
+}
+
+std::shared_ptr<Storage> storage_at(const std::string& path, const PosixOptions& options) {
+  if (!is_one_file(path)) return posix_storage(path, options);
+  const fs::path file(path);
+  return one_file(posix_storage(file.parent_path().string(), options), file.filename().string());
+}
+
 }  // namespace
 
 struct Location::State {
@@ -107,7 +123,7 @@ const std::shared_ptr<Storage>& Location::shared() const {
   const std::lock_guard lock(state_->mutex);
   if (state_->storage == nullptr) {
     if (state_->given) refuse("", "the location was made without a storage (a null pointer)");
-    state_->storage = posix_storage(absolute(state_->path), state_->options);
+    state_->storage = storage_at(absolute(state_->path), state_->options);
   }
   return state_->storage;
 }

@@ -10,7 +10,8 @@
 
 namespace tilestone {
 
-// A directory of a file system, or any storage. One location holds one checkpoint.
+// A directory of a file system, or any storage. One location holds one checkpoint. The path of a
+// safetensors file is a location for reading that has only this file.
 //
 // A path is checked when the location is first used. Constructing a Location from a bad path
 // therefore never fails; the save or load fails instead, and reports the error to all ranks. A

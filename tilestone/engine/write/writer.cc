@@ -139,15 +139,21 @@ class RankWriter {
     return task_.items->tensors[ref.item].pieces[ref.piece];
   }
 
-  // Distributes the items over files. An item that the format puts into a file of its own gets one.
-  // Other objects go to the first data file, before its tensors. Each tensor chunk goes to the file
+  // Distributes the items over files. An item for which the format names a file goes there. Other
+  // objects go to the first data file, before its tensors. Each tensor chunk goes to the file
   // with the fewest bytes so far. Files that would stay empty are not made.
   std::vector<FileShare> deal(size_t files) const {
     std::vector<FileShare> shares(files);
-    std::vector<FileShare> alone;
+    std::vector<FileShare> named;
+    std::unordered_map<std::string, size_t> places;
+    const auto file_named = [&](const std::string& name) -> FileShare& {
+      const auto [place, is_new] = places.emplace(name, named.size());
+      if (is_new) named.push_back({name, {}, {}, 0});
+      return named[place->second];
+    };
     for (uint32_t i = 0; i < object_count(); ++i) {
-      if (auto own = format_.own_file(object(i))) {
-        alone.push_back({std::move(*own), {i}, {}, 0});
+      if (const auto own = format_.own_file(object(i))) {
+        file_named(*own).objects.push_back(i);
       } else {
         shares[0].objects.push_back(i);
       }
@@ -155,8 +161,11 @@ class RankWriter {
     for (uint32_t i = 0; i < chunk_count(); ++i) {
       const uint32_t chunk = chunk_at(i);
       const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
-      if (auto own = format_.own_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
-        alone.push_back({std::move(*own), {}, {i}, bytes});
+      if (const auto own =
+              format_.own_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
+        FileShare& share = file_named(*own);
+        share.chunks.push_back(i);
+        share.bytes += bytes;
         continue;
       }
       auto least = std::min_element(
@@ -166,7 +175,7 @@ class RankWriter {
       least->bytes += bytes;
     }
     std::erase_if(shares, [](const FileShare& s) { return s.objects.empty() && s.chunks.empty(); });
-    std::move(alone.begin(), alone.end(), std::back_inserter(shares));
+    std::move(named.begin(), named.end(), std::back_inserter(shares));
     return shares;
   }
 

@@ -4,6 +4,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/format/megatron_mark.h"
+#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/zarr.h"
 
@@ -36,12 +37,17 @@ bool is_megatron(const Format& format, std::span<const std::string> names) {
 std::vector<std::shared_ptr<const Format>> known_formats() {
   return {torch_dist_format(), zarr_format()};
 }
+std::vector<std::shared_ptr<const Format>> readable_formats() {
+  std::vector<std::shared_ptr<const Format>> formats = known_formats();
+  formats.push_back(safetensors_format());
+  return formats;
+}
 std::vector<std::shared_ptr<const Dialect>> known_dialects() {
   return {pytorch_dialect(), megatron_dialect()};
 }
 
 std::shared_ptr<const Format> format_named(std::string_view name) {
-  return named(known_formats(), name, "format");
+  return named(readable_formats(), name, "format");
 }
 
 std::shared_ptr<const Dialect> dialect_named(std::string_view name) {
@@ -62,6 +68,15 @@ DetectedFormat detect_format(std::span<const std::string> names,
     if (!megatron) return {format, pytorch_dialect()};
     if (!megatron->backend.empty() && megatron->backend != format->name()) continue;
     return {format, is_megatron(*format, names) ? megatron_dialect() : pytorch_dialect()};
+  }
+  return {};
+}
+
+DetectedFormat detect_readable(std::span<const std::string> names,
+                               const std::function<Bytes(const std::string&)>& read) {
+  if (DetectedFormat found = detect_format(names, read); found.format != nullptr) return found;
+  for (const auto& format : readable_formats()) {
+    if (format->detect(names)) return {format, pytorch_dialect()};
   }
   return {};
 }

@@ -1,0 +1,99 @@
+"""Copies a checkpoint into another format, or parts of it, under other keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tilestone import _core, _options
+from tilestone._errors import InvalidArgumentError
+from tilestone._option_values import OpenOptions, Reading, Resources, checked
+from tilestone._progress import ProgressCallback, reporting
+
+Rename = Callable[[str], str] | Iterable[str | tuple[str, str]]
+
+
+def _texts(option: str, given: Iterable[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) else list(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"{option} must be strings, not {text!r}")
+    return texts
+
+
+def _rules(rename: Iterable[str | tuple[str, str]]) -> list[str]:
+    rules = [rename] if isinstance(rename, str) else list(rename)
+    return _texts("rename", ["=".join(r) if isinstance(r, tuple) else r for r in rules])
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: str = "",
+    dialect: str = "",
+    keys: Iterable[str] = (),
+    only: str = "",
+    rename: Rename | None = None,
+    cast: Any = None,
+    shard_size: int = 0,
+    dry_run: bool = False,
+    reading: Reading = Reading(),
+    resources: Resources = Resources(),
+    progress: bool | ProgressCallback = False,
+) -> _core.ConvertResult:
+    """Copies a checkpoint into another format or dialect, or a part of it, under other keys.
+
+    `tilestone convert` does the same. The tensors are read once and streamed: memory is
+    `resources.buffer_bytes` and 64 MiB, whatever the size of the checkpoint. Everything is checked
+    before anything is written. Until the new checkpoint is complete, the target does not exist.
+
+    Args:
+        source: a checkpoint, a folder of safetensors files (Hugging Face's too), or one such file.
+        target: the directory of the new checkpoint, which must not exist.
+        format: "torch_dist", "zarr" or "safetensors". By default "safetensors" for a source in
+            torch_dist or zarr, otherwise "torch_dist".
+        dialect: "pytorch" or "megatron"; by default the source's.
+        keys: shell-style patterns: only matching keys of the source are copied.
+        only: the part of the tree to copy, which becomes the whole: with "model", "model.w" becomes
+            "w". In Megatron-Core's dialect, "model" selects all tensors but the optimizer's.
+        rename: a function from key to new key; or rules (regular expression, replacement), of which
+            the first one that is found in a key replaces what it finds ("\\1" is a group). An empty
+            new key leaves the tensor out.
+        cast: the dtype, by its name or torch's own, to which tensors of float16, bfloat16, float32 and float64 are converted.
+        shard_size: the bytes of tensors in one safetensors file; 0: one file.
+        dry_run: check and list everything, but write nothing.
+        reading, resources: as for `open` and `save`.
+        progress: True shows a bar on a terminal; a function is called with `Progress`.
+
+    Returns:
+        The new keys with their keys in the source, dtypes and files; the number of keys left out.
+
+    Raises:
+        InvalidArgumentError: the new format can't hold a tensor or object, which `key` names; two
+            keys get the same name; or nothing is selected.
+        UnsupportedError: a dtype can't be converted to another.
+        AlreadyExistsError: something is at the target.
+        NotFoundError, CorruptError, UnsafeError: as for `open`.
+    """
+    with reporting(_options.sink("progress", progress), "write") as sink:
+        given = checked("convert", OpenOptions, {"reading": reading, "resources": resources})
+        filled = given.fill(_core.OpenOptions())
+        options = _core.ConvertOptions()
+        options.reading = filled.reading
+        options.resources = filled.resources
+        options.format = _options.word("format", format) if format else ""
+        options.dialect = _options.word("dialect", dialect) if dialect else ""
+        options.keys = _texts("keys", keys)
+        options.only = _options.word("only", only) if only else ""
+        if rename is not None and not callable(rename):
+            options.rename = _rules(rename)
+        if cast is not None:
+            options.cast = str(cast).removeprefix("torch.")
+        options.shard_bytes = _options.whole("shard_size", shard_size, 64)
+        options.dry_run = _options.flag("dry_run", dry_run)
+        function = rename if callable(rename) else None
+        return _core.convert(
+            _options.directory(source), _options.directory(target), options, function, sink
+        )

@@ -1,0 +1,161 @@
+// tilestone convert: copies a checkpoint into another format, or parts of it, under other keys.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "tilestone/cli/commands.h"
+#include "tilestone/cli/opened.h"
+#include "tilestone/cli/output.h"
+#include "tilestone/cli/run.h"
+#include "tilestone/cli/stopping.h"
+
+namespace tilestone::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// "5GB", "500MiB", "1000000": bytes. Error(kInvalidArgument) for anything else.
+uint64_t parse_size(const std::string& text) {
+  static constexpr std::pair<std::string_view, uint64_t> kUnits[] = {
+      {"", 1},
+      {"B", 1},
+      {"KB", 1000},
+      {"MB", 1'000'000},
+      {"GB", 1'000'000'000},
+      {"TB", 1'000'000'000'000},
+      {"KIB", 1ull << 10},
+      {"MIB", 1ull << 20},
+      {"GIB", 1ull << 30},
+      {"TIB", 1ull << 40},
+  };
+  size_t end = 0;
+  double number = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::logic_error&) {
+    end = 0;
+  }
+  std::string unit = end > 0 ? text.substr(end) : "";
+  while (!unit.empty() && unit.front() == ' ') unit.erase(0, 1);
+  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const auto& [name, bytes] : kUnits) {
+    if (end == 0 || unit != name) continue;
+    const double size = number * static_cast<double>(bytes);
+    if (size >= 1 && size < 1e18) return static_cast<uint64_t>(size);
+  }
+  throw Error(ErrorCode::kInvalidArgument, "\"" + text + "\" is not a size such as 5GB or 500MiB");
+}
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file.is_open() || file.bad()) {
+    throw Error(ErrorCode::kIo, "cannot read the rules").with_file(path).with_errno(errno);
+  }
+  return text.str();
+}
+
+ConvertOptions options_of(const ConvertCommand& command) {
+  ConvertOptions options;
+  options.format = command.format;
+  options.dialect = command.dialect;
+  options.keys = command.keys;
+  options.only = command.only;
+  for (const std::string& rule : command.rename) options.rename.push_back(parse_rename_rule(rule));
+  if (!command.rename_file.empty()) {
+    for (RenameRule& rule : parse_rename_rules(file_text(command.rename_file))) {
+      options.rename.push_back(std::move(rule));
+    }
+  }
+  if (!command.cast.empty()) {
+    options.cast = parse_dtype(command.cast);
+    if (!options.cast) {
+      throw Error(ErrorCode::kInvalidArgument, "unknown dtype \"" + command.cast + "\"")
+          .with_hint("use torch's names, such as bfloat16");
+    }
+  }
+  if (!command.shard_size.empty()) options.shard_bytes = parse_size(command.shard_size);
+  options.dry_run = command.dry_run;
+  options.reading.follow_links = command.follow_links;
+  return options;
+}
+
+void print_json(const ConvertResult& result, bool written) {
+  Json out = {{"written", written},          {"format", result.format},
+              {"dialect", result.dialect},   {"bytes", result.bytes},
+              {"left_out", result.left_out}, {"common_state", result.has_common},
+              {"seconds", result.seconds}};
+  out["keys"] = Json::array();
+  for (const ConvertedKey& key : result.keys) {
+    Json entry = {{"key", key.to}, {"from", key.from}};
+    if (!key.object) {
+      entry["dtype"] = to_string(key.dtype);
+      entry["from_dtype"] = to_string(key.from_dtype);
+      entry["shape"] = key.shape.span();
+    }
+    if (!key.file.empty()) entry["file"] = key.file;
+    out["keys"].push_back(std::move(entry));
+  }
+  fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_keys(const ConvertResult& result) {
+  Table table({"KEY", "FROM", "DTYPE", "SHAPE", "FILE"}, "lllll");
+  for (const ConvertedKey& key : result.keys) {
+    std::string dtype = key.object ? "object" : std::string(to_string(key.dtype));
+    if (!key.object && key.dtype != key.from_dtype) {
+      dtype += fmt::format(" (was {})", to_string(key.from_dtype));
+    }
+    table.add({printable(key.to), key.from == key.to ? "" : printable(key.from), dtype,
+               key.object ? "" : shape_text(key.shape), key.file});
+  }
+  table.print();
+}
+
+void print_summary(const ConvertResult& result, const ConvertCommand& command) {
+  uint64_t objects = 0;
+  for (const ConvertedKey& key : result.keys) objects += key.object ? 1 : 0;
+  const std::string format = result.format == "safetensors"
+                                 ? result.format
+                                 : fmt::format("{}, dialect {}", result.format, result.dialect);
+  fmt::print("{} {} ({}): {}, {}", command.dry_run ? "would write" : "wrote", command.target,
+             format, counted(result.keys.size() - objects, "tensor"), human_bytes(result.bytes));
+  if (objects > 0) fmt::print("; {}", counted(objects, "object"));
+  if (result.has_common) fmt::print("; the common state");
+  if (result.left_out > 0) fmt::print("; left out {}", counted(result.left_out, "key"));
+  if (!command.dry_run) {
+    const double rate = static_cast<double>(result.bytes) / std::max(result.seconds, 1e-9);
+    fmt::print("; {:.2f} s, {}/s", result.seconds, human_bytes(static_cast<uint64_t>(rate)));
+  }
+  fmt::print("\n");
+}
+
+}  // namespace
+
+int convert(const ConvertCommand& command) {
+  ConvertOptions options = options_of(command);
+  options.progress = command.json ? nullptr : progress_line();
+  const Location source = location_of(command.source, command.follow_links);
+  ConvertResult result;
+  end_in_order([&](std::shared_ptr<const Interrupt> interrupt) {
+    options.interrupt = std::move(interrupt);
+    result = tilestone::convert(source, Location(command.target), options);
+  });
+  if (command.json) {
+    print_json(result, !command.dry_run);
+    return kOk;
+  }
+  if (command.dry_run) print_keys(result);
+  print_summary(result, command);
+  return kOk;
+}
+
+}  // namespace tilestone::cli

@@ -1,0 +1,383 @@
+#include "tilestone/engine/convert.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/read/everything_internal.h"
+#include "tilestone/engine/rename_rules_internal.h"
+#include "tilestone/engine/save.h"
+#include "tilestone/engine/stored_source_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/state/sharded.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+constexpr std::string_view kMegatron = "megatron";
+constexpr std::string_view kSafetensors = "safetensors";
+
+// A tensor or object of the source that goes into the new checkpoint.
+struct Chosen {
+  std::string from;
+  std::string to;
+  Path path;                             // in the new tree; empty: at the top under its key
+  const StoredTensor* tensor = nullptr;  // one of these two
+  const StoredObject* object = nullptr;
+  uint32_t index = 0;             // of the tensor, into Metadata::tensors
+  DType dtype = DType::kFloat32;  // of the tensor, as it is written
+};
+
+bool is_cast(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
+         dtype == DType::kFloat64;
+}
+
+bool matches(const std::vector<std::string>& patterns, const std::string& key) {
+  return patterns.empty() ||
+         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+           return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
+         });
+}
+
+// The path of a renamed key: as much of the old path as the new key still begins with, and the rest
+// as one element.
+Path renamed_path(const Path& path, const std::string& from, const std::string& to) {
+  if (from == to) return path;
+  Path kept;
+  std::string begin;
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    begin += key_text(path[i]) + ".";
+    if (!to.starts_with(begin) || to.size() == begin.size()) break;
+    kept.push_back(path[i]);
+  }
+  const size_t used = kept.empty() ? 0 : dotted(kept).size() + 1;
+  kept.emplace_back(to.substr(used));
+  return kept;
+}
+
+// The part of the tree that ConvertOptions::only names.
+class PartOfTree {
+ public:
+  PartOfTree(const Opened& opened, const std::string& name) : name_(name), prefix_(name + ".") {
+    if (name.empty()) return;
+    const auto is_below = [&](const auto& item) { return item.key.starts_with(prefix_); };
+    const Metadata& metadata = opened.metadata;
+    strips_ = std::any_of(metadata.tensors.begin(), metadata.tensors.end(), is_below) ||
+              std::any_of(metadata.objects.begin(), metadata.objects.end(), is_below);
+    if (strips_ || (name == "model" && opened.dialect->name() == kMegatron)) return;
+    throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
+        .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
+  }
+
+  // The key and path inside the part; nullopt: it is elsewhere.
+  std::optional<std::pair<std::string, Path>> find(const std::string& key, const Path& path,
+                                                   bool object) const {
+    if (name_.empty()) return std::pair(key, path);
+    if (!strips_) {  // a Megatron-Core model
+      const bool other = object || key.starts_with("optimizer") || key.starts_with("chained_");
+      return other ? std::nullopt : std::optional(std::pair(key, path));
+    }
+    if (!key.starts_with(prefix_)) return std::nullopt;
+    const bool has_path = path.size() > 1 && key_text(path[0]) == name_;
+    return std::pair(key.substr(prefix_.size()),
+                     has_path ? Path(path.begin() + 1, path.end()) : Path());
+  }
+
+  bool takes_common() const { return name_.empty(); }
+  // The recorded keys of dicts, by their paths inside the part.
+  TreeKeys keys(const TreeKeys& keys) const {
+    if (!strips_) return keys;
+    TreeKeys inside;
+    for (const auto& [path, found] : keys) {
+      if (path.empty() || key_text(path[0]) != name_) continue;
+      inside.emplace(Path(path.begin() + 1, path.end()), found);
+    }
+    return inside;
+  }
+
+ private:
+  const std::string& name_;
+  const std::string prefix_;
+  bool strips_ = false;
+};
+
+class Conversion {
+ public:
+  Conversion(const Location& from, const ConvertOptions& options)
+      : options_(options), source_(StoredSource::open(from, open_options(options))) {
+    choose();
+    pick_format();
+  }
+
+  ConvertResult result() const {
+    ConvertResult result;
+    result.format = format_->name();
+    result.dialect = dialect_->name();
+    result.left_out = left_out_;
+    result.has_common = has_common();
+    for (const Chosen& chosen : chosen_) {
+      ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = chosen.object != nullptr};
+      if (chosen.tensor != nullptr) {
+        key.from_dtype = chosen.tensor->dtype;
+        key.dtype = chosen.dtype;
+        key.shape = chosen.tensor->shape;
+        if (const auto file = files_.find(chosen.to); file != files_.end()) key.file = file->second;
+        result.bytes += static_cast<uint64_t>(numel(key.shape)) * itemsize(key.dtype);
+      }
+      result.keys.push_back(std::move(key));
+    }
+    return result;
+  }
+
+  StateDict state() {
+    if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
+    StateDict state;
+    for (const Chosen& chosen : chosen_) {
+      state.entries().emplace_back(chosen.to, source_->tensor(chosen.index, chosen.dtype));
+    }
+    return state;
+  }
+
+  SaveOptions save_options() const {
+    SaveOptions options;
+    options.format = format_;
+    options.dialect = dialect_;
+    options.resources = options_.resources;
+    options.resources.threads = 1;  // the source is fast if it is read in order
+    options.resources.files_per_rank = 1;
+    options.timeout = options_.timeout;
+    options.progress = options_.progress;
+    options.interrupt = options_.interrupt;
+    if (const auto& manifest = source_->opened().manifest)
+      options.attributes = manifest->attributes;
+    for (const Chosen& chosen : chosen_) {
+      const auto found = source_->metadata().attributes.find(chosen.from);
+      if (found == source_->metadata().attributes.end()) continue;
+      options.tensor_attributes.emplace(chosen.to, found->second);
+    }
+    return options;
+  }
+
+  // What a save checks first, for a conversion that does not save.
+  void check(const StateDict& state) const { format_->check(dialect_->to_items(state, *format_)); }
+
+ private:
+  static OpenOptions open_options(const ConvertOptions& options) {
+    OpenOptions open;
+    open.reading = options.reading;
+    open.checks = options.checks;
+    open.resources.threads = options.resources.threads;
+    open.interrupt = options.interrupt;
+    return open;
+  }
+
+  void choose() {
+    const Metadata& metadata = source_->metadata();
+    const PartOfTree part(source_->opened(), options_.only);
+    const RenameRules rules(options_.rename);
+    const auto add = [&](Chosen chosen, const Path& path) {
+      auto inside = part.find(chosen.from, path, chosen.object != nullptr);
+      if (inside && matches(options_.keys, chosen.from)) {
+        chosen.to = rules.apply(inside->first);
+        if (options_.rename_by && !chosen.to.empty()) chosen.to = options_.rename_by(chosen.to);
+      }
+      if (chosen.to.empty()) {
+        ++left_out_;
+        return;
+      }
+      chosen.path = renamed_path(inside->second, inside->first, chosen.to);
+      chosen_.push_back(std::move(chosen));
+    };
+    for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
+      const StoredTensor& tensor = metadata.tensors[i];
+      Chosen chosen{.from = tensor.key, .to = {}, .path = {}, .tensor = &tensor, .index = i};
+      chosen.dtype = options_.cast && is_cast(tensor.dtype) ? *options_.cast : tensor.dtype;
+      add(std::move(chosen), tensor.path);
+    }
+    for (const StoredObject& object : metadata.objects) {
+      add({.from = object.key, .to = {}, .path = {}, .object = &object}, object.path);
+    }
+    dict_keys_ = part.keys(metadata.dict_keys);
+    if (part.takes_common() && options_.keys.empty()) common_ = source_->common();
+    if (chosen_.empty() && !has_common()) {
+      throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
+                                                   std::to_string(left_out_) +
+                                                   " keys, and the options leave out all of them")
+          .with_hint("`tilestone ls` lists the keys");
+    }
+    std::sort(chosen_.begin(), chosen_.end(),
+              [](const Chosen& a, const Chosen& b) { return a.to < b.to; });
+    for (size_t i = 1; i < chosen_.size(); ++i) {
+      if (chosen_[i].to != chosen_[i - 1].to) continue;
+      throw Error(ErrorCode::kInvalidArgument, "\"" + chosen_[i - 1].from + "\" and \"" +
+                                                   chosen_[i].from + "\" get the same new key")
+          .with_key(chosen_[i].to)
+          .with_hint("change the rules that rename keys");
+    }
+  }
+
+  bool has_common() const { return common_ && !common_->as_dict().empty(); }
+
+  void pick_format() {
+    const Opened& opened = source_->opened();
+    std::string name = options_.format;
+    if (name.empty()) {
+      const auto saved = known_formats();
+      const bool is_saved = std::any_of(saved.begin(), saved.end(), [&](const auto& format) {
+        return format->name() == opened.format->name();
+      });
+      name = is_saved ? kSafetensors : "torch_dist";
+    }
+    if (name == kSafetensors) {
+      check_for_safetensors();
+      std::vector<SafetensorsTensor> tensors;
+      for (const Chosen& chosen : chosen_) {
+        const uint64_t elements = static_cast<uint64_t>(numel(chosen.tensor->shape));
+        tensors.push_back({chosen.to, elements * itemsize(chosen.dtype)});
+      }
+      files_ =
+          safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+      format_ = safetensors_writer(files_);
+      dialect_ = pytorch_dialect();
+      return;
+    }
+    if (options_.shard_bytes > 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "shard_size is only for safetensors, but the new checkpoint is in " + name);
+    }
+    format_ = format_named(name);
+    dialect_ = dialect_named(options_.dialect.empty() ? opened.dialect->name()
+                                                      : std::string_view(options_.dialect));
+  }
+
+  void check_for_safetensors() const {
+    constexpr const char* kHint =
+        "convert only the tensors: `--only model`, or `--keys` with their patterns";
+    if (!options_.dialect.empty() && options_.dialect != pytorch_dialect()->name()) {
+      throw Error(ErrorCode::kInvalidArgument, "safetensors files have no dialect");
+    }
+    if (has_common()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "safetensors can't hold the common state of Megatron-Core, only tensors")
+          .with_key(to_string(common_->as_dict().front().first))
+          .with_hint(kHint);
+    }
+    for (const Chosen& chosen : chosen_) {
+      if (chosen.object != nullptr) {
+        throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
+            .with_key(chosen.from)
+            .with_hint(kHint);
+      }
+      check_safetensors(chosen.to, chosen.dtype, chosen.tensor->shape);
+    }
+  }
+
+  // An object of a grid under its new key; nullopt: it is an ordinary object.
+  std::optional<ShardedObject> as_sharded(const Chosen& chosen) const {
+    const std::string_view grid = grid_key(chosen.to);
+    if (grid == chosen.to) return std::nullopt;
+    const std::string_view place =
+        std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
+    const size_t between = place.find('_');
+    return ShardedObject::make(std::string(grid), source_->object(*chosen.object),
+                               numbers(place.substr(between + 1)),
+                               numbers(place.substr(0, between)));
+  }
+  static Dims numbers(std::string_view text) {
+    Dims found;
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find('.', begin), text.size());
+      found.push_back(std::stoll(std::string(text.substr(begin, end - begin))));
+      begin = end + 1;
+    }
+    return found;
+  }
+
+  // Entities with keys of their own, below a name that the state does not use. A container without
+  // leaves leaves no trace in a checkpoint.
+  static void add_entities(StateDict& state, StateDict entities) {
+    if (entities.empty()) return;
+    std::string name = "entities";
+    while (state.find(PathElement(name)) != nullptr) name += '_';
+    state[name] = std::move(entities);
+  }
+
+  // The state to save. In Megatron-Core's dialect, tensors are wrapped, because everything else
+  // would be common state.
+  StateDict tree(bool wraps) {
+    Items items;
+    items.dict_keys = dict_keys_;
+    items.common = common_;
+    StateDict entities;
+    for (const Chosen& chosen : chosen_) {
+      if (chosen.tensor != nullptr) {
+        TensorView view = source_->tensor(chosen.index, chosen.dtype);
+        const Box whole = Box::whole(view.shape);
+        if (wraps) {
+          entities[chosen.to] = ShardedTensor::from_box(chosen.to, view, view.shape, whole);
+          continue;
+        }
+        TensorItem item;
+        item.key = chosen.to;
+        item.path = chosen.path;
+        item.pieces.push_back({whole, std::move(view)});
+        items.tensors.push_back(std::move(item));
+      } else if (auto sharded = as_sharded(chosen)) {
+        entities[chosen.to] = *std::move(sharded);
+      } else {
+        ObjectItem item;
+        item.key = chosen.to;
+        item.path = chosen.path;
+        item.value = source_->object(*chosen.object);
+        items.objects.push_back(std::move(item));
+      }
+    }
+    StateDict state = tree_of(std::move(items));
+    add_entities(state, std::move(entities));
+    return state;
+  }
+
+  const ConvertOptions& options_;
+  const std::shared_ptr<StoredSource> source_;
+  std::vector<Chosen> chosen_;  // sorted by `to`
+  uint64_t left_out_ = 0;
+  std::optional<Value> common_;
+  TreeKeys dict_keys_;
+  std::shared_ptr<const Format> format_;
+  std::shared_ptr<const Dialect> dialect_;
+  std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
+};
+
+}  // namespace
+}  // namespace engine
+
+ConvertResult convert(const Location& source, const Location& target,
+                      const ConvertOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  try {
+    engine::Conversion conversion(source, options);
+    ConvertResult result = conversion.result();
+    const StateDict state = conversion.state();
+    if (options.dry_run) {
+      conversion.check(state);
+    } else {
+      save(state, target, conversion.save_options());
+    }
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return result;
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,85 @@
+// Copies a checkpoint into another format or dialect, or a part of it, under other keys.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone {
+
+// Renames keys: where `pattern`, an ECMAScript regular expression, is found in a key, the first
+// occurrence is replaced by `replacement`, in which "\1" and "$1" are groups. Of several rules the
+// first one that is found counts. A key that becomes empty is left out.
+struct RenameRule {
+  std::string pattern;
+  std::string replacement;
+};
+// "REGEX=NAME", split at the last "=". Error(kInvalidArgument), naming the rule, if there is no "="
+// or REGEX is not a regular expression.
+RenameRule parse_rename_rule(const std::string& text);
+// The rules of a file's text: one in each line. Empty lines and lines that begin with "#" are
+// ignored.
+std::vector<RenameRule> parse_rename_rules(const std::string& text);
+
+struct ConvertOptions {
+  // "torch_dist", "zarr" or "safetensors". "": safetensors for a source in torch_dist or zarr, else
+  // torch_dist.
+  std::string format = {};
+  std::string dialect = {};            // "": the source's
+  std::vector<std::string> keys = {};  // shell-style patterns of the source's keys; empty: all
+  std::string only = {};               // only the part of the tree with this name, which becomes
+                                       // the whole: "model". In Megatron-Core's dialect, whose keys
+  // do not begin with "model.": all tensors but the optimizer's
+  std::vector<RenameRule> rename = {};  // applied after `only`
+  // Names a key, as `only` and `rename` have left it; "": it is left out.
+  std::function<std::string(const std::string&)> rename_by = nullptr;
+  // Converts tensors of float16, bfloat16, float32 and float64; all others keep their dtype.
+  std::optional<DType> cast = std::nullopt;
+  uint64_t shard_bytes = 0;  // safetensors: the bytes of tensors in one file; 0: one file
+  bool dry_run = false;      // checks and lists everything, but writes nothing
+  Reading reading = {};      // of the source
+  Checks checks = {};        // of the source
+  Resources resources = {};
+  double timeout = kNoTimeout;  // seconds
+  ProgressFn progress = nullptr;
+  std::shared_ptr<const Interrupt> interrupt = nullptr;
+};
+
+struct ConvertedKey {
+  std::string from;
+  std::string to;
+  bool object = false;
+  DType from_dtype = DType::kFloat32;  // of tensors
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::string file;  // safetensors: the file that gets the tensor; otherwise ""
+};
+
+struct ConvertResult {
+  std::string format;  // of the new checkpoint
+  std::string dialect;
+  std::vector<ConvertedKey> keys;  // sorted by `to`
+  uint64_t left_out = 0;           // keys of the source that the options leave out
+  bool has_common = false;         // Megatron-Core's common state was copied
+  uint64_t bytes = 0;              // of the tensors, as written
+  double seconds = 0;
+};
+
+// Everything is checked before anything is written: Error(kInvalidArgument), naming the key, for a
+// tensor or object that the new format can't hold, for two keys with the same new name, and if
+// nothing is selected; Error(kUnsupported) for a dtype that can't be converted. The new checkpoint
+// is then written as by a save on one rank, with the same promise: after a failure or a crash the
+// target is absent. An existing target is Error(kAlreadyExists). Memory: resources.buffer_bytes and
+// 64 MiB, whatever the size of the checkpoint, and its objects. Each byte is read once.
+ConvertResult convert(const Location& source, const Location& target,
+                      const ConvertOptions& options = {});
+
+}  // namespace tilestone

@@ -1,0 +1,343 @@
+#include "tilestone/engine/diff.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <complex>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "tilestone/base/convertible.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/read/convert_internal.h"
+#include "tilestone/engine/rename_rules_internal.h"
+#include "tilestone/engine/run/progress_internal.h"
+#include "tilestone/engine/stored_source_internal.h"
+#include "tilestone/geometry/strided_copy.h"
+
+namespace tilestone {
+
+std::string_view to_string(Difference::Kind kind) {
+  switch (kind) {
+    case Difference::Kind::kOnlyInA:
+      return "only in a";
+    case Difference::Kind::kOnlyInB:
+      return "only in b";
+    case Difference::Kind::kKinds:
+      return "kinds";
+    case Difference::Kind::kShapes:
+      return "shapes";
+    case Difference::Kind::kDTypes:
+      return "dtypes";
+    case Difference::Kind::kValues:
+      return "values";
+    case Difference::Kind::kObjects:
+      return "objects";
+  }
+  return "unknown";
+}
+
+namespace engine {
+namespace {
+
+constexpr int64_t kElementsAtOnce = 1 << 17;  // 1 MiB as float64
+constexpr size_t kTextBytes = 200;            // of an object that is quoted
+
+// What a checkpoint has under a key.
+struct Side {
+  const StoredTensor* tensor = nullptr;
+  const StoredObject* object = nullptr;
+  uint32_t index = 0;  // of the tensor
+  TensorView view;     // its elements
+
+  std::string text() const {
+    if (tensor == nullptr) return "object";
+    return std::string(to_string(tensor->dtype)) + " " + to_string(tensor->shape);
+  }
+};
+using Sides = std::map<std::string, Side, std::less<>>;
+
+bool is_complex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
+Dims place_of(const Dims& shape, int64_t element) {
+  Dims place(shape.size(), 0);
+  for (size_t d = shape.size(); d-- > 0;) {
+    place[d] = element % shape[d];
+    element /= shape[d];
+  }
+  return place;
+}
+
+std::string number_text(std::complex<double> value, bool complex) {
+  char text[80];
+  if (complex) {
+    std::snprintf(text, sizeof text, "%.9g%+.9gj", value.real(), value.imag());
+  } else {
+    std::snprintf(text, sizeof text, "%.9g", value.real());
+  }
+  return text;
+}
+
+// Compares the elements of two tensors of one shape, part by part.
+class Values {
+ public:
+  Values(const Side& a, const Side& b, double atol, Difference& found)
+      : a_(a), b_(b), atol_(atol), found_(found) {}
+
+  void compare(ProgressMeter& progress) {
+    const int64_t count = numel(a_.tensor->shape);
+    found_.elements = static_cast<uint64_t>(count);
+    for (int64_t begin = 0; begin < count; begin += kElementsAtOnce) {
+      const int64_t size = std::min(kElementsAtOnce, count - begin);
+      read(a_, begin, size, raw_a_);
+      read(b_, begin, size, raw_b_);
+      progress.add(raw_a_.size() + raw_b_.size());
+      const bool same_dtype = a_.tensor->dtype == b_.tensor->dtype;
+      if (same_dtype && raw_a_ == raw_b_) continue;
+      compare_part(begin, size);
+    }
+    found_.values = found_.differing > 0;
+    if (counted_ > 0) found_.mean = sum_ / static_cast<double>(count);
+  }
+
+ private:
+  static void read(const Side& side, int64_t begin, int64_t size, Bytes& out) {
+    const uint64_t item = itemsize(side.tensor->dtype);
+    out.resize(static_cast<uint64_t>(size) * item);
+    side.view.device->to_host(static_cast<uint64_t>(begin) * item, out);
+  }
+
+  // The elements as float64, or pairs of them for complex numbers.
+  static void widen(const Side& side, Bytes& raw, int64_t size,
+                    std::vector<std::complex<double>>& out) {
+    DType from = side.tensor->dtype;
+    if (from == DType::kFloat4E2M1FNX2) from = DType::kUInt8;  // pairs, which have no value
+    out.resize(static_cast<size_t>(size));
+    const uint64_t item = itemsize(from);
+    const Dims shape{size};
+    convert(StridedView::contiguous(reinterpret_cast<std::byte*>(out.data()), shape, 16),
+            DType::kComplex128, StridedView::contiguous(raw.data(), shape, item), from);
+  }
+
+  void compare_part(int64_t begin, int64_t size) {
+    widen(a_, raw_a_, size, wide_a_);
+    widen(b_, raw_b_, size, wide_b_);
+    const bool same_dtype = a_.tensor->dtype == b_.tensor->dtype;
+    const uint64_t item = itemsize(a_.tensor->dtype);
+    for (int64_t i = 0; i < size; ++i) {
+      const auto at = static_cast<size_t>(i);
+      // Integers of 64 bits have more digits than a float64.
+      const bool same_bits = same_dtype && std::memcmp(raw_a_.data() + at * item,
+                                                       raw_b_.data() + at * item, item) == 0;
+      if (same_bits) continue;
+      const std::complex<double> a = wide_a_[at], b = wide_b_[at];
+      const bool nan_a = std::isnan(a.real()) || std::isnan(a.imag());
+      const bool nan_b = std::isnan(b.real()) || std::isnan(b.imag());
+      if (nan_a && nan_b) continue;
+      const bool wide_integers =
+          same_dtype && (a_.tensor->dtype == DType::kInt64 || a_.tensor->dtype == DType::kUInt64);
+      if (a == b && !wide_integers) continue;
+      const double by = std::abs(a - b);
+      if (!std::isnan(by)) {
+        sum_ += by;
+        ++counted_;
+      }
+      if (by <= atol_ && (atol_ > 0 || !wide_integers)) continue;
+      note(begin + i, a, b, by);
+    }
+  }
+
+  void note(int64_t element, std::complex<double> a, std::complex<double> b, double by) {
+    if (found_.differing++ == 0) {
+      found_.first = place_of(a_.tensor->shape, element);
+      found_.first_a = number_text(a, is_complex(a_.tensor->dtype));
+      found_.first_b = number_text(b, is_complex(b_.tensor->dtype));
+    }
+    if (std::isnan(by) || by > found_.max) found_.max = std::isnan(found_.max) ? found_.max : by;
+  }
+
+  const Side& a_;
+  const Side& b_;
+  const double atol_;
+  Difference& found_;
+  Bytes raw_a_, raw_b_;
+  std::vector<std::complex<double>> wide_a_, wide_b_;
+  double sum_ = 0;
+  uint64_t counted_ = 0;
+};
+
+class DiffOfTwo {
+ public:
+  DiffOfTwo(const Location& a, const Location& b, const DiffOptions& options)
+      : options_(options),
+        a_(StoredSource::open(a, open_options(options))),
+        b_(StoredSource::open(b, open_options(options))),
+        sides_a_(sides_of(*a_, options.rename_a)),
+        sides_b_(sides_of(*b_, {})) {}
+
+  DiffReport run() {
+    take_views();
+    ProgressMeter progress(options_.progress, "compare", report_.bytes);
+    std::set<std::string_view> keys;
+    for (const auto& [key, side] : sides_a_) keys.insert(key);
+    for (const auto& [key, side] : sides_b_) keys.insert(key);
+    for (const std::string_view key : keys) {
+      const auto a = sides_a_.find(key), b = sides_b_.find(key);
+      Difference found;
+      found.key = key;
+      if (a == sides_a_.end() || b == sides_b_.end()) {
+        found.kind = b == sides_b_.end() ? Difference::Kind::kOnlyInA : Difference::Kind::kOnlyInB;
+        (b == sides_b_.end() ? found.a : found.b) =
+            (b == sides_b_.end() ? a->second : b->second).text();
+        report_.differences.push_back(std::move(found));
+      } else {
+        compare(a->second, b->second, std::move(found), progress);
+      }
+    }
+    compare_common();
+    progress.finish();
+    report_.seconds = progress.seconds();
+    return std::move(report_);
+  }
+
+ private:
+  static OpenOptions open_options(const DiffOptions& options) {
+    OpenOptions open;
+    open.reading = options.reading;
+    open.checks = options.checks;
+    open.resources.threads = options.resources.threads;
+    open.interrupt = options.interrupt;
+    return open;
+  }
+
+  bool is_wanted(const std::string& key) const {
+    return options_.keys.empty() ||
+           std::any_of(options_.keys.begin(), options_.keys.end(), [&](const std::string& pattern) {
+             return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
+           });
+  }
+
+  Sides sides_of(const StoredSource& source, const std::vector<RenameRule>& rename) const {
+    const RenameRules rules(rename);
+    Sides sides;
+    const auto add = [&](const std::string& key, const Side& side) {
+      std::string name = rules.apply(key);
+      if (name.empty() || !is_wanted(name)) return;
+      if (sides.emplace(name, side).second) return;
+      throw Error(ErrorCode::kInvalidArgument, "two keys of one checkpoint get the same new key")
+          .with_key(name);
+    };
+    const Metadata& metadata = source.metadata();
+    for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
+      add(metadata.tensors[i].key,
+          {.tensor = &metadata.tensors[i], .object = nullptr, .index = i, .view = {}});
+    }
+    for (const StoredObject& object : metadata.objects) {
+      add(object.key, {.tensor = nullptr, .object = &object, .index = 0, .view = {}});
+    }
+    return sides;
+  }
+
+  // In the order in which the tensors are read.
+  void take_views() {
+    for (auto& [key, a] : sides_a_) {
+      const auto b = sides_b_.find(key);
+      if (b == sides_b_.end() || a.tensor == nullptr || b->second.tensor == nullptr) continue;
+      if (a.tensor->shape != b->second.tensor->shape) continue;
+      a.view = a_->tensor(a.index, a.tensor->dtype);
+      b->second.view = b_->tensor(b->second.index, b->second.tensor->dtype);
+      report_.bytes += a.view.bytes() + b->second.view.bytes();
+    }
+  }
+
+  void compare(const Side& a, const Side& b, Difference found, ProgressMeter& progress) {
+    found.a = a.text();
+    found.b = b.text();
+    if (a.tensor == nullptr && b.tensor == nullptr) {
+      return compare(a_->object(*a.object), b_->object(*b.object), std::move(found));
+    }
+    if (a.tensor == nullptr || b.tensor == nullptr) {
+      found.kind = Difference::Kind::kKinds;
+    } else if (a.tensor->shape != b.tensor->shape) {
+      found.kind = Difference::Kind::kShapes;
+    } else {
+      const bool same_dtype = a.tensor->dtype == b.tensor->dtype;
+      found.kind = same_dtype ? Difference::Kind::kValues : Difference::Kind::kDTypes;
+      Values(a, b, options_.atol, found).compare(progress);
+      if (same_dtype && !found.values) {
+        ++report_.equal_tensors;
+        return;
+      }
+    }
+    report_.differences.push_back(std::move(found));
+  }
+
+  void compare(const Value& a, const Value& b, Difference found) {
+    if (a == b) {
+      ++report_.equal_objects;
+      return;
+    }
+    found.kind = Difference::Kind::kObjects;
+    found.a = to_string(a, kTextBytes);
+    found.b = to_string(b, kTextBytes);
+    report_.differences.push_back(std::move(found));
+  }
+
+  // Megatron-Core's common states. A checkpoint without one has none of its entries.
+  void compare_common() {
+    std::map<std::string, std::pair<const Value*, const Value*>> entries;
+    const std::optional<Value> a = a_->common(), b = b_->common();
+    const auto add = [&](const std::optional<Value>& common,
+                         const Value* std::pair<const Value*, const Value*>::* side) {
+      if (!common || common->kind() != Value::Kind::kDict) return;
+      for (const auto& [key, value] : common->as_dict()) {
+        const std::string name =
+            key.kind() == Value::Kind::kString ? key.as_string() : to_string(key);
+        if (is_wanted("common_state." + name)) entries["common_state." + name].*side = &value;
+      }
+    };
+    add(a, &std::pair<const Value*, const Value*>::first);
+    add(b, &std::pair<const Value*, const Value*>::second);
+    for (const auto& [key, values] : entries) {
+      Difference found;
+      found.key = key;
+      if (values.first != nullptr && values.second != nullptr) {
+        compare(*values.first, *values.second, std::move(found));
+        continue;
+      }
+      const bool in_a = values.first != nullptr;
+      found.kind = in_a ? Difference::Kind::kOnlyInA : Difference::Kind::kOnlyInB;
+      (in_a ? found.a : found.b) = to_string(in_a ? *values.first : *values.second, kTextBytes);
+      report_.differences.push_back(std::move(found));
+    }
+  }
+
+  const DiffOptions& options_;
+  const std::shared_ptr<StoredSource> a_;
+  const std::shared_ptr<StoredSource> b_;
+  Sides sides_a_;
+  Sides sides_b_;
+  DiffReport report_;
+};
+
+}  // namespace
+}  // namespace engine
+
+DiffReport diff(const Location& a, const Location& b, const DiffOptions& options) {
+  try {
+    return engine::DiffOfTwo(a, b, options).run();
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,83 @@
+// The tensors of a checkpoint as the source of another one's payload: a save, or a comparison,
+// reads them piece by piece, and no tensor is ever in memory as a whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/dtype.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/context_internal.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/state/metadata.h"
+#include "tilestone/state/value.h"
+
+namespace tilestone::engine {
+
+// An open checkpoint whose tensors are read through one window of memory. It is fast if the tensors
+// are read one after the other, in the order of the calls of tensor(), each from its beginning to
+// its end: many small ones then cost one read, and every byte is read once. Any other order is
+// slow, but right. Thread-safe.
+class StoredSource : public std::enable_shared_from_this<StoredSource> {
+ public:
+  static constexpr uint64_t kWindow = 32u << 20;   // bytes
+  static constexpr uint64_t kBuffers = 16u << 20;  // bytes of pooled memory for reads
+
+  // `options`: its buffer_bytes is ignored. Throws what Checkpoint::open throws.
+  static std::shared_ptr<StoredSource> open(const Location& location, const OpenOptions& options);
+
+  const Opened& opened() const { return opened_; }
+  const Metadata& metadata() const { return opened_.metadata; }
+
+  // The whole tensor in `dtype`, as memory that the CPU can't address (TensorView::device).
+  // `index`: into Metadata::tensors. Throws what plan_load() throws: Error(kUnsupported) if its
+  // elements can't be converted, kCoverage if some are not stored.
+  TensorView tensor(uint32_t index, DType dtype);
+  Value object(const StoredObject& object) const;
+  std::optional<Value> common() const;
+
+ private:
+  class Memory;
+  struct Asked {
+    uint32_t tensor = 0;
+    DType dtype = DType::kFloat32;
+    uint64_t bytes = 0;
+  };
+  // Bytes [begin, end) of a tensor, in the window at `at`.
+  struct Part {
+    size_t asked = 0;  // index into asked_
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    uint64_t at = 0;
+  };
+
+  StoredSource(std::shared_ptr<Storage> storage, Opened opened, const OpenOptions& options);
+  ReadContext context() const;
+  void fetch(size_t asked, uint64_t begin, MutableByteView out);
+  const Part* find(size_t asked, uint64_t begin) const;
+  void fill_window(size_t asked, uint64_t begin);
+  uint64_t end_of_part(const Asked& asked, uint64_t begin) const;
+
+  const std::shared_ptr<Storage> storage_;
+  const Opened opened_;
+  const std::shared_ptr<const Interrupt> interrupt_;
+  const CachePolicy cache_;
+  const bool verify_checksums_;
+  const std::shared_ptr<CacheRoom> room_;
+  const std::shared_ptr<BufferPool> buffers_;
+  const std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
+  mutable ThreadPool threads_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<Asked> asked_;
+  std::vector<Part> parts_;  // of the window
+  TensorView window_;
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,25 @@
+// The names of dtypes in safetensors headers ("BF16", "F8_E4M3").
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone::safetensors {
+
+// nullopt: safetensors has no such dtype.
+std::optional<std::string_view> name_of(DType dtype);
+
+struct NamedDType {
+  DType dtype = DType::kFloat32;
+  // Elements of the header's shape per element of `dtype`, along the last dim: 2 for "F4", of which
+  // torch has a dtype of pairs.
+  int64_t packed = 1;
+};
+// Error(kUnsupported), without a file, for a name that Tilestone has no dtype for.
+NamedDType dtype_named(std::string_view name);
+
+}  // namespace tilestone::safetensors

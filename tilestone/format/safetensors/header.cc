@@ -1,0 +1,292 @@
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/safetensors/dtype_names_internal.h"
+#include "tilestone/format/safetensors/header_internal.h"
+
+namespace tilestone::safetensors {
+namespace {
+
+using Json = nlohmann::json;
+
+[[noreturn]] void corrupt_header(const std::string& problem) {
+  throw Error(ErrorCode::kCorrupt, "safetensors header: " + problem);
+}
+
+// What a header says about one tensor. Its numbers are not checked yet.
+struct Entry {
+  std::string key;
+  std::optional<std::string> dtype;
+  std::optional<std::vector<uint64_t>> shape;
+  std::optional<std::vector<uint64_t>> offsets;
+};
+
+// Reads the JSON text as it is parsed, so that memory is bounded by the text's size, and no depth
+// of nesting needs a stack.
+class HeaderReader final : public nlohmann::json_sax<Json> {
+ public:
+  std::vector<Entry> take() && { return std::move(entries_); }
+
+  bool null() override { unexpected("null"); }
+  bool boolean(bool) override { unexpected("a bool"); }
+  bool number_integer(number_integer_t) override { unexpected("a negative number"); }
+  bool number_float(number_float_t, const string_t&) override { unexpected("a float"); }
+  bool binary(binary_t&) override { unexpected("bytes"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (array_ == nullptr) unexpected("a number");
+    if (array_->size() == kMaxDims) corrupt_header("a list of " + place() + " is too long");
+    array_->push_back(value);
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (place_ == Place::kMetadata) return true;
+    if (place_ != Place::kTensor || array_ != nullptr || field_ != "dtype") unexpected("a string");
+    entries_.back().dtype = std::move(text);
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (place_ == Place::kStart) {
+      place_ = Place::kTop;
+    } else if (place_ == Place::kTop) {
+      place_ = field_ == kMetadataKey ? Place::kMetadata : Place::kTensor;
+      if (place_ == Place::kTensor)
+        entries_.push_back({.key = field_, .dtype = {}, .shape = {}, .offsets = {}});
+      fields_.clear();
+    } else {
+      unexpected("an object");
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    place_ = place_ == Place::kTop ? Place::kEnd : Place::kTop;
+    return true;
+  }
+
+  bool key(string_t& name) override {
+    auto& known = place_ == Place::kTop ? keys_ : fields_;
+    if (!known.insert(name).second) corrupt_header(in_quotes(name) + " occurs twice");
+    field_ = std::move(name);
+    if (place_ == Place::kTensor && field_ != "dtype" && field_ != "shape" &&
+        field_ != "data_offsets") {
+      corrupt_header("unknown field " + in_quotes(field_) + " of " + place());
+    }
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (place_ != Place::kTensor || array_ != nullptr || field_ == "dtype") unexpected("a list");
+    auto& list = field_ == "shape" ? entries_.back().shape : entries_.back().offsets;
+    array_ = &list.emplace();
+    return true;
+  }
+
+  bool end_array() override {
+    array_ = nullptr;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
+    corrupt_header("invalid JSON at byte " + std::to_string(position));
+  }
+
+ private:
+  enum class Place : uint8_t { kStart, kTop, kMetadata, kTensor, kEnd };
+
+  std::string place() const {
+    switch (place_) {
+      case Place::kTensor:
+        return "the tensor " + in_quotes(entries_.back().key);
+      case Place::kMetadata:
+        return std::string(kMetadataKey);
+      default:
+        return "the header";
+    }
+  }
+  [[noreturn]] void unexpected(const std::string& what) const {
+    corrupt_header(what + " in " + place() + (field_.empty() ? "" : " at " + in_quotes(field_)));
+  }
+
+  Place place_ = Place::kStart;
+  std::string field_;  // the latest key
+  std::vector<uint64_t>* array_ = nullptr;
+  std::vector<Entry> entries_;
+  std::unordered_set<std::string> keys_;
+  std::unordered_set<std::string> fields_;
+};
+
+Dims shape_of(const Entry& entry, int64_t packed) {
+  Dims shape;
+  for (const uint64_t extent : *entry.shape) {
+    if (extent > INT64_MAX) corrupt_header("an extent is too large");
+    shape.push_back(static_cast<int64_t>(extent));
+  }
+  if (packed == 1) return shape;
+  if (shape.empty() || shape.back() % packed != 0) {
+    throw Error(ErrorCode::kUnsupported, "a tensor of " + *entry.dtype + " of shape " +
+                                             to_string(shape) +
+                                             " is not supported: its last dim must be even");
+  }
+  shape[shape.size() - 1] /= packed;
+  return shape;
+}
+
+// Takes the entry's key if it succeeds.
+HeaderTensor tensor_of(Entry& entry) {
+  for (const auto& [name, given] :
+       {std::pair("dtype", entry.dtype.has_value()), std::pair("shape", entry.shape.has_value()),
+        std::pair("data_offsets", entry.offsets.has_value())}) {
+    if (!given) corrupt_header(in_quotes(name) + " is missing");
+  }
+  if (entry.offsets->size() != 2) corrupt_header("\"data_offsets\" must have two numbers");
+  const NamedDType named = dtype_named(*entry.dtype);
+  HeaderTensor tensor{.key = {},
+                      .dtype = named.dtype,
+                      .shape = shape_of(entry, named.packed),
+                      .begin = (*entry.offsets)[0],
+                      .end = (*entry.offsets)[1]};
+  std::optional<uint64_t> bytes = itemsize(tensor.dtype);
+  for (const int64_t extent : tensor.shape) {
+    // The other dims must not overflow even if one dim is 0, because strides are their products.
+    if (bytes)
+      bytes = try_mul<uint64_t>(*bytes, static_cast<uint64_t>(std::max<int64_t>(extent, 1)));
+  }
+  if (!bytes || *bytes > INT64_MAX)
+    corrupt_header("shape " + to_string(tensor.shape) + " is too large");
+  const uint64_t size = static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+  if (tensor.begin > tensor.end || tensor.end - tensor.begin != size) {
+    corrupt_header("a tensor of " + *entry.dtype + " of shape " + to_string(tensor.shape) +
+                   " has " + std::to_string(size) + " bytes, but its data_offsets are " +
+                   std::to_string(tensor.begin) + " and " + std::to_string(tensor.end));
+  }
+  tensor.key = std::move(entry.key);
+  return tensor;
+}
+
+// The tensors must fill the bytes after the header exactly.
+void check_places(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes) {
+  uint64_t end = 0;
+  for (const HeaderTensor& tensor : tensors) {
+    if (tensor.begin != end) {
+      throw Error(ErrorCode::kCorrupt,
+                  "safetensors header: the tensor begins at " + std::to_string(tensor.begin) +
+                      (tensor.begin < end ? ", inside the one before it, which ends at "
+                                          : ", but the one before it ends at ") +
+                      std::to_string(end))
+          .with_key(tensor.key);
+    }
+    end = tensor.end;
+  }
+  if (end == data_bytes) return;
+  corrupt_header("the tensors have " + std::to_string(end) + " bytes, but the file has " +
+                 std::to_string(data_bytes) + " bytes after its header");
+}
+
+std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
+  // The package refuses anything else before the object, spaces too.
+  if (text.empty() || text[0] != std::byte{'{'}) corrupt_header("it does not begin with {");
+  HeaderReader reader;
+  const std::string_view chars = as_text(text);
+  // The parser takes it for the end of the text.
+  if (chars.find('\0') != std::string_view::npos) corrupt_header("invalid JSON: a NUL byte");
+  Json::sax_parse(chars.begin(), chars.end(), &reader);
+  std::vector<HeaderTensor> tensors;
+  std::vector<Entry> entries = std::move(reader).take();
+  tensors.reserve(entries.size());
+  for (Entry& entry : entries) {
+    try {
+      tensors.push_back(tensor_of(entry));
+    } catch (Error& error) {
+      error.with_key(entry.key);
+      throw;
+    }
+  }
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const HeaderTensor& a, const HeaderTensor& b) {
+                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+                   });
+  check_places(tensors, file_size - kLengthBytes - text.size());
+  return tensors;
+}
+
+}  // namespace
+
+std::string in_quotes(std::string_view text) {
+  return "\"" + std::string(text.substr(0, 60)) + "\"";
+}
+
+uint64_t header_length(ByteView first, uint64_t file_size, const std::string& file) {
+  uint64_t length = 0;
+  if (first.size() == kLengthBytes) std::memcpy(&length, first.data(), sizeof length);
+  try {
+    if (first.size() != kLengthBytes) {
+      corrupt_header("the file has " + std::to_string(file_size) + " bytes, too few for a header");
+    }
+    if (length > kMaxHeader) {
+      corrupt_header("its length is " + std::to_string(length) + " bytes; the limit is " +
+                     std::to_string(kMaxHeader));
+    }
+    if (length > file_size - kLengthBytes) {
+      corrupt_header("its length is " + std::to_string(length) + " bytes, but the file has only " +
+                     std::to_string(file_size));
+    }
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
+  return length;
+}
+
+std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file) {
+  try {
+    return parse(text, file_size);
+  } catch (Error& error) {
+    error.with_file(file);
+    throw;
+  }
+}
+
+bool is_json_text(const std::string& text) {
+  try {
+    static_cast<void>(Json(text).dump());
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
+Bytes write_header(const std::vector<HeaderTensor>& tensors) {
+  // Readers, transformers among them, expect to be told the library whose dtypes these are.
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  uint64_t begin = 0;
+  for (const HeaderTensor& tensor : tensors) {
+    const uint64_t end =
+        begin + static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+    const std::string_view name = *name_of(tensor.dtype);
+    Dims shape = tensor.shape;
+    if (!shape.empty()) shape[shape.size() - 1] *= dtype_named(name).packed;
+    text += "," + Json(tensor.key).dump() + R"(:{"dtype":")" + std::string(name) + R"(","shape":)" +
+            Json(std::vector<int64_t>(shape.begin(), shape.end())).dump() + R"(,"data_offsets":[)" +
+            std::to_string(begin) + "," + std::to_string(end) + "]}";
+    begin = end;
+  }
+  text += '}';
+  text.resize(align_up(text.size(), kLengthBytes), ' ');
+  const uint64_t length = text.size();
+  Bytes bytes(kLengthBytes + length);
+  std::memcpy(bytes.data(), &length, sizeof length);
+  std::memcpy(bytes.data() + kLengthBytes, text.data(), length);
+  return bytes;
+}
+
+}  // namespace tilestone::safetensors

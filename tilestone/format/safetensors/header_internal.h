@@ -1,0 +1,49 @@
+// The header of a safetensors file: the length of a JSON text, 8 bytes, little-endian, and the
+// text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/dtype.h"
+#include "tilestone/geometry/dims.h"
+
+namespace tilestone::safetensors {
+
+inline constexpr uint64_t kLengthBytes = 8;
+inline constexpr uint64_t kMaxHeader = 100'000'000;  // bytes of the text; the package's limit
+inline constexpr size_t kMaxDims = 64;
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+
+struct HeaderTensor {
+  std::string key;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  uint64_t begin = 0;  // from the end of the header, bytes
+  uint64_t end = 0;
+};
+
+// The number of bytes of the JSON text, from the first 8 bytes of a file of `file_size` bytes. All
+// functions throw Error(kCorrupt) or Error(kUnsupported), naming `file`, and the key if it is
+// known.
+uint64_t header_length(ByteView first, uint64_t file_size, const std::string& file);
+
+// The tensors of a file, ordered by their places. Refuses everything that the safetensors package
+// refuses, among it gaps, overlaps, and bytes before the first tensor or after the last one; and
+// keys that occur twice.
+std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file);
+
+// The beginning of the text, for messages.
+std::string in_quotes(std::string_view text);
+
+// Whether JSON can hold the text: it is UTF-8, without lone surrogates.
+bool is_json_text(const std::string& text);
+
+// The header of a file with these tensors, in this order and without gaps. `begin` and `end` are
+// ignored. The text is padded with spaces to a multiple of 8 bytes.
+Bytes write_header(const std::vector<HeaderTensor>& tensors);
+
+}  // namespace tilestone::safetensors

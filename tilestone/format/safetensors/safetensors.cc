@@ -1,0 +1,244 @@
+#include "tilestone/format/safetensors/safetensors.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/safetensors/directory_internal.h"
+#include "tilestone/format/safetensors/dtype_names_internal.h"
+#include "tilestone/format/safetensors/header_internal.h"
+#include "tilestone/format/safetensors/weight_map_internal.h"
+
+namespace tilestone {
+namespace safetensors {
+namespace {
+
+std::string size_problem(uint64_t expected, uint64_t found) {
+  return "expected a tensor of " + std::to_string(expected) + " bytes, found " +
+         std::to_string(found) + " bytes";
+}
+
+std::string five_digits(size_t number) {
+  const std::string digits = std::to_string(number);
+  return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
+}
+
+// Writes one tensor after the other, without anything between them.
+class TensorsEncoder final : public ItemEncoder {
+ public:
+  Bytes begin_file(std::span<const FileItem> items) override {
+    std::vector<HeaderTensor> tensors;
+    for (const FileItem& item : items) {
+      if (item.tensor == nullptr) refuse_object();
+      tensors.push_back(
+          {.key = item.tensor->key, .dtype = item.tensor->dtype, .shape = item.piece->box.shape});
+    }
+    return write_header(tensors);
+  }
+
+  ItemRecipe tensor(const TensorItem&, const Piece& piece, uint64_t) override {
+    ItemRecipe recipe;
+    recipe.length = piece.data.bytes();
+    recipe.segments.push_back(
+        {.size = recipe.length, .literal = nullptr, .tensor = &piece.data, .padding = nullptr});
+    return recipe;
+  }
+
+  ItemRecipe object(const ObjectItem&, uint64_t) override { refuse_object(); }
+
+ private:
+  [[noreturn]] static void refuse_object() {
+    throw Error(ErrorCode::kInternal, "safetensors files have no objects");
+  }
+};
+
+class SafetensorsFormat : public Format {
+ public:
+  std::string_view name() const override { return "safetensors"; }
+
+  void check(const Items&) const override {
+    throw Error(ErrorCode::kUnsupported, "a save can't write safetensors files")
+        .with_hint(
+            "save in the format torch_dist, and convert the checkpoint: `tilestone convert`");
+  }
+  bool has_fixed_names() const override { return true; }
+  std::string data_file_name(std::string_view, int, int) const override {
+    throw Error(ErrorCode::kInternal, "safetensors has no per-rank data files");
+  }
+  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
+    return std::nullopt;
+  }
+  std::unique_ptr<ItemEncoder> encoder() const override {
+    return std::make_unique<TensorsEncoder>();
+  }
+  bool files_have_ends() const override { return true; }
+  Index encode_index(const Metadata&) const override {
+    throw Error(ErrorCode::kInternal, "this format is only read");
+  }
+
+  bool detect(std::span<const std::string> names) const override {
+    return !data_files(names).empty() || !index_files_among(names).empty();
+  }
+  std::vector<std::string> index_files(std::span<const std::string> names) const override {
+    if (!detect(names)) {
+      throw Error(ErrorCode::kNotFound, "no safetensors files in the directory")
+          .with_file(std::string(kOnlyFile));
+    }
+    return index_files_among(names);
+  }
+  std::vector<std::string> self_describing_files(
+      std::span<const std::string> names) const override {
+    return data_files(names);
+  }
+  std::optional<ProbeRange> next_part(const std::string& name,
+                                      const FileParts& read) const override {
+    if (read.parts.empty()) return ProbeRange{0, std::min(read.size, kLengthBytes)};
+    if (read.parts.size() > 1) return std::nullopt;
+    const uint64_t length = header_length(read.parts.begin()->second, read.size, name);
+    if (length == 0) return std::nullopt;
+    return ProbeRange{kLengthBytes, length};
+  }
+  Metadata parse_index(const DirectoryFiles& files) const override {
+    index_files(files.names);
+    return read_directory(files);
+  }
+
+  // The metadata alone determines where each element is.
+  std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
+
+  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                             const ItemLocation& at, std::span<const ByteView>) const override {
+    const uint64_t expected = bytes_of(tensor, chunk);
+    if (at.length != expected) throw Error(ErrorCode::kCorrupt, size_problem(expected, at.length));
+    return {.dtype = tensor.dtype,
+            .shape = chunk.box.shape,
+            .strides = contiguous_strides(chunk.box.shape),
+            .offset = 0,
+            .record_offset = 0,
+            .record_size = at.length,
+            .record_crc32 = std::nullopt};
+  }
+
+  Value parse_object(ByteView) const override { fail_no_objects(); }
+  Bytes decode(Codec, ByteView, uint64_t) const override {
+    throw Error(ErrorCode::kInternal, "safetensors items have no codec");
+  }
+  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                                         ByteView item) const override {
+    const uint64_t expected = bytes_of(tensor, chunk);
+    if (item.size() == expected) return std::nullopt;
+    return ItemFault{0, size_problem(expected, item.size())};
+  }
+  std::optional<ItemFault> verify_object(ByteView) const override { fail_no_objects(); }
+
+ private:
+  static uint64_t bytes_of(const StoredTensor& tensor, const StoredChunk& chunk) {
+    return static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
+  }
+  [[noreturn]] static void fail_no_objects() {
+    throw Error(ErrorCode::kInternal, "safetensors files have no objects");
+  }
+};
+
+class SafetensorsWriter final : public SafetensorsFormat {
+ public:
+  explicit SafetensorsWriter(WeightMap files) : files_(std::move(files)) {}
+
+  void check(const Items& items) const override {
+    for (const ObjectItem& item : items.objects) {
+      throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
+          .with_key(item.key);
+    }
+    for (const TensorItem& item : items.tensors) {
+      check_safetensors(item.key, item.dtype, item.global_shape);
+      file_of(item.key);
+      for (const Piece& piece : item.pieces) {
+        if (piece.box.shape == item.global_shape) continue;
+        throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold parts of tensors")
+            .with_key(item.key);
+      }
+    }
+  }
+  using Format::longest_name;
+  using Format::own_file;
+  std::optional<std::string> own_file(const TensorItem& item, const Piece&) const override {
+    return file_of(item.key);
+  }
+  size_t longest_name(const TensorItem& item) const override { return file_of(item.key).size(); }
+
+  Index encode_index(const Metadata& metadata) const override {
+    WeightMap map;
+    for (const StoredTensor& tensor : metadata.tensors)
+      map.emplace(tensor.key, file_of(tensor.key));
+    return {{std::string(kIndexName), write_weight_map(map, metadata.tensor_bytes()),
+             IndexRole::kSwitch}};
+  }
+
+ private:
+  const std::string& file_of(const std::string& key) const {
+    const auto found = files_.find(key);
+    if (found != files_.end()) return found->second;
+    throw Error(ErrorCode::kInternal, "no file was planned for the tensor").with_key(key);
+  }
+
+  const WeightMap files_;
+};
+
+}  // namespace
+}  // namespace safetensors
+
+std::shared_ptr<const Format> safetensors_format() {
+  return std::make_shared<safetensors::SafetensorsFormat>();
+}
+
+std::map<std::string, std::string, std::less<>> safetensors_files(
+    const std::vector<SafetensorsTensor>& tensors, uint64_t file_bytes) {
+  std::vector<size_t> numbers;
+  size_t files = 1;
+  uint64_t bytes = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    if (bytes > 0 && tensor.bytes > file_bytes - std::min(bytes, file_bytes)) {
+      ++files;
+      bytes = 0;
+    }
+    bytes += tensor.bytes;
+    numbers.push_back(files);
+  }
+  std::map<std::string, std::string, std::less<>> names;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    names[tensors[i].key] = files == 1 ? std::string(safetensors::kOnlyFile)
+                                       : "model-" + safetensors::five_digits(numbers[i]) + "-of-" +
+                                             safetensors::five_digits(files) + ".safetensors";
+  }
+  return names;
+}
+
+void check_safetensors(const std::string& key, DType dtype, const Dims& shape) {
+  const bool is_text = safetensors::is_json_text(key);
+  if (!is_text || key == safetensors::kMetadataKey) {
+    throw Error(ErrorCode::kInvalidArgument,
+                is_text ? "safetensors reserves this key"
+                        : "safetensors can't hold the key, because it is not UTF-8")
+        .with_key(key)
+        .with_hint("rename the key");
+  }
+  if (!safetensors::name_of(dtype)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "safetensors has no dtype for " + std::string(to_string(dtype)))
+        .with_key(key)
+        .with_hint("cast the tensor to another dtype, or leave it out");
+  }
+  if (dtype == DType::kFloat4E2M1FNX2 && shape.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "safetensors counts single 4-bit elements, so a pair of them without dims has no "
+                "shape there")
+        .with_key(key);
+  }
+}
+
+std::shared_ptr<const Format> safetensors_writer(
+    std::map<std::string, std::string, std::less<>> files) {
+  return std::make_shared<safetensors::SafetensorsWriter>(std::move(files));
+}
+
+}  // namespace tilestone

@@ -1,0 +1,41 @@
+// safetensors files, folders of them, and Hugging Face's index of such a folder.
+// docs/formats/safetensors.md specifies the format.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/format/format.h"
+
+namespace tilestone {
+
+// For reading. Its check() refuses every save: only a conversion writes safetensors.
+std::shared_ptr<const Format> safetensors_format();
+
+// A tensor to be written.
+struct SafetensorsTensor {
+  std::string key;
+  uint64_t bytes = 0;
+};
+// Distributes tensors over files as Hugging Face does: in the given order, into the next file once
+// one more tensor would exceed `file_bytes`. Returns the name of each key's file:
+// "model.safetensors" if there is one file, otherwise "model-00001-of-00003.safetensors".
+std::map<std::string, std::string, std::less<>> safetensors_files(
+    const std::vector<SafetensorsTensor>& tensors, uint64_t file_bytes);
+
+// Throws Error(kInvalidArgument), naming the key, if safetensors can't hold the tensor: its dtype
+// has no name there, or its key is not UTF-8 or reserved.
+void check_safetensors(const std::string& key, DType dtype, const Dims& shape);
+
+// Writes each tensor as a whole into the file that `files` names for its key, and Hugging Face's
+// index. check() refuses objects and parts of tensors.
+std::shared_ptr<const Format> safetensors_writer(
+    std::map<std::string, std::string, std::less<>> files);
+
+}  // namespace tilestone
