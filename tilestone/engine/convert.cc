@@ -140,10 +140,15 @@ class Conversion {
 
   StateDict state() {
     if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
+    // The largest elements first, as the package does, so that each tensor is aligned in its file.
+    std::vector<const Chosen*> order;
+    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
+      return itemsize(a->dtype) > itemsize(b->dtype);
+    });
     StateDict state;
-    for (const Chosen& chosen : chosen_) {
-      state.entries().emplace_back(chosen.to, source_->tensor(chosen.index, chosen.dtype));
-    }
+    for (const Chosen* chosen : order)
+      state.entries().emplace_back(chosen->to, source_->tensor(chosen->index, chosen->dtype));
     return state;
   }
 

@@ -60,11 +60,13 @@ class ItemIndex {
 
  private:
   void add(const RankReport& report) {
-    items_ += report.chunks.size() + report.copies.size() + report.objects.size() +
-              report.object_copies.size();
+    items_ += report.copies.size() + report.objects.size() + report.object_copies.size();
     std::vector<uint32_t> files;  // index into Metadata::files, by index into report.files
     for (const ReportedFile& file : report.files) files.push_back(index_of(file.name));
     for (const RankReport::Chunk& chunk : report.chunks) {
+      // An item without bytes (safetensors) begins where the next one does, and no index names it.
+      if (chunk.at.length == 0) continue;
+      ++items_;
       by_file_[files[chunk.at.file]].push_back(
           {&chunk.at, &report.tensors[chunk.tensor].key, &chunk.box});
     }

@@ -1,0 +1,118 @@
+"""Conversions between formats keep every bit; what is written, the safetensors package reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tilestone
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from test_safetensors import DTYPES, bits, every_dtype
+
+
+def test_what_is_converted_the_package_reads_bit_for_bit(tmp_path: pathlib.Path) -> None:
+    model = every_dtype()
+    tilestone.save({"model": model, "epoch": 3}, tmp_path / "ckpt")
+    result = tilestone.convert(tmp_path / "ckpt", tmp_path / "hf", only="model")
+    assert {key.key for key in result.keys} == model.keys()
+    assert result.left_out == 1
+    file = tmp_path / "hf" / "model.safetensors"
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == dict.fromkeys(sorted(model), "model.safetensors")
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in model.values())
+    begin = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    header = json.loads(file.read_bytes()[8:begin])
+    for key, tensor in model.items():
+        assert (begin + header[key]["data_offsets"][0]) % tensor.element_size() == 0
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+        assert set(opened.keys()) == model.keys()
+    # The package has no torch dtype for these two names, and reads them as bytes of the file only.
+    unknown = {"float8_e8m0fnu", "float4_e2m1fn_x2"}
+    tilestone.convert(
+        tmp_path / "ckpt", tmp_path / "known", only="model",
+        rename=lambda key: "" if key in unknown else key,
+    )  # fmt: skip
+    read = load_file(tmp_path / "known" / "model.safetensors")
+    assert read.keys() == model.keys() - unknown
+    for key, tensor in read.items():
+        assert tensor.dtype == model[key].dtype
+        assert tensor.shape == model[key].shape
+        assert bits(tensor) == bits(model[key])
+    back = tilestone.load(tmp_path / "hf")
+    assert all(bits(back[key]) == bits(tensor) for key, tensor in model.items())
+    assert tilestone.open(tmp_path / "hf").verify().items_without_checksum == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex128])
+def test_dtypes_that_safetensors_lacks_are_refused_by_key(
+    tmp_path: pathlib.Path, dtype: torch.dtype
+) -> None:
+    assert dtype not in DTYPES
+    tilestone.save({"a": torch.ones(2), "z": torch.zeros(3, dtype=dtype)}, tmp_path / "ckpt")
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "hf")
+    assert raised.value.key == "z"
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def test_names_casts_and_files(tmp_path: pathlib.Path) -> None:
+    state = {f"module.layers.{i}.w": torch.randn(10, 10) for i in range(3)}
+    state["module.steps"] = torch.arange(4)
+    tilestone.save(state, tmp_path / "ckpt")
+    result = tilestone.convert(
+        tmp_path / "ckpt", tmp_path / "hf", rename=lambda key: key.removeprefix("module."),
+        cast=torch.bfloat16, shard_size=300,
+    )  # fmt: skip
+    assert [key.file for key in result.keys] == [
+        "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors", "model-00003-of-00003.safetensors",
+    ]  # fmt: skip
+    loaded = tilestone.load(tmp_path / "hf")
+    assert torch.equal(loaded["layers.1.w"], state["module.layers.1.w"].to(torch.bfloat16))
+    assert loaded["steps"].dtype == torch.int64
+    pairs = [(r"^module\.layers\.(\d)\.w$", r"h.\1")]
+    plan = tilestone.convert(tmp_path / "ckpt", tmp_path / "no", rename=pairs, dry_run=True)
+    assert [key.key for key in plan.keys] == ["h.0", "h.1", "h.2", "module.steps"]
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_error_of_the_naming_function_is_raised(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"a": torch.ones(2)}, tmp_path / "ckpt")
+    with pytest.raises(ZeroDivisionError):
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "hf", rename=lambda key: str(1 // 0))
+    assert os.listdir(tmp_path) == ["ckpt"]
+
+
+def test_a_large_conversion_streams_and_a_killed_one_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    size = 256 << 20
+    big = torch.arange(size // 4, dtype=torch.int32)
+    tilestone.save({"a": big, "b": big.flip(0)}, tmp_path / "ckpt")
+    del big
+    program = (
+        "import resource, sys, tilestone; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "tilestone.convert(sys.argv[1], sys.argv[2],"
+        " resources=tilestone.Resources(buffer_bytes=32 << 20));"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "ckpt"), str(tmp_path / "hf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < (32 + 64 + 16) << 10  # KiB; 16 MiB for code and threads
+    assert tilestone.open(tmp_path / "hf").verify().ok
+    command[-1] = str(tmp_path / "killed")
+    with subprocess.Popen(command) as process:
+        while not any(".killed.tilestone-" in name for name in os.listdir(tmp_path)):
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "killed").exists()
+    tilestone.gc(tmp_path / "killed", delete=True)
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "hf"]
