@@ -476,6 +476,8 @@ def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, capl
         assert "Tilestone" in tilestone.open(ckpt).writer
         stock.save({"w": torch.ones(5)}, storage_writer=stock.FileSystemWriter(ckpt))
         assert "Tilestone" in tilestone.open(ckpt).writer
+        stock.save_state_dict({"w": torch.ones(5)}, stock.FileSystemWriter(ckpt), no_dist=True)
+        assert "Tilestone" in tilestone.open(ckpt).writer
         stock.async_save({"w": torch.ones(6)}, checkpoint_id=ckpt).result()
         wanted = {"w": torch.zeros(6)}
         stock.load(wanted, checkpoint_id=ckpt)

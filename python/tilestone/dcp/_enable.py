@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -79,8 +80,22 @@ def enable() -> None:
             return
         _patch(state_dict_saver, "_storage_setup", _set_up)
         _patch(state_dict_loader, "_storage_setup", _set_up)
+        _patch(state_dict_saver, "_save_state_dict", _with(state_dict_saver._save_state_dict))
+        _patch(state_dict_loader, "_load_state_dict", _with(state_dict_loader._load_state_dict))
         _patch(_EXECUTOR, "execute_save", _executing(_EXECUTOR.execute_save))
         _log.info("torch.distributed.checkpoint now writes and reads with Tilestone")
+
+
+def _with(before: Any) -> Any:
+    """One of torch's inner functions, which its older functions call directly."""
+
+    @functools.wraps(before)
+    def inner(state_dict: Any, storage: Any = None, *rest: Any, **options: Any) -> Any:
+        for name in ("storage_writer", "storage_reader"):
+            storage = options.pop(name, storage)
+        return before(state_dict, _in_place_of(storage), *rest, **options)
+
+    return inner
 
 
 def _executing(before: Any) -> Any:
