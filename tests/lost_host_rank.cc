@@ -72,9 +72,23 @@ class Part {
       }
     }
   }
-  StateDict state() const {
+  // `built` is called when a save or load builds the tensor, `merged` when a load has loaded it.
+  StateDict state(std::function<void()> built, std::function<void()> merged) const {
+    ShardedTensorFactory factory;
+    factory.key = "w";
+    factory.data = data_;
+    factory.build = [*this, built = std::move(built)](const std::string& key,
+                                                      const TensorView& data, const auto&,
+                                                      const auto&) -> StateNode {
+      built();
+      return ShardedTensor::from_rank_offsets(key, data, {{axis_, rank_, ranks_}});
+    };
+    factory.merge = [merged = std::move(merged)](StateNode loaded) {
+      merged();
+      return loaded;
+    };
     StateDict state;
-    state["w"] = ShardedTensor::from_rank_offsets("w", data_, {{axis_, rank_, ranks_}});
+    state["w"] = std::move(factory);
     return state;
   }
 
@@ -154,12 +168,10 @@ class Member {
     SaveOptions options;
     options.overwrite = true;
     options.progress = [this](const Progress& progress) { on_progress(progress); };
-    const auto prepare = [&]() -> SaveRequest {
-      hold("plan");
-      return {rows.state(), location_, options};
-    };
+    options.comm = comm_;
+    options.timeout = timeout;
     enter("meet", "orders");
-    PlannedSave planned = begin_save(prepare, location_.place(), comm_, in(timeout));
+    PlannedSave planned = begin_save(state_of(rows), location_, options);
     hold("stage");
     WrittenSave written = std::move(planned).stage(Payload::kStaged).write();
     enter("report", "reports");
@@ -175,13 +187,10 @@ class Member {
     columns.for_each([](int64_t& element, int64_t) { element = -kElements; });
     LoadOptions options;
     options.progress = [this](const Progress& progress) { on_progress(progress); };
-    const auto prepare = [&]() -> LoadRequest {
-      hold("plan");
-      return {columns.state(), location_, options};
-    };
-    const auto take = [&](const LoadResult&) { hold("merge"); };
+    options.comm = comm_;
+    options.timeout = timeout;
     enter("meet", "open");
-    tilestone::load(prepare, take, location_.place(), comm_, in(timeout));
+    tilestone::load(state_of(columns), location_, options);
     std::set<int64_t> versions;
     columns.for_each([&](int64_t element, int64_t index) {
       const int64_t first = element - index;
@@ -190,8 +199,8 @@ class Member {
     return versions;
   }
 
-  static Deadline in(double seconds) {
-    return Deadline::after(std::chrono::duration<double>(seconds));
+  StateDict state_of(const Part& part) {
+    return part.state([this] { hold("plan"); }, [this] { hold("merge"); });
   }
 
   // Writes a line for the test.

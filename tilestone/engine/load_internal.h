@@ -1,0 +1,55 @@
+// One rank's part in a load, in two calls, between which the caller takes what was loaded.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/run/kept_leaves.h"
+#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/state/state_dict.h"
+
+namespace tilestone::engine {
+
+// What a rank loads, from where and how. The caller owns it for as long as the load lasts.
+struct LoadView {
+  const StateDict* wanted = nullptr;  // null: everything in the checkpoint
+  const Location* location = nullptr;
+  const LoadOptions* options = nullptr;  // its comm is ignored
+};
+// A rank that can't make its request takes part all the same: its error is its first message.
+using MadeLoad = std::variant<LoadView, Error>;
+
+struct LoadResult {
+  StateDict state;
+  LoadReport report;
+  KeptLeaves kept;  // leaves of this rank's template
+};
+
+// Every rank makes the same calls. If a rank fails in one of them, every rank throws its error.
+class LoadByRounds {
+ public:
+  // Begins the call; throws what Call throws. `place`: Location::place().
+  LoadByRounds(const Communicator& comm, const std::string& place, Deadline deadline);
+  // If finish() should have been called, the other ranks end with Error(kInterrupted).
+  ~LoadByRounds();
+  LoadByRounds(const LoadByRounds&) = delete;
+  LoadByRounds& operator=(const LoadByRounds&) = delete;
+
+  // `last`: finish() is not called, because this rank can't fail to take what is loaded.
+  LoadResult read(const MadeLoad& request, bool last);
+  // Ends the load. `failed`: why this rank could not take what was loaded.
+  void finish(const std::optional<Error>& failed);
+
+ private:
+  class Loading;
+  std::unique_ptr<Loading> loading_;
+  bool unfinished_ = false;
+};
+
+}  // namespace tilestone::engine
