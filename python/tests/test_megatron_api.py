@@ -317,8 +317,6 @@ def _fail(rank: int, world: int, ckpt: str, what: str) -> None:
         megatron.save({"w": ShardedTensorFactory("w", torch.ones(2), build, list)}, ckpt)
     elif what == "a strategy":
         megatron.save({"w": halves}, ckpt, ("torch_dist", 2 if rank == 1 else 1))
-    elif what == "asynchronous":
-        megatron.save({"w": halves}, ckpt, async_sharded_save=True)
     elif what == "no directory":
         megatron.load({"w": halves}, ckpt)
     elif what == "no checkpoint":
@@ -335,7 +333,6 @@ def _fail(rank: int, world: int, ckpt: str, what: str) -> None:
         ("two main replicas", "w"),
         ("a factory", "no parts"),
         ("a strategy", r"\('save_sharded', 'torch_dist', 2\).*\('zarr', 1\)"),
-        ("asynchronous", "async_sharded_save=False"),
         ("no directory", "directory .*ckpt does not exist"),
         ("no checkpoint", "is not a distributed checkpoint"),
     ],
@@ -364,7 +361,6 @@ def _one_rank_errs(rank: int, world: int, ckpt: str) -> list[str]:
         "no dict": lambda: megatron.load(None if odd else state, ckpt),  # type: ignore[arg-type]
         "tuple": lambda: megatron.load({"t": (None, state["w"])} if odd else state, ckpt),
         "save None": lambda: megatron.save(None if odd else state, ckpt),  # type: ignore[arg-type]
-        "async": lambda: megatron.save(state, ckpt, async_sharded_save=odd),
         "common": lambda: megatron.save(state, ckpt, common_strategy=("torch", 1) if odd else None),
     }
     found = []

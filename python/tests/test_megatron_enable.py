@@ -7,7 +7,7 @@ import logging
 import pathlib
 import sys
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -121,9 +121,19 @@ def _stub_of_0_19() -> dict[str, types.ModuleType]:
         def load(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str) -> Any:
             raise AssertionError("stock's own")
 
+    stub: Any = modules[f"{package}.strategies.torch"]
+    stub.get_async_strategy = lambda name: (name, {"AsyncRequest": Request})
     for kind in (TorchDistSaveShardedStrategy, TorchDistLoadShardedStrategy):
         setattr(modules[f"{package}.strategies.torch"], kind.__name__, kind)
     return modules
+
+
+class Request(NamedTuple):
+    """The request of the queue that 0.19 names "nvrx"."""
+
+    async_fn: Any
+    async_fn_args: Any
+    finalize_fns: Any
 
 
 @dataclasses.dataclass
@@ -167,13 +177,20 @@ def test_a_megatron_without_base_classes_takes_subclasses_of_its_own_strategy(
             sealed = (folder / "metadata.json").exists()
             assert sealed == (step == 2)  # replaced in one step, without other files
             (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-        unwritten = {"common_state": ShardedObject("common_state", {"step": 3})}
-        with pytest.raises(tilestone.UnsupportedError, match="synchronously"):
-            save.async_save(unwritten, ckpt, "nvrx")
-        assert (folder / "metadata.json").exists()  # nothing was written
+        for step, finalized in ((3, False), (4, True)):
+            common = ShardedObject("common_state", {"step": step})
+            state = {"common_state": common, "o": ShardedObject("o", [2])}
+            request = save.async_save(state, ckpt, "nvrx")
+            assert type(request) is Request and request.finalize_fns
+            if finalized:
+                request.async_fn(*request.async_fn_args)
+                request.finalize_fns[0]()
+            del request
+            assert (folder / "metadata.json").exists()
+            with tilestone.open(ckpt) as checkpoint:
+                assert checkpoint.common() == {"step": 4 if finalized else 2}
+                assert checkpoint.verify().ok
         assert not (folder / "common.pt").exists() and not (folder / "integrity.json").exists()
-        with tilestone.open(ckpt) as checkpoint:
-            assert checkpoint.common() == {"step": 2} and checkpoint.verify().ok
         loads = by_name.TorchDistLoadShardedStrategy()  # type: ignore[attr-defined]
         assert loads.load({"x": ShardedObject("o", None)}, ckpt, "nvrx") == {"x": [2]}
     finally:

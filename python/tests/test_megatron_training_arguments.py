@@ -36,7 +36,6 @@ LOG = "tilestone.megatron"
 
 def test_unsupported_arguments_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     refused = (
-        ({"async_save": True}, {}, "args.async_save"),
         ({"ckpt_format": "torch"}, {}, "args.ckpt_format='torch'"),
         ({"ckpt_format": "fsdp_dtensor"}, {}, "args.ckpt_format='fsdp_dtensor'"),
         ({"use_dist_ckpt": False}, {}, "args.use_dist_ckpt=False"),

@@ -46,8 +46,8 @@ def _is_communicator(group: Any) -> bool:
 
 
 def torch_group(group: ProcessGroup | CommunicatorLike | None) -> ProcessGroup | None:
-    """The process group that was given, not a communicator."""
-    return None if _is_communicator(group) else group  # type: ignore[return-value]
+    """The process group that was given, or that of the given communicator, if it has one."""
+    return getattr(group, "process_group", None) if _is_communicator(group) else group  # type: ignore[return-value]
 
 
 def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorLike:

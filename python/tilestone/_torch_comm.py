@@ -55,7 +55,7 @@ import torch.distributed as dist
 from tilestone import _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
 from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task, poll
-from tilestone._torch_group import shared_by
+from tilestone._torch_group import Shared, shared_by
 from tilestone._torch_transfer import Transfer, rank_list
 
 _FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
@@ -105,12 +105,19 @@ class TorchCommunicator:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, fragment_bytes: int = _FRAGMENT_BYTES
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        fragment_bytes: int = _FRAGMENT_BYTES,
+        channel: str = "",
     ) -> None:
         """Uses `group` (None: the default group). Not collective.
 
         Args:
             fragment_bytes: longer messages are split into fragments; the same on every rank.
+            channel: a name that all ranks know. The operations and calls of a channel are counted
+                by themselves, so other calls of the group may come between them. All ranks must
+                still make all their operations in the same order, whatever the channel.
 
         Raises:
             ValueError: this rank is outside the group.
@@ -122,12 +129,19 @@ class TorchCommunicator:
             raise ValueError("this rank is not in the process group")
         self._group = group
         self._shared = shared_by(group)
+        if channel:
+            self._shared = Shared(channel, self._shared)
         self._transfer = Transfer(group, self._shared, fragment_bytes)
         self.call_memory = self._shared.memory
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         longest = min(_LONGEST_RECORD, _RECORDS_BYTES // self.size)
         self._longest_record = max(_SHORTEST_RECORD, longest)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The process group."""
+        return self._group
 
     def describe(self) -> str:
         """The name of this kind of communicator, for messages."""

@@ -377,15 +377,20 @@ class Given(Prepared):
         self._compared = self._preprocess(self._common())
         return cast("Mapping[Any, Any]", self._compared)
 
-    def log_replaced(self) -> None:
-        """Logs on rank 0 what the save has replaced; not earlier, because it might be refused."""
+    def log(self, result: _core.SaveResult) -> None:
+        """Logs what the save has replaced, and how common states differ. Every rank calls.
+
+        Not earlier, because the save might be refused.
+        """
         if self._replaced:
             logger.warning(self._replaced)
+        if result.common_differs:
+            compared = self._common() if self._preprocess is None else self._compared
+            _validate_common_state_dict(compared, self._group)
 
-    def log_differences(self) -> None:
-        """Logs on each rank how its common state differs from rank 0's. Every rank calls."""
-        compared = self._common() if self._preprocess is None else self._compared
-        _validate_common_state_dict(compared, self._group)
+    def forget(self) -> None:
+        """Keeps only the common state of what was given. The save has its own copies."""
+        self._given = self._common()
 
     def _common(self) -> Any:
         return extract_matching_values(self._given, _is_common)[0]
@@ -418,7 +423,5 @@ def engine_save(
     given.tp_replica_names = tp_replica_names
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
-    given.log_replaced()
-    if result.common_differs:
-        given.log_differences()
+    given.log(result)
     return result

@@ -7,7 +7,7 @@ replaces the sharded part in the existing directory, where common.pt is already 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilestone import _api, _calls, _core, _megatron_entities
@@ -93,16 +93,6 @@ def remove_seals(path: Any, common_is_sharded: bool) -> None:
         ) from error
 
 
-def end_without_tensors(tree: Any, checkpoint_dir: Path) -> None:
-    """Called by one rank if a save is refused after Megatron-Core has written common.pt.
-
-    The old checkpoint in the directory is then incomplete, and must not look complete. If the
-    common state is in the tree, nothing has been written, and nothing is done.
-    """
-    if not _has_common_state(tree):
-        remove_seals(literal(checkpoint_dir), common_is_sharded=False)
-
-
 class _Shards(_calls.Prepared):
     """The sharded part of a state dict, prepared for a save."""
 
@@ -147,8 +137,9 @@ def save_in_place(
     mains_only: bool = False,
     *,
     tp_replica_names: bool = False,
+    save: Callable[..., Any] = _api.save,
     **options: Any,
-) -> None:
+) -> Any:
     """Saves the sharded part of a state dict. Every rank calls.
 
     An older metadata.json is removed first. So if the save fails, the directory still holds the old
@@ -162,7 +153,11 @@ def save_in_place(
         mains_only: each shard is written by the rank of its main replica. Otherwise any rank that
             holds a shard's data may write it.
         tp_replica_names: as for `strategies.torch.TorchDistSaveShardedStrategy`.
+        save: `tilestone.save`, or `_background.save_in_background`.
         options: keyword arguments of `tilestone.save`.
+
+    Returns:
+        What `save` returns.
 
     Raises:
         As `tilestone.save`, the same on every rank.
@@ -171,4 +166,6 @@ def save_in_place(
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
     state: Any = _Shards(tree, path, group, mains_only, tp_replica_names)
-    _api.save(state, path, group=group, dialect="megatron_shards", overwrite=True, **options)
+    return save(
+        state, path, group=group, dialect="megatron_shards", overwrite=True, **options
+    )

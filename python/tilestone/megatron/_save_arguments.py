@@ -13,7 +13,6 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone._option_values import LocalCopies
 from tilestone.megatron import _engine_calls
-from tilestone.megatron.strategies._engine import ASYNC_HINT
 from tilestone.megatron.strategies.base import engine_options_of
 from tilestone.megatron.utils import _clean_metadata_for_serialization
 
@@ -35,10 +34,8 @@ def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
     return options.get("copies") is not None
 
 
-def unsupported(async_sharded_save: bool, common_strategy: Any) -> Exception | None:
+def unsupported(common_strategy: Any) -> Exception | None:
     """Returns an error for the kinds of saves that only Megatron-Core has."""
-    if async_sharded_save:
-        return UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
     if common_strategy is not None:
         return NotImplementedError(
             "common state is always saved in one way: leave common_strategy None"

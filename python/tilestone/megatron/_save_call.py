@@ -8,8 +8,15 @@ from typing import Any, Tuple
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
 from tilestone._option_values import Checks
-from tilestone.megatron import _engine_calls, _ranks, _save_arguments, _user_strategies
+from tilestone.megatron import (
+    _background,
+    _engine_calls,
+    _ranks,
+    _save_arguments,
+    _user_strategies,
+)
 from tilestone.megatron.strategies._together import Deadline
+from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     StrategyAction,
     engine_options_of,
@@ -27,14 +34,15 @@ def save(
     preprocess: Any = None,
     content_metadata: Any = None,
     **own: Any,
-) -> _core.SaveResult | None:
+) -> _core.SaveResult | AsyncRequest | None:
     """Saves; the arguments are those of `tilestone.megatron.save`.
 
     Args:
         own: the arguments that only Tilestone has.
 
     Returns:
-        The engine's result; None if a strategy of the user has saved.
+        The engine's result, or None if a strategy of the user has saved. With async_sharded_save
+        the request.
     """
     given: dict[str, Any] = {**_save_arguments.OWN, **own}
     by_files, copies = given["by_files"], given["copies"]
@@ -45,7 +53,7 @@ def save(
         state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
     except InvalidArgumentError as error:
         failure = error
-    failure = _save_arguments.unsupported(async_sharded_save, common_strategy) or failure
+    failure = _save_arguments.unsupported(common_strategy) or failure
     options = {} if strategy is None else engine_options_of(strategy)
     if copies is None and options is not None:
         copies = options.get("copies")
@@ -62,6 +70,8 @@ def save(
             _engine_calls.raiser(failure)()
 
         with _ranks.call_of(group, deadline):
+            if async_sharded_save:
+                return call.begin(check)  # type: ignore[no-any-return]
             call.run(check)
         return None
     if by_files is not None and failure is None:
@@ -88,7 +98,8 @@ def save(
         state, checkpoint_dir, _engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
     )  # fmt: skip
-    return _engine_calls.engine_save(
+    save = _background.save_whole if async_sharded_save else _engine_calls.engine_save
+    return save(
         made,
         checkpoint_dir,
         group=group if by_files is None else None,

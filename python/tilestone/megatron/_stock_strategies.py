@@ -17,7 +17,8 @@ from tilestone import _api, _calls, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
 from tilestone._option_values import Checks, LoadReport, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
-from tilestone.megatron._in_place import Path, end_without_tensors, entities, save_in_place
+from tilestone.megatron._background import save_in_background
+from tilestone.megatron._in_place import Path, entities, save_in_place
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._second_names import StockStoredEntities
 from tilestone.megatron._stock_errors import raises_stocks_errors
@@ -142,18 +143,43 @@ class _SaveStrategy:
         )
 
     @raises_stocks_errors
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path, *_: Any, **__: Any) -> Any:
-        """Always refuses. Removes only an older metadata.json, because common.pt is the new one.
+    def async_save(
+        self, sharded_state_dict: Any, checkpoint_dir: Path, async_strategy: str = "mcore"
+    ) -> Any:
+        """Plans the save, and writes in a thread of this process. Every rank calls.
+
+        When it returns, the state may change. The process that Megatron-Core's queue starts only
+        waits for the thread. Finalizing the request publishes what was written.
+
+        Args:
+            sharded_state_dict, checkpoint_dir: as for save().
+            async_strategy: "mcore" or "nvrx" (0.19): whose queue will take the request.
+
+        Returns:
+            Megatron-Core's AsyncRequest, or that of nvidia-resiliency-ext.
 
         Raises:
-            UnsupportedError: always.
+            As save().
         """
-        if _ranks.rank(self.process_group) == 0:
-            end_without_tensors(sharded_state_dict, checkpoint_dir)
-        raise UnsupportedError(
-            "Tilestone's strategy for Megatron-Core can only save synchronously",
-            hint="omit async_sharded_save (--async-save), or save with a stock strategy",
+        kind = _request_class(async_strategy)
+        request = save_in_place(
+            sharded_state_dict,
+            checkpoint_dir,
+            self.process_group,
+            self.keep_only_main_replica,
+            save=save_in_background,
+            **self._options,
         )
+        finalize = raises_stocks_errors(request.finalize_fns[0].__call__)
+        return kind(request.async_fn, (), [finalize])
+
+
+def _request_class(async_strategy: str) -> Any:
+    """The class of a request for a queue."""
+    find = getattr(find_module("strategies.torch"), "get_async_strategy", None)
+    if find is None:  # up to 0.18
+        return find_module("strategies.async_utils").AsyncRequest
+    return find(async_strategy)[1]["AsyncRequest"]
 
 
 class _Wanted(_calls.Prepared):

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tilestone._errors import StorageError
+from tilestone._errors import StorageError, UnsupportedError
 from tilestone.megatron import _access, _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
 from tilestone.megatron._stored import literal
@@ -86,6 +86,34 @@ class Save:
         Args:
             check: called first; if it raises, this rank has failed, and every rank raises.
         """
+        self._begin(check, lambda own: self.sharded_strategy.save(own, self.checkpoint_dir))
+        then_one("end of a save", _ranks.default_group(None), _nothing, self._publish)
+
+    def begin(self, check: Callable[[], None]) -> Any:
+        """Does the same with the strategy's async_save. Every rank calls.
+
+        Returns:
+            The strategy's request. The last of its functions writes `metadata.json`.
+        """
+
+        def ready() -> None:
+            check()
+            if not hasattr(self.sharded_strategy, "async_save"):
+                name = type(self.sharded_strategy).__name__
+                raise UnsupportedError(
+                    f"{name} has no async_save", hint="save with async_sharded_save=False"
+                )
+
+        request: Any = self._begin(
+            ready, lambda own: self.sharded_strategy.async_save(own, self.checkpoint_dir)
+        )
+        group, deadline = _ranks.default_group(None), _ranks.deadline_of_call()
+        request.finalize_fns.append(
+            lambda: then_one("end of a save", group, _nothing, self._publish, deadline)
+        )
+        return request
+
+    def _begin(self, check: Callable[[], None], save: Callable[[Any], Any]) -> Any:
         group = _ranks.default_group(None)
 
         def prepared() -> tuple[ShardedStateDict, CommonStateDict, Any]:
@@ -104,8 +132,7 @@ class Save:
         together("save of the common state", group, lambda: self._save_common(common))
         # A fully parallel save marks in the entities who saves what; the caller's must not change.
         own = copied(sharded)
-        together("save by a strategy", group, lambda: self._save_sharded(own))
-        then_one("end of a save", group, _nothing, self._publish)
+        return together("save by a strategy", group, lambda: self._save_sharded(own, save))
 
     def _make_directory(self) -> bytes:
         """Creates the directory, or makes an old checkpoint there invalid.
@@ -118,12 +145,12 @@ class Save:
     def _save_common(self, common: CommonStateDict) -> None:
         self.common_strategy.save_common(common, self.checkpoint_dir)
 
-    def _save_sharded(self, sharded: ShardedStateDict) -> None:
+    def _save_sharded(self, sharded: ShardedStateDict, save: Callable[[Any], Any]) -> Any:
         if not self.sharded_strategy.can_handle_sharded_objects:
             validate_sharded_objects_handling(self.sharded_strategy, self.common_strategy)
             objects, sharded = extract_matching_values(sharded, _is_object)
             self.common_strategy.save_sharded_objects(objects, self.checkpoint_dir)
-        self.sharded_strategy.save(sharded, self.checkpoint_dir)
+        return save(sharded)
 
     def _publish(self) -> bytes:
         strategy = self.sharded_strategy

@@ -32,6 +32,7 @@ from tilestone.megatron.mapping import (
     StateDict,
 )
 from tilestone.megatron.strategies._together import Deadline
+from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
@@ -360,10 +361,11 @@ def save(
     copies: LocalCopies | None = None,
     common_differs: str = "warn",
     timeout: float | None = _core.DEFAULT_TIMEOUT,
-) -> _core.SaveResult | None:
+) -> _core.SaveResult | AsyncRequest | None:
     """Saves a sharded state dict. Every rank calls.
 
-    When the call returns, the checkpoint is complete and durable. Until then an existing checkpoint
+    When the call returns, or an asynchronous save is finalized, the checkpoint is complete and
+    durable. Until then an existing checkpoint
     in the directory stays valid; it is replaced as a whole. An unfinished save of Megatron-Core is
     replaced too. A warning says what is replaced. The directory is created if it does not exist. If
     it holds files that belong to neither, the save fails and names them.
@@ -381,13 +383,15 @@ def save(
         common_strategy: must be None.
         validate_access_integrity: refuse a state in which the main replicas of all ranks leave out
             a part of a tensor, or contain a part twice; also compare the ranks' common state.
-        async_sharded_save: must be False: asynchronous saves are not supported yet.
+        async_sharded_save: return a request when the state may change. A thread of this process
+            writes; whatever runs the request's function waits for it. Finalizing the request, on
+            every rank, publishes the checkpoint; a save that is not finalized is not published.
         preprocess_common_before_consistancy_check: takes a copy of the common state and returns
             what the ranks compare. It does not change what is saved.
         content_metadata: a dict without entities, for a program to read before it loads the
             checkpoint. It is saved as the common state's "content_metadata", replaces an entry of
             that name, and is saved without its "dp_cp_group".
-        async_strategy: ignored.
+        async_strategy: ignored: each queue takes the request.
         verify_integrity: ignored: every item of a checkpoint has a checksum, which is compared when
             the item is read.
         process_group: the ranks that save; None: torch's default group, or this process alone
@@ -412,10 +416,12 @@ def save(
         common_differs: "warn" or "error": what to do if the ranks' common states differ, or the
             replicas of a ShardedObject, or those of a ShardedTensor of at most 64 KiB without
             declared holders.
-        timeout: limit for the whole save in seconds; None: no limit.
+        timeout: limit for the whole save in seconds, finalizing included; None: no limit.
 
     Returns:
-        What `tilestone.save` returns, such as the number and bytes of this rank's local copies, if
+        With async_sharded_save the request: an AsyncRequest with Megatron-Core's interface, to be
+        scheduled in `AsyncCallsQueue` (of `strategies.async_utils` here, or of Megatron-Core).
+        Otherwise what `tilestone.save` returns, such as the number and bytes of this rank's local copies, if
         the call has an argument that Megatron-Core's save does not have (from process_group on,
         with another value than the default), or a strategy that makes local copies. Otherwise None,
         as in Megatron-Core: its programs end if a save that is not asynchronous returns something
@@ -436,7 +442,9 @@ def save(
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
         content_metadata, **own,
     )  # fmt: skip
-    return result if _save_arguments.are_used(own, sharded_strategy) else None
+    if async_sharded_save or _save_arguments.are_used(own, sharded_strategy):
+        return result
+    return None
 
 
 def get_default_save_sharded_strategy(

@@ -7,6 +7,7 @@ from typing import Any
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone._option_values import LocalCopies
 from tilestone.megatron import _engine_calls, _stored
+from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import save_in_place
 from tilestone.megatron._second_names import StoredEntities
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
@@ -15,11 +16,6 @@ from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     Directory,
     LoadShardedStrategy,
-)
-
-ASYNC_HINT = (
-    "save with async_sharded_save=False, which returns when the checkpoint is durable; "
-    "asynchronous saves are planned"
 )
 
 
@@ -52,8 +48,21 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
     def async_save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> AsyncRequest:
-        """Always refuses: asynchronous saves are not supported yet."""
-        raise UnsupportedError("asynchronous saves are not supported yet", hint=ASYNC_HINT)
+        """Plans the save of the sharded part, and writes it in the background. Every rank calls.
+
+        As save(). When it returns, the state may change. Nothing is published before the request
+        is finalized.
+
+        Returns:
+            The request, for `AsyncCallsQueue` here or in Megatron-Core.
+
+        Raises:
+            As save().
+        """
+        request: AsyncRequest = save_in_place(
+            sharded_state_dict, checkpoint_dir, save=save_in_background, **self._options()
+        )
+        return request
 
     def engine_options(self) -> dict[str, Any] | None:
         """The format and the strategy's own options; None if a subclass overrides the save."""

@@ -15,7 +15,7 @@ from typing import Any, DefaultDict
 
 from tilestone._errors import UnsupportedError
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
-from tilestone.megatron.strategies.async_utils import AsyncRequest
+from tilestone.megatron.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 
 Directory = str | os.PathLike[str]
 
@@ -31,6 +31,8 @@ class StrategyAction(Enum):
 
 # By action and (backend, version).
 default_strategies: DefaultDict[str, dict[tuple[str, int], Any]] = defaultdict(dict)
+
+async_calls = AsyncCallsQueue()
 
 
 def _register_own() -> None:

@@ -14,6 +14,10 @@ from typing import Any
 from tilestone.megatron.training import _arguments
 from tilestone.megatron.training._choice import Places, find_iteration
 from tilestone.megatron.training._look import Found
+from tilestone.megatron.training.async_utils import (
+    is_empty_async_queue,
+    maybe_finalize_async_save,
+)
 from tilestone.megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
@@ -40,7 +44,9 @@ __all__ = [
     "get_checkpoint_name",
     "get_checkpoint_tracker_filename",
     "get_rng_state",
+    "is_empty_async_queue",
     "load_checkpoint",
+    "maybe_finalize_async_save",
     "read_metadata",
     "restore_rng_state",
     "save_checkpoint",

@@ -190,16 +190,10 @@ def check_saveable(args: Any, train_data_iterator: Any) -> None:
     """Refuses arguments that a save does not support.
 
     Raises:
-        UnsupportedError: asynchronous saves, formats other than torch_dist and zarr, the state
-            of a data loader.
+        UnsupportedError: formats other than torch_dist and zarr, the state of a data loader.
         InvalidArgumentError: `args` has no attributes.
     """
     to_namespace(args)
-    if read(args, "async_save"):
-        raise UnsupportedError(
-            "args.async_save: asynchronous saves are not supported yet",
-            hint="leave async_save False: the save returns when the checkpoint is durable",
-        )
     check_format(args)
     if read(args, "dataloader_save") and train_data_iterator is not None:
         raise UnsupportedError(

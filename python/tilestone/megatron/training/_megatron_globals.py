@@ -25,6 +25,12 @@ def arguments() -> Any:
         return None  # get_args() raises this before the arguments are set up
 
 
+def schedule_async_save() -> Any:
+    """Megatron's function that queues a save; None if its training is not loaded."""
+    found = sys.modules.get("megatron.training.async_utils")
+    return getattr(found, "schedule_async_save", None)
+
+
 def rng_tracker() -> Any:
     """The tracker of the CUDA generators; None if the program has none."""
     return _found("tensor_parallel.random", "_CUDA_RNG_STATE_TRACKER")

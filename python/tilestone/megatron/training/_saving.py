@@ -85,6 +85,7 @@ class Saving:
         self.non_persistent = non_persistent
         self.groups = groups
         self.rng: Any = None
+        self.schedule: Callable[[Any], Any] | None = None  # takes the request of an async save
         self.iteration = _iteration(iteration)
         self.run_directory = self._run_directory()
         self.path = get_checkpoint_name(
@@ -179,8 +180,11 @@ class Saving:
         preprocess: Callable[[CommonStateDict], StateDict],
         process_group: Any,
         deadline: Deadline,
-    ) -> _core.SaveResult | None:
-        """Saves and publishes the checkpoint, and returns what the save did. Every rank calls."""
+    ) -> Any:
+        """Saves and publishes the checkpoint, and returns what the save did. Every rank calls.
+
+        With args.async_save it is not published yet, and the request is returned.
+        """
         return _save_call.save(
             made,
             self.path,
@@ -189,6 +193,7 @@ class Saving:
             preprocess=preprocess,
             content_metadata=self.metadata,
             process_group=process_group,
+            async_sharded_save=self.schedule is not None,
             timeout=deadline.timeout(),
         )
 

@@ -20,6 +20,7 @@ from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies._together import Deadline, then_one, together
 from tilestone.megatron.training import _arguments, _megatron_globals, state
+from tilestone.megatron.training.async_utils import Finalizing, scheduler
 from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._choice import Places, load_latest
 from tilestone.megatron.training._groups import Groups
@@ -88,7 +89,8 @@ def save_checkpoint(
     """Saves a training run into `args.save`, in the directory of its iteration. Every rank calls.
 
     When the call returns, the checkpoint is complete and durable, and the tracker file names it.
-    The tracker is replaced atomically after the checkpoint is published, so after a crash it names
+    With `args.async_save` the call returns when the state may change, and all this is so once
+    maybe_finalize_async_save() has finalized the save. The tracker is replaced atomically after the checkpoint is published, so after a crash it names
     a complete checkpoint. With `args.save_retain_interval` the checkpoint that the tracker named
     before is then removed, unless its iteration is a multiple of the interval, it is a symbolic
     link, or it has not been published.
@@ -101,7 +103,9 @@ def save_checkpoint(
         opt_param_scheduler: has `state_dict()`; or None.
         num_floating_point_operations_so_far: saved, and returned by load_checkpoint().
         checkpointing_context: a dict that the program keeps from save to save. Its "save_strategy"
-            saves; if it has none, the strategy that is made from `args` is stored there.
+            saves; if it has none, the strategy that is made from `args` is stored there. Its
+            "async_calls" is the queue of the saves in flight (Megatron-Core's or Tilestone's); if it
+            has none, one is stored there. Without `args` Megatron's own queue is used, if loaded.
         pipeline_rank, expert_rank, tensor_rank, pipeline_parallel, expert_parallel: ignored: they
             name files of the legacy format.
         non_persistent_ckpt: save a checkpoint that the next one replaces, into the directory
@@ -130,13 +134,12 @@ def save_checkpoint(
 
     Returns:
         What `tilestone.save` returns, such as the bytes that this rank wrote; None if a strategy
-        class of the program has saved.
+        class of the program has saved, or the save goes on in the background.
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
             directory is unchanged, and the tracker names what it named before. UnsupportedError:
-            asynchronous saves, local non-persistent checkpoints and other formats; the message has
-            the argument. AlreadyExistsError: another job is saving the same checkpoint.
+            local non-persistent checkpoints and other formats; the message has the argument. AlreadyExistsError: another job is saving the same checkpoint.
             TimeoutError: with the step and the ranks that did not reach it. A rank that fails while
             it waits for the end of the last step can't know whether the tracker was moved.
     """
@@ -146,11 +149,14 @@ def save_checkpoint(
 
     def prepare() -> Saving:
         deadline.check()
-        return Saving(
+        made = Saving(
             _arguments.given_or_global(args), iteration, release, non_persistent_ckpt,
             train_data_iterator, given.of_module(_first(unwrap_model(model))),
             checkpointing_context,
         )  # fmt: skip
+        if _arguments.read(made.args, "async_save"):
+            made.schedule = scheduler(checkpointing_context, args, process_group)
+        return made
 
     save = prepared("preparation of a save", group, prepare, deadline)
 
@@ -173,16 +179,24 @@ def save_checkpoint(
         save.publish(deadline)
         return b""
 
+    def end(succeeded: bool) -> None:
+        save.locks.end()
+        if succeeded and _ranks.rank(group) == 0:
+            save.remove_files()
+
+    finalize = Finalizing(publish, end, group, deadline)
     try:
         made, _ = then_one("state of a training run", group, generate, begin, deadline)
         preprocess = preprocess_common_state_dict_fn or without_own_arguments
         result = save.write(made, preprocess, process_group, deadline)
-        then_one("tracker of a training run", group, lambda: None, publish, deadline)
-    finally:
+        if save.schedule is not None:
+            save.schedule(finalize.instead_of(result))
+            return None
+    except BaseException:
         save.locks.end()
-    if _ranks.rank(group) == 0:
-        save.remove_files()
-    return result
+        raise
+    finalize()
+    return result  # type: ignore[no-any-return]
 
 
 def _group(given: Any) -> Any:

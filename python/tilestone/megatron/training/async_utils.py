@@ -1,0 +1,131 @@
+"""Saves of a training run that are written in the background.
+
+`save_checkpoint` with `args.async_save` puts each save into a queue. The program calls
+`maybe_finalize_async_save` between its steps, and with blocking=True before it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Dict
+
+from tilestone._errors import InvalidArgumentError
+from tilestone.megatron.strategies._together import Deadline, then_one
+from tilestone.megatron.strategies.async_utils import AsyncCallsQueue
+from tilestone.megatron.training import _megatron_globals
+
+QUEUE = "async_calls"  # the queue's place in a program's checkpointing_context
+
+
+def scheduler(
+    context: Dict[str, Any] | None, args: Any, process_group: Any
+) -> Callable[[Any], Any]:
+    """The function that takes the request of a save.
+
+    Args:
+        context: the program's checkpointing_context. Its queue takes the request, and is created
+            if there is none.
+        args: as for save_checkpoint(). With None the program is one of Megatron's, whose own queue
+            takes the request, unless the context has one.
+        process_group: the ranks that save.
+
+    Raises:
+        InvalidArgumentError: nothing could finalize the request.
+    """
+    if context is not None and QUEUE in context:
+        return context[QUEUE].schedule_async_request  # type: ignore[no-any-return]
+    found = _megatron_globals.schedule_async_save() if args is None else None
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    if context is None:
+        raise InvalidArgumentError(
+            "args.async_save needs a checkpointing_context, which keeps the saves in flight",
+            hint="pass the same dict to each save, and to maybe_finalize_async_save between steps",
+        )
+    context[QUEUE] = AsyncCallsQueue(process_group=process_group)
+    return context[QUEUE].schedule_async_request  # type: ignore[no-any-return]
+
+
+def maybe_finalize_async_save(
+    checkpointing_context: Dict[str, Any] | None,
+    blocking: bool = False,
+    terminate: bool = False,
+) -> list[int]:
+    """Publishes the saves in flight that have been written, and moves the tracker. Every rank calls.
+
+    Args:
+        checkpointing_context: the dict that was passed to save_checkpoint().
+        blocking: wait until all saves are written.
+        terminate: also end the queue. Without `blocking` the saves that are not written yet are
+            then abandoned.
+
+    Returns:
+        The numbers of the saves that were finalized, counted from 0.
+
+    Raises:
+        CheckpointingException: a save failed, on every rank; the tracker names what it named before.
+    """
+    queue = (checkpointing_context or {}).get(QUEUE)
+    if queue is None:
+        return []
+    finalized: list[int] = queue.maybe_finalize_async_calls(blocking)
+    if terminate:
+        queue.close(abort=not blocking)
+    return finalized
+
+
+def is_empty_async_queue(checkpointing_context: Dict[str, Any] | None) -> bool:
+    """Whether no save is in flight."""
+    queue = (checkpointing_context or {}).get(QUEUE)
+    return queue is None or queue.get_num_unfinalized_calls() == 0
+
+
+class Finalizing:
+    """Finalizes a save of a training run: publishes the checkpoint, then moves the tracker.
+
+    Args:
+        publish: moves the tracker; on one rank.
+        end: called on every rank in any case, with whether all has succeeded.
+        group, deadline: of the save.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[], bytes],
+        end: Callable[[bool], None],
+        group: Any,
+        deadline: Deadline,
+    ) -> None:
+        self._functions: list[Callable[[], Any]] = []  # publish the checkpoint
+        self._publish = publish
+        self._end = end
+        self._group = group
+        self._deadline = deadline
+
+    def instead_of(self, request: Any) -> Any:
+        """Takes the place of a request's functions, and calls them first."""
+        self._functions = list(request.finalize_fns)
+        request.finalize_fns[:] = [self]
+        return request
+
+    def __call__(self) -> None:
+        """Finalizes. Every rank calls.
+
+        Raises:
+            CheckpointingException: the save failed, or the tracker can't be moved; on every rank.
+        """
+        succeeded = False
+        try:
+            for function in self._functions:
+                function()
+            work = "tracker of a training run"
+            then_one(work, self._group, lambda: None, self._publish, self._deadline)
+            succeeded = True
+        finally:
+            self._end(succeeded)
+
+    def abandon(self) -> None:
+        """Abandons the save."""
+        for function in self._functions:
+            getattr(function, "abandon", lambda: None)()
+        self._end(False)
