@@ -13,6 +13,7 @@
 #include "tilestone/comm/solo.h"
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/agree.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
   bind_engine(m);
   bind_steps(m);
   bind_foreign_save(m);
+  bind_async(m);
   bind_checkpoint(m);
   bind_access(m);
   bind_storage(m);

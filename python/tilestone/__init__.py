@@ -15,6 +15,8 @@ files. torch is not required, and is only used if the caller has imported it.
 
 from tilestone import geometry
 from tilestone._api import load, save
+from tilestone._async_api import async_save
+from tilestone._async_save import AsyncSave, AsyncStep
 from tilestone._checkpoint import Checkpoint, gc, open, repair
 from tilestone._convert import convert
 from tilestone._core import (
@@ -74,6 +76,8 @@ from tilestone._unpublished import abandon, publish, unpublished
 
 __all__ = [
     "AlreadyExistsError",
+    "AsyncSave",
+    "AsyncStep",
     "BegunSave",
     "ByFiles",
     "Checkpoint",
@@ -116,6 +120,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "abandon",
+    "async_save",
     "begin_save",
     "convert",
     "dtype_names",

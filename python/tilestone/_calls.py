@@ -50,6 +50,11 @@ def torch_group(group: ProcessGroup | CommunicatorLike | None) -> ProcessGroup |
     return getattr(group, "process_group", None) if _is_communicator(group) else group  # type: ignore[return-value]
 
 
+def group_of(group: ProcessGroup | CommunicatorLike | None) -> Any:
+    """What a call with this `group` uses: a communicator, a process group, or None: it is alone."""
+    return group if _is_communicator(group) else _group_of_torch(torch_group(group))
+
+
 def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorLike:
     """The communicator of a call.
 
@@ -179,12 +184,14 @@ class SaveCall:
         until_the_end: receives context managers that must stay open until the save ends.
         group, by_files: who takes part, as for `tilestone.save`.
         session: the session that saves; then both may be given.
-        options: the other options of `tilestone.save`.
+        kind: the class of the other options.
+        options: the other options of `tilestone.save`, or of `tilestone.async_save`.
 
     Attributes:
         comm: the communicator or session; None in a save by files.
         files: this rank's part in a save by files; otherwise None.
         session: the session.
+        given: the other options, not checked yet.
 
     Raises:
         InvalidArgumentError: an argument that says who takes part can't be used.
@@ -199,11 +206,13 @@ class SaveCall:
         group: ProcessGroup | CommunicatorLike | None = None,
         by_files: ByFiles | None = None,
         session: _core.Session | None = None,
+        kind: type[SaveOptions] = SaveOptions,
         **options: Any,
     ) -> None:
         self._state = prepared(state)
         self.path = path
-        self._given = options
+        self.given = options
+        self._kind = kind
         self._until_the_end = until_the_end
         self.session = session
         self._group = torch_group(group)
@@ -224,21 +233,21 @@ class SaveCall:
     @property
     def limit(self) -> float:
         """Seconds for the whole save."""
-        return _options.limit_of(self._given.get("timeout", _core.DEFAULT_TIMEOUT))
+        return _options.limit_of(self.given.get("timeout", _core.DEFAULT_TIMEOUT))
 
     def bare(self) -> _core.SaveRequest:
         """The request with which a save by files begins: the options, without the state.
 
         Errors in the other options are found in `prepare`, where the other ranks learn of them.
         """
-        given = {name: v for name, v in self._given.items() if name not in _LATER_OPTIONS}
-        options = checked("save", SaveOptions, given | {"timeout": self.limit})
-        has_copies = isinstance(self._given.get("copies"), LocalCopies)
+        given = {name: v for name, v in self.given.items() if name not in _LATER_OPTIONS}
+        options = checked("save", self._kind, given | {"timeout": self.limit})
+        has_copies = isinstance(self.given.get("copies"), LocalCopies)
         return self._request(options, {}, LocalCopies(()) if has_copies else None)
 
     def prepare(self) -> _core.SaveRequest:
         """This rank's request, with its state."""
-        options = checked("save", SaveOptions, self._given)
+        options = checked("save", self._kind, self.given)
         own, _ = self._who()
         shown = reporting(options.progress, "save", own)
         state = self._state.make()

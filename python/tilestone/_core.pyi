@@ -892,6 +892,61 @@ def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging
     Writes items to new files. Returns the receipt, how many files were written, and the (file, offset, length) of each item.
     """
 
+class AsyncOptions:
+    """How a save in the background behaves."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def on_error(self) -> str: ...
+
+    @on_error.setter
+    def on_error(self, arg: str, /) -> None: ...
+
+    @property
+    def in_flight(self) -> str: ...
+
+    @in_flight.setter
+    def in_flight(self, arg: str, /) -> None: ...
+
+    @property
+    def max_staged_bytes(self) -> int | None: ...
+
+    @max_staged_bytes.setter
+    def max_staged_bytes(self, arg: int | None, /) -> None: ...
+
+class AsyncSave:
+    """A save that goes on in the background."""
+
+    @property
+    def save_id(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def skipped(self) -> bool: ...
+
+    def is_staged(self) -> bool: ...
+
+    def is_durable(self) -> bool: ...
+
+    def wait_staged(self, seconds: float) -> None: ...
+
+    def result(self, seconds: float) -> SaveResult: ...
+
+    def on_staged(self, callback: Callable[[], object]) -> None: ...
+
+    def on_durable(self, callback: Callable[[], object]) -> None: ...
+
+    def abandon(self) -> None: ...
+
+def async_save(session: Session, prepare: Callable[[], SaveRequest], path: bytes, seconds: float, options: AsyncOptions) -> AsyncSave: ...
+
+def async_save_by_files(session: Session, request: SaveRequest, prepare: Callable[[], SaveRequest], options: AsyncOptions) -> AsyncSave: ...
+
+def end_async_saves(seconds: float) -> list[str]: ...
+
 class Damage:
     """A damaged part of a checkpoint."""
 
@@ -1175,6 +1230,130 @@ def unpublished(path: bytes, watch: float) -> list[UnpublishedSave]: ...
 def publish(path: bytes, save_id: str, timeout: float, threads: int) -> str: ...
 
 def abandon(path: bytes, save_id: str, period: float) -> str: ...
+
+class ConvertOptions:
+    """How a checkpoint is converted."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @format.setter
+    def format(self, arg: str, /) -> None: ...
+
+    @property
+    def dialect(self) -> str: ...
+
+    @dialect.setter
+    def dialect(self, arg: str, /) -> None: ...
+
+    @property
+    def keys(self) -> list[str]: ...
+
+    @keys.setter
+    def keys(self, arg: Sequence[str], /) -> None: ...
+
+    @property
+    def only(self) -> str: ...
+
+    @only.setter
+    def only(self, arg: str, /) -> None: ...
+
+    @property
+    def rename(self) -> list[str]: ...
+
+    @rename.setter
+    def rename(self, arg: Sequence[str], /) -> None: ...
+
+    @property
+    def cast(self) -> str: ...
+
+    @cast.setter
+    def cast(self, arg: str, /) -> None: ...
+
+    @property
+    def shard_bytes(self) -> int: ...
+
+    @shard_bytes.setter
+    def shard_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def dry_run(self) -> bool: ...
+
+    @dry_run.setter
+    def dry_run(self, arg: bool, /) -> None: ...
+
+    @property
+    def reading(self) -> Reading: ...
+
+    @reading.setter
+    def reading(self, arg: Reading, /) -> None: ...
+
+    @property
+    def resources(self) -> Resources: ...
+
+    @resources.setter
+    def resources(self, arg: Resources, /) -> None: ...
+
+class ConvertedKey:
+    """A tensor or object that a conversion copies."""
+
+    @property
+    def key(self) -> object: ...
+
+    @property
+    def source_key(self) -> object:
+        """Its key in the source."""
+
+    @property
+    def is_object(self) -> bool: ...
+
+    @property
+    def dtype(self) -> str:
+        """Of the new tensor."""
+
+    @property
+    def source_dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def file(self) -> str:
+        """The safetensors file of the tensor; otherwise empty."""
+
+    def __repr__(self) -> str: ...
+
+class ConvertResult:
+    """What a conversion has copied."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def dialect(self) -> str: ...
+
+    @property
+    def keys(self) -> list[ConvertedKey]:
+        """In the order of the new keys."""
+
+    @property
+    def left_out(self) -> int:
+        """Number of keys of the source that the options leave out."""
+
+    @property
+    def has_common(self) -> bool:
+        """Whether Megatron-Core's common state was copied."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors, as written."""
+
+    @property
+    def seconds(self) -> float: ...
+
+def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None) -> ConvertResult: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """

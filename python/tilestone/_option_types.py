@@ -31,6 +31,24 @@ class SaveKeywords(TypedDict, total=False):
     progress: bool | ProgressCallback
 
 
+class AsyncSaveKeywords(TypedDict, total=False):
+    """The options of `async_save`, except who takes part."""
+
+    on_error: str
+    in_flight: str
+    max_staged_bytes: int | None
+    checks: Checks
+    resources: Resources
+    timeout: float | None
+    progress: bool | ProgressCallback
+    format: str
+    dialect: str
+    overwrite: bool
+    copies: LocalCopies | None
+    attributes: Mapping[str, str] | None
+    tensor_attributes: Mapping[str, Mapping[str, Any]] | None
+
+
 class LoadKeywords(TypedDict, total=False):
     """The options of `load`, except who takes part."""
 

@@ -433,6 +433,35 @@ class SaveOptions(_OfRanks):
 
 
 @dataclasses.dataclass(frozen=True)
+class AsyncSaveOptions(SaveOptions):
+    """The options of `async_save`, except who takes part."""
+
+    on_error: str = _option(
+        "raise", _one_of("raise", "warn"),
+        """what happens when a save fails and nobody asks for its result. "raise": the next save of
+        the session, or of the group, raises the error on every rank. "warn": it logs it and saves.
+        With "warn", a failure of the storage or of another rank before the call returns
+        (StorageError, TimeoutError, RankFailedError) is not raised either: it is logged, and is the
+        result of the save. A state or an option that can't be saved is always an error. Must be the
+        same on every rank.""",
+        engine=False,
+    )  # fmt: skip
+    in_flight: str = _option(
+        "wait", _one_of("wait", "fail", "skip"),
+        """what happens if the previous save has not ended on some rank. "wait": wait for it.
+        "fail": raise AlreadyExistsError on every rank. "skip": save nothing, on every rank
+        (`AsyncSave.skipped`); not possible by files. Must be the same on every rank.""",
+        engine=False,
+    )  # fmt: skip
+    max_staged_bytes: int | None = _option(
+        None, _optional(_bytes),
+        """the most bytes of arrays that this rank copies. Those that do not fit are written before
+        the call returns. None: all are copied. Not possible by files.""",
+        engine=False,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class LoadOptions(_OfReads, _OfRanks):
     """The options of `load`, except who takes part."""
 
@@ -482,7 +511,8 @@ class OpenOptions(_OfReads):
 
 #: The options of each call, by the name of its TypedDict.
 CALLS: dict[str, type[Options]] = {
-    "SaveKeywords": SaveOptions, "LoadKeywords": LoadOptions, "OpenKeywords": OpenOptions,
+    "SaveKeywords": SaveOptions, "AsyncSaveKeywords": AsyncSaveOptions,
+    "LoadKeywords": LoadOptions, "OpenKeywords": OpenOptions,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _options
 from tilestone._api import load, run_save
+from tilestone._async_save import AsyncSave, run_async_save
 from tilestone._calls import SaveCall, communicator, files_of
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import ByFiles
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._option_types import LoadKeywords, SaveKeywords
+    from tilestone._option_types import AsyncSaveKeywords, LoadKeywords, SaveKeywords
 
 
 def _is_alone(by_files: Any, group: Any) -> bool:
@@ -91,6 +92,11 @@ class Session:
         if self._core is None:
             raise InvalidArgumentError("the session is closed")
         return self._core
+
+    @property
+    def core(self) -> _core.Session:
+        """The engine's session."""
+        return self._open()
 
     def _refuse(self, options: Mapping[str, object]) -> None:
         for name in ("group", "by_files"):
@@ -193,6 +199,33 @@ class Session:
             Also everything that `tilestone.begin_save` raises.
         """
         return run_begin_save(state, path, **self._next_save(path, options), **options)
+
+    def async_save(
+        self,
+        state: Mapping[Any, Any],
+        path: str | os.PathLike[str],
+        **options: Unpack[AsyncSaveKeywords],
+    ) -> AsyncSave:
+        """Saves as `tilestone.async_save` does, with the session's memory.
+
+        One such save of the session is in flight at a time (`in_flight`). Its other saves wait for
+        it, and raise or log its failure if nobody has asked for its result. By files this counts as
+        a save to the path.
+
+        Args:
+            state, path: as for `tilestone.save`.
+            options: the options of `tilestone.async_save`, except those fixed by the session.
+
+        Returns:
+            The save, which may outlive the session.
+
+        Raises:
+            InvalidArgumentError: the session is closed, or an option is fixed by the session or
+                unknown.
+            Also everything that `tilestone.async_save` raises.
+        """
+        who = {"session": self._open(), **self._next_save(path, options)}
+        return run_async_save(state, path, **who, **options)
 
     def _who(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The arguments that say who takes part in a save. `options`: the caller's options."""

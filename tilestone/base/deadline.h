@@ -34,6 +34,7 @@ class Deadline {
   Deadline with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
   // The same time without the interrupt, for work that must be done even after a request.
   Deadline without_interrupt() const { return Deadline(when_); }
+  const std::shared_ptr<const Interrupt>& interrupt() const { return interrupt_; }  // null: none
 
  private:
   explicit Deadline(Clock::time_point when) : when_(when) {}

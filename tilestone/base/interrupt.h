@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <mutex>
 
 namespace tilestone {
@@ -17,14 +18,22 @@ class Interrupt {
   // for the work to end.
   void request(std::exception_ptr why);
 
-  bool requested() const { return requested_.load(std::memory_order_acquire); }
+  // From now on a request of `other` counts as one of this interrupt. Null: of no other any more.
+  // Only one thread may call this at a time.
+  void follow(std::shared_ptr<const Interrupt> other);
+
+  bool requested() const;
   // Throws the reason of the request; returns if there was no request.
   void check() const;
 
  private:
+  std::shared_ptr<const Interrupt> followed() const;
+
   std::atomic<bool> requested_ = false;
-  mutable std::mutex mutex_;
+  std::atomic<bool> follows_ = false;
+  mutable std::mutex mutex_;  // guards the following
   std::exception_ptr why_;
+  std::shared_ptr<const Interrupt> followed_;
 };
 
 }  // namespace tilestone

@@ -5,7 +5,10 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
 #include "tilestone/engine/agree.h"
+#include "tilestone/engine/async_save_internal.h"
+#include "tilestone/engine/background_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save/by_files_internal.h"
@@ -69,6 +72,7 @@ struct Session::Kept {
   std::string token;
   std::map<std::string, uint64_t> saves;  // by files, so far; by Location::resolved_identity()
   std::shared_ptr<engine::SessionParts> parts = std::make_shared<engine::SessionParts>();
+  engine::LastAsync async;
 };
 
 Session::Session(const Communicator& comm, double timeout)
@@ -118,18 +122,38 @@ SaveOptions Session::completed(const SaveOptions& options, const Location& locat
   return all;
 }
 
+// Before the session's next save: what is left to report of its last asynchronous one.
+void Session::report_earlier(AsyncOptions::InFlight policy, const SaveOptions& options,
+                             const Deadline& deadline) {
+  if (kept_->parts->take_earlier_reported()) kept_->async.forget();
+  engine::InFlight mine = kept_->async.look(policy, deadline);
+  // With a communicator it travels in the save's first message.
+  if (!options.by_files) return kept_->parts->set_earlier(std::move(mine));
+  const engine::AfterEarlier after = engine::consider({mine});
+  if (after.way != engine::AfterEarlier::Way::kRefuse) kept_->async.forget();
+  if (after.warning) log(LogLevel::kWarning, *after.warning);
+  if (after.error) throw *after.error;
+}
+
 PlannedSave Session::begin_save(const StateDict& state, const Location& location,
                                 const SaveOptions& options) {
   const SaveOptions all = completed(options, location);
-  return engine::begin_in_steps({location, all, engine::deadline_of(all), kept_->parts},
-                                engine::RequestView{&state, &location, &all});
+  return engine::OfSession::begin_save(*this, location, all, engine::deadline_of(all),
+                                       engine::RequestView{&state, &location, &all});
 }
 
 SaveResult Session::save(const StateDict& state, const Location& location,
                          const SaveOptions& options) {
   const SaveOptions all = completed(options, location);
-  return engine::save_in_a_row({location, all, engine::deadline_of(all), kept_->parts},
-                               engine::RequestView{&state, &location, &all});
+  return engine::OfSession::save(*this, location, all, engine::deadline_of(all),
+                                 engine::RequestView{&state, &location, &all});
+}
+
+AsyncSave Session::async_save(const StateDict& state, const Location& location,
+                              const SaveOptions& options, const AsyncOptions& async) {
+  const SaveOptions all = completed(options, location);
+  return engine::OfSession::async_save(*this, location, all, async, engine::deadline_of(all),
+                                       engine::RequestView{&state, &location, &all});
 }
 
 StateDict Session::load(const StateDict& wanted, const Location& location,
@@ -172,6 +196,7 @@ Session OfSession::make(const Communicator& comm, Deadline deadline,
 SaveResult OfSession::save(Session& session, const Location& location, const SaveOptions& options,
                            Deadline deadline, const MadeRequest& request) {
   const SaveOptions all = session.completed(options, location);
+  session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
   return save_in_a_row({location, all, deadline, session.kept_->parts}, request);
 }
 
@@ -179,7 +204,25 @@ PlannedSave OfSession::begin_save(Session& session, const Location& location,
                                   const SaveOptions& options, Deadline deadline,
                                   const MadeRequest& request) {
   const SaveOptions all = session.completed(options, location);
+  session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
   return begin_in_steps({location, all, deadline, session.kept_->parts}, request);
+}
+
+AsyncSave OfSession::async_save(Session& session, const Location& location,
+                                const SaveOptions& options, const AsyncOptions& async,
+                                Deadline deadline, const MadeRequest& request) {
+  try {
+    Session::Kept& kept = *session.kept_;
+    const SaveOptions all = session.completed(options, location);
+    session.report_earlier(async.in_flight, all, deadline);
+    auto save = save_in_background({location, all, deadline, kept.parts}, async, request);
+    if (save->about().skipped) return AsyncSave(std::move(save));
+    static_cast<void>(kept.parts->take_earlier_reported());
+    kept.async.put(save);
+    return AsyncSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
 }
 
 }  // namespace engine

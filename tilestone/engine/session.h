@@ -19,6 +19,7 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
@@ -31,8 +32,9 @@ namespace engine {
 struct OfSession;
 }  // namespace engine
 
-// One rank's session. Used by one thread at a time. Saves that are in progress may outlive it. With
-// a communicator, all ranks construct the session together and make their calls together.
+// One rank's session. Used by one thread at a time. Saves in steps may outlive it. If an
+// asynchronous save is in flight whose handle is gone, the destructor waits for it. With a
+// communicator, all ranks construct the session together and make their calls together.
 class Session {
  public:
   // With a communicator. Rank 0 makes the token and sends it to all ranks; saves by files need no
@@ -57,6 +59,11 @@ class Session {
                   const SaveOptions& options = {});
   PlannedSave begin_save(const StateDict& state, const Location& location,
                          const SaveOptions& options = {});
+  // One asynchronous save of a session is in flight at a time: see AsyncOptions::in_flight. The
+  // session's other saves wait for it, and throw or log its failure if nobody has asked for its
+  // result.
+  AsyncSave async_save(const StateDict& state, const Location& location,
+                       const SaveOptions& options = {}, const AsyncOptions& async = {});
   StateDict load(const StateDict& wanted, const Location& location,
                  const LoadOptions& options = {});
 
@@ -77,6 +84,8 @@ class Session {
   friend struct engine::OfSession;
   Session(const Communicator& comm, Deadline deadline, const std::optional<Error>& failed);
   SaveOptions completed(const SaveOptions& options, const Location& location);
+  void report_earlier(AsyncOptions::InFlight policy, const SaveOptions& options,
+                      const Deadline& deadline);
   struct Kept;
   std::unique_ptr<Kept> kept_;
 };

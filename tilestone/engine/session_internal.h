@@ -6,6 +6,7 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save/request_internal.h"
@@ -26,6 +27,9 @@ struct OfSession {
   static PlannedSave begin_save(Session& session, const Location& location,
                                 const SaveOptions& options, Deadline deadline,
                                 const MadeRequest& request);
+  static AsyncSave async_save(Session& session, const Location& location,
+                              const SaveOptions& options, const AsyncOptions& async,
+                              Deadline deadline, const MadeRequest& request);
 };
 
 }  // namespace tilestone::engine

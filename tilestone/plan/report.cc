@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/named_fields.h"
@@ -347,6 +350,50 @@ uint64_t attribute_bytes(const Attributes& attributes) {
   ByteWriter out;
   wire::write_attributes(out, attributes);
   return out.size();
+}
+
+RankReport joined_reports(RankReport first, RankReport second) {
+  std::map<std::string, uint32_t> known;
+  for (uint32_t i = 0; i < first.tensors.size(); ++i) known.emplace(first.tensors[i].key, i);
+  std::vector<uint32_t> place;  // of the second report's tensors in the joined one
+  for (RankReport::Tensor& tensor : second.tensors) {
+    const auto [found, is_new] =
+        known.try_emplace(tensor.key, static_cast<uint32_t>(first.tensors.size()));
+    if (is_new) first.tensors.push_back(std::move(tensor));
+    place.push_back(found->second);
+  }
+  const auto files = static_cast<uint32_t>(first.files.size());
+  std::move(second.files.begin(), second.files.end(), std::back_inserter(first.files));
+  const auto add_chunks = [&](std::vector<RankReport::Chunk>& to,
+                              std::vector<RankReport::Chunk>& from) {
+    for (RankReport::Chunk& chunk : from) {
+      chunk.tensor = place.at(chunk.tensor);
+      chunk.at.file += files;
+      to.push_back(std::move(chunk));
+    }
+  };
+  add_chunks(first.chunks, second.chunks);
+  add_chunks(first.copies, second.copies);
+  const auto add_objects = [&](std::vector<RankReport::Object>& to,
+                               std::vector<RankReport::Object>& from) {
+    for (RankReport::Object& object : from) {
+      object.at.file += files;
+      to.push_back(std::move(object));
+    }
+  };
+  add_objects(first.objects, second.objects);
+  add_objects(first.object_copies, second.object_copies);
+  for (RankReport::FilePart& part : second.parts) {
+    part.file += files;
+    first.parts.push_back(part);
+  }
+  for (auto& [tensor, attributes] : second.attributes) {
+    first.attributes.insert_or_assign(place.at(tensor), std::move(attributes));
+  }
+  first.dict_keys = std::move(second.dict_keys);  // of the whole state in both
+  std::move(second.held.begin(), second.held.end(), std::back_inserter(first.held));
+  first.state = second.state;
+  return first;
 }
 
 Bytes RankReport::encode() const {

@@ -83,6 +83,9 @@ struct RankReport {
   static RankReport decode(ByteView bytes);  // throws Error(kCorrupt)
 };
 
+// The report of a rank that has written in two parts, each into files of its own.
+RankReport joined_reports(RankReport first, RankReport second);
+
 // The number of bytes that the attributes take in a report. Throws Error(kInvalidArgument), naming
 // the attribute, if a value is not null, bool, int, float, string, bytes, list, tuple or dict, if a
 // dict's key is neither text nor int, or if values are nested deeper than 16 levels.

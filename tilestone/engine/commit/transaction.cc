@@ -387,7 +387,13 @@ void Transaction::remove_leftovers(const std::set<std::string>& referenced,
   try {
     const std::vector<std::string> names = storage_->list();
     const std::set<std::string> ended = read_notes(*storage_, names).ended(standing);
-    remove_leftover_files(*storage_, leftovers(names, referenced, ended));
+    std::vector<std::string> found = leftovers(names, referenced, ended);
+    // Ranks of this save may still look for its receipts.
+    std::erase_if(found, [&](const std::string& name) {
+      const auto own = parse_own_name(name);
+      return own && own->kind == kReceiptKind && own->save_id == save_id_;
+    });
+    remove_leftover_files(*storage_, found);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
   }

@@ -6,6 +6,7 @@
 #include "tilestone/base/log.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/receipt_files_internal.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 
@@ -219,6 +220,7 @@ std::optional<OwnName> parse_in_own_directory(std::string_view name) {
   if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
     return OwnName{kAttemptKind, save_id};
   }
+  if (is_receipt_suffix(base.substr(kSaveIdLength))) return OwnName{kReceiptKind, save_id};
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }

@@ -37,6 +37,7 @@ inline constexpr std::string_view kDataKind = "data file";
 inline constexpr std::string_view kTemporaryKind = "temporary file";
 inline constexpr std::string_view kNoteKind = "note";
 inline constexpr std::string_view kAttemptKind = "file of the attempt";
+inline constexpr std::string_view kReceiptKind = "receipt";  // or the outcome for the receipts
 inline constexpr std::string_view kOutcomeKind = "outcome";  // never removed
 
 // The meaning of a file name that saves of Tilestone use.

@@ -8,6 +8,7 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/save/compare_internal.h"
 #include "tilestone/engine/save/described_internal.h"
+#include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/messages_internal.h"
 #include "tilestone/engine/save/orders_internal.h"
 
@@ -25,6 +26,30 @@ Deadline coordinator_deadline(const Rounds& rounds) {
 Transaction transaction_of(const Described& own, const Planning& planning) {
   const SaveShare& share = own.share;
   return {own.location, share.format, share.dialect, planning.save_id, share.options.overwrite};
+}
+
+AfterEarlier consider_earlier(const Planning& planning) {
+  std::vector<InFlight> ranks;
+  for (const PlanMessage& message : planning.messages) {
+    ByteReader reader(message.earlier, "an earlier save");
+    ranks.push_back(InFlight::decode(reader));
+  }
+  return consider(ranks);
+}
+
+Bytes answer_of(const AfterEarlier& after) {
+  ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(Answer::kEarlier));
+  after.encode(writer);
+  return std::move(writer).take();
+}
+
+[[noreturn]] void heed_earlier(const Bytes& answer, SessionParts& session) {
+  ByteReader reader(answer, "what an earlier save has left");
+  reader.u8();
+  const AfterEarlier after = AfterEarlier::decode(reader);
+  if (after.way == AfterEarlier::Way::kRaise) session.note_earlier_reported();
+  heed(after);
 }
 
 // On a rank that has lost the coordinator in the last round: the checkpoint may be published.
@@ -71,9 +96,15 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
         },
         [&](std::vector<Bytes> messages) {
           planning = planning_of(std::move(messages));
+          const AfterEarlier after = consider_earlier(planning);
+          if (after.way != AfterEarlier::Way::kGoOn) {
+            return std::vector<Bytes>(planning.messages.size(), answer_of(after));
+          }
           if (!needs_plans(planning)) return ask_or_begin();
           return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
         });
+    if (is_answer(answer, Answer::kEarlier)) heed_earlier(answer, *session);
+    if (session != nullptr) session->note_earlier_reported();
     if (is_answer(answer, Answer::kSendPlans)) {
       answer = rounds.run(
           "planning", [&](Deadline) { return late_plan(own, session); },

@@ -21,6 +21,7 @@ Bytes PlanMessage::encode() const {
     writer.string(key);
     writer.varint(rank);
   }
+  writer.blob(earlier);
   writer.raw(plan);
   return std::move(writer).take();
 }
@@ -43,6 +44,8 @@ PlanMessage PlanMessage::decode(Bytes message) {
     std::string key(reader.string());
     decoded.replicas.emplace(std::move(key), static_cast<uint32_t>(reader.varint()));
   }
+  const ByteView earlier = reader.blob();
+  decoded.earlier.assign(earlier.begin(), earlier.end());
   const ByteView plan = reader.raw(reader.remaining());
   decoded.plan.assign(plan.begin(), plan.end());
   return decoded;

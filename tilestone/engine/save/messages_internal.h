@@ -26,7 +26,8 @@ struct PlanMessage {
   std::vector<int> group = {};
   // With SaveOptions::tp_replica_names: the result of replicas_to_name() on this rank.
   ReplicaNames replicas = {};
-  Bytes plan = {};  // LocalSavePlan::encode(), if plans are exchanged or validated
+  Bytes earlier = {};  // InFlight::encode()
+  Bytes plan = {};     // LocalSavePlan::encode(), if plans are exchanged or validated
 
   Bytes encode() const;
   static PlanMessage decode(Bytes message);
@@ -51,6 +52,7 @@ enum class Answer : uint8_t {
   kOrders,     // the rank's orders
   kCompare,    // a question (compare_internal.h): ranks may hold different versions of something
   kSendPlans,  // send the plan, if it was not sent: another rank's plan has changed
+  kEarlier,    // no save, because of an earlier one of the session (in_flight_internal.h)
 };
 bool is_answer(ByteView answer, Answer kind);
 Bytes ask_for_plan();

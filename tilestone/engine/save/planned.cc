@@ -39,12 +39,16 @@ std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* sessi
   return memory;
 }
 
-RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
-                       int first_file) {
-  const SaveShare& share = planned.share;
+void open_storage(PlannedShare& planned) {
   planned.storage = planned.staging_name.empty()
                         ? planned.location
                         : staging_storage(*planned.location, planned.staging_name);
+}
+
+RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                       int first_file) {
+  const SaveShare& share = planned.share;
+  if (planned.storage == nullptr) open_storage(planned);
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
   task.kept = kept;

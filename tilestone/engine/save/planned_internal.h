@@ -31,7 +31,8 @@ struct PlannedShare {
   // The directory beside the location into which the ranks of a staged save write; "": they write
   // to the location.
   std::string staging_name;
-  std::shared_ptr<Storage> storage;  // where this rank writes; set by write_share()
+  std::shared_ptr<Storage>
+      storage;  // where this rank writes; set by open_storage() and write_share()
   std::vector<std::string> written;  // its data files, once they are durable
 
   // Only in the process that commits. Holds the location's lock.
@@ -48,6 +49,8 @@ std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* sessi
 // They are the session's if `session` is not null. Null if the calling thread alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
+// Sets `storage`. Error(kMismatch) if the directory of a staged save is not found.
+void open_storage(PlannedShare& planned);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
 // Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
 // found. `kept`: of a session; null: none. `first_file`: see WriteTask.

@@ -1,5 +1,7 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 
+#include "tilestone/base/log.h"
+
 namespace tilestone::engine {
 
 std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
@@ -11,6 +13,13 @@ std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
             const std::lock_guard back(lendable->mutex);
             lendable->lent = false;
           }};
+}
+
+void SessionParts::note_earlier_reported() {
+  const InFlight earlier = std::exchange(earlier_, {});
+  const AfterEarlier after = consider({earlier});
+  if (after.warning) log(LogLevel::kWarning, *after.warning);
+  earlier_reported_ = true;
 }
 
 Assignment SessionParts::planned_by_rule(uint64_t structure,

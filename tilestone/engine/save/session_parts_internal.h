@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
@@ -28,6 +30,15 @@ struct SessionParts {
   // there is none, calls `plan` and keeps the result. Throws what `plan` throws.
   Assignment planned_by_rule(uint64_t structure, const std::function<Assignment()>& plan);
 
+  // What this rank says of the session's last asynchronous save in its next first message. Used by
+  // the session's thread.
+  const InFlight& earlier() const { return earlier_; }
+  void set_earlier(InFlight earlier) { earlier_ = std::move(earlier); }
+  // The ranks have heard of it. A failure that is only to be logged is logged now.
+  void note_earlier_reported();
+  // Whether they have, since the last call of this.
+  bool take_earlier_reported() { return std::exchange(earlier_reported_, false); }
+
   SessionStats stats() const;
   void count(const SessionStats& more);
 
@@ -40,6 +51,8 @@ struct SessionParts {
   };
   std::shared_ptr<Lendable> lendable_ = std::make_shared<Lendable>();  // a save may outlive it
   SessionStats stats_;
+  InFlight earlier_;
+  bool earlier_reported_ = false;
 };
 
 // What this rank writes of share.local, by rule. Without a session (null) nothing is cached.

@@ -1,0 +1,207 @@
+// Saves in the background.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/bindings.h"
+#include "python/src/requests.h"
+#include "tilestone/engine/session_internal.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+using Seconds = std::chrono::duration<double>;
+
+constexpr Seconds kEndTime{5};  // for abandoned saves, at the interpreter's end
+
+// All saves of this process that have not finished. Without it, the thread that drops the last
+// handle would wait for the save. It is never destroyed: threads may use it until the process ends.
+class Saves {
+ public:
+  void add(const AsyncSave& save) {
+    std::vector<AsyncSave> finished;
+    const std::lock_guard lock(mutex_);
+    for (const AsyncSave& one : saves_) {
+      if (one.finished()) finished.push_back(one);
+    }
+    std::erase_if(saves_, [](const AsyncSave& one) { return one.finished(); });
+    saves_.push_back(save);
+  }
+  std::vector<AsyncSave> all() const {
+    const std::lock_guard lock(mutex_);
+    return saves_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<AsyncSave> saves_;
+};
+
+// A forked child has no saves.
+Saves& saves() {
+  static const auto* const of_process =
+      new PerProcess<Saves>([] { return std::make_unique<Saves>(); });
+  return **of_process;
+}
+
+// Waits for all saves, at most `seconds`; then abandons those that have not ended. Returns the
+// locations of those that are stuck: their threads are left behind.
+std::vector<std::string> end_saves(double seconds) {
+  const std::vector<AsyncSave> open = saves().all();
+  const auto wait = [&](Seconds time) {
+    without_gil([&](const Stop& stop) {
+      const Deadline deadline = Deadline::after(time).with_interrupt(stop);
+      for (const AsyncSave& save : open) {
+        if (!save.durable().wait(deadline)) return;
+      }
+      while (!deadline.expired() &&
+             !std::all_of(open.begin(), open.end(), [](const auto& s) { return s.finished(); })) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  };
+  const auto left = [&] {
+    std::vector<std::string> ids;
+    for (const AsyncSave& save : open) {
+      if (!save.durable().done()) ids.push_back(save.save_id());
+    }
+    return ids;
+  };
+  try {
+    wait(Seconds(seconds));
+  } catch (...) {
+    for (const AsyncSave& save : open) save.abandon();
+    throw;
+  }
+  if (left().empty()) return {};
+  for (const AsyncSave& save : open) save.abandon();
+  wait(kEndTime);
+  return left();
+}
+
+AsyncSave* started(Session& session, const Location& location, const SaveOptions& options,
+                   const nb::callable& prepare, const Deadline& deadline,
+                   const AsyncOptions& async) {
+  const MadeSave made = made_by(prepare);
+  const Deadline end = options.by_files ? deadline : until(deadline, failure_of(made));
+  std::optional<AsyncSave> save;
+  try {
+    without_gil([&](const Stop& stop) {
+      save = engine::OfSession::async_save(session, location, options, async,
+                                           end.with_interrupt(stop), view_of(made));
+      saves().add(*save);
+    });
+  } catch (const Raised& raised) {  // a signal, perhaps after the save had been started
+    if (save) save->abandon();
+    say_rank(raised, session.rank(), session.world_size());
+    throw;
+  }
+  return new AsyncSave(*std::move(save));
+}
+
+AsyncSave* async_save_of(Session& session, const nb::callable& prepare, const nb::bytes& path,
+                         double seconds, const AsyncOptions& async) {
+  const Entered entered;
+  return started(session, Location(path_of(path)), {}, prepare, end_after(seconds), async);
+}
+
+AsyncSave* async_save_by_files_of(Session& session, const engine::SaveRequest& request,
+                                  const nb::callable& prepare, const AsyncOptions& async) {
+  const Entered entered;
+  const Deadline deadline = end_after(request.options.timeout);
+  return started(session, request.location, request.options, prepare, deadline, async);
+}
+
+SaveResult result_of(const AsyncSave& save, double seconds) {
+  const auto length = save.durable().done() ? WithoutGil::kShort : WithoutGil::kLong;
+  return without_gil(
+      [&](const Stop& stop) {
+        return save.result(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
+      },
+      length);
+}
+
+void wait_staged(const AsyncSave& save, double seconds) {
+  const auto length = save.staged().done() ? WithoutGil::kShort : WithoutGil::kLong;
+  without_gil(
+      [&](const Stop& stop) {
+        save.staged().get(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
+      },
+      length);
+}
+
+std::function<void()> callback_of(const nb::callable& callback) {
+  return [kept = keep_alive(callback)] {
+    with_gil("a callback of a save", [&] { kept_object(kept)(); });
+  };
+}
+
+}  // namespace
+
+void bind_async(nb::module_& m) {
+  nb::class_<AsyncOptions> options(m, "AsyncOptions", "How a save in the background behaves.");
+  options.def(nb::init<>())
+      .def_prop_rw(
+          "on_error",
+          [](const AsyncOptions& given) {
+            return given.on_error == AsyncOptions::OnError::kWarn ? "warn" : "raise";
+          },
+          [](AsyncOptions& given, const std::string& word) {
+            given.on_error = value_named<AsyncOptions::OnError>(
+                "on_error", word,
+                {{"raise", AsyncOptions::OnError::kRaise}, {"warn", AsyncOptions::OnError::kWarn}});
+          })
+      .def_prop_rw(
+          "in_flight",
+          [](const AsyncOptions& given) {
+            using InFlight = AsyncOptions::InFlight;
+            if (given.in_flight == InFlight::kFail) return "fail";
+            return given.in_flight == InFlight::kSkip ? "skip" : "wait";
+          },
+          [](AsyncOptions& given, const std::string& word) {
+            using InFlight = AsyncOptions::InFlight;
+            given.in_flight = value_named<InFlight>(
+                "in_flight", word,
+                {{"wait", InFlight::kWait}, {"fail", InFlight::kFail}, {"skip", InFlight::kSkip}});
+          })
+      .def_rw("max_staged_bytes", &AsyncOptions::max_staged_bytes, nb::arg().none());
+  nb::class_<AsyncSave>(m, "AsyncSave", "A save that goes on in the background.")
+      .def_prop_ro("save_id", &AsyncSave::save_id)
+      .def_prop_ro("bytes", &AsyncSave::bytes)
+      .def_prop_ro("skipped", &AsyncSave::skipped)
+      .def("is_staged", [](const AsyncSave& save) { return save.staged().done(); })
+      .def("is_durable", [](const AsyncSave& save) { return save.durable().done(); })
+      .def("wait_staged", &wait_staged, "seconds"_a)
+      .def("result", &result_of, "seconds"_a)
+      .def(
+          "on_staged",
+          [](const AsyncSave& save, const nb::callable& callback) {
+            save.staged().on_done(callback_of(callback));
+          },
+          "callback"_a,
+          nb::sig("def on_staged(self, callback: collections.abc.Callable[[], object]) -> None"))
+      .def(
+          "on_durable",
+          [](const AsyncSave& save, const nb::callable& callback) {
+            save.durable().on_done(callback_of(callback));
+          },
+          "callback"_a,
+          nb::sig("def on_durable(self, callback: collections.abc.Callable[[], object]) -> None"))
+      .def("abandon", &AsyncSave::abandon);
+  m.def("async_save", &async_save_of, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
+        nb::sig("def async_save(session: Session, prepare: collections.abc.Callable[[], "
+                "SaveRequest], path: bytes, seconds: float, options: AsyncOptions) -> AsyncSave"));
+  m.def("async_save_by_files", &async_save_by_files_of, "session"_a, "request"_a, "prepare"_a,
+        "options"_a,
+        nb::sig("def async_save_by_files(session: Session, request: SaveRequest, prepare: "
+                "collections.abc.Callable[[], SaveRequest], options: AsyncOptions) -> AsyncSave"));
+  m.def("end_async_saves", &end_saves, "seconds"_a);
+}
+
+}  // namespace tilestone::python

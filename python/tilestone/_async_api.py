@@ -1,0 +1,138 @@
+"""The function async_save, and the sessions behind it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilestone import _core, _forked
+from tilestone._async_save import AsyncSave, end_saves, run_async_save
+from tilestone._calls import files_of, group_of
+from tilestone._errors import InvalidArgumentError
+from tilestone._option_values import AsyncSaveOptions, ByFiles, keywords
+from tilestone._protocols import CommunicatorLike
+from tilestone._session import Session
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import AsyncSaveKeywords
+
+
+def _is_destroyed(group: Any) -> bool:
+    """Whether this is a process group that torch knows no more."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not isinstance(group, c10d.ProcessGroup):
+        return False
+    return group not in c10d._world.pg_map
+
+
+class _Sessions:
+    """A session for each group, so that staging memory and plans serve the next save too."""
+
+    def __init__(self) -> None:
+        self._lock = _forked.Lock()
+        self._process = os.getpid()
+        self._of_group: dict[Any, tuple[Any, Session]] = {}
+        self._parents: list[Any] = []  # a forked child keeps its parent's: it must not end them
+
+    def of_group(self, group: Any, timeout: float | None) -> Session:
+        """The session of a process group or communicator. All its ranks call this together."""
+        found = group_of(group)
+        key = None if found is None else id(found)
+        with self._lock:
+            self._forget_the_parents()
+            for other in [k for k, (of, _) in self._of_group.items() if _is_destroyed(of)]:
+                del self._of_group[other]
+            known = self._of_group.get(key)
+        if known is not None:
+            return known[1]
+        session = Session(found, timeout=timeout)  # ranks that are threads must not exclude another
+        with self._lock:
+            self._of_group[key] = (found, session)
+        return session
+
+    def of_files(self, files: ByFiles) -> Session:
+        """The session of a rank that saves by files."""
+        key = ("files", files.rank, files.world_size)
+        with self._lock:
+            self._forget_the_parents()
+            if key not in self._of_group:
+                self._of_group[key] = (None, Session(by_files=ByFiles(*key[1:], files.token)))
+            return self._of_group[key][1]
+
+    def close(self) -> None:
+        """At the interpreter's end, after all saves."""
+        with self._lock:
+            self._forget_the_parents()
+            self._of_group.clear()
+
+    def _forget_the_parents(self) -> None:
+        if self._process != os.getpid():
+            self._parents.append(self._of_group)
+            self._of_group, self._process = {}, os.getpid()
+
+
+_sessions = _Sessions()
+
+
+# Runs before the library's own end of its calls, which was registered earlier.
+@atexit.register
+def _exit() -> None:
+    end_saves()
+    _sessions.close()
+
+
+@keywords(AsyncSaveOptions)
+def async_save(
+    state: Mapping[Any, Any],
+    path: str | os.PathLike[str],
+    *,
+    group: ProcessGroup | CommunicatorLike | None = None,
+    by_files: ByFiles | None = None,
+    **options: Unpack[AsyncSaveKeywords],
+) -> AsyncSave:
+    """Saves as `save` does, but returns as soon as the state may change. Every rank must call it.
+
+        saving = tilestone.async_save(state, path)
+        ...                                          # the training goes on
+        saving.result()                              # the checkpoint exists
+
+    The call plans, and copies what this rank writes. A thread then writes the copies and publishes
+    the checkpoint. It uses no collectives, and does not hold the GIL while bytes move. What was at
+    `path` before stands until then, and loads see it. A second save to the same path is refused
+    meanwhile.
+
+    One save is in flight at a time: by default the next `async_save` of the same group waits for
+    it. Tilestone keeps a session for each group until the program ends, so from the second save on
+    the memory for the copies is there already (`Session.prepare` makes it so for the first one).
+
+    If the program ends while a save is in flight, the interpreter waits for it, at most 20 seconds.
+    Then the save is abandoned, and the checkpoint before it stands.
+
+    Args:
+        state, path, group, by_files: as for `save`.
+        options: the options of `save`, and on_error, in_flight and max_staged_bytes
+            (docs/options.md). `timeout` counts from this call until the checkpoint is durable.
+
+    Returns:
+        The save: `AsyncSave.result` waits for it. It may be dropped.
+
+    Raises:
+        What `save` raises for failures before the files are written. Later failures are raised by
+        `AsyncSave.result`. If nobody asks for that, the next `async_save` of the group raises the
+        error on every rank, instead of saving, or logs it if the failed save had on_error="warn".
+        AlreadyExistsError: with in_flight="fail", the previous save is still in flight.
+    """
+    if by_files is None:
+        session = _sessions.of_group(group, options.get("timeout", _core.DEFAULT_TIMEOUT))
+        return session.async_save(state, path, **options)
+    if group is not None:
+        raise InvalidArgumentError("group and by_files exclude each other")
+    files = files_of(by_files)
+    core = _sessions.of_files(files).core
+    return run_async_save(state, path, session=core, by_files=files, **options)

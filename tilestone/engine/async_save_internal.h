@@ -1,0 +1,18 @@
+// The start of a save in the background.
+#pragma once
+
+#include <memory>
+
+#include "tilestone/engine/async_save.h"
+#include "tilestone/engine/background_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save_steps_internal.h"
+
+namespace tilestone::engine {
+
+// Plans, begins and stages a save, and starts its thread. call.deadline is that of the whole save;
+// its interrupt ends only this call. Throws what async_save() throws.
+std::shared_ptr<Background> save_in_background(const SaveCall& call, const AsyncOptions& async,
+                                               const MadeRequest& request);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,162 @@
+#include "tilestone/engine/background_internal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+Deadline late(const Deadline& deadline) {
+  if (deadline.is_never()) return deadline;
+  return Deadline::after(deadline.remaining() + kLateGrace);
+}
+
+std::string what_of(const Background::About& about) {
+  return "the save " + about.save_id + " at " + about.location;
+}
+
+}  // namespace
+
+Background::Shared::Shared(About given, const Deadline& limit, std::shared_ptr<Interrupt> stop)
+    : about(std::move(given)),
+      interrupt(std::move(stop)),
+      staged(std::make_shared<Pending::State>(what_of(about), Deadline::never())),
+      durable(std::make_shared<Pending::State>(what_of(about), late(limit))) {}
+
+// A failure of `tidy` leaves leftovers.
+void Background::Shared::run(const Work& work) {
+  std::exception_ptr failure;
+  try {
+    result = work.save();
+  } catch (...) {
+    failure = std::make_exception_ptr(current_error());
+  }
+  durable->settle(std::move(failure));
+  try {
+    if (work.tidy) work.tidy();
+  } catch (...) {
+    log(LogLevel::kDebug, std::string("small files of a save stay: ") + current_error().what());
+  }
+}
+
+Background::Background(About about, const Deadline& deadline, std::shared_ptr<Interrupt> interrupt)
+    : shared_(std::make_shared<Shared>(std::move(about), deadline, std::move(interrupt))),
+      staged_(shared_->staged),
+      durable_(shared_->durable) {}
+
+Background::~Background() {
+  if (!thread_.joinable()) return;
+  if (!belongs_here()) {
+    // The thread is the parent's. Its object must not be destroyed while it counts as joinable.
+    new std::thread(std::move(thread_));
+    return;
+  }
+  if (thread_.get_id() == std::this_thread::get_id()) {  // in a callback
+    thread_.detach();
+    return;
+  }
+  durable_.wait();
+  // The thread is stuck if the save has ended because its time is over. An interrupt may help.
+  abandon();
+  const Deadline patience = Deadline::after(kLateGrace);
+  while (!shared_->over && !patience.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  shared_->over ? thread_.join() : thread_.detach();
+}
+
+void Background::start(Work work) {
+  shared_->over = false;
+  try {
+    // It belongs to no call (base/call_scope.h).
+    thread_ = std::thread([shared = shared_, work = std::move(work)]() mutable {
+      shared->run(work);
+      work = {};  // what it owns is released before the thread counts as ended
+      shared->over = true;
+    });
+  } catch (...) {
+    shared_->over = true;
+    throw current_error();
+  }
+}
+
+void Background::end(std::exception_ptr failure, const SaveResult& result) {
+  shared_->result = result;
+  shared_->staged->settle(failure);
+  shared_->durable->settle(std::move(failure));
+}
+
+InFlight LastAsync::look(AsyncOptions::InFlight policy, const Deadline& deadline) {
+  std::erase_if(ending_, [](const auto& save) { return save->is_over(); });
+  if (last_ == nullptr || !last_->belongs_here()) return {};
+  Pending::State& durable = last_->durable_state();
+  InFlight rank;
+  const Background::About& about = last_->about();
+  rank.what = durable.what();
+  const bool waits = policy == AsyncOptions::InFlight::kWait;
+  if (!(waits ? durable.wait(deadline) : durable.done())) {
+    rank.state = InFlight::State::kRunning;
+    rank.skips = policy == AsyncOptions::InFlight::kSkip;
+    return rank;
+  }
+  const std::exception_ptr failure = durable.failure(false);
+  if (failure == nullptr) return {};
+  rank.state = InFlight::State::kFailed;
+  rank.asked = durable.was_asked();
+  rank.warns = about.on_error == AsyncOptions::OnError::kWarn;
+  try {
+    std::rethrow_exception(failure);
+  } catch (...) {
+    rank.error = current_error();
+  }
+  return rank;
+}
+
+void LastAsync::put(std::shared_ptr<Background> save) {
+  forget();
+  last_ = std::move(save);
+}
+
+void LastAsync::forget() {
+  if (last_ != nullptr && last_->belongs_here() && !last_->is_over()) ending_.push_back(last_);
+  // In a forked child the destructor does nothing.
+  last_.reset();
+}
+
+void Background::abandon() {
+  shared_->interrupt->request(std::make_exception_ptr(
+      Error(ErrorCode::kInterrupted, what_of(about()) + " was abandoned by its program")));
+}
+
+}  // namespace engine
+
+AsyncSave::AsyncSave(std::shared_ptr<engine::Background> save) : save_(std::move(save)) {}
+
+const std::string& AsyncSave::save_id() const { return save_->about().save_id; }
+uint64_t AsyncSave::bytes() const { return save_->about().bytes; }
+bool AsyncSave::skipped() const { return save_->about().skipped; }
+const Pending& AsyncSave::staged() const { return save_->staged(); }
+const Pending& AsyncSave::durable() const { return save_->durable(); }
+
+SaveResult AsyncSave::result(double timeout) const {
+  save_->durable().get(timeout);
+  return save_->result();
+}
+
+SaveResult AsyncSave::result(Deadline deadline, double timeout) const {
+  save_->durable().get(std::move(deadline), timeout);
+  return save_->result();
+}
+
+bool AsyncSave::finished() const { return save_->durable().done() && save_->is_over(); }
+
+void AsyncSave::abandon() const {
+  static_cast<void>(save_->durable().done());  // throws in a forked child
+  save_->abandon();
+}
+
+}  // namespace tilestone

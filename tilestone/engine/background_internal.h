@@ -1,0 +1,100 @@
+// One save in the background: its thread, and what is known of it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/interrupt.h"
+#include "tilestone/engine/async_save.h"
+#include "tilestone/engine/run/pending_internal.h"
+#include "tilestone/engine/save/in_flight_internal.h"
+
+namespace tilestone::engine {
+
+// How long after its deadline a save may still say itself why it failed.
+inline constexpr std::chrono::duration<double> kLateGrace{2};
+
+class Background {
+ public:
+  struct About {
+    std::string save_id;
+    std::string location;  // for errors
+    uint64_t bytes = 0;
+    AsyncOptions::OnError on_error = AsyncOptions::OnError::kRaise;
+    bool skipped = false;
+  };
+  // What the thread does.
+  struct Work {
+    // Makes the checkpoint durable. Before it returns or throws it releases all that the next save
+    // may need: the location's lock and the session's memory.
+    std::function<SaveResult()> save;
+    // Called after the outcome is known here; ends by itself. May be empty.
+    std::function<void()> tidy;
+  };
+
+  // `interrupt`: what abandon() requests; the save's deadline has it.
+  Background(About about, const Deadline& deadline, std::shared_ptr<Interrupt> interrupt);
+  // Waits until the save has ended, except in a child process of fork(), and except for a thread
+  // that is stuck in the system, which is left behind.
+  ~Background();
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  // The state may change.
+  void note_staged() { shared_->staged->settle(nullptr); }
+  // Starts the thread. Error(kIo) if there can't be one; then nothing of `work` was called.
+  void start(Work work);
+  // Instead of start(), for a save that ends in its call. `failure`: null if it ended well.
+  void end(std::exception_ptr failure, const SaveResult& result = {});
+
+  void abandon();
+
+  const About& about() const { return shared_->about; }
+  const Pending& staged() const { return staged_; }
+  const Pending& durable() const { return durable_; }
+  Pending::State& durable_state() const { return *shared_->durable; }
+  SaveResult result() const { return shared_->result; }  // once durable() has ended well
+  bool belongs_here() const { return shared_->durable->belongs_here(); }
+  // Whether its thread has ended, or there is none.
+  bool is_over() const { return shared_->over; }
+
+ private:
+  // What the thread uses. It outlives this object if the thread is left behind.
+  struct Shared {
+    Shared(About given, const Deadline& limit, std::shared_ptr<Interrupt> stop);
+    void run(const Work& work);
+    const About about;
+    const std::shared_ptr<Interrupt> interrupt;
+    const std::shared_ptr<Pending::State> staged, durable;
+    SaveResult result;  // written before `durable` ends
+    std::atomic<bool> over = true;
+  };
+
+  const std::shared_ptr<Shared> shared_;
+  const Pending staged_, durable_;
+  std::thread thread_;
+};
+
+// The asynchronous saves of one session, on one rank. Used by the session's thread.
+class LastAsync {
+ public:
+  // Waits for the last save if `policy` is kWait, until `deadline`.
+  InFlight look(AsyncOptions::InFlight policy, const Deadline& deadline);
+  void put(std::shared_ptr<Background> save);
+  // The failure of the last save was reported.
+  void forget();
+
+ private:
+  std::shared_ptr<Background> last_;
+  // Saves whose outcome is known, but whose threads have not ended.
+  std::vector<std::shared_ptr<Background>> ending_;
+};
+
+}  // namespace tilestone::engine

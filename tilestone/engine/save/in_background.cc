@@ -1,0 +1,208 @@
+#include "tilestone/engine/save/in_background_internal.h"
+
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/write/writer_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr double kShareOfCoordinator = 0.9;  // of the time: the others still need to hear of it
+
+// Takes from the share's assignment what exceeds `most` staged bytes.
+Assignment take_what_exceeds(SaveShare& share, uint64_t most) {
+  Assignment live;
+  uint64_t left = most;
+  const auto split = [&](std::vector<uint32_t>& chunks, std::vector<uint32_t>& exceeding) {
+    std::vector<uint32_t> staged;
+    for (const uint32_t i : chunks) {
+      const PlanChunk& chunk = share.local.chunks[i];
+      const uint64_t bytes = static_cast<uint64_t>(chunk.box.numel()) *
+                             itemsize(share.local.tensors[chunk.tensor].dtype);
+      const bool fits = bytes <= left;
+      if (fits) left -= bytes;
+      (fits ? staged : exceeding).push_back(i);
+    }
+    chunks = std::move(staged);
+  };
+  split(share.assignment.chunks, live.chunks);
+  split(share.assignment.copies, live.copies);
+  return live;
+}
+
+// Writes what is not staged. The report of the rest says what the rank holds.
+std::optional<RankReport> write_what_exceeds(PlannedShare& planned, uint64_t most,
+                                             KeptResources* kept, const Deadline& deadline) {
+  SaveShare& share = planned.share;
+  Assignment live = take_what_exceeds(share, most);
+  if (live.chunks.empty() && live.copies.empty()) return std::nullopt;
+  Assignment staged = std::exchange(share.assignment, std::move(live));
+  const bool held = std::exchange(share.report_held, false);
+  RankReport report = write_share(planned, kept, deadline);
+  share.assignment = std::move(staged);
+  share.report_held = held;
+  return report;
+}
+
+// If this rank has lost the outcome of the last round, the others may have begun to write in the
+// background, and wait for its receipt.
+void leave_failure(const PlannedShare& planned, const Error& why) noexcept {
+  const bool is_lost = why.code() == ErrorCode::kTimeout || why.code() == ErrorCode::kRankFailed;
+  if (!is_lost || planned.transaction || planned.storage == nullptr) return;
+  try {
+    const SaveShare& share = planned.share;
+    Receipts(planned.storage, share.save_id, share.rank, share.world_size).leave(why);
+  } catch (...) {
+    // The others learn of it at their deadline.
+  }
+}
+
+KeptResources* kept_of(SessionParts* session) {
+  return session != nullptr ? &session->resources : nullptr;
+}
+
+}  // namespace
+
+StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
+                            SessionParts* session) {
+  std::shared_ptr<StagingMemory> memory;
+  std::optional<RankReport> written;
+  try {
+    rounds.run(
+        "staging",
+        [&](const Deadline& deadline) {
+          open_storage(planned);
+          if (most) {
+            written = write_what_exceeds(planned, *most, kept_of(session), deadline);
+          }
+          memory = stage_share(planned.share, session, deadline);
+          return Bytes();
+        },
+        [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
+  } catch (...) {
+    leave_failure(planned, current_error());
+    discard(planned);
+    throw;
+  }
+  return {std::move(planned), std::move(memory), std::move(written)};
+}
+
+InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> session,
+                           Deadline deadline)
+    : planned_(std::move(staged.planned)),
+      memory_(std::move(staged.memory)),
+      before_(std::move(staged.written)),
+      session_(std::move(session)),
+      deadline_(std::move(deadline)),
+      is_coordinator_(planned_.transaction.has_value()),
+      receipts_(planned_.storage, planned_.share.save_id, planned_.share.rank,
+                planned_.share.world_size) {}
+
+SaveResult InBackground::save() {
+  try {
+    is_coordinator_ ? publish() : report_and_wait();
+  } catch (...) {
+    release();
+    session_.reset();
+    throw;
+  }
+  session_.reset();
+  return planned_.result;
+}
+
+void InBackground::tidy() noexcept {
+  if (is_coordinator_) return receipts_.tidy();
+  if (has_left_error_) receipts_.tidy_own();
+}
+
+void InBackground::give_up(const Error& why) noexcept {
+  if (is_coordinator_) return end_badly(why, false);
+  discard(planned_);
+  receipts_.leave(why);
+}
+
+RankReport InBackground::write() {
+  const int first = before_ ? planned_.share.options.resources.files_per_rank : 0;
+  RankReport report = write_share(planned_, kept_of(session_.get()), deadline_, first);
+  if (before_) report = joined_reports(*std::exchange(before_, std::nullopt), std::move(report));
+  planned_.result.items_written = report.chunks.size() + report.objects.size();
+  release();
+  return report;
+}
+
+// The next save may use the memory.
+void InBackground::release() {
+  release_tensors(planned_.share);
+  memory_.reset();
+}
+
+// ---- The coordinator
+
+void InBackground::publish() {
+  bool tried = false;
+  try {
+    RankReport own = write();
+    const Deadline deadline = deadline_.sooner(kShareOfCoordinator);
+    const std::vector<Bytes> encoded = receipts_.gather(own.encode(), deadline);
+    std::vector<RankReport> reports;
+    for (size_t rank = 0; rank < encoded.size(); ++rank) {
+      const bool is_own = static_cast<int>(rank) == planned_.share.rank;
+      reports.push_back(is_own ? std::move(own) : RankReport::decode(encoded[rank]));
+    }
+    prepare_commit(planned_, std::move(reports), encoded, deadline);
+    if (deadline_.expired()) {
+      throw Error(ErrorCode::kTimeout, "the save's deadline passed before it was published");
+    }
+    tried = true;
+    planned_.transaction->commit(deadline.without_interrupt());
+  } catch (...) {
+    end_badly(current_error(), tried);
+    throw;
+  }
+  receipts_.end({});
+  planned_.transaction->clean();
+  planned_.transaction.reset();
+}
+
+// `tried`: to publish. Then the checkpoint may exist, and nobody may remove anything.
+void InBackground::end_badly(const Error& error, bool tried) noexcept {
+  Error named = error;
+  const bool is_own = named.code() == ErrorCode::kIo || named.code() == ErrorCode::kInterrupted;
+  if (is_own && planned_.share.world_size > 1) named.with_rank(planned_.share.rank);
+  receipts_.end(Receipts::Failed{std::move(named), tried});
+  if (!tried) {
+    // The directory of a staged save will be gone, and the outcome with it.
+    if (!planned_.staging_name.empty()) receipts_.tidy();
+    discard(planned_);
+  }
+  planned_.transaction.reset();
+}
+
+// ---- The other ranks
+
+void InBackground::report_and_wait() {
+  try {
+    const RankReport report = write();
+    receipts_.leave(report.encode(), deadline_);
+  } catch (...) {
+    has_left_error_ = true;
+    discard(planned_);
+    receipts_.leave(current_error());
+    throw;
+  }
+  std::optional<Receipts::Failed> failed;
+  try {
+    failed = receipts_.wait_for_outcome(*planned_.location, planned_.share.format, deadline_);
+  } catch (const Error& error) {
+    // The coordinator may be about to publish: this rank's files must stay.
+    if (error.code() == ErrorCode::kInterrupted) receipts_.leave(error);
+    throw;
+  }
+  if (!failed) return;
+  if (!failed->may_exist) discard(planned_);
+  throw std::move(failed->error);
+}
+
+}  // namespace tilestone::engine

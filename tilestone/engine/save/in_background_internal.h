@@ -1,0 +1,62 @@
+// The driver of a save whose ranks have planned by rounds, and meet in files from then on
+// (commit/receipts.cc).
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/commit/receipts_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/save/planned_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
+#include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/plan/report.h"
+
+namespace tilestone::engine {
+
+// What a rank has made of its share when the call of an asynchronous save returns.
+struct StagedShare {
+  PlannedShare planned;
+  std::shared_ptr<StagingMemory> memory;
+  std::optional<RankReport> written;  // what was not staged
+};
+
+// The last round of the call: each rank stages its share, at most `most` bytes of it, and writes
+// the rest. If a rank fails, every rank throws, and the save has ended.
+StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
+                            SessionParts* session);
+
+// One rank's save after the call. Its functions are called by the save's thread.
+class InBackground {
+ public:
+  // `deadline`: with the interrupt that abandons the save.
+  InBackground(StagedShare staged, std::shared_ptr<SessionParts> session, Deadline deadline);
+
+  // Writes, and publishes or waits until the coordinator has. Releases memory and lock at the end,
+  // well or not.
+  SaveResult save();
+  // Removes the small files. Takes a few seconds at most.
+  void tidy() noexcept;
+  // Instead of save(), if the thread can't be started.
+  void give_up(const Error& why) noexcept;
+
+ private:
+  RankReport write();
+  void release();
+  void publish();
+  void end_badly(const Error& error, bool tried) noexcept;
+  void report_and_wait();
+
+  PlannedShare planned_;
+  std::shared_ptr<StagingMemory> memory_;
+  std::optional<RankReport> before_;
+  std::shared_ptr<SessionParts> session_;
+  const Deadline deadline_;
+  const bool is_coordinator_;
+  Receipts receipts_;
+  bool has_left_error_ = false;  // not on the coordinator
+};
+
+}  // namespace tilestone::engine
