@@ -456,6 +456,19 @@ def test_async_save_in_a_thread(own_writer: bool, ckpt: str) -> None:
     assert tilestone.load(ckpt)["w"].sum() == 1000
 
 
+def test_a_failure_in_the_background_is_in_the_future(ckpt: str) -> None:
+    dcp.save({"n": 1}, checkpoint_id=ckpt)
+    refused = dcp.FileSystemWriter(ckpt, overwrite=False)
+    for future in (
+        dcp.async_save({"f": lambda: None}, checkpoint_id=ckpt),
+        dcp.async_save({"n": 2}, storage_writer=refused),
+    ):
+        with pytest.raises(dcp.CheckpointException, match="can't be pickled|already exists"):
+            future.result()
+        assert not future.cancel()
+    assert dcp.async_save({"n": 3}, checkpoint_id=ckpt).result().planner_data == {"n": ("n",)}
+
+
 def test_a_stager_that_returns_a_future(ckpt: str) -> None:
     from tilestone.dcp.staging import DefaultStager, StagingOptions
 

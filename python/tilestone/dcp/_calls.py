@@ -56,9 +56,12 @@ def is_alone(no_dist: bool, what: str) -> bool:
     return True
 
 
+_SOLO = _core.solo()  # one object, so that saves in the background share a session
+
+
 def group_of(process_group: Any, alone: bool) -> Any:
     """The `group` of Tilestone's functions."""
-    return _core.solo() if alone else process_group
+    return _SOLO if alone else process_group
 
 
 def rank_of(process_group: Any, alone: bool) -> int:

@@ -69,11 +69,13 @@ class FileSystemReader(_torchs.FileSystemReader):
         """torch's Metadata, as torch reads it."""
         with no_collections():
             metadata = super().read_metadata(*args, **kwargs)
-        if metadata.storage_meta.checkpoint_id is None:
-            metadata.storage_meta.checkpoint_id = str(self.path)
+        found = metadata.storage_meta
+        assert found is not None  # torch sets it where the file has none
+        if found.checkpoint_id is None:
+            found.checkpoint_id = str(self.path)
         if kwargs.get("rank") is None:
             self._places = dict(metadata.storage_data)
-            self._save_id = getattr(metadata.storage_meta, "save_id", None) or ""
+            self._save_id = getattr(found, "save_id", None) or ""
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

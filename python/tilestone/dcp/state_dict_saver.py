@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver as _torchs
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlanner
@@ -21,6 +22,8 @@ from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
 from tilestone._api import run_save
+from tilestone._async_api import async_save as async_save_with_engine
+from tilestone._async_save import AsyncStep
 from tilestone._option_values import Resources
 from tilestone.dcp import _calls
 from tilestone.dcp._writer import FileSystemWriter, is_plain
@@ -53,18 +56,52 @@ def _writer(storage_writer: StorageWriter | None, checkpoint_id: Any) -> Storage
     return FileSystemWriter(checkpoint_id)
 
 
+def _resources(writer: FileSystemWriter) -> Resources:
+    return Resources(files_per_rank=writer.thread_count)
+
+
 def _save(
     state_dict: StateDict, writer: FileSystemWriter, process_group: Any, alone: bool
 ) -> Metadata:
-    state = _calls.State(state_dict)
-    resources = Resources(files_per_rank=writer.thread_count)
+    state, path = _calls.State(state_dict), os.path.abspath(writer.path)
     with _calls.failing_as_torch("write", _calls.rank_of(process_group, alone)):
         result = run_save(
-            state, os.path.abspath(writer.path), group=_calls.group_of(process_group, alone),
-            overwrite=writer.overwrite, resources=resources,
+            state, path, group=_calls.group_of(process_group, alone),
+            overwrite=writer.overwrite, resources=_resources(writer),
         )  # fmt: skip
     writer.save_id = result.save_id
-    return _calls.SavedMetadata(writer.path, result.save_id)
+    return _calls.SavedMetadata(path, result.save_id)
+
+
+def _save_in_background(
+    state_dict: StateDict, writer: FileSystemWriter, process_group: Any, alone: bool
+) -> Future[Metadata]:
+    state: Any = _calls.State(state_dict)
+    path, rank = os.path.abspath(writer.path), _calls.rank_of(process_group, alone)
+    future: Future[Metadata] = Future()
+    future.set_running_or_notify_cancel()
+    try:
+        with _calls.failing_as_torch("write", rank):
+            saving = async_save_with_engine(
+                state, path, group=_calls.group_of(process_group, alone),
+                overwrite=writer.overwrite, resources=_resources(writer),
+            )  # fmt: skip
+    except CheckpointException as error:
+        future.set_exception(error)
+        return future
+    writer.save_id = saving.save_id
+
+    def finish(step: AsyncStep) -> None:
+        try:
+            with _calls.failing_as_torch("write", rank):
+                step.result()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(_calls.SavedMetadata(path, saving.save_id))
+
+    saving.durable.add_done_callback(finish)
+    return future
 
 
 @deprecated(
@@ -157,7 +194,9 @@ def async_save(
 ) -> Future[Any] | AsyncSaveResponse:
     """Saves in the background, as torch.distributed.checkpoint.async_save does.
 
-    torch stages the state and saves it in a thread or process, with Tilestone's writer.
+    Where the engine plans (see `save`), it copies what this rank writes in the call, and writes and
+    publishes in a thread without collectives. Otherwise, and with a stager or in a process, torch
+    stages the state and saves it with Tilestone's writer.
 
     Args:
         state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist, use_collectives:
@@ -165,10 +204,16 @@ def async_save(
         async_checkpointer_type, async_stager: as in torch.
 
     Returns:
-        A future with the Metadata; with a stager that returns a future, an AsyncSaveResponse.
+        A future with the Metadata; with a stager that returns a future, an AsyncSaveResponse. The
+        future has the exceptions of `save`.
     """
     if storage_writer is not None or checkpoint_id:
         storage_writer = _writer(storage_writer, checkpoint_id)
+    in_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD and async_stager is None
+    if in_thread and is_for_engine(storage_writer, planner, use_collectives):
+        alone = _calls.is_alone(no_dist, "saves")
+        state = _calls.without_statefuls(state_dict)
+        return _save_in_background(state, storage_writer, process_group, alone)  # type: ignore[arg-type]
     return _torchs.async_save(
         state_dict, storage_writer=storage_writer, planner=planner,
         process_group=process_group, async_checkpointer_type=async_checkpointer_type,
