@@ -14,6 +14,7 @@
 
 #include "python/src/call.h"
 #include "python/src/casters.h"
+#include "tilestone/engine/run/kept_leaves.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::python {

@@ -8,6 +8,7 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "python/src/writable.h"
+#include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/engine/session_internal.h"
 
@@ -18,7 +19,9 @@ using nb::literals::operator""_a;
 
 // A rank's request for a load, and the bridge that made its tree.
 struct BridgedLoad {
-  LoadRequest request;
+  std::optional<StateDict> wanted;  // nullopt: everything
+  Location location;
+  LoadOptions options;
   Bridge bridge;
 };
 
@@ -53,15 +56,15 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
                       const LoadOptions& options, nb::handle progress) {
   const Bridge bridge(bridge_object);
   Claims claims;
-  LoadRequest request{std::nullopt, path_of(path), options};
+  BridgedLoad load{std::nullopt, path_of(path), options, bridge};
   if (!wanted.is_none()) {
-    request.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
-    check_writable(*request.wanted);
+    load.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
+    check_writable(*load.wanted);
   }
-  request.options.complete = std::move(claims.complete);
-  request.options.subtrees = std::move(claims.subtrees);
-  request.options.progress = to_progress(progress);
-  return {std::move(request), bridge};
+  load.options.complete = std::move(claims.complete);
+  load.options.subtrees = std::move(claims.subtrees);
+  load.options.progress = to_progress(progress);
+  return load;
 }
 
 }  // namespace
@@ -95,17 +98,22 @@ engine::MadeRequest view_of(const MadeSave& made) {
   return engine::view_of(std::get<engine::SaveRequest>(made));
 }
 
+bool ends_the_program(const Error& error) {
+  if (error.cause() == nullptr) return false;
+  try {
+    std::rethrow_exception(error.cause());
+  } catch (const Raised& raised) {
+    return raised.ends_the_program();
+  } catch (...) {
+    return false;
+  }
+}
+
 Deadline until(Deadline deadline, const Error* failed) {
   constexpr std::chrono::seconds kBrief{5};
-  if (failed == nullptr || failed->cause() == nullptr) return deadline;
-  try {
-    std::rethrow_exception(failed->cause());
-  } catch (const Raised& raised) {
-    const Deadline brief = Deadline::after(kBrief);
-    return raised.ends_the_program() && brief.when() < deadline.when() ? brief : deadline;
-  } catch (...) {
-    return deadline;
-  }
+  if (failed == nullptr || !ends_the_program(*failed)) return deadline;
+  const Deadline brief = Deadline::after(kBrief);
+  return brief.when() < deadline.when() ? brief : deadline;
 }
 
 namespace {
@@ -167,6 +175,31 @@ SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::cal
   });
 }
 
+std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
+  try {
+    return with_gil("making the state dict",
+                    [&] { return std::move(nb::cast<BridgedLoad&>(prepare())); });
+  } catch (...) {
+    return current_error();
+  }
+}
+
+// Gives Python what was loaded; returns why it could not take it.
+std::optional<Error> give(const nb::callable& take, const Bridge& bridge,
+                          const engine::LoadResult& loaded) {
+  try {
+    with_gil("taking what was loaded", [&] {
+      const LoadReport& report = loaded.report;
+      take(from_state(loaded.state, bridge.call("unpacked"), bridge, loaded.kept),
+           report.not_in_checkpoint, report.not_requested, report.other_shape, loaded.kept.keys);
+    });
+    return std::nullopt;
+  } catch (...) {
+    return current_error();
+  }
+}
+
+// `prepare` returns a request; an exception of it is this rank's first message to the others.
 // `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
 // that were not loaded. An exception of it is this rank's failure of the last round.
 void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
@@ -174,27 +207,57 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
-  std::optional<Bridge> bridge;
-  const auto request = [&] {
-    return with_gil("making the state dict", [&] {
-      const nb::object made = prepare();
-      auto& load = nb::cast<BridgedLoad&>(made);
-      bridge.emplace(load.bridge);
-      return std::move(load.request);
-    });
-  };
-  const auto give = [&](const LoadResult& result) {
-    with_gil("taking what was loaded", [&] {
-      const LoadReport& report = result.report;
-      take(from_state(result.state, bridge->call("unpacked"), *bridge, result.kept),
-           report.not_in_checkpoint, report.not_requested, report.other_shape, result.kept.keys);
-    });
-  };
   const std::string place = Location(path_of(path)).place();
+  const auto made = made_load(prepare);
+  const Error* const failed = std::get_if<Error>(&made);
+  const auto* const asked = std::get_if<BridgedLoad>(&made);
+  engine::MadeLoad request;
+  if (failed != nullptr) {
+    request = *failed;
+  } else {
+    const StateDict* const wanted = asked->wanted ? &*asked->wanted : nullptr;
+    request = engine::LoadView{wanted, &asked->location, &asked->options};
+  }
+  // Both calls share one interrupt.
+  const auto interrupt = std::make_shared<Interrupt>();
+  const Deadline end = until(deadline, failed).with_interrupt(interrupt);
   as_rank(communicator.rank(), communicator.size(), [&] {
-    without_gil([&](const Stop& stop) {
-      load(request, give, place, communicator, deadline.with_interrupt(stop));
-    });
+    std::optional<engine::LoadByRounds> load;
+    std::optional<engine::LoadResult> loaded;
+    try {
+      call_library(
+          [&](const Stop&) {
+            try {
+              try {
+                load.emplace(communicator, place, end);
+              } catch (...) {
+                if (failed != nullptr) throw *failed;
+                throw;
+              }
+              loaded = load->read(request, false);
+            } catch (...) {
+              load.reset();
+              rethrow_cause();
+            }
+          },
+          interrupt);
+    } catch (...) {
+      if (load) without_gil([&] { load.reset(); });  // Python raised after the load had read
+      throw;
+    }
+    const std::optional<Error> untaken = give(take, asked->bridge, *loaded);
+    if (untaken && ends_the_program(*untaken)) interrupt->request(untaken->cause());
+    call_library(
+        [&](const Stop&) {
+          try {
+            load->finish(untaken);
+            load.reset();
+          } catch (...) {
+            load.reset();
+            rethrow_cause();
+          }
+        },
+        interrupt);
   });
 }
 

@@ -42,6 +42,8 @@ using MadeSave = std::variant<engine::SaveRequest, Error>;
 // cause.
 MadeSave made_by(const nb::callable& prepare);
 engine::MadeRequest view_of(const MadeSave& made);
+// Whether the error was caused by KeyboardInterrupt or SystemExit.
+bool ends_the_program(const Error& error);
 // The deadline of a rank that takes part in a save or load with this outcome of making its state. A
 // rank that was to end (KeyboardInterrupt, SystemExit) waits for the others a few seconds only.
 Deadline until(Deadline deadline, const Error* failed);

@@ -23,7 +23,7 @@ Bytes agree(const Communicator& comm, const std::string& work, Deadline deadline
     };
     const Bytes last = rounds.run("round " + std::to_string(round), local, coordinate);
     if (comm.is_coordinator() && last.at(0) != std::byte{0}) rounds.announce_last();
-    answer = comm.size() == 1 ? std::move(decided) : comm.broadcast(decided, 0, deadline);
+    answer = rounds.broadcast(decided, deadline);
     if (last.at(0) != std::byte{0}) return answer;
   }
 }

@@ -16,6 +16,7 @@
 #include "tilestone/base/host.h"
 #include "tilestone/base/log.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
+#include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
@@ -35,46 +36,52 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-// What a rank loads, from where and how. Borrowed from the caller.
-struct BroughtLoad {
-  const StateDict* wanted = nullptr;  // null: everything in the checkpoint
-  std::optional<Location> location;
-  const LoadOptions* options = nullptr;
-};
+constexpr double kReadShare = 0.8;  // of the time that is left: for choosing and reading
 
-BroughtLoad brought(const StateDict* wanted, const Location& location, const LoadOptions& options) {
-  return {wanted, followed(location, options.reading), &options};
-}
-
-using BringLoad = std::function<BroughtLoad()>;
-using Take = std::function<void(LoadResult)>;
+}  // namespace
 
 // One rank's part in one load.
-class Loading {
+class LoadByRounds::Loading {
  public:
-  Loading(Communicator comm, const std::string& place, Deadline deadline)
-      : comm_(std::move(comm)), rounds_(comm_, "load", place, deadline) {}
+  Loading(const Communicator& comm, const std::string& place, Deadline deadline)
+      : rounds_(comm, "load", place, deadline), comm_(rounds_.comm()) {}
 
-  // `take` runs in an additional round. Either all ranks of a load have a `take`, or none.
-  StateDict run(const BringLoad& bring, const Take& take) {
-    describe(bring);
-    if (options().checks.access) validate();
-    StateDict loaded;
-    const auto load = [&](Deadline deadline) {
-      loaded = load_rank(deadline);
+  // The phases. Ranks meet in: a round that describes the checkpoint, whose description is then
+  // broadcast; a round of access checks, on request; the exchange; and the round that ends reading.
+  // What fails on this rank between two rounds is its message in the next one.
+  LoadResult read(const MadeLoad& request, bool last) {
+    describe(request);
+    const Deadline deadline = rounds_.deadline().sooner(kReadShare);
+    const std::optional<Error> failed = broadcast_description(deadline);
+    if (options().checks.access) validate(failed);
+    std::variant<Wanted, Error> wanted = rounds_.attempt([&] {
+      if (failed) throw *failed;
+      return choose(deadline);
+    });
+    auto rest = rounds_.attempt([&] {
+      return exchange_transfers(rounds_, way_, deadline, options().resources.buffer_bytes,
+                                std::move(wanted));
+    });
+    LoadResult result;
+    const auto load = [&](Deadline) {
+      if (const Error* const error = std::get_if<Error>(&rest)) throw *error;
+      result.state = read_rest(std::get<std::vector<Transfer>>(std::move(rest)));
       return std::move(message_);
     };
     const auto judge = [&](const std::vector<Bytes>& of_ranks) {
       const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
       return std::vector<Bytes>(of_ranks.size(), encode_report(report));
     };
-    if (!take) {
-      report_ = decode_report(rounds_.run_last("loading", load, judge));
-      return loaded;
-    }
-    report_ = decode_report(rounds_.run("loading", load, judge));
-    const auto take_it = [&](Deadline) {
-      take({std::move(loaded), report_, requested_.kept()});
+    const Bytes answer =
+        last ? rounds_.run_last("loading", load, judge) : rounds_.run("loading", load, judge);
+    result.report = decode_report(answer);
+    result.kept = requested_.kept();
+    return result;
+  }
+
+  void finish(const std::optional<Error>& failed) {
+    const auto outcome = [&](Deadline) {
+      if (failed) throw *failed;
       return Bytes();
     };
     const auto nothing = [](const std::vector<Bytes>&) { return std::vector<Bytes>(); };
@@ -87,36 +94,54 @@ class Loading {
               lost.message());
       return Bytes();
     };
-    rounds_.run_last("handing over the loaded state", take_it, nothing, go_without);
-    return {};
+    rounds_.run_last("handing over the loaded state", outcome, nothing, go_without);
   }
 
-  const LoadReport& report() const { return report_; }
+  void leave(const Error& why) noexcept { rounds_.leave(why); }
 
  private:
-  const LoadOptions& options() const { return *brought_.options; }
+  const LoadOptions& options() const { return *asked_.options; }
   // After opening: the directory that stood there then, even if a save moves it.
-  Storage& storage() const { return held_ != nullptr ? *held_ : brought_.location->storage(); }
+  Storage& storage() const { return held_ != nullptr ? *held_ : location_->storage(); }
 
   // Only the coordinator looks for the checkpoint: ranks that each look for themselves could see
   // different checkpoints.
-  void describe(const BringLoad& bring) {
+  void describe(const MadeLoad& request) {
     const Bytes answer = rounds_.run(
         "opening",
         [&](Deadline) {
-          prepare(bring);
-          return with_terms(to_bytes(host_identity()), terms_of(*brought_.location, options()));
+          if (const Error* const failed = std::get_if<Error>(&request)) throw *failed;
+          asked_ = std::get<LoadView>(request);
+          location_ = followed(*asked_.location, options().reading);
+          check_options(options());
+          threads_.emplace(thread_count(options().resources.threads));
+          return with_terms(to_bytes(host_identity()), terms_of(*location_, options()));
         },
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const ReadFor way = way_of_reading(hosts);
-          take_found(find_checkpoint(brought_.location->shared(), options().format, own_rank(),
+          take_found(find_checkpoint(location_->shared(), options().format, own_rank(),
                                      options().unmarked));
           return ways_of(way, hosts);
         });
     ByteReader reader(answer, "how to read");
     way_ = static_cast<ReadFor>(reader.u8());
     ranks_here_ = reader.varint();
+  }
+
+  std::optional<Error> broadcast_description(Deadline deadline) {
+    if (comm_.size() == 1) return std::nullopt;
+    const bool has_it = comm_.is_coordinator();
+    const auto described = rounds_.attempt(
+        [&] { return rounds_.broadcast(has_it ? description_.encode() : Bytes(), deadline); });
+    if (const Error* const error = std::get_if<Error>(&described)) return *error;
+    if (has_it) return std::nullopt;
+    const auto decoded = rounds_.attempt([&] {
+      description_ = Description::decode(std::get<Bytes>(described));
+      return true;
+    });
+    if (const Error* const error = std::get_if<Error>(&decoded)) return *error;
+    return std::nullopt;
   }
 
   // For each rank: how to read, and the number of ranks on its host.
@@ -151,14 +176,8 @@ class Loading {
                         asked.differences.other_shape == Policy::kError &&
                         !asked.differences.not_requested;
     const bool named = asked.subtrees.empty() && asked.complete.empty();
-    if (brought_.wanted == nullptr || !strict || !named) return std::nullopt;
+    if (asked_.wanted == nullptr || !strict || !named) return std::nullopt;
     return asked.own_rank;
-  }
-
-  void prepare(const BringLoad& bring) {
-    brought_ = bring();
-    check_options(options());
-    threads_.emplace(thread_count(options().resources.threads));
   }
 
   ReadFor way_of_reading(const std::vector<Bytes>& identities) const {
@@ -168,23 +187,19 @@ class Loading {
                             storage().can(StorageCapability::kSharedCache));
   }
 
-  void open(Deadline deadline) {
-    if (comm_.size() > 1) {
-      const bool has_it = comm_.is_coordinator();
-      const Bytes encoded = comm_.broadcast(has_it ? description_.encode() : Bytes(), 0, deadline);
-      if (!has_it) description_ = Description::decode(encoded);
-    }
+  void open() {
     opened_ = open_description(std::move(description_), options().format);
     if (held_ != nullptr) return;
-    held_ = hold(brought_.location->shared());
+    held_ = hold(location_->shared());
     expect_same_checkpoint(*held_, opened_);
   }
 
   // Runs an additional round before tensors and objects are read.
-  void validate() {
+  void validate(const std::optional<Error>& failed) {
     const auto describe_items = [&](Deadline deadline) {
+      if (failed) throw *failed;
       choose_items(deadline);
-      const bool asks = brought_.wanted != nullptr;
+      const bool asks = asked_.wanted != nullptr;
       return encode_access(asks ? requested_.items() : Items());
     };
     rounds_.run("validating the requests", describe_items, [](const std::vector<Bytes>& plans) {
@@ -193,9 +208,7 @@ class Loading {
     });
   }
 
-  StateDict load_rank(Deadline deadline) {
-    std::vector<Transfer> left =
-        exchange_transfers(comm_, way_, deadline, options().resources.buffer_bytes, plan(deadline));
+  StateDict read_rest(std::vector<Transfer> left) {
     places_->choose(left);
     std::move(own_.begin(), own_.end(), std::back_inserter(left));
     read_transfers(*context_, left, *progress_);
@@ -206,8 +219,8 @@ class Loading {
   void choose_items(Deadline deadline) {
     if (of_own_rank_) {
       if (has_all_of_own_rank(deadline)) return;
-      take_found(find_checkpoint(brought_.location->shared(), options().format, std::nullopt,
-                                 options().unmarked));
+      take_found(
+          find_checkpoint(location_->shared(), options().format, std::nullopt, options().unmarked));
     }
     look_for_items(deadline);
   }
@@ -227,33 +240,28 @@ class Loading {
   }
 
   void look_for_items(Deadline deadline) {
-    open(deadline);
+    open();
     make_context({}, deadline);
-    requested_ = Requested(brought_.wanted, opened_, options(), common_state());
+    requested_ = Requested(asked_.wanted, opened_, options(), common_state());
   }
 
-  // Returns an error instead of throwing it: the exchange passes it to the other ranks, so a failed
-  // rank must still take part.
-  std::variant<Wanted, Error> plan(Deadline deadline) {
-    try {
-      if (!options().checks.access) choose_items(deadline);
-      const std::vector<TensorItem>& read = requested_.begin_reading();
-      make_context(requested_.items(), deadline);
-      if (brought_.wanted == nullptr) give_memory(requested_.items(), *context_);
-      message_ = requested_.message(opened_.metadata, options());
-      places_.emplace(opened_, comm_.rank(), comm_.size());
-      std::vector<ObjectItem*> items;
-      std::vector<ObjectRead> objects = find_objects(requested_.items(), items);
-      std::vector<Transfer> transfers = plan_tensors(read);
-      places_->expect(transfers, objects);
-      for (ObjectRead& object : objects) object.place = places_->choose(*object.stored);
-      load_objects(*context_, objects, items);
-      const bool open_few = way_ == ReadFor::kPageCache;
-      own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
-      return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
-    } catch (...) {
-      return current_error();
-    }
+  // Decides what this rank reads, and from where. Reads the objects.
+  Wanted choose(Deadline deadline) {
+    if (!options().checks.access) choose_items(deadline);
+    const std::vector<TensorItem>& read = requested_.begin_reading();
+    make_context(requested_.items(), deadline);
+    if (asked_.wanted == nullptr) give_memory(requested_.items(), *context_);
+    message_ = requested_.message(opened_.metadata, options());
+    places_.emplace(opened_, comm_.rank(), comm_.size());
+    std::vector<ObjectItem*> items;
+    std::vector<ObjectRead> objects = find_objects(requested_.items(), items);
+    std::vector<Transfer> transfers = plan_tensors(read);
+    places_->expect(transfers, objects);
+    for (ObjectRead& object : objects) object.place = places_->choose(*object.stored);
+    load_objects(*context_, objects, items);
+    const bool open_few = way_ == ReadFor::kPageCache;
+    own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
+    return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
   }
 
   // The state for leaves that are not sharded. nullopt in dialects without a common state.
@@ -338,9 +346,10 @@ class Loading {
         .with_hint(similar_keys_hint(opened_.metadata, key));
   }
 
-  const Communicator comm_;
   Rounds rounds_;
-  BroughtLoad brought_;
+  const Communicator& comm_;
+  LoadView asked_;
+  std::optional<Location> location_;  // as it is read (Reading::follow_links)
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
   Description description_;
@@ -350,7 +359,6 @@ class Loading {
   Opened opened_;
   Requested requested_;
   Bytes message_;  // to the coordinator, after reading
-  LoadReport report_;
   ReadFor way_ = ReadFor::kOneself;
   uint64_t ranks_here_ = 1;  // on this host
   std::optional<ReadContext> context_;
@@ -359,17 +367,36 @@ class Loading {
   std::vector<Transfer> own_;  // reads from copies in this rank's own file
 };
 
-}  // namespace
+LoadByRounds::LoadByRounds(const Communicator& comm, const std::string& place, Deadline deadline)
+    : loading_(std::make_unique<Loading>(comm, place, deadline)) {}
+
+LoadByRounds::~LoadByRounds() {
+  if (!unfinished_) return;
+  loading_->leave(
+      Error(ErrorCode::kInterrupted, "a rank left the load before it took what was loaded"));
+}
+
+LoadResult LoadByRounds::read(const MadeLoad& request, bool last) {
+  LoadResult result = loading_->read(request, last);
+  unfinished_ = !last;
+  return result;
+}
+
+void LoadByRounds::finish(const std::optional<Error>& failed) {
+  unfinished_ = false;
+  loading_->finish(failed);
+}
+
 }  // namespace engine
 
 namespace {
 
 StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options) {
   try {
-    engine::Loading loading(options.comm, location.place(), engine::deadline_of(options));
-    StateDict loaded = loading.run([&] { return engine::brought(wanted, location, options); }, {});
-    if (LoadReport* const report = options.differences.report) *report = loading.report();
-    return loaded;
+    engine::LoadByRounds load(options.comm, location.place(), engine::deadline_of(options));
+    engine::LoadResult loaded = load.read(engine::LoadView{wanted, &location, &options}, true);
+    if (LoadReport* const report = options.differences.report) *report = std::move(loaded.report);
+    return std::move(loaded.state);
   } catch (...) {
     rethrow_cause();
   }
@@ -383,21 +410,6 @@ StateDict load(const StateDict& wanted, const Location& location, const LoadOpti
 
 StateDict load_all(const Location& location, const LoadOptions& options) {
   return load_here(nullptr, location, options);
-}
-
-void load(const std::function<LoadRequest()>& prepare, const std::function<void(LoadResult)>& take,
-          const std::string& place, const Communicator& comm, Deadline deadline) {
-  std::optional<LoadRequest> request;
-  const auto bring = [&] {
-    request.emplace(prepare());
-    const StateDict* wanted = request->wanted ? &*request->wanted : nullptr;
-    return engine::brought(wanted, request->location, request->options);
-  };
-  try {
-    engine::Loading(comm, place, deadline).run(bring, take);
-  } catch (...) {
-    rethrow_cause();
-  }
 }
 
 }  // namespace tilestone

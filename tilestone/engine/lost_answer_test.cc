@@ -8,6 +8,7 @@
 #include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/posix_storage.h"
@@ -134,17 +135,16 @@ TEST(LostAnswerOfALoad, ARankThatHasItsOwnGoesOnAndOneThatFailedItselfDoesNot) {
   const auto texts = failures(kRanks, [&](const Communicator& plain) {
     bool taken = false;
     const Communicator comm(std::make_shared<LosesTheCoordinator>(plain, [&] { return taken; }));
-    const auto prepare = [&] {
-      LoadRequest request{row_template(plain), Location(storage), {}};
-      request.options.comm = comm;
-      return request;
-    };
-    const auto take = [&](LoadResult loaded) {
-      taken = true;
-      EXPECT_EQ(loaded.state.get<Value>("step"), Value(int64_t{3}));
-      if (plain.rank() == 2) throw Error(ErrorCode::kInvalidArgument, "rank 2 can't take it");
-    };
-    load(prepare, take, "a place", comm, Deadline::after(std::chrono::seconds(60)));
+    const StateDict wanted = row_template(plain);
+    const Location location(storage);
+    const LoadOptions asked;
+    engine::LoadByRounds load(comm, "a place", Deadline::after(std::chrono::seconds(60)));
+    const auto loaded = load.read(engine::LoadView{&wanted, &location, &asked}, false);
+    taken = true;
+    EXPECT_EQ(loaded.state.get<Value>("step"), Value(int64_t{3}));
+    std::optional<Error> failed;
+    if (plain.rank() == 2) failed.emplace(ErrorCode::kInvalidArgument, "rank 2 can't take it");
+    load.finish(failed);
   });
   EXPECT_THAT(texts, ElementsAre(HasSubstr("can't take it"), "", HasSubstr("gave no answer")));
 }

@@ -1,5 +1,6 @@
 #include "tilestone/engine/session.h"
 
+#include <exception>
 #include <map>
 #include <optional>
 #include <utility>
@@ -86,6 +87,8 @@ Session::Session(const Communicator& comm, Deadline deadline, const std::optiona
     kept_->world_size = comm.size();
     kept_->token = engine::shared_token(comm, deadline, failed);
   } catch (...) {
+    // Also if the ranks could not meet.
+    if (failed && failed->cause() != nullptr) std::rethrow_exception(failed->cause());
     rethrow_cause();
   }
 }

@@ -1,6 +1,7 @@
 #include "tilestone/engine/exchange/exchange_internal.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,35 +17,47 @@ namespace {
 
 class Exchange {
  public:
-  Exchange(const Communicator& comm, ReadFor way, Deadline deadline, uint64_t buffer_bytes)
-      : comm_(comm), way_(way), deadline_(deadline), buffer_bytes_(buffer_bytes) {}
+  Exchange(Rounds& rounds, ReadFor way, Deadline deadline, uint64_t buffer_bytes)
+      : rounds_(rounds),
+        comm_(rounds.comm()),
+        way_(way),
+        deadline_(deadline),
+        buffer_bytes_(buffer_bytes) {}
 
   std::vector<Transfer> run(std::variant<Wanted, Error> wanted) {
-    std::vector<Bytes> received = swap([&] {
+    std::vector<Bytes> received = step([&] {
       if (const auto* error = std::get_if<Error>(&wanted)) throw *error;
       start(std::get<Wanted>(std::move(wanted)));
       return asker_->requests();
     });
-    received = swap([&] { return owner_->decide(received); });
-    bool more = any_more(received);
-    attempt([&] { asker_->take_verdicts(received); });
-    while (more) {
-      received = swap([&] { return carrier_->next_round(); });
-      more = any_more(received);
-      attempt([&] { carrier_->take(decoded(received)); });
+    received = step([&] { return owner_->decide(received); });
+    // What was received is taken in the next step, which sends a failure to the other ranks.
+    std::function<void()> take = [&] { asker_->take_verdicts(received); };
+    while (any_more(received)) {
+      received = step([&] {
+        take();
+        return carrier_->next_round();
+      });
+      take = [&] { carrier_->take(decoded(received)); };
     }
     if (copies_) {
-      received = swap([&] {
+      received = step([&] {
+        take();
         const Bytes damaged = encode_chunks(carrier_->damaged());
         return std::vector<Bytes>(static_cast<size_t>(comm_.size()), damaged);
       });
-      attempt([&] { carrier_->take_damaged(all_chunks(received)); });
+      take = [&] { carrier_->take_damaged(all_chunks(received)); };
     }
-    if (failure_) throw *failure_;
+    take();
     return carrier_->rest();
   }
 
  private:
+  template <typename Make>
+  std::vector<Bytes> step(const Make& make) {
+    return rounds_.exchange("two-phase reading", deadline_, make);
+  }
+
   void start(Wanted wanted) {
     const ReadContext& context = *wanted.context;
     copies_ = !context.metadata.copies.empty();
@@ -54,29 +67,6 @@ class Exchange {
     const CarrierParts parts{*owners_, *owner_, *asker_, comm_.rank(), comm_.size()};
     carrier_ = way_ == ReadFor::kPageCache ? carry_by_page_cache(parts)
                                            : carry_by_messages(parts, buffer_bytes_ / 8);
-  }
-
-  // One step: makes this rank's messages, exchanges them, and throws the error of the lowest failed
-  // rank, so that all ranks throw the same one. A rank that has itself passed the deadline stops
-  // here, because the others no longer wait for it.
-  template <typename Make>
-  std::vector<Bytes> swap(const Make& make) {
-    std::vector<Bytes> messages;
-    attempt([&] { messages = make(); });
-    if (failure_) {
-      messages.assign(static_cast<size_t>(comm_.size()), encode_failure(*failure_));
-    }
-    std::vector<Bytes> received = comm_.all_to_all(std::move(messages), deadline_);
-    for (const Bytes& message : received) {
-      const std::optional<Error> failure = failure_in(message);
-      // The exception of this rank's own caller takes precedence over the errors of other ranks.
-      if (failure && failure_ && failure_->cause()) throw *failure_;
-      if (failure) throw *failure;
-    }
-    if (deadline_.expired()) {
-      throw Error(ErrorCode::kTimeout, "two-phase reading: the deadline passed");
-    }
-    return received;
   }
 
   static bool any_more(const std::vector<Bytes>& received) {
@@ -101,17 +91,7 @@ class Exchange {
     return all;
   }
 
-  // Runs `work`. If it fails, the next step sends the error to the other ranks.
-  template <typename Work>
-  void attempt(const Work& work) {
-    if (failure_) return;
-    try {
-      work();
-    } catch (...) {
-      failure_ = current_error().with_rank(comm_.rank());
-    }
-  }
-
+  Rounds& rounds_;
   const Communicator& comm_;
   const ReadFor way_;
   const Deadline deadline_;
@@ -120,8 +100,7 @@ class Exchange {
   std::optional<Asker> asker_;
   std::optional<TileOwner> owner_;
   std::unique_ptr<Carrier> carrier_;  // uses the members above
-  std::optional<Error> failure_;
-  bool copies_ = false;  // whether the checkpoint has copies; equal on all ranks
+  bool copies_ = false;               // whether the checkpoint has copies; equal on all ranks
 };
 
 }  // namespace
@@ -140,11 +119,11 @@ uint64_t pool_share(uint64_t buffer_bytes, ReadFor way) {
   return way == ReadFor::kMessages ? buffer_bytes / 2 : buffer_bytes;
 }
 
-std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
+std::vector<Transfer> exchange_transfers(Rounds& rounds, ReadFor way, Deadline deadline,
                                          uint64_t buffer_bytes,
                                          std::variant<Wanted, Error> wanted) {
   if (way != ReadFor::kOneself) {
-    return Exchange(comm, way, deadline, buffer_bytes).run(std::move(wanted));
+    return Exchange(rounds, way, deadline, buffer_bytes).run(std::move(wanted));
   }
   if (const auto* error = std::get_if<Error>(&wanted)) throw *error;
   return std::get<Wanted>(std::move(wanted)).transfers;

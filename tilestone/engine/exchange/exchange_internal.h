@@ -1,6 +1,6 @@
 // Two-phase reading: one rank reads the parts of a chunk that several ranks want, for all of them.
 //
-// Each step is one all_to_all. Every rank takes part in it, even after a failure.
+// Each step is one Rounds::exchange, in which every rank takes part, even after a failure.
 //  1. Requests: each rank cuts what it wants into tiles and sends requests to each tile's owner.
 //  2. Verdicts: an owner compares what all ranks want of a tile (plan/exchange_plan.h) and decides
 //     which requests it serves.
@@ -15,10 +15,8 @@
 // Afterwards each rank reads what owners declined, which includes chunks in lost files that have
 // copies.
 //
-// A rank that fails sends its error to every rank in place of its next message, so that all ranks
-// see it in the same step and throw the same error. A rank that fails after the last step only
-// throws: the round (engine/run/rounds_internal.h) in which the exchange runs reports it to the
-// others.
+// If a rank fails in a step, every rank throws its error in that step. A rank that fails after the
+// last step only throws, and reports its failure in the load's next round.
 //
 // Memory: outgoing and incoming messages take at most an eighth of LoadOptions::buffer_bytes each,
 // but 64 KiB are always allowed for each pair of ranks. The pool takes half; the rest is for the
@@ -32,9 +30,9 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone::engine {
 
@@ -64,7 +62,7 @@ struct Wanted {
 // rank must still read: all of them with kOneself. By messages, a chunk of which owners read every
 // byte is checked against its checksum: Error(kCorrupt) with key, file and rank. By the page cache,
 // only chunks that one rank wants whole are checked.
-std::vector<Transfer> exchange_transfers(const Communicator& comm, ReadFor way, Deadline deadline,
+std::vector<Transfer> exchange_transfers(Rounds& rounds, ReadFor way, Deadline deadline,
                                          uint64_t buffer_bytes, std::variant<Wanted, Error> wanted);
 
 }  // namespace tilestone::engine

@@ -7,16 +7,15 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint8_t kFailed = 1;  // flag: the description is an Error
-constexpr uint8_t kMore = 2;    // flag
-constexpr size_t kTail = 9;     // bytes
+constexpr uint8_t kMore = 2;  // flag
+constexpr size_t kTail = 9;   // bytes
 
 Bytes sealed(Bytes body, ByteView description, uint8_t flags) {
   const uint64_t size = body.size();
   ByteWriter tail;
   tail.u64(size);
   tail.u8(flags);
-  body.reserve(size + description.size() + kTail);
+  body.reserve(size + description.size() + kTail + 1);  // 1: Rounds::exchange appends a status
   body.insert(body.end(), description.begin(), description.end());
   body.insert(body.end(), tail.bytes().begin(), tail.bytes().end());
   return body;
@@ -88,14 +87,6 @@ TileCheck get_check(ByteReader& reader) {
 
 void fail_exchange(int rank, const std::string& problem) {
   throw Error(ErrorCode::kInternal, "two-phase reading: " + problem).with_rank(rank);
-}
-
-Bytes encode_failure(const Error& error) { return sealed({}, error.encode(), kFailed); }
-
-std::optional<Error> failure_in(ByteView message) {
-  const OpenedMessage open = opened(message);
-  if ((open.flags & kFailed) == 0) return std::nullopt;
-  return Error::decode(open.description);
 }
 
 bool more_in(ByteView message) { return (opened(message).flags & kMore) != 0; }

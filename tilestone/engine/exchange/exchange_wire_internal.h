@@ -17,10 +17,6 @@ namespace tilestone::engine {
 // Throws Error(kInternal): `rank` sent something that can't be right, as `problem` says.
 [[noreturn]] void fail_exchange(int rank, const std::string& problem);
 
-// A rank's failure, sent in place of any message.
-Bytes encode_failure(const Error& error);
-// The sender's failure, or nullopt.
-std::optional<Error> failure_in(ByteView message);
 // Whether the sender has more rounds after this message. Allocates nothing.
 bool more_in(ByteView message);
 

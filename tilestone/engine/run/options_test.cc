@@ -11,6 +11,7 @@
 #include "tilestone/comm/threads.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/storage/storage_testing.h"
@@ -160,11 +161,14 @@ TEST(Options, TheErrorOfARequestThatCantBeMadeReachesEveryRank) {
     save(row_state(comm, 1), Location(storage), options);
   });
   const auto load_texts = failures(kRanks, [&](Communicator comm) {
-    const auto prepare = [&] { return LoadRequest{row_template(comm), Location(storage), {}}; };
-    const auto take = [&](const LoadResult&) {
-      if (comm.rank() == kFailing) throw Error(ErrorCode::kInvalidArgument, "no place for it");
-    };
-    load(prepare, take, "memory", comm, Deadline::after(std::chrono::seconds(60)));
+    const StateDict wanted = row_template(comm);
+    const Location location(storage);
+    const LoadOptions options;
+    engine::LoadByRounds load(comm, location.place(), Deadline::after(std::chrono::seconds(60)));
+    load.read(engine::LoadView{&wanted, &location, &options}, false);
+    std::optional<Error> failed;
+    if (comm.rank() == kFailing) failed.emplace(ErrorCode::kInvalidArgument, "no place for it");
+    load.finish(failed);
   });
   EXPECT_THAT(load_texts, Each(AllOf(HasSubstr("no place for it"), HasSubstr("rank 1"))));
 }

@@ -27,11 +27,13 @@ Bytes encode(const std::optional<Error>& error, ByteView payload) {
   return std::move(writer).take();
 }
 
+Error empty_message(int rank) {
+  return Error(ErrorCode::kInternal, "a rank sent an empty message").with_rank(rank);
+}
+
 // Returns the error that the message carries, or reduces the message to its payload.
 std::optional<Error> decode(Bytes& message, int rank) {
-  if (message.empty()) {
-    return Error(ErrorCode::kInternal, "a rank sent an empty message").with_rank(rank);
-  }
+  if (message.empty()) return empty_message(rank);
   const auto status = static_cast<Status>(message.front());
   if (status == Status::kError) return Error::decode(ByteView(message).subspan(1));
   message.erase(message.begin());
@@ -94,6 +96,39 @@ Bytes Rounds::run(std::string_view phase, const LocalStep& local, const Coordina
   const Error& error = mine.error && mine.error->cause() ? *mine.error : *outcome.error;
   if (error.cause()) std::rethrow_exception(error.cause());
   throw error;
+}
+
+// The status of a message is its last byte, so that the payload, which may be large, is not moved.
+Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
+                                  const std::function<Messages()>& local) {
+  std::optional<Error> own;
+  Messages messages;
+  try {
+    messages = local();
+  } catch (...) {
+    own = current_error().with_rank(comm_.rank());
+    messages.assign(static_cast<size_t>(comm_.size()), own->encode());
+  }
+  const Status status = own ? Status::kError : Status::kOk;
+  for (Bytes& message : messages) message.push_back(static_cast<std::byte>(status));
+  messages = comm_.all_to_all(std::move(messages), deadline);
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    Bytes& message = messages[rank];
+    if (message.empty()) throw empty_message(static_cast<int>(rank));
+    const auto sent = static_cast<Status>(message.back());
+    message.pop_back();
+    if (sent == Status::kOk) continue;
+    // The exception of this rank's own caller takes precedence over the errors of other ranks.
+    throw own && own->cause() ? *own : Error::decode(message);
+  }
+  if (deadline.expired())
+    throw Error(ErrorCode::kTimeout, std::string(phase) + ": the deadline passed");
+  return messages;
+}
+
+Bytes Rounds::broadcast(ByteView bytes, Deadline deadline) {
+  if (comm_.size() == 1) return Bytes(bytes.begin(), bytes.end());
+  return comm_.broadcast(bytes, 0, deadline);
 }
 
 Rounds::RoundResult Rounds::local_outcome(const LocalStep& local, Deadline deadline) {

@@ -34,6 +34,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
@@ -61,9 +63,30 @@ class Rounds {
   const Communicator& comm() const { return comm_; }
   Deadline deadline() const { return deadline_; }
 
-  // For work between two rounds, which ends as that of a local step does. If an interrupt was
-  // requested, reports it to the others and throws its reason.
-  void end_if_interrupted();
+  // Runs work between two rounds. Its failure is returned, because the others learn of it in the
+  // next round. Only an interrupt's reason is thrown: it ends the call at once (see above).
+  template <typename Work>
+  auto attempt(const Work& work) -> std::variant<std::invoke_result_t<Work>, Error> {
+    try {
+      return work();
+    } catch (...) {
+      const Error error = current_error();
+      end_if_interrupted();
+      return error;
+    }
+  }
+
+  // Collectives between two rounds, of which each is one operation of the communicator. Throw what
+  // it throws, perhaps not on every rank: take them within attempt().
+  //  - exchange: element r of the result of `local` goes to rank r, and element r of what is
+  //    returned came from rank r. If `local` throws on any rank, every rank throws the error of the
+  //    lowest one. Error(kTimeout) once `deadline` has passed.
+  //  - broadcast: returns the coordinator's bytes on every rank.
+  using Messages = std::vector<Bytes>;
+  Messages exchange(std::string_view phase, Deadline deadline,
+                    const std::function<Messages()>& local);
+  Bytes broadcast(ByteView bytes, Deadline deadline);
+
   // On the coordinator: why an outcome did not reach every rank. The next round will fail, so there
   // is no point in working for it.
   const std::optional<Error>& undelivered() const { return undelivered_; }
@@ -88,6 +111,8 @@ class Rounds {
   void announce_last() { call_.announce_last(); }
 
  private:
+  // If an interrupt was requested: reports it to the others and throws its reason.
+  void end_if_interrupted();
   struct RoundResult {
     std::optional<Error> error;
     Bytes answer;

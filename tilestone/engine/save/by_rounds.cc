@@ -135,16 +135,11 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
 Written write_by_rounds(Rounds& rounds, PlannedShare& planned, KeptResources* kept) {
   if (rounds.undelivered()) return *rounds.undelivered();
   try {
-    return write_share(planned, kept, rounds.deadline().sooner(kWriteShare));
+    return rounds.attempt(
+        [&] { return write_share(planned, kept, rounds.deadline().sooner(kWriteShare)); });
   } catch (...) {
-    const Error error = current_error();
-    try {
-      rounds.end_if_interrupted();
-    } catch (...) {
-      discard(planned);
-      throw;
-    }
-    return error;
+    discard(planned);
+    throw;
   }
 }
 
