@@ -132,16 +132,13 @@ class LoadByRounds::Loading {
   std::optional<Error> broadcast_description(Deadline deadline) {
     if (comm_.size() == 1) return std::nullopt;
     const bool has_it = comm_.is_coordinator();
-    const auto described = rounds_.attempt(
-        [&] { return rounds_.broadcast(has_it ? description_.encode() : Bytes(), deadline); });
-    if (const Error* const error = std::get_if<Error>(&described)) return *error;
-    if (has_it) return std::nullopt;
-    const auto decoded = rounds_.attempt([&] {
-      description_ = Description::decode(std::get<Bytes>(described));
+    const auto shared = rounds_.attempt([&] {
+      const Bytes encoded = rounds_.broadcast(has_it ? description_.encode() : Bytes(), deadline);
+      if (!has_it) description_ = Description::decode(encoded);
       return true;
     });
-    if (const Error* const error = std::get_if<Error>(&decoded)) return *error;
-    return std::nullopt;
+    const Error* const failed = std::get_if<Error>(&shared);
+    return failed != nullptr ? std::optional(*failed) : std::nullopt;
   }
 
   // For each rank: how to read, and the number of ranks on its host.
