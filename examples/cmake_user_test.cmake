@@ -106,7 +106,7 @@ foreach(package PkgConfig fmt spdlog nlohmann_json CLI11)
 endforeach()
 set(root ${SOURCE}/../..)
 configure(${root} ${WORK}/without -DTILESTONE_TESTS=OFF ${disabled})
-set(packages "pkg-config libfmt-dev libspdlog-dev libisal-dev libxxhash-dev zlib1g-dev libzstd-dev")
+set(packages "pkg-config libfmt-dev libspdlog-dev libisal-dev libssl-dev libxxhash-dev zlib1g-dev libzstd-dev")
 string(APPEND packages " nlohmann-json3-dev libcli11-dev")
 if(result EQUAL 0 OR NOT output MATCHES "sudo apt-get install ${packages}\n"
    OR output MATCHES "Call Stack")

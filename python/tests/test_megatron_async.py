@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import pathlib
 import pickle
@@ -48,7 +49,7 @@ def _halves(rank: int, value: float) -> dict[str, Any]:
 
 def _loaded(rank: int, ckpt: str) -> float:
     """The value that a checkpoint holds everywhere."""
-    found = megatron.load(_halves(rank, 0), ckpt)
+    found = megatron.load(_halves(rank, 0), ckpt, verify_integrity=True)
     assert found["w"].eq(found["step"]).all()
     return found["step"]  # type: ignore[no-any-return]
 
@@ -58,7 +59,7 @@ def _saves(rank: int, world: int, folder: str) -> None:
     megatron.save(_halves(rank, 1), ckpt)
     for value in (2, 3):
         state = _halves(rank, value)
-        request = megatron.save(state, ckpt, async_sharded_save=True)
+        request = megatron.save(state, ckpt, async_sharded_save=True, verify_integrity=True)
         assert isinstance(request, AsyncRequest)
         state["w"].data.fill_(-1)  # the training goes on
         assert queue.schedule_async_request(request) == value - 2
@@ -67,6 +68,8 @@ def _saves(rank: int, world: int, folder: str) -> None:
         dist.barrier()
         assert queue.maybe_finalize_async_calls(blocking=True) == [value - 2]
         assert _loaded(rank, ckpt) == value
+        hashed = json.loads(pathlib.Path(ckpt, "integrity.json").read_text())["files"]
+        assert len([name for name in hashed if name.endswith(".distcp")]) == 2
         (free,) = _slots._of_groups.values()
         assert len(free) == 1  # the next save uses its memory
     assert next(iter(free.values())).session.stats.plans_from_cache == 1
@@ -152,6 +155,9 @@ def _fails(rank: int, world: int, folder: str) -> None:
     del request
     megatron.save(_halves(rank, 4), ckpt, async_sharded_save=True)
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "tilestone-save":
+            thread.join(60)
     queue.schedule_async_request(megatron.save(_halves(rank, 5), f"{ckpt}5", async_sharded_save=True))
     queue.close(abort=True)
     dist.barrier()

@@ -25,6 +25,7 @@
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/repair_from_index_internal.h"
+#include "tilestone/engine/verify_hashes_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
 #include "tilestone/format/megatron_mark.h"
 
@@ -46,6 +47,11 @@ class Verifier {
     std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(found_));
     check_manifest_is_there();
     check_dialect();
+    for (Damage& one :
+         check_hashes(context_.storage, opened_.manifest ? opened_.manifest->save_id : "",
+                      context_.threads)) {
+      found_.push_back({std::move(one)});
+    }
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
     read_ranges();

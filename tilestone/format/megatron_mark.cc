@@ -40,6 +40,24 @@ std::optional<MegatronConfig> read_megatron_config(ByteView bytes) {
   return config;
 }
 
+std::optional<MegatronHashes> read_megatron_hashes(ByteView bytes) {
+  const Json json = parse(bytes);
+  if (!json.is_object() || !json.contains("files") || !json["files"].is_object()) {
+    return std::nullopt;
+  }
+  if (json.value("algorithm", Json()) != "sha256") return std::nullopt;
+  MegatronHashes hashes;
+  const Json save_id = json.value("save_id", Json());
+  if (save_id.is_string()) hashes.save_id = save_id.get<std::string>();
+  for (const auto& [name, hash] : json["files"].items()) {
+    const bool is_inside =
+        !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+    if (!is_inside || !hash.is_string()) return std::nullopt;
+    hashes.files.emplace_back(name, hash.get<std::string>());
+  }
+  return hashes;
+}
+
 std::optional<MegatronMark> find_megatron_mark(
     std::span<const std::string> names, const std::function<Bytes(const std::string&)>& read) {
   if (!contains_name(names, kMegatronConfig)) return std::nullopt;

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "tilestone/base/bytes.h"
 
@@ -13,6 +15,7 @@ namespace tilestone {
 
 inline constexpr std::string_view kMegatronConfig = "metadata.json";
 inline constexpr std::string_view kMegatronCommon = "common.pt";
+inline constexpr std::string_view kMegatronHashes = "integrity.json";
 
 struct MegatronMark {
   // The sharded_backend in metadata.json ("torch_dist", "zarr"); "unknown" if that is not a string.
@@ -33,6 +36,13 @@ struct MegatronConfig {
 };
 // Parses a metadata.json. nullopt if it is not a JSON object with a sharded_backend.
 std::optional<MegatronConfig> read_megatron_config(ByteView bytes);
+// The hashes in an integrity.json.
+struct MegatronHashes {
+  std::string save_id;  // of the save; "": not recorded, as by Megatron-Core
+  std::vector<std::pair<std::string, std::string>> files;  // name, SHA-256 in hex
+};
+// nullopt if it does not hold SHA-256 hashes of files of the directory itself.
+std::optional<MegatronHashes> read_megatron_hashes(ByteView bytes);
 // A metadata.json as Megatron-Core writes it. It has no other fields, because Megatron-Core refuses
 // them.
 Bytes write_megatron_config(std::string_view backend, int backend_version);

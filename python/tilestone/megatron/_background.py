@@ -18,7 +18,7 @@ from tilestone import _core
 from tilestone._calls import Prepared
 from tilestone._errors import InterruptedError
 from tilestone._steps import BegunSave, run_begin_save
-from tilestone.megatron import _engine_calls, _ranks, _slots
+from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._stored import literal
 from tilestone.megatron._waiting import Line
 from tilestone.megatron.strategies._together import Deadline, together
@@ -39,6 +39,7 @@ class Writing:
         begun: the save, whose tensors are staged.
         slot: the slot of its session, or None.
         after: called with the result once the save is published.
+        then: called in the thread once the data files are written.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Writing:
         begun: BegunSave,
         slot: _slots.Slot | None,
         after: Callable[[_core.SaveResult], None],
+        then: Callable[[BegunSave], None],
     ) -> None:
         self._begun = begun
         self._slot = slot
@@ -53,8 +55,9 @@ class Writing:
         self._line = Line()
         self._heard = threading.Event()
         self._thread = threading.Thread(
-            target=_write, args=(begun, self._line, self._heard), name="tilestone-save", daemon=True
-        )
+            target=_write, args=(begun, then, self._line, self._heard), name="tilestone-save",
+            daemon=True,
+        )  # fmt: skip
         self._end = weakref.finalize(self, _abandon, self._thread, self._line, begun, slot)
         self._thread.start()
 
@@ -95,10 +98,13 @@ class Writing:
         self._begun.give_up()
 
 
-def _write(begun: BegunSave, line: Line, heard: threading.Event) -> None:
+def _write(
+    begun: BegunSave, then: Callable[[BegunSave], None], line: Line, heard: threading.Event
+) -> None:
     """Runs in the thread. It must not refer to the Writing, which then could not be dropped."""
     with contextlib.suppress(Exception):  # the end of the program; report() raises what write() met
         begun.write()
+        then(begun)
         if line.tell():
             heard.set()
     if not heard.is_set():
@@ -122,6 +128,7 @@ def save_in_background(
     group: Any = None,
     by_files: Any = None,
     after: Callable[[_core.SaveResult], None] = lambda result: None,
+    then: Callable[[BegunSave], None] = lambda begun: None,
     timeout: Any = _core.DEFAULT_TIMEOUT,
     **options: Any,
 ) -> AsyncRequest:
@@ -131,6 +138,7 @@ def save_in_background(
         state, path, by_files, options: as for `tilestone.save`.
         group: the process group; None: torch's default group.
         after: called on every rank when the save is published.
+        then: called in the thread once this rank's data files are written.
         timeout: seconds from now until the save is published.
 
     Returns:
@@ -143,7 +151,7 @@ def save_in_background(
     if by_files is not None:
         begun = run_begin_save(state, path, by_files=by_files, timeout=timeout, **options)
         begun.stage()
-        return Writing(begun, None, after).request()
+        return Writing(begun, None, after, then).request()
     group = _ranks.default_group(group)
     slot = _slots.take(group, deadline)
     made: Any = state
@@ -157,7 +165,7 @@ def save_in_background(
     except BaseException:
         slot.close()
         raise
-    return Writing(begun, slot, after).request()
+    return Writing(begun, slot, after, then).request()
 
 
 def save_whole(
@@ -165,13 +173,22 @@ def save_whole(
     checkpoint_dir: Any,
     *,
     tp_replica_names: bool = False,
+    hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> AsyncRequest:
     """As `_engine_calls.engine_save`, in the background."""
     given.tp_replica_names = tp_replica_names
+
+    def hash_own(begun: BegunSave) -> None:
+        if hashes is not None:
+            hashes.save_id = begun.save_id
+            hashes.hash_own()
+
     request = save_in_background(
-        given, literal(checkpoint_dir), dialect="megatron", after=given.log,
+        given, literal(checkpoint_dir), dialect="megatron", after=given.end, then=hash_own,
         **{"overwrite": True, **options},
     )  # fmt: skip
     given.forget()
+    if hashes is not None:
+        request.finalize_fns.append(hashes.write)
     return request

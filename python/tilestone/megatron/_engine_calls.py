@@ -15,7 +15,7 @@ from tilestone import _api, _core, _entities, _torch_parts
 from tilestone._calls import Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import LoadReport
-from tilestone.megatron import _ranks
+from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
@@ -377,13 +377,15 @@ class Given(Prepared):
         self._compared = self._preprocess(self._common())
         return cast("Mapping[Any, Any]", self._compared)
 
-    def log(self, result: _core.SaveResult) -> None:
+    def end(self, result: _core.SaveResult) -> None:
         """Logs what the save has replaced, and how common states differ. Every rank calls.
 
-        Not earlier, because the save might be refused.
+        Not earlier, because the save might be refused. An `integrity.json` of what was replaced
+        is removed.
         """
         if self._replaced:
             logger.warning(self._replaced)
+            _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
             _validate_common_state_dict(compared, self._group)
@@ -413,15 +415,23 @@ def replaced_by(checkpoint_dir: Any) -> str:
 
 
 def engine_save(
-    given: Given, checkpoint_dir: Any, *, tp_replica_names: bool = False, **options: Any
+    given: Given,
+    checkpoint_dir: Any,
+    *,
+    tp_replica_names: bool = False,
+    hashes: _integrity.Hashes | None = None,
+    **options: Any,
 ) -> _core.SaveResult:
     """Saves a state with the engine, with keyword arguments of `tilestone.save`.
 
-    tp_replica_names is as for `strategies.torch.TorchDistSaveShardedStrategy`.
+    `hashes` are written at the end. tp_replica_names is as for `strategies.torch.TorchDistSaveShardedStrategy`.
     """
     path = literal(checkpoint_dir)
     given.tp_replica_names = tp_replica_names
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
-    given.log(result)
+    given.end(result)
+    if hashes is not None:
+        hashes.save_id = result.save_id
+        hashes.write()
     return result

@@ -59,10 +59,17 @@ def conflict(
     )
 
 
-def needs_communicator(strategy: Any, process_group: Any) -> Exception | None:
+def needs_communicator(
+    strategy: Any, process_group: Any, verify_integrity: bool
+) -> Exception | None:
     """Returns an error if an option of this save is not available by files."""
     if process_group is not None:
         return InvalidArgumentError("process_group and by_files exclude each other")
+    if verify_integrity:
+        return UnsupportedError(
+            "verify_integrity needs a communicator: the ranks send their hashes to one another",
+            hint="leave verify_integrity False: a load checks every item's checksum in any case",
+        )
     if hasattr(strategy, "engine_state"):
         return UnsupportedError(
             f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",

@@ -11,6 +11,7 @@ from tilestone._option_values import Checks
 from tilestone.megatron import (
     _background,
     _engine_calls,
+    _integrity,
     _ranks,
     _save_arguments,
     _user_strategies,
@@ -33,6 +34,7 @@ def save(
     async_sharded_save: bool = False,
     preprocess: Any = None,
     content_metadata: Any = None,
+    verify_integrity: bool = False,
     **own: Any,
 ) -> _core.SaveResult | AsyncRequest | None:
     """Saves; the arguments are those of `tilestone.megatron.save`.
@@ -59,6 +61,7 @@ def save(
         copies = options.get("copies")
     if failure is None:
         failure = _save_arguments.conflict(strategy, options, copies)
+    hashes = _integrity.Hashes(checkpoint_dir, group, deadline) if verify_integrity else None
     if options is None and by_files is None:
         common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
         call = _user_strategies.Save(
@@ -70,12 +73,14 @@ def save(
             _engine_calls.raiser(failure)()
 
         with _ranks.call_of(group, deadline):
-            if async_sharded_save:
-                return call.begin(check)  # type: ignore[no-any-return]
-            call.run(check)
-        return None
+            request = call.begin(check) if async_sharded_save else call.run(check)
+        if hashes is not None and async_sharded_save:
+            request.finalize_fns.append(hashes.write)
+        elif hashes is not None:
+            hashes.write()
+        return request  # type: ignore[no-any-return]
     if by_files is not None and failure is None:
-        failure = _save_arguments.needs_communicator(strategy, group)
+        failure = _save_arguments.needs_communicator(strategy, group, verify_integrity)
     unchecked = validate_access_integrity and by_files is None
     if failure is None and hasattr(strategy, "engine_state"):
         try:
@@ -98,8 +103,8 @@ def save(
         state, checkpoint_dir, _engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
     )  # fmt: skip
-    save = _background.save_whole if async_sharded_save else _engine_calls.engine_save
-    return save(
+    save: Any = _background.save_whole if async_sharded_save else _engine_calls.engine_save
+    return save(  # type: ignore[no-any-return]
         made,
         checkpoint_dir,
         group=group if by_files is None else None,
@@ -107,6 +112,7 @@ def save(
         overwrite=by_files is None,
         checks=checks,
         timeout=deadline.timeout(),
+        hashes=hashes,
         **(options or {}) | {"copies": copies},
     )
 

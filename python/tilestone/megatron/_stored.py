@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import logging
 import os
@@ -12,8 +11,7 @@ from typing import Any
 import torch
 
 from tilestone import _bridge, _checkpoint, _core, _options
-from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError
-from tilestone.megatron._files import read_json
+from tilestone._errors import InvalidArgumentError, NotFoundError
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 
 logger = logging.getLogger("tilestone.megatron")
@@ -127,39 +125,4 @@ def remove_keys(checkpoint_dir: str | os.PathLike[str], key_prefix: str) -> None
     elif not removed.by_other:
         logger.warning(
             "No key in %s begins with %r: nothing was removed", checkpoint_dir, key_prefix
-        )
-
-
-def check_integrity(checkpoint_dir: str | os.PathLike[str], rank: int, ranks: int) -> None:
-    """Compares this rank's share of the files with the hashes of `integrity.json`.
-
-    Does nothing if that file does not exist; what Tilestone has written is checked when it is
-    read.
-
-    Raises:
-        CheckpointingException: a file is missing or has another content.
-    """
-    path = os.path.join(checkpoint_dir, INTEGRITY_FILE)
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        return
-    files = found.get("files") if isinstance(found, dict) else None
-    if not isinstance(files, dict) or found.get("algorithm") != "sha256":
-        raise CorruptError(f"{path} does not hold sha256 hashes of files", file=path)
-    for name in sorted(files)[rank::ranks]:
-        if os.path.basename(name) != name:
-            raise CorruptError(f"{path} names a file outside the checkpoint: {name!r}", file=path)
-        _check_file(os.path.join(checkpoint_dir, name), files[name])
-
-
-def _check_file(path: str, expected: str) -> None:
-    try:
-        with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise CorruptError(f"{path}, which integrity.json names, is missing", file=path) from None
-    if found != expected:
-        raise CorruptError(
-            f"{path} has the sha256 {found}, but integrity.json has {expected}", file=path
         )

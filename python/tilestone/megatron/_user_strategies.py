@@ -80,7 +80,7 @@ class Save:
     validate_access_integrity: bool
     preprocess: Callable[[CommonStateDict], StateDict] | None
 
-    def run(self, check: Callable[[], None]) -> None:
+    def run(self, check: Callable[[], None]) -> Any:
         """Saves common state, objects and tensors, then `metadata.json`. Every rank calls.
 
         Args:

@@ -18,10 +18,10 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import (
     _engine_calls,
+    _integrity,
     _ranks,
     _save_arguments,
     _save_call,
-    _stored,
     _user_strategies,
 )
 from tilestone.megatron.mapping import (
@@ -92,9 +92,9 @@ def load(
             rank asks for (*missing*), see StrictHandling. An object counts by its key, not by its
             unique key.
         async_strategy: ignored.
-        verify_integrity: compare the files with the hashes in `integrity.json`, if Megatron-Core
-            has written that file; the ranks divide the files among them. Tilestone's own checksums
-            are always compared.
+        verify_integrity: compare the files with the hashes in `integrity.json`, if a save has
+            written that file; the ranks divide the files among them. A file that is missing, differs
+            or is not named there is damage. Tilestone's own checksums are always compared.
         process_group: the ranks that load; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
         timeout: limit for the whole load in seconds; None: no limit.
@@ -128,7 +128,7 @@ def load(
             raise failure
         if verify_integrity:
             rank, size = _ranks.rank(process_group), _ranks.size(process_group)
-            _stored.check_integrity(checkpoint_dir, rank, size)
+            _integrity.check(checkpoint_dir, rank, size)
 
     options = _load_options(strategies, sharded_strategy, common_strategy)
     if options is None:
@@ -392,8 +392,9 @@ def save(
             checkpoint. It is saved as the common state's "content_metadata", replaces an entry of
             that name, and is saved without its "dp_cp_group".
         async_strategy: ignored: each queue takes the request.
-        verify_integrity: ignored: every item of a checkpoint has a checksum, which is compared when
-            the item is read.
+        verify_integrity: also write `integrity.json`, the SHA-256 of each file in the directory,
+            once the checkpoint is published. The ranks divide the files among them. (Every item has
+            a checksum in any case, which is compared when the item is read.)
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
         by_files: a `tilestone.ByFiles`: the ranks communicate only through small files in the
@@ -440,7 +441,7 @@ def save(
     result = _save_call.save(
         sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
-        content_metadata, **own,
+        content_metadata, verify_integrity, **own,
     )  # fmt: skip
     if async_sharded_save or _save_arguments.are_used(own, sharded_strategy):
         return result

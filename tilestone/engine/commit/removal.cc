@@ -26,13 +26,13 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/megatron_mark.h"
 
 namespace tilestone {
 namespace engine {
 namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(10);
-constexpr const char* kHashes = "integrity.json";  // Megatron-Core's, of the files as they were
 
 // An existing checkpoint, and what a removal keeps of it.
 struct Plan {
@@ -217,10 +217,11 @@ class Remover {
  private:
   // Removes Megatron-Core's file hashes, which would not match the new .metadata.
   void remove_hashes() {
-    if (!storage_.stat(kHashes)) return;
-    storage_.remove(kHashes);
+    const std::string hashes(kMegatronHashes);
+    if (!storage_.stat(hashes)) return;
+    storage_.remove(hashes);
     storage_.sync_directory("");
-    log(LogLevel::kWarning, std::string(kHashes) + " is removed from " + storage_.describe() +
+    log(LogLevel::kWarning, hashes + " is removed from " + storage_.describe() +
                                 ": it contains hashes of files that change");
   }
 

@@ -281,7 +281,9 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
   for (const std::string& name : names) {
     if (is_made_in_own_directory(name) || is_left(name)) continue;
     if (standing.files.contains(name) || standing.index.contains(name)) continue;
-    if (standing.found && is_empty_stock_file(location, name)) continue;
+    if (standing.found && (name == kMegatronHashes || is_empty_stock_file(location, name))) {
+      continue;
+    }
     if (unfinished && is_unfinished_stock_file(location, name)) continue;
     throw Error(ErrorCode::kUnsupported,
                 "this save replaces " + location.describe() +

@@ -20,7 +20,7 @@ _OF_A_SAVE = (
     "no_save_optim", "no_save_rng", "data_parallel_random_init", "use_distributed_optimizer",
     "use_layer_wise_distributed_optimizer", "dist_ckpt_optim_fully_reshardable",
     "distrib_optim_fully_reshardable_mem_efficient", "ckpt_fully_parallel_save",
-    "ckpt_fully_parallel_save_process_group", "async_save",
+    "ckpt_fully_parallel_save_process_group", "async_save", "verify_integrity",
 )  # fmt: skip
 _OF_A_LOAD = (
     "ckpt_step", "finetune", "no_load_optim", "no_load_rng", "data_parallel_random_init",

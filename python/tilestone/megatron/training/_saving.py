@@ -194,6 +194,7 @@ class Saving:
             content_metadata=self.metadata,
             process_group=process_group,
             async_sharded_save=self.schedule is not None,
+            verify_integrity=_arguments.read(self.args, "verify_integrity"),
             timeout=deadline.timeout(),
         )
 
