@@ -14,6 +14,11 @@ import torch.distributed.checkpoint as stock
 from ranks import Worlds
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -186,6 +191,56 @@ def test_cached_plans_parts_of_the_ranks_and_no_collectives(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(other_ways, str(tmp_path))
+
+
+def trained(kind: str, seed: int) -> Any:
+    """A model of FSDP1 over replicas, or of FSDP2 over tensor parallelism, and its optimizer."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    torch.manual_seed(seed)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    if kind == "HSDP":
+        model = FullyShardedDataParallel(
+            model, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            use_orig_params=True, device_id=torch.device("cpu"),
+        )  # fmt: skip
+    else:
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        model = fully_shard(parallelize_module(model, mesh["inner"], plan), mesh=mesh["outer"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=seed / 10)
+    for _ in range(seed):
+        model(torch.ones(8, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def models(rank: int, world: int, folder: str) -> None:
+    for kind in ("HSDP", "FSDP2 over TP"):
+        saved = trained(kind, 2)
+        parts = get_state_dict(*saved)
+        path = f"{folder}/{kind}"
+        dcp.save({"model": parts[0], "optimizer": parts[1]}, checkpoint_id=path)
+        for load in (dcp.load, stock.load):
+            loaded = trained(kind, 1)
+            weights, moments = get_state_dict(*loaded)
+            state = {"model": weights, "optimizer": moments}
+            load(state, checkpoint_id=path)
+            set_state_dict(
+                *loaded, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+            whole = StateDictOptions(full_state_dict=True)
+            for a, b in zip(
+                get_state_dict(*saved, options=whole), get_state_dict(*loaded, options=whole)
+            ):
+                assert values(a) == values(b), kind
+
+
+def test_models_of_fsdp1_and_fsdp2_resume(worlds: Worlds, tmp_path: pathlib.Path) -> None:
+    worlds[4].run(models, str(tmp_path))
 
 
 def in_a_process(rank: int, world: int, folder: str) -> None:
