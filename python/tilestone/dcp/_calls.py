@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from tilestone import _core
 from tilestone._calls import Prepared
@@ -38,10 +39,21 @@ class State(Prepared):
         return self._state
 
 
+# Classes without state_dict(). torch's Stateful takes longer to ask than a small tensor to save.
+_NEVER_STATEFUL = frozenset(
+    (torch.Tensor, torch.nn.Parameter, DTensor, dict, list, tuple, str, int, float, bool)
+)
+
+
+def is_stateful(item: Any) -> bool:
+    """Whether torch takes an object's state in its place."""
+    return type(item) not in _NEVER_STATEFUL and isinstance(item, Stateful)
+
+
 def without_statefuls(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in which the Stateful objects at the top level are replaced by their state dicts."""
     return {
-        key: item.state_dict() if isinstance(item, Stateful) else item
+        key: item.state_dict() if is_stateful(item) else item
         for key, item in state_dict.items()
     }
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader as _torchs
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlanner
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
@@ -136,7 +135,7 @@ def load(
     _load(state, reader, planner, process_group, alone)  # type: ignore[arg-type]
     for key in keys:
         item = state_dict[key]
-        if isinstance(item, Stateful):
+        if _calls.is_stateful(item):
             item.load_state_dict(state[key])
         else:
             state_dict[key] = state[key]
