@@ -40,6 +40,7 @@ void bind_steps(nb::module_& m);
 void bind_foreign_save(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_async(nb::module_& m);
+void bind_manager(nb::module_& m);
 void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----

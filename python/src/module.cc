@@ -26,5 +26,6 @@ NB_MODULE(_core, m) {
   bind_storage(m);
   bind_unpublished(m);
   bind_convert(m);
+  bind_manager(m);
   bind_cli(m);
 }

@@ -113,6 +113,7 @@ void bind_values(nb::module_& m) {
 }
 
 void bind_save_options(nb::module_& m) {
+  nb::class_<RunStep>(m, "RunStep", "What a CheckpointManager adds to a save.");
   nb::class_<SaveOptions> options(m, "SaveOptions", "How a save is made.");
   options.def(nb::init<>())
       .def_rw("overwrite", &SaveOptions::overwrite)
@@ -122,7 +123,8 @@ void bind_save_options(nb::module_& m) {
       .def_rw("resources", &SaveOptions::resources)
       .def_rw("timeout", &SaveOptions::timeout)
       .def_rw("attributes", &SaveOptions::attributes)
-      .def_rw("tp_replica_names", &SaveOptions::tp_replica_names);
+      .def_rw("tp_replica_names", &SaveOptions::tp_replica_names)
+      .def_rw("step", &SaveOptions::step, nb::arg().none());
   bind_named(options, "format", &SaveOptions::format, &format_named);
   bind_named(options, "dialect", &SaveOptions::dialect, &save_dialect_named);
 }

@@ -24,6 +24,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=4, help="torch ranks to kill")
+    parser.addoption("--run-kills", type=int, default=20, help="training programs to kill")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

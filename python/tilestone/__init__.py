@@ -26,6 +26,7 @@ from tilestone._core import (
     RepairReport,
     SaveResult,
     SessionStats,
+    StepInfo,
     UnpublishedSave,
     VerifyReport,
     mpi_world,
@@ -56,11 +57,13 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
+from tilestone._manager import CheckpointManager
 from tilestone._opaque import Opaque
 from tilestone._option_values import (
     ByFiles,
     Checks,
     Differences,
+    Keep,
     LoadReport,
     LocalCopies,
     Reading,
@@ -82,6 +85,7 @@ __all__ = [
     "ByFiles",
     "Checkpoint",
     "CheckpointError",
+    "CheckpointManager",
     "Checks",
     "Communicator",
     "CorruptError",
@@ -92,6 +96,7 @@ __all__ = [
     "InternalError",
     "InterruptedError",
     "InvalidArgumentError",
+    "Keep",
     "Leftover",
     "LoadReport",
     "LocalCopies",
@@ -111,6 +116,7 @@ __all__ = [
     "ShardedObject",
     "ShardedTensor",
     "ShardedTensorFactory",
+    "StepInfo",
     "StorageError",
     "StoredTensor",
     "TimeoutError",

@@ -109,6 +109,8 @@ class Prepared(abc.ABC):
     as_torch: bool = False
     #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
     tp_replica_names: bool = False
+    #: SaveOptions::step: what a CheckpointManager adds.
+    step: _core.RunStep | None = None
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
@@ -290,6 +292,7 @@ class SaveCall:
         engine.by_files = self.files
         engine.copies = None if copies is None else copies.made()
         engine.tp_replica_names = self._state.tp_replica_names
+        engine.step = self._state.step
         return _core.SaveRequest(
             state,
             _options.directory(self.path),

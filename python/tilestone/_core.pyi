@@ -605,6 +605,9 @@ class Resources:
     @files_per_rank.setter
     def files_per_rank(self, arg: int, /) -> None: ...
 
+class RunStep:
+    """What a CheckpointManager adds to a save."""
+
 class SaveOptions:
     """How a save is made."""
 
@@ -657,6 +660,12 @@ class SaveOptions:
 
     @tp_replica_names.setter
     def tp_replica_names(self, arg: bool, /) -> None: ...
+
+    @property
+    def step(self) -> RunStep: ...
+
+    @step.setter
+    def step(self, arg: RunStep | None, /) -> None: ...
 
     @property
     def format(self) -> str: ...
@@ -1354,6 +1363,136 @@ class ConvertResult:
     def seconds(self) -> float: ...
 
 def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None) -> ConvertResult: ...
+
+class Keep:
+    """Which checkpoints of a run are kept."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @last.setter
+    def last(self, arg: int, /) -> None: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @every.setter
+    def every(self, arg: int, /) -> None: ...
+
+    @property
+    def newer_than(self) -> float | None: ...
+
+    @newer_than.setter
+    def newer_than(self, arg: float | None, /) -> None: ...
+
+    @property
+    def best(self) -> tuple[str, str, int] | None: ...
+
+    @best.setter
+    def best(self, arg: tuple[str, str, int] | None, /) -> None: ...
+
+class StepInfo:
+    """What the folder of a run's step holds."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """The folder's name in the run's directory."""
+
+    @property
+    def state(self) -> str:
+        """
+        "durable": a complete checkpoint. "unfinished": it is being saved, or its save ended early. "damaged": a checkpoint that can't be read, or whose files are missing or cut. "foreign": a checkpoint that Tilestone can't read.
+        """
+
+    @property
+    def problem(self) -> str:
+        """Why it is not durable; empty if it is."""
+
+    @property
+    def is_saved_to(self) -> bool:
+        """Whether a save, a repair or a removal is under way there."""
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the folder is a symbolic link. Such a step is never removed."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def dialect(self) -> str: ...
+
+    @property
+    def writer(self) -> str:
+        """The program that saved it."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its files."""
+
+    @property
+    def time(self) -> float | None:
+        """When it was saved, in seconds since 1970; None: not known."""
+
+    @property
+    def attributes(self) -> dict[str, str]: ...
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that were given when it was saved."""
+
+    def __repr__(self) -> str: ...
+
+class ManagedRun:
+    """What a CheckpointManager knows of its run."""
+
+    def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool) -> None: ...
+
+    def is_due(self, step: int) -> bool: ...
+
+    def is_saved(self, step: int) -> bool: ...
+
+    def make_room(self, comm: object | None, step: int, seconds: float) -> None: ...
+
+    def begin(self, comm: object | None, step: int, metrics: Mapping[str, float]) -> RunStep: ...
+
+    def saved(self, comm: object | None, step: int, begun: RunStep) -> None: ...
+
+    def wait(self) -> None: ...
+
+    class Chosen:
+        """A step that was chosen for a restore."""
+
+        @property
+        def step(self) -> int: ...
+
+        @property
+        def name(self) -> str: ...
+
+    def choose(self, comm: object | None, step: int | None, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
+
+    def choose_again(self, comm: object | None, failed: ManagedRun.Chosen, problem: str, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
+
+    def restored(self, chosen: ManagedRun.Chosen) -> None: ...
+
+    def name_of(self, step: int) -> str:
+        """
+        The folder of a step: the one that exists, else the one that a save makes.
+        """
+
+    def new_name_of(self, step: int) -> str:
+        """The folder that a save of the step makes."""
+
+    def steps(self) -> list[StepInfo]: ...
+
+    def latest(self) -> int | None: ...
+
+    def best(self, rule: tuple[str, str, int]) -> int | None: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """

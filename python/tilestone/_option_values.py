@@ -346,8 +346,46 @@ class Resources(Value):
     )
 
 
+def _best(name: str, value: Any) -> tuple[str, str, int]:
+    if not isinstance(value, tuple) or len(value) not in (2, 3):
+        raise InvalidArgumentError(
+            f'{name} must be a tuple like ("loss", "min", 2), not {value!r}'
+        )
+    metric, mode, *count = value
+    return (
+        _options.word(f"{name}[0]", metric),
+        _one_of("min", "max")(f"{name}[1]", mode),
+        _options.whole(f"{name}[2]", count[0]) if count else 1,
+    )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Keep(Value):
+    """Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.
+
+    Only complete checkpoints are removed, and only those of steps before the one that has just
+    become durable. Those of later steps stay: the run has gone back, and nothing has replaced them.
+    """
+
+    last: int = _option(1, _options.whole, "how many of the newest; at least 1.")
+    every: int | None = _option(
+        None, _optional(_bytes), "those whose step is a multiple of it; None: no such rule."
+    )
+    best: tuple[str, str, int] | None = _option(
+        None, _optional(_best),
+        """(metric, "min" or "max", count): the `count` steps whose metric of this name is the
+        lowest or the highest. Steps without that metric, or where it is NaN, don't count.""",
+    )  # fmt: skip
+    newer_than: float | None = _option(
+        None, _optional(_options.seconds),
+        "those that were saved less than this many seconds ago.",
+    )  # fmt: skip
+
+
 #: The value objects, in the order of docs/options.md.
-VALUES: tuple[type[Value], ...] = (ByFiles, LocalCopies, Checks, Differences, Reading, Resources)
+VALUES: tuple[type[Value], ...] = (
+    ByFiles, LocalCopies, Checks, Differences, Reading, Resources, Keep,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/cli/runs.h"
+
 namespace tilestone::cli {
 
 struct LsOptions {
-  std::string path;
-  bool follow_links = false;  // read files through any symbolic link
-  std::vector<std::string> patterns;
+  Targets at;  // the parser puts all words here; ls() moves those that are patterns
+  std::vector<std::string> patterns = {};
   bool json = false;
   bool by_size = false;
   bool tensors_only = false;
@@ -25,7 +26,7 @@ int ls(const LsOptions& options);
 
 struct InspectOptions {
   std::string path;
-  bool follow_links = false;
+  bool follow_links = false;  // read files through any symbolic link
   std::string key;
   bool json = false;
   bool all = false;
@@ -33,8 +34,7 @@ struct InspectOptions {
 int inspect(const InspectOptions& options);
 
 struct VerifyOptions {
-  std::string path;
-  bool follow_links = false;
+  Targets at;
   int threads = 0;
   bool json = false;
   bool repair = false;  // first rewrite what is damaged from copies
@@ -94,8 +94,7 @@ struct DuOptions {
 int du(const DuOptions& options);
 
 struct GcOptions {
-  std::string path;
-  bool follow_links = false;
+  Targets at;
   bool remove = false;
   bool force = false;    // also the files of a checkpoint that has lost only its hidden files
   bool abandon = false;  // first end an unpublished save whose ranks are dead

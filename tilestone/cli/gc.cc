@@ -7,6 +7,7 @@
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/cli/runs.h"
 
 namespace tilestone::cli {
 namespace {
@@ -24,24 +25,48 @@ std::vector<UnpublishedSave> unfinished_at(const Location& location) {
   return saves;
 }
 
-void print_json(const std::vector<Leftover>& files, const std::vector<UnpublishedSave>& saves,
-                bool removed) {
-  nlohmann::ordered_json out = {{"removed", removed}, {"bytes", sum_of(files)}};
+struct Cleaned {
+  std::vector<Leftover> files;
+  std::vector<UnpublishedSave> saves;
+};
+
+Cleaned clean_run(const RunDirectory& run, const GcOptions& options) {
+  Cleaned cleaned;
+  cleaned.files =
+      options.remove ? run.remove_leftovers(options.force) : run.find_leftovers(options.force);
+  for (const StepInfo& step : run.list()) {
+    for (UnpublishedSave& save : unfinished_at(run.at(step.name))) {
+      cleaned.saves.push_back(std::move(save));
+    }
+  }
+  return cleaned;
+}
+
+Cleaned clean(const Location& location, const GcOptions& options) {
+  Cleaned cleaned;
+  cleaned.files = options.remove ? remove_leftovers(location, options.force)
+                                 : find_leftovers(location, options.force);
+  cleaned.saves = unfinished_at(location);
+  return cleaned;
+}
+
+nlohmann::ordered_json json_of(const Cleaned& cleaned, bool removed) {
+  nlohmann::ordered_json out = {{"removed", removed}, {"bytes", sum_of(cleaned.files)}};
   out["files"] = nlohmann::ordered_json::array();
-  for (const Leftover& file : files) {
+  for (const Leftover& file : cleaned.files) {
     out["files"].push_back(
         {{"name", file.name}, {"size", file.size}, {"what", file.what}, {"why", file.why}});
   }
   out["unpublished"] = nlohmann::ordered_json::array();
-  for (const UnpublishedSave& save : saves) {
+  for (const UnpublishedSave& save : cleaned.saves) {
     out["unpublished"].push_back({{"save_id", save.save_id}, {"text", save.text}});
   }
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return out;
 }
 
-void print_text(const std::vector<Leftover>& files, const std::vector<UnpublishedSave>& saves,
-                bool removed) {
-  for (const UnpublishedSave& save : saves) {
+void print_text(const Cleaned& cleaned, bool removed) {
+  const std::vector<Leftover>& files = cleaned.files;
+  for (const UnpublishedSave& save : cleaned.saves) {
     fmt::print("not a leftover: {}\n", printable(save.text));
   }
   if (files.empty()) {
@@ -61,23 +86,36 @@ void print_text(const std::vector<Leftover>& files, const std::vector<Unpublishe
 }  // namespace
 
 int gc(const GcOptions& options) {
-  const Location location = location_of(options.path, options.follow_links);
+  const bool several = options.at.paths.size() > 1;
   if (options.abandon) {
+    if (!options.at.is_one_checkpoint()) {
+      throw Error(ErrorCode::kInvalidArgument, "--abandon is for one location, not for a run");
+    }
     AbandonOptions abandoning;
     abandoning.save_id = options.save_id;
     fmt::print(stderr, "checking for {:.0f} seconds whether a rank is still working\n",
                abandoning.period);
-    fmt::print(stderr, "abandoned the save {}\n", abandon(location, abandoning));
+    fmt::print(stderr, "abandoned the save {}\n",
+               abandon(location_of(options.at.paths.front(), options.at.follow_links), abandoning));
   }
-  const std::vector<Leftover> files = options.remove ? remove_leftovers(location, options.force)
-                                                     : find_leftovers(location, options.force);
-  const std::vector<UnpublishedSave> saves = unfinished_at(location);
+  auto all = nlohmann::ordered_json::array();
+  const auto clean_path = [&](const std::string& path) {
+    const Cleaned cleaned = options.at.is_run(path)
+                                ? clean_run(options.at.run(path), options)
+                                : clean(location_of(path, options.at.follow_links), options);
+    if (several && !options.json) fmt::print("{}:\n", printable(path));
+    if (!options.json) print_text(cleaned, options.remove);
+    all.push_back(json_of(cleaned, options.remove));
+    if (several) all.back()["path"] = path;
+    return kOk;
+  };
+  const int code =
+      several ? for_each_path(options.at.paths, clean_path) : clean_path(options.at.paths.front());
   if (options.json) {
-    print_json(files, saves, options.remove);
-  } else {
-    print_text(files, saves, options.remove);
+    fmt::print("{}\n", (several ? all : all.front())
+                           .dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   }
-  return kOk;
+  return code;
 }
 
 }  // namespace tilestone::cli

@@ -1,7 +1,9 @@
-// tilestone ls: prints one line per key.
+// tilestone ls: prints one line per key of a checkpoint, or per step of a run.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
@@ -9,6 +11,7 @@
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/cli/runs.h"
 #include "tilestone/cli/tree.h"
 
 namespace tilestone::cli {
@@ -20,6 +23,9 @@ struct ListedRow {
   uint64_t bytes = 0;  // of the whole tensor, or of the object's item
   size_t shards = 1;
 };
+
+using Json = nlohmann::ordered_json;
+constexpr auto kReplaceInvalid = Json::error_handler_t::replace;
 
 std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options) {
   std::vector<ListedRow> rows;
@@ -61,10 +67,10 @@ Totals total(const std::vector<ListedRow>& rows) {
   return sum;
 }
 
-void print_json(const std::vector<ListedRow>& rows, const Totals& sum, const Metadata& metadata) {
-  nlohmann::ordered_json out;
-  out["tensors"] = nlohmann::ordered_json::array();
-  out["objects"] = nlohmann::ordered_json::array();
+Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Metadata& metadata) {
+  Json out;
+  out["tensors"] = Json::array();
+  out["objects"] = Json::array();
   for (const ListedRow& row : rows) {
     if (row.tensor != nullptr) {
       out["tensors"].push_back({{"key", row.key},
@@ -83,21 +89,11 @@ void print_json(const std::vector<ListedRow>& rows, const Totals& sum, const Met
                   {"object_bytes", sum.object_bytes},
                   {"copies", copies_in(metadata)},
                   {"copy_bytes", copy_bytes(metadata)}};
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return out;
 }
 
-}  // namespace
-
-int ls(const LsOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
-  const std::vector<ListedRow> rows = select(checkpoint.metadata(), options);
-  if (rows.empty() && !options.patterns.empty()) refuse_pattern(checkpoint, options.patterns);
-  if (options.tree) return print_tree(checkpoint.metadata(), options);
-  const Totals sum = total(rows);
-  if (options.json) {
-    print_json(rows, sum, checkpoint.metadata());
-    return kOk;
-  }
+void print_rows(const std::vector<ListedRow>& rows, const Totals& sum, const Metadata& metadata,
+                bool wide) {
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
   for (const ListedRow& row : rows) {
     const bool tensor = row.tensor != nullptr;
@@ -105,15 +101,116 @@ int ls(const LsOptions& options) {
                tensor ? shape_text(row.tensor->shape) : "",
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
-  table.print(options.wide);
+  table.print(wide);
   fmt::print("{} in {}, {}; {}, {}\n", counted(sum.tensors, "tensor"), counted(sum.shards, "shard"),
              human_bytes(sum.tensor_bytes), counted(sum.objects, "object"),
              human_bytes(sum.object_bytes));
-  if (const uint64_t copies = copies_in(checkpoint.metadata()); copies > 0) {
+  if (const uint64_t copies = copies_in(metadata); copies > 0) {
     fmt::print("copies of shards and objects, in other files: {}, {}\n", grouped(copies),
-               human_bytes(copy_bytes(checkpoint.metadata())));
+               human_bytes(copy_bytes(metadata)));
   }
-  return kOk;
+}
+
+Json list_checkpoint(const Location& location, const LsOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  const Metadata& metadata = checkpoint.metadata();
+  const std::vector<ListedRow> rows = select(metadata, options);
+  if (rows.empty() && !options.patterns.empty()) refuse_pattern(checkpoint, options.patterns);
+  if (options.tree) {
+    print_tree(metadata, options);
+    return {};
+  }
+  const Totals sum = total(rows);
+  if (options.json) return json_of(rows, sum, metadata);
+  print_rows(rows, sum, metadata, options.wide);
+  return {};
+}
+
+// ---- The steps of a run
+
+double now_in_seconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// "12 s", "3.5 h", "2.0 days"
+std::string age_text(const std::optional<double>& time) {
+  if (!time) return "-";
+  const double seconds = std::max(0.0, now_in_seconds() - *time);
+  if (seconds < 120) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 7200) return fmt::format("{:.0f} min", seconds / 60);
+  if (seconds < 2 * 86400) return fmt::format("{:.1f} h", seconds / 3600);
+  return fmt::format("{:.1f} days", seconds / 86400);
+}
+
+std::string format_text(const StepInfo& step) {
+  return step.format.empty() ? "-" : step.format + ", " + step.dialect;
+}
+
+Json json_of(const StepInfo& step) {
+  Json out = {{"step", step.step},
+              {"name", step.name},
+              {"state", to_string(step.state)},
+              {"problem", step.problem},
+              {"is_saved_to", step.is_saved_to},
+              {"is_link", step.is_link},
+              {"bytes", step.bytes}};
+  out["time"] = step.time ? Json(*step.time) : Json();
+  out["format"] = step.format;
+  out["dialect"] = step.dialect;
+  out["writer"] = step.writer;
+  out["metrics"] = step.metrics;
+  return out;
+}
+
+Json list_run(const RunDirectory& run, bool json) {
+  const std::vector<StepInfo> steps = run.steps();
+  Json out;
+  out["steps"] = Json::array();
+  for (const StepInfo& step : steps) out["steps"].push_back(json_of(step));
+  if (json) return out;
+  Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "FORMAT", "WRITER"}, "rllrrll");
+  for (const StepInfo& step : steps) {
+    table.add({std::to_string(step.step), printable(step.name), std::string(to_string(step.state)),
+               human_bytes(step.bytes), age_text(step.time), format_text(step),
+               step.writer.empty() ? "-" : printable(step.writer)});
+  }
+  table.print();
+  for (const StepInfo& step : steps) {
+    if (!step.problem.empty()) {
+      fmt::print("{} is {}: {}\n", printable(step.name), to_string(step.state),
+                 printable(step.problem));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+int ls(const LsOptions& given) {
+  LsOptions options = given;
+  std::vector<std::string>& paths = options.at.paths;
+  const auto first_pattern = std::stable_partition(
+      paths.begin() + 1, paths.end(),
+      [](const std::string& word) { return std::filesystem::is_directory(word); });
+  options.patterns.assign(first_pattern, paths.end());
+  paths.erase(first_pattern, paths.end());
+  const bool several = paths.size() > 1;
+  Json all = Json::array();
+  const auto list = [&](const std::string& path) {
+    if (several && !options.json) fmt::print("{}:\n", printable(path));
+    Json out = options.at.is_run(path)
+                   ? list_run(options.at.run(path), options.json)
+                   : list_checkpoint(location_of(path, options.at.follow_links), options);
+    if (several) out["path"] = path;
+    all.push_back(std::move(out));
+    return kOk;
+  };
+  const int code = several ? for_each_path(paths, list) : list(paths.front());
+  if (options.json && !options.tree) {
+    fmt::print("{}\n", (several ? all : all.front()).dump(2, ' ', false, kReplaceInvalid));
+  }
+  return code;
 }
 
 }  // namespace tilestone::cli

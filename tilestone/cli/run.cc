@@ -25,11 +25,22 @@ void add_path(CLI::App& app, Options& options, const char* name = "checkpoint",
                "Read files through any symbolic link; use it only if you trust the links");
 }
 
+// The paths of checkpoints and of runs' directories.
+template <typename Options>
+void add_paths(CLI::App& app, Options& options, const char* name, const char* what) {
+  app.add_option(name, options.at.paths, what)->required();
+  app.add_flag("--follow-links", options.at.follow_links,
+               "Read files through any symbolic link; use it only if you trust the links");
+  app.add_option("--name", options.at.name,
+                 "Names of the steps' folders in a run's directory, if they are unusual")
+      ->capture_default_str();
+}
+
 Command add_ls(CLI::App& app) {
   auto options = std::make_shared<LsOptions>();
-  add_path(app, *options);
-  app.add_option("pattern", options->patterns,
-                 "List only keys that match one of these patterns (*, ?, [...])");
+  add_paths(app, *options, "path",
+            "Directories of checkpoints or of runs; any other word is a pattern (*, ?, [...]) of "
+            "the keys to list");
   app.add_flag("--json", options->json, "Print JSON");
   app.add_flag("--by-size", options->by_size, "List the largest first");
   auto* tensors = app.add_flag("--tensors", options->tensors_only, "List only tensors");
@@ -55,7 +66,7 @@ Command add_inspect(CLI::App& app) {
 
 Command add_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
-  add_path(app, *options);
+  add_paths(app, *options, "checkpoint", "Directories of checkpoints, or of runs");
   app.add_option("--threads", options->threads,
                  "Number of reading threads (0: as many as the machine has, at most 8)")
       ->check(CLI::Range(0, 1024));
@@ -152,7 +163,7 @@ Command add_du(CLI::App& app) {
 
 Command add_gc(CLI::App& app) {
   auto options = std::make_shared<GcOptions>();
-  add_path(app, *options, "location", "Directory that was saved to");
+  add_paths(app, *options, "location", "Directories that were saved to, or of runs");
   app.add_flag("--delete", options->remove, "Remove the files; without this they are only listed");
   app.add_flag("--force", options->force,
                "Include the files of a checkpoint that has lost only its hidden files");
@@ -175,30 +186,6 @@ Command add_publish(CLI::App& app) {
   list->excludes(id);
   app.add_flag("--json", options->json, "Print JSON")->needs(list);
   return [options] { return publish(*options); };
-}
-
-int exit_code(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kUnsupported:
-      return kUsage;
-    case ErrorCode::kMismatch:
-    case ErrorCode::kCoverage:
-    case ErrorCode::kCorrupt:
-      return kDamaged;
-    case ErrorCode::kUnsafe:
-      return kUnsafe;
-    // These errors say nothing about the checkpoint.
-    case ErrorCode::kNotFound:
-    case ErrorCode::kAlreadyExists:
-    case ErrorCode::kIo:
-    case ErrorCode::kTimeout:
-    case ErrorCode::kRankFailed:
-    case ErrorCode::kInternal:
-    case ErrorCode::kInterrupted:
-      break;
-  }
-  return kIoFailed;
 }
 
 [[noreturn]] void fail_output(int error) {
@@ -238,6 +225,30 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& error) {
 
 }  // namespace
 
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnsupported:
+      return kUsage;
+    case ErrorCode::kMismatch:
+    case ErrorCode::kCoverage:
+    case ErrorCode::kCorrupt:
+      return kDamaged;
+    case ErrorCode::kUnsafe:
+      return kUnsafe;
+    // These errors say nothing about the checkpoint.
+    case ErrorCode::kNotFound:
+    case ErrorCode::kAlreadyExists:
+    case ErrorCode::kIo:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kRankFailed:
+    case ErrorCode::kInternal:
+    case ErrorCode::kInterrupted:
+      break;
+  }
+  return kIoFailed;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("Tilestone: shows what is in a checkpoint and whether it is intact.", "tilestone");
   app.set_version_flag("--version", std::string("tilestone ") + kVersion);
@@ -250,7 +261,7 @@ int run(int argc, const char* const* argv) {
     CLI::App* sub = app.add_subcommand(name, what);
     commands.emplace_back(sub, declare(*sub));
   };
-  add("ls", "List keys with dtype, shape, shards and bytes", add_ls);
+  add("ls", "List keys with dtype, shape, shards and bytes, or the steps of a run", add_ls);
   add("inspect", "Show a checkpoint's writer and files, or how a key is sharded", add_inspect);
   add("verify", "Read every byte and check every checksum", add_verify);
   add("cat", "Print the values of a tensor, a slice of one, or an object", add_cat);

@@ -2,6 +2,8 @@
 // file.
 #pragma once
 
+#include "tilestone/tilestone.h"
+
 namespace tilestone::cli {
 
 // Exit codes. A script can rely on them.
@@ -11,6 +13,9 @@ inline constexpr int kUsage = 2;    // wrong arguments, unknown key, unsupported
 inline constexpr int kIoFailed =
     3;                             // no checkpoint, save under way, disk error, output not written
 inline constexpr int kUnsafe = 4;  // content that could do harm if it were trusted
+
+// The exit code for an error.
+int exit_code(ErrorCode code);
 
 // Runs one command and returns its exit code. Prints results to standard output, errors to standard
 // error.

@@ -1,6 +1,7 @@
 // tilestone verify: checks that every byte is what its writer wrote.
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/cli/runs.h"
 #include "tilestone/cli/stopping.h"
 
 namespace tilestone::cli {
@@ -29,7 +31,7 @@ nlohmann::ordered_json json_of(const std::vector<Damage>& damages) {
   return out;
 }
 
-void print_json(const VerifyReport& report, const std::vector<Damage>* mended) {
+nlohmann::ordered_json json_of(const VerifyReport& report, const std::vector<Damage>* mended) {
   nlohmann::ordered_json out = {{"ok", report.ok()},
                                 {"files", report.files},
                                 {"items", report.items},
@@ -38,7 +40,7 @@ void print_json(const VerifyReport& report, const std::vector<Damage>* mended) {
                                 {"seconds", report.seconds}};
   out["damages"] = json_of(report.damages);
   if (mended != nullptr) out["mended"] = json_of(*mended);
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return out;
 }
 
 void print_text(const VerifyReport& report) {
@@ -76,12 +78,16 @@ void print_mended(const Damage& damage) {
   fmt::print("MENDED  {}  {}\n", printable(damage.file), what);
 }
 
-}  // namespace
+struct Verified {
+  int code = kOk;
+  nlohmann::ordered_json json;
+};
 
-int verify(const VerifyOptions& options) {
+// Verifies one checkpoint, after a repair if that is wanted, and prints what is found unless it is
+// wanted as JSON.
+Verified verify_one(const Location& location, const VerifyOptions& options) {
   OpenOptions open;
   open.resources.threads = options.threads;
-  const Location location = location_of(options.path, options.follow_links);
   const ProgressFn progress = options.json ? nullptr : progress_line();
   RepairReport done;
   if (options.repair) {
@@ -92,16 +98,40 @@ int verify(const VerifyOptions& options) {
   } else {
     done.now = Checkpoint::open(location, open).verify(progress);
   }
-  if (options.json) {
-    print_json(done.now, options.repair ? &done.mended : nullptr);
-  } else {
-    for (const Damage& damage : done.mended) {
-      print_mended(damage);
-    }
+  if (!options.json) {
+    for (const Damage& damage : done.mended) print_mended(damage);
     print_text(done.now);
   }
-  if (done.now.any_unsafe()) return kUnsafe;
-  return done.now.ok() ? kOk : kDamaged;
+  const int code = done.now.any_unsafe() ? kUnsafe : done.now.ok() ? kOk : kDamaged;
+  return {code, json_of(done.now, options.repair ? &done.mended : nullptr)};
+}
+
+void print(const nlohmann::ordered_json& out) {
+  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace
+
+int verify(const VerifyOptions& options) {
+  if (options.at.is_one_checkpoint()) {
+    const Verified found =
+        verify_one(location_of(options.at.paths.front(), options.at.follow_links), options);
+    if (options.json) print(found.json);
+    return found.code;
+  }
+  auto all = nlohmann::ordered_json::array();
+  const int code = for_each_path(options.at.all(), [&](const std::string& path) {
+    if (!options.json) {
+      fmt::print("{}: ", printable(path));
+      std::fflush(stdout);
+    }
+    Verified found = verify_one(location_of(path, options.at.follow_links), options);
+    found.json["path"] = path;
+    all.push_back(std::move(found.json));
+    return found.code;
+  });
+  if (options.json) print(all);
+  return code;
 }
 
 }  // namespace tilestone::cli

@@ -21,6 +21,10 @@ namespace {
 
 constexpr unsigned kFileMode = 0666;  // the kernel applies the umask
 
+double seconds_of(const timespec& time) {
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 class PosixStorage : public Storage {
  public:
   explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
@@ -87,7 +91,7 @@ class PosixStorage : public Storage {
     struct stat info;
     if (fd && ::fstat(fd.get(), &info) == 0) {
       if (!S_ISREG(info.st_mode)) return FileInfo{0, false};
-      return FileInfo{static_cast<uint64_t>(info.st_size), true};
+      return FileInfo{static_cast<uint64_t>(info.st_size), true, seconds_of(info.st_mtim)};
     }
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     if (errno == EXDEV) refuse_link(name);

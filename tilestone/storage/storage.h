@@ -151,6 +151,8 @@ class StorageLock {
 struct FileInfo {
   uint64_t size = 0;
   bool regular = true;  // false: a directory, FIFO, device, socket
+  // When its content last changed, in seconds since 1970; nullopt: not known.
+  std::optional<double> modified = std::nullopt;
 };
 
 class Storage;

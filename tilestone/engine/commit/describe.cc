@@ -8,6 +8,11 @@
 namespace tilestone::engine {
 
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect) {
+  std::vector<std::vector<std::string>> written;  // files by rank
+  for (const RankReport& report : save.reports) {
+    written.emplace_back();
+    for (const ReportedFile& file : report.files) written.back().push_back(file.name);
+  }
   Metadata metadata = merge_reports(std::move(save.reports), save.copies);
   metadata.save_id = save.save_id;
   metadata.writer = save.writer;
@@ -16,6 +21,7 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   Descriptions made;
   made.index = merge_index(format.encode_index(metadata), std::move(save.of_dialect));
   made.files.insert(metadata.files.begin(), metadata.files.end());
+  if (save.inventory) made.inventory = inventory_of(metadata, written);
 
   Manifest manifest;
   manifest.save_id = save.save_id;

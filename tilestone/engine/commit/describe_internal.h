@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/engine/run/inventory.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/index.h"
@@ -27,12 +28,14 @@ struct DescribedSave {
   Index of_dialect = {};                               // Dialect::encode_index() on rank 0
   std::set<std::string> remains = {};                  // Manifest::remains
   ReplicaNames replicas = {};                          // second names to add to the index
+  bool inventory = false;                              // fill Descriptions::inventory
 };
 
 struct Descriptions {
   Index index;
   Bytes manifest;
   std::set<std::string> files;  // that the index names
+  Inventory inventory = {};
 };
 
 // Throws the errors of merge_reports() and add_replica_names().

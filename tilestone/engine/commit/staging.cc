@@ -128,6 +128,19 @@ std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
   return stands ? std::move(lock) : nullptr;
 }
 
+std::string sibling_name(std::string_view location, std::string_view save_id) {
+  return sibling_prefix(location).append(save_id);
+}
+
+std::optional<SiblingName> parse_sibling_name(std::string_view name) {
+  const size_t at = name.rfind(kInfix);
+  if (!name.starts_with('.') || at == std::string_view::npos || at < 2) return std::nullopt;
+  SiblingName found{std::string(name.substr(1, at - 1)),
+                    std::string(name.substr(at + kInfix.size()))};
+  if (!is_save_id(found.save_id)) return std::nullopt;
+  return found;
+}
+
 Siblings::Siblings(Storage& location) : place_(location.parent()) {}
 
 std::vector<Sibling> Siblings::find() const {
@@ -309,7 +322,7 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
     : location_(std::move(location)),
       place_(expect_parent(*location_)),
       save_id_(save_id),
-      name_(sibling_prefix(place_.name) + save_id_),
+      name_(sibling_name(place_.name, save_id_)),
       storage_(place_.storage->child(name_)) {}
 
 // Each save locks its own directory before it looks for others'. So of two saves that begin

@@ -37,6 +37,13 @@ struct Sibling {
   std::string save_id;
 };
 
+// ".NAME.tilestone-SAVE_ID", and back: the location's name and the save id.
+std::string sibling_name(std::string_view location, std::string_view save_id);
+struct SiblingName {
+  std::string location, save_id;
+};
+std::optional<SiblingName> parse_sibling_name(std::string_view name);
+
 // The siblings of a location. There are none where the location has no parent.
 class Siblings {
  public:

@@ -403,7 +403,9 @@ void Transaction::prepare(Reported reported, Deadline deadline) {
   expect_files(*storage_, reported.save.reports, reported.threads, deadline);
   reported.save.save_id = save_id_;
   reported.save.writer = writer_name();
+  reported.save.inventory = reported.step != nullptr;
   Descriptions made = describe_save(std::move(reported.save), *format_, *dialect_);
+  if (reported.step != nullptr) compare_with_before(*reported.step, std::move(made.inventory));
   index_ = std::move(made.index);
   new_files_.merge(made.files);
   if (reported.manifest) {

@@ -14,6 +14,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/run/inventory.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
@@ -44,9 +45,11 @@ class Transaction {
     DescribedSave save;    // the save id and the writer are set by prepare()
     int threads = 0;       // the save's option
     bool manifest = true;  // false: no manifest can describe the reports, and none is published
+    std::shared_ptr<RunStep> step = nullptr;  // SaveOptions::step
   };
   // Step 3. Checks the reports, and that every file that they name exists here. Makes everything
-  // durable except the switch of the index and the files that are published after it. Also throws
+  // durable except the switch of the index and the files that are published after it. Before that,
+  // compares what is saved with the run's step before (compare_with_before()). Also throws
   // the errors of begin(), if a checkpoint or a save without a communicator has appeared at the
   // location meanwhile.
   void prepare(Reported reported, Deadline deadline);

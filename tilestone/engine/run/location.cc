@@ -150,6 +150,11 @@ std::string Location::resolved_identity() const {
   return error && error != std::errc::no_such_file_or_directory ? unresolved : path.string();
 }
 
+Location Location::within(const std::string& name) const {
+  if (state_->given) return Location(shared()->child(name));
+  return Location(state_->path.empty() ? "" : state_->path + "/" + name, state_->options);
+}
+
 Location Location::following_links() const {
   if (state_->given) return *this;
   PosixOptions options = state_->options;

@@ -41,6 +41,9 @@ class Location {
   std::string resolved_identity() const;
   // identity(), or "" where that fails: using the location then reports the error.
   std::string place() const noexcept;
+  // A directory within this location, by its name. A path is continued, so that the directory may
+  // be a symbolic link; of a storage it is the child.
+  Location within(const std::string& name) const;
   // The same location, where files are read through any symbolic link that leads out of the
   // directory (Reading::follow_links). A location made from a storage is returned as it is.
   Location following_links() const;

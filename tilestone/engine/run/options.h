@@ -26,6 +26,8 @@
 
 namespace tilestone {
 
+struct RunStep;
+
 // The progress of a long operation. ProgressFn is called from one thread at a time, at most about
 // ten times a second, and once at the end. Any exception that it throws ends the operation on this
 // rank and is rethrown unchanged; the other ranks get Error(kInterrupted).
@@ -191,6 +193,8 @@ struct SaveOptions {
   // writes them; another key is Error(kInvalidArgument). The attributes that several ranks give a
   // tensor are merged; Error(kMismatch) where two ranks contradict each other.
   std::map<std::string, Attributes> tensor_attributes = {};
+  // What a CheckpointManager adds (run/inventory.h); only the coordinator's counts. Not by files.
+  std::shared_ptr<RunStep> step = nullptr;
   ProgressFn progress = nullptr;
   // Another thread may request an interrupt. The save then ends soon, as after any failure: it
   // throws the request's reason here, and Error(kInterrupted) on the other ranks. A request has no

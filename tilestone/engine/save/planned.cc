@@ -1,9 +1,12 @@
 #include "tilestone/engine/save/planned_internal.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 
@@ -69,6 +72,17 @@ void release_tensors(SaveShare& share) {
   }
 }
 
+namespace {
+
+std::map<std::string, std::string> all_attributes(const SaveOptions& options) {
+  std::map<std::string, std::string> all = options.attributes;
+  if (options.step == nullptr) return all;
+  for (const auto& [name, value] : options.step->attributes) all.insert_or_assign(name, value);
+  return all;
+}
+
+}  // namespace
+
 void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
                     std::span<const Bytes> encoded, Deadline deadline) {
   const SaveShare& share = planned.share;
@@ -77,10 +91,11 @@ void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
       {.save = {.reports = std::move(reports),
                 .encoded = encoded,
                 .copies = copies ? CopyPolicy::kReported : CopyPolicy::kRefuse,
-                .attributes = share.options.attributes,
+                .attributes = all_attributes(share.options),
                 .of_dialect = share.dialect->encode_index(share.items, *share.format),
                 .replicas = std::move(planned.replicas)},
-       .threads = share.options.resources.threads},
+       .threads = share.options.resources.threads,
+       .step = share.options.step},
       deadline);
 }
 

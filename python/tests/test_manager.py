@@ -1,0 +1,298 @@
+"""CheckpointManager: a run's directory, alone and over ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import signal
+import struct
+from typing import Any
+
+import numpy
+import pytest
+import ranks
+import torch
+
+import tilestone
+from tilestone._preemption import Preemption
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": numpy.full(40, step, numpy.float32), "step": step}
+
+
+def train(run: pathlib.Path, steps: range, **options: Any) -> None:
+    with tilestone.CheckpointManager(run, **options) as manager:
+        for step in steps:
+            manager.save(step, state_of(step), metrics={"loss": 1 / step})
+
+
+def steps_in(run: pathlib.Path) -> list[int]:
+    with tilestone.CheckpointManager(run) as manager:
+        return [step.step for step in manager.steps()]
+
+
+def cut(folder: pathlib.Path) -> None:
+    """Cuts the first data file, as a disk that ran full does."""
+    file = sorted(folder.glob("*.distcp"))[0]
+    os.truncate(file, 20)
+
+
+def test_a_run_saves_when_due_and_continues_from_its_newest_step(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    with tilestone.CheckpointManager(run, every=10, keep=tilestone.Keep(last=2)) as manager:
+        template = state_of(0)
+        state, step = manager.restore(template)
+        assert state is template and step is None
+        assert manager.latest() is None and manager.steps() == []
+        for step in range(1, 36):
+            assert manager.should_save(step) == (step % 10 == 0)
+            assert manager.save(step, state_of(step)) == (step % 10 == 0)
+        assert not manager.should_save(30)
+        assert manager.save(35, state_of(35), force=True)
+        assert not manager.save(35, state_of(35), force=True)  # it has just been saved
+        manager.wait()
+        assert [each.step for each in manager.steps()] == [30, 35]
+    assert sorted(os.listdir(run)) == ["step-00000030", "step-00000035"]
+    with tilestone.CheckpointManager(str(run), every=10) as manager:
+        wanted = state_of(0)
+        loaded, step = manager.restore(wanted)
+        assert step == 35 and loaded["step"] == 35
+        assert loaded["w"] is wanted["w"] and (wanted["w"] == 35).all()
+        assert manager.restore(state_of(0), step=30)[0]["step"] == 30
+        with pytest.raises(tilestone.NotFoundError, match="step 20.* 30 35"):
+            manager.restore(state_of(0), step=20)
+
+
+def test_what_the_rules_keep_stays(tmp_path: pathlib.Path) -> None:
+    keep = tilestone.Keep(last=2, every=4, best=("loss", "max", 1))
+    train(tmp_path, range(1, 11), keep=keep)
+    with tilestone.CheckpointManager(tmp_path, keep=keep) as manager:
+        assert [each.step for each in manager.steps()] == [1, 4, 8, 9, 10]
+        assert manager.best() == 1 and manager.latest() == 10
+        first = manager.steps()[0]
+        assert first.metrics == {"loss": 1.0} and first.attributes["step"] == "1"
+        assert (first.state, first.problem, first.format) == ("durable", "", "torch_dist")
+        assert manager.path(4) == str(tmp_path / "step-00000004")
+        with tilestone.open(manager.path(4)) as opened:
+            assert opened["step"] == 4
+    train(tmp_path, range(11, 12), keep=tilestone.Keep(newer_than=3600))
+    assert len(steps_in(tmp_path)) == 6
+
+
+def test_without_keep_nothing_is_removed(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, range(1, 6), name="ckpt_{step}")
+    assert sorted(os.listdir(tmp_path)) == [f"ckpt_{step}" for step in range(1, 6)]
+
+
+def test_folders_of_megatron_and_torchtitan_are_steps(tmp_path: pathlib.Path) -> None:
+    tilestone.save(state_of(90), tmp_path / "step-90")
+    tilestone.save(state_of(100), tmp_path / "iter_0000100", dialect="megatron")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("90")
+    with tilestone.CheckpointManager(tmp_path, keep=tilestone.Keep(last=2)) as manager:
+        assert manager.latest() == 100
+        state, step = manager.restore(state_of(0))
+        assert step == 100
+        manager.save(110, state_of(110))
+    assert steps_in(tmp_path) == [100, 110]
+
+
+def test_unfinished_steps_are_skipped_and_logged(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, range(1, 3))
+    os.remove(tmp_path / "step-00000002/.metadata")
+    for manifest in (tmp_path / "step-00000002/.tilestone").glob("*.manifest"):
+        manifest.rename(manifest.with_suffix(".begun"))
+    with tilestone.CheckpointManager(tmp_path) as manager, caplog.at_level(logging.WARNING):
+        assert manager.restore(state_of(0))[1] == 1
+        assert "step-00000002" in caplog.text and "unfinished" in caplog.text
+        assert [each.state for each in manager.steps()] == ["durable", "unfinished"]
+        assert manager.save(2, state_of(2))
+        assert manager.latest() == 2
+
+
+def test_a_damaged_newest_step_is_an_error_or_is_left_behind(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, range(10, 31, 10))
+    cut(tmp_path / "step-00000030")
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(tilestone.CorruptError, match="fallback"):
+            manager.restore(state_of(0))
+        state, step = manager.restore(state_of(0), fallback=True)
+        assert (step, state["step"]) == (20, 20)
+        assert "step-00000030 is damaged" in caplog.text and "10 steps" in caplog.text
+        manager.save(30, state_of(31))
+        assert manager.restore(state_of(0))[0]["step"] == 31
+
+
+def test_a_save_that_lost_something_says_so(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, range(1, 3))
+    assert caplog.text == ""
+    less = {"w": numpy.zeros(30, numpy.float32)}
+    with tilestone.CheckpointManager(tmp_path, strict=True) as manager:
+        with pytest.raises(
+            tilestone.MismatchError, match="the key step is missing; w has fewer bytes"
+        ):
+            manager.save(3, less)
+        assert manager.latest() == 2
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        manager.save(3, less)
+        assert "step 3 lacks something that step 2 has: the key step is missing" in caplog.text
+
+
+def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"every": 0}, "every"), ({"every": True}, "every"), ({"keep": 3}, "tilestone.Keep"),
+        ({"name": "latest"}, "pattern"), ({"strict": 1}, "strict"), ({"format": 1}, "format"),
+        ({"nonsense": 1}, "nonsense"), ({"keep": tilestone.Keep(last=0)}, "last"),
+    ]  # fmt: skip
+    for options, text in refused:
+        with pytest.raises(tilestone.InvalidArgumentError, match=text):
+            tilestone.CheckpointManager(tmp_path, **options)
+    for given in (("loss",), "loss", ("loss", "least", 1), ("loss", "min", "2")):
+        with pytest.raises(tilestone.InvalidArgumentError, match="best"):
+            tilestone.Keep(best=given)  # type: ignore[arg-type]
+    assert tilestone.Keep(best=("loss", "min")).best == ("loss", "min", 1)  # type: ignore[arg-type]
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(tilestone.InvalidArgumentError, match="step"):
+            manager.save("1", state_of(1))  # type: ignore[arg-type]
+        with pytest.raises(tilestone.InvalidArgumentError, match="loss"):
+            manager.save(1, state_of(1), metrics={"loss": "low"})  # type: ignore[dict-item]
+        with pytest.raises(tilestone.InvalidArgumentError, match=r"Keep\.best"):
+            manager.best()
+    assert os.listdir(tmp_path) == []
+
+
+def test_metrics_may_be_tensors(tmp_path: pathlib.Path) -> None:
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        manager.save(1, state_of(1), metrics={"loss": torch.tensor(0.25)})
+        assert manager.steps()[0].metrics == {"loss": 0.25}
+
+
+def test_sigterm_is_noticed_and_the_handler_before_is_called(tmp_path: pathlib.Path) -> None:
+    called = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    try:
+        handler = signal.getsignal(signal.SIGTERM)
+        with tilestone.CheckpointManager(tmp_path) as manager:
+            assert not manager.preempted(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert manager.preempted(2) and manager.preempted(3)
+            assert called == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) == handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_ranks_agree_on_sigterm_about_every_five_seconds() -> None:
+    listening = Preemption(tilestone.solo())
+    listening._last = (10, 100.0)
+
+    def next_after(step: int, now: float) -> int:
+        return struct.unpack("<?q", listening._answer(step, now, [b"\0", b"\0"]))[1] - step
+
+    assert next_after(20, 101.0) == 50  # 0.1 s a step
+    assert next_after(20, 200.0) == 1  # 10 s a step
+    assert next_after(20, 100.0) == 1000
+    assert struct.unpack("<?q", listening._answer(20, 101.0, [b"\0", b"\1"]))[0]
+
+
+def run_of_ranks(rank: int, world: int, run: str) -> dict[str, Any]:
+    """A run over ranks: metrics, pruning, a loss of keys, a damaged step, and SIGTERM."""
+    records: list[logging.LogRecord] = []
+    watching = logging.Handler()
+    watching.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("tilestone").addHandler(watching)
+
+    def state(step: int) -> dict[str, Any]:
+        mine = torch.full((2, 3), float(step))
+        whole = tilestone.ShardedTensor.from_rank_offsets("w", mine, (0, rank, world))
+        return {"w": whole, "step": step, "extra": 1}
+
+    saw: dict[str, Any] = {}
+    keep = tilestone.Keep(last=2, best=("loss", "min", 1))
+    with tilestone.CheckpointManager(run, keep=keep, timeout=60) as manager:
+        saw["fresh"] = manager.restore(state(0))[1]
+        for step in range(1, 6):
+            manager.save(step, state(step), metrics={"loss": step + 100 * rank})
+        less = {key: value for key, value in state(6).items() if key != "extra"}
+        manager.save(6, less)
+        manager.wait()
+        torch.distributed.barrier()
+        saw["steps"] = [each.step for each in manager.steps()]
+        saw["best"] = manager.best()
+    saw["lost"] = [r.getMessage() for r in records if "lacks something" in r.getMessage()]
+    torch.distributed.barrier()
+    if rank == 0:
+        cut(pathlib.Path(run) / "step-00000006")
+    torch.distributed.barrier()
+    with tilestone.CheckpointManager(run, timeout=60) as manager:
+        try:
+            manager.restore(state(0))
+        except tilestone.CorruptError as error:
+            saw["damaged"] = str(error)
+        loaded, step = manager.restore(state(0), fallback=True)
+        saw["restored"] = (step, loaded["step"], loaded["w"].tolist())
+        called: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+        for step in range(6, 40):
+            if rank == 1 and step == 8:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if manager.preempted(step):
+                saw["preempted"] = step
+                saw["saved"] = manager.save(step, state(step), force=True)
+                break
+        saw["called"] = called
+        saw["latest"] = manager.latest()
+    signal.signal(signal.SIGTERM, before)
+    logging.getLogger("tilestone").removeHandler(watching)
+    return saw
+
+
+def test_a_run_over_two_ranks(tmp_path: pathlib.Path, worlds: ranks.Worlds) -> None:
+    # Agreements at every step: the test would otherwise wait for seconds.
+    saw = worlds[2].run(run_often_agreeing, str(tmp_path))
+    for rank in range(2):
+        mine = saw[rank]
+        assert mine["fresh"] is None
+        assert mine["steps"] == [1, 5, 6]
+        assert mine["best"] == 1
+        assert "too short" in mine["damaged"]
+        assert mine["restored"] == (5, 5, [[5.0] * 3] * 2)
+        assert mine["preempted"] == saw[0]["preempted"] >= 8
+        assert mine["saved"] and mine["latest"] == mine["preempted"]
+    assert saw[0]["lost"] == ["step 6 lacks something that step 5 has: the key extra is missing"]
+    assert saw[1]["lost"] == []
+    assert saw[0]["called"] == [] and saw[1]["called"] == [signal.SIGTERM]
+
+
+def run_often_agreeing(rank: int, world: int, run: str) -> dict[str, Any]:
+    from tilestone import _preemption
+
+    period = _preemption._PERIOD
+    _preemption._PERIOD = 0.0
+    try:
+        return run_of_ranks(rank, world, run)
+    finally:
+        _preemption._PERIOD = period
+
+
+def test_the_example_of_the_page_runs_unchanged(tmp_path: pathlib.Path) -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "run_directories.md"
+    example = page.read_text().split("```python\n")[1].split("```")[0].replace(
+        '"run"', repr(str(tmp_path))
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    for last in (250, 420):
+        names = {"state": state_of(0), "last": last, "train": lambda state: 0.5}
+        exec(compile(example, "docs/run_directories.md", "exec"), names)
+        assert names["step"] == last
+        with tilestone.CheckpointManager(tmp_path) as manager:
+            assert manager.latest() == last // 100 * 100
+    assert steps_in(tmp_path) == [200, 300, 400]
+    assert signal.getsignal(signal.SIGTERM) == before

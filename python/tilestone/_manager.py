@@ -1,0 +1,286 @@
+"""CheckpointManager: the checkpoints of a training run in one directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilestone import _core, _options
+from tilestone._calls import prepared
+from tilestone._errors import (
+    CheckpointError,
+    CorruptError,
+    CoverageError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsafeError,
+)
+from tilestone._option_values import Keep, SaveOptions, checked
+from tilestone._preemption import Preemption
+from tilestone._protocols import CommunicatorLike
+from tilestone._session import Session
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from tilestone._option_types import LoadKeywords, SaveKeywords
+
+#: What is wrong with the files of a checkpoint, the same on every rank.
+_ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(f"metrics must be a dict of numbers by name, not {metrics!r}")
+    found = {}
+    for name, value in metrics.items():
+        try:
+            found[_options.word("the name of a metric", name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgumentError(
+                f"the metric {name!r} must be a number, not {value!r}"
+            ) from error
+    return found
+
+
+class CheckpointManager:
+    """Saves the checkpoints of a run, keeps those that are wanted, and finds the newest one.
+
+        with tilestone.CheckpointManager("run", every=100, keep=tilestone.Keep(last=3)) as manager:
+            state, step = manager.restore(state)
+            for step in range((step or 0) + 1, last + 1):
+                loss = train(state)
+                manager.save(step, state, metrics={"loss": loss})
+                if manager.preempted(step):
+                    manager.save(step, state, force=True)
+                    break
+
+    Each step has a folder of its own in the run's directory. Which step is the newest is found from
+    the checkpoints themselves: no file names it. Folders of Megatron-LM ("iter_0000100") and of
+    torchtitan ("step-100") count as steps too. See docs/run_directories.md.
+
+    All ranks make the manager, and call `save`, `restore` and `preempted`, together; the other
+    methods communicate with nobody. One thread may use it at a time.
+
+    Args:
+        run_dir: the run's directory, on a file system that all ranks see; made by the first save.
+        every: `save` saves at steps that are multiples of it.
+        keep: a `Keep`: the checkpoints that it does not keep are removed, in the background, once a
+            newer one is durable. None: no checkpoint is removed.
+        name: names of the steps' folders, with one "{step}", or padded "{step:08}".
+        group: the ranks, as for `tilestone.save`.
+        strict: a save that lacks something that the step before has raises MismatchError, before
+            the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
+            tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
+        options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`.
+            `overwrite=True` permits to save a durable step again.
+
+    Raises:
+        InvalidArgumentError: an argument is out of range or can't be used.
+        TimeoutError, RankFailedError: not all ranks of the group made the manager.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        keep: Keep | None = None,
+        name: str = "step-{step:08}",
+        group: ProcessGroup | CommunicatorLike | None = None,
+        strict: bool = False,
+        **options: Unpack[SaveKeywords],
+    ) -> None:
+        if keep is not None and not isinstance(keep, Keep):
+            raise InvalidArgumentError(f"keep must be a tilestone.Keep, not {keep!r}")
+        checked("save", SaveOptions, options)
+        self._keep = keep
+        self._directory = os.path.expanduser(os.fsdecode(_options.directory(run_dir)))
+        self._run = _core.ManagedRun(
+            _options.directory(run_dir),
+            _options.whole("every", every, 64),
+            None if keep is None else keep.made(),
+            _options.word("name", name),
+            _options.flag("strict", strict),
+        )
+        self._options = options
+        self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
+        self._session = Session(group, timeout=self._timeout)
+        self._comm = self._session._comm
+        self._preemption = Preemption(self._comm)
+
+    def should_save(self, step: int) -> bool:
+        """Whether `save` would save this step without `force`: for a state that is costly to make."""
+        step = _options.whole("step", step, 64)
+        return self._run.is_due(step) and not self._run.is_saved(step)
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[Any, Any],
+        metrics: Mapping[str, float] | None = None,
+        *,
+        force: bool = False,
+    ) -> bool:
+        """Saves the state as the checkpoint of a step, if a save is due. Every rank calls.
+
+        A step that this manager has just saved is not saved again, so a last save with `force` after
+        the loop does no harm.
+
+        Args:
+            step: the step, 0 or more; the same on every rank.
+            state: as for `tilestone.save`.
+            metrics: numbers by name ("loss"), for `Keep.best`. Rank 0's are stored with the
+                checkpoint; those of other ranks are ignored.
+            force: save although no save is due.
+
+        Returns:
+            Whether it saved.
+
+        Raises:
+            InvalidArgumentError: the step or a metric is not a number.
+            AlreadyExistsError: the step is durable already, and `overwrite` was not given.
+            MismatchError: with strict=True, the state lacks something that the step before has.
+            Also everything that `tilestone.save` raises.
+        """
+        step = _options.whole("step", step, 64)
+        if self._run.is_saved(step) or not (_options.flag("force", force) or self._run.is_due(step)):
+            return False
+        seconds = _options.limit_of(self._timeout)
+        self._run.make_room(self._comm, step, seconds)
+        begun = self._run.begin(self._comm, step, _numbers(metrics))
+        given = prepared(state)
+        given.step = begun
+        path = os.path.join(self._directory, self._run.new_name_of(step))
+        self._session.save(given, path, **self._options)  # type: ignore[arg-type]
+        self._run.saved(self._comm, step, begun)
+        return True
+
+    def restore(
+        self,
+        state: Mapping[Any, Any],
+        step: int | None = None,
+        *,
+        fallback: bool = False,
+        **options: Unpack[LoadKeywords],
+    ) -> tuple[Mapping[Any, Any], int | None]:
+        """Loads the newest durable step, or a given one. Every rank calls.
+
+        Rank 0 chooses the step for all ranks. Steps whose saves have not ended are skipped, and the
+        log names them. If the chosen step is removed by another process before it is loaded, the
+        newest of the others is chosen.
+
+        Args:
+            state: the template, as for `tilestone.load`.
+            step: the step to load; None: the newest durable one.
+            fallback: if the newest step is damaged, load the one before, and log how much is lost.
+                Without it, a damaged newest step raises. The damage may show only while the step is
+                loaded, so arrays may have been filled from it, which the load of the older step
+                fills again. A step that was lost so is removed when it is saved again.
+            options: the other options of `tilestone.load`.
+
+        Returns:
+            (what `tilestone.load` returns, the step); (state, None) if there is no step yet.
+
+        Raises:
+            NotFoundError, CorruptError: `step` is not durable; the newest step is damaged, and
+                `fallback` is False, or there is no other one.
+            Also everything that `tilestone.load` raises.
+        """
+        if "group" in options:
+            raise InvalidArgumentError("group is fixed by the manager")
+        seconds = _options.limit_of(options.get("timeout", _core.DEFAULT_TIMEOUT))
+        wanted = None if step is None else _options.whole("step", step, 64)
+        fallback = _options.flag("fallback", fallback)
+        chosen = self._run.choose(self._comm, wanted, fallback, seconds)
+        while chosen is not None:
+            try:
+                loaded = self._session.load(
+                    state, os.path.join(self._directory, chosen.name), **options
+                )
+            except _ABOUT_FILES as error:
+                again = None
+                if wanted is None:
+                    again = self._run.choose_again(
+                        self._comm, chosen, str(error), fallback, seconds
+                    )
+                if again is None:
+                    raise
+                chosen = again
+                continue
+            self._run.restored(chosen)
+            return loaded, chosen.step
+        return state, None
+
+    def latest(self) -> int | None:
+        """The newest durable step, as this rank sees the directory now; None: there is none."""
+        return self._run.latest()
+
+    def best(self) -> int | None:
+        """The best durable step by the metric of `Keep.best`; None: no step has it.
+
+        Raises:
+            InvalidArgumentError: the manager has no rule `Keep.best`.
+        """
+        if self._keep is None or self._keep.best is None:
+            raise InvalidArgumentError("the manager has no rule that says what is best (Keep.best)")
+        return self._run.best(self._keep.best)
+
+    def steps(self) -> list[_core.StepInfo]:
+        """All steps that have a folder, in ascending order, as this rank sees them now.
+
+        Unfinished, damaged and foreign ones are listed too: `StepInfo.state` says so. Every
+        checkpoint's metadata is read, but not its arrays: `tilestone.open(path).verify()` checks
+        those.
+        """
+        return self._run.steps()
+
+    def path(self, step: int) -> str:
+        """The folder of a step, whether or not it exists."""
+        return os.path.join(
+            self._directory, self._run.name_of(_options.whole("step", step, 64))
+        )
+
+    def preempted(self, step: int) -> bool:
+        """Whether the job is about to be ended: any rank has received SIGTERM.
+
+        Every rank calls this after each step. The ranks agree about every five seconds, so all get
+        True after the same step, and can save it. True stays True. The first call begins to listen
+        for SIGTERM; a handler that was there before is called too. The handler is removed when the
+        manager is closed.
+
+        Args:
+            step: the step that was done; the same on every rank.
+
+        Raises:
+            InvalidArgumentError: the first call is not in the main thread.
+            TimeoutError, RankFailedError: a rank did not call.
+        """
+        self._preemption.install()
+        return self._preemption.agreed(
+            _options.whole("step", step, 64), _options.limit_of(self._timeout)
+        )
+
+    def wait(self) -> None:
+        """Waits until no checkpoint is being removed any more."""
+        self._run.wait()
+
+    def close(self) -> None:
+        """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing."""
+        self._preemption.remove()
+        self._run.wait()
+        self._session.close()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if kind is None:
+                raise

@@ -1,0 +1,61 @@
+#include "tilestone/cli/runs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+#include "tilestone/cli/opened.h"
+#include "tilestone/cli/output.h"
+
+namespace tilestone::cli {
+namespace {
+
+// Of two exit codes, the one that counts.
+int worse(int a, int b) {
+  static constexpr int kOrder[] = {kOk, kUsage, kIoFailed, kDamaged, kUnsafe};
+  const auto place = [](int code) { return std::find(std::begin(kOrder), std::end(kOrder), code); };
+  return place(a) < place(b) ? b : a;
+}
+
+}  // namespace
+
+RunDirectory Targets::run(const std::string& path) const {
+  return RunDirectory(location_of(path, follow_links), name);
+}
+
+bool Targets::is_run(const std::string& path) const { return is_run_directory(run(path)); }
+
+bool Targets::is_one_checkpoint() const { return paths.size() == 1 && !is_run(paths.front()); }
+
+std::vector<std::string> Targets::all() const {
+  std::vector<std::string> found;
+  for (const std::string& path : paths) {
+    if (!is_run(path)) {
+      found.push_back(path);
+      continue;
+    }
+    for (const StepInfo& step : run(path).list()) {
+      found.push_back(path + (path.ends_with('/') ? "" : "/") + step.name);
+    }
+  }
+  return found;
+}
+
+int for_each_path(const std::vector<std::string>& paths,
+                  const std::function<int(const std::string& path)>& work) {
+  int worst = kOk;
+  for (const std::string& path : paths) {
+    try {
+      worst = worse(worst, work(path));
+    } catch (const Error& error) {
+      std::fflush(stdout);
+      fmt::print(stderr, "{}: {}\n", printable(path), error.what());
+      worst = worse(worst, exit_code(error.code()));
+    }
+  }
+  return worst;
+}
+
+}  // namespace tilestone::cli

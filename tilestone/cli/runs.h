@@ -1,0 +1,32 @@
+// Paths of the command line that are runs' directories, and several paths at once.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tilestone/cli/run.h"
+#include "tilestone/tilestone.h"
+
+namespace tilestone::cli {
+
+// Where the steps of a run are found, from the command's options.
+struct Targets {
+  std::vector<std::string> paths;
+  bool follow_links = false;
+  std::string name = kStepPattern;  // of steps' folders
+
+  bool is_run(const std::string& path) const;
+  RunDirectory run(const std::string& path) const;
+  // Whether there is one path, which is not a run's directory.
+  bool is_one_checkpoint() const;
+  // The paths of the checkpoints: of a run, those of all its steps.
+  std::vector<std::string> all() const;
+};
+
+// Calls `work` for each path. A failure is printed with the path and does not end the others.
+// Returns the worst exit code: unsafe content before damage, before other failures.
+int for_each_path(const std::vector<std::string>& paths,
+                  const std::function<int(const std::string& path)>& work);
+
+}  // namespace tilestone::cli

@@ -1,0 +1,200 @@
+#include "tilestone/engine/checkpoint_manager.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tilestone/base/error.h"
+#include "tilestone/comm/solo.h"
+#include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone::checkpoint_manager_test {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+ManagerOptions options_of(const Communicator& comm, std::optional<Keep> keep = std::nullopt) {
+  ManagerOptions options;
+  options.comm = comm;
+  options.keep = std::move(keep);
+  options.saving.timeout = 60;
+  options.saving.resources.threads = 1;
+  options.saving.resources.buffer_bytes = 1u << 20;
+  return options;
+}
+
+std::vector<uint64_t> steps_of(const CheckpointManager& manager) {
+  std::vector<uint64_t> steps;
+  for (const StepInfo& info : manager.steps()) steps.push_back(info.step);
+  return steps;
+}
+
+void damage(const fs::path& folder) {
+  for (const auto& file : fs::directory_iterator(folder)) {
+    if (file.path().extension() != ".distcp") continue;
+    fs::resize_file(file.path(), 64);
+    break;
+  }
+}
+
+TEST(CheckpointManager, SavesWhenDueKeepsWhatIsWantedAndRestoresTheNewest) {
+  const TempDirectory run;
+  run_ranks(2, [&](const Communicator& comm) {
+    ManagerOptions options = options_of(comm, Keep{.last = 2, .every = 20});
+    options.every = 5;
+    {
+      CheckpointManager manager(run.path(), options);
+      const auto fresh = manager.restore(row_template(comm));
+      EXPECT_EQ(fresh.step, std::nullopt);
+      for (uint64_t step = 1; step <= 32; ++step) {
+        const auto first = static_cast<int64_t>(step);
+        EXPECT_EQ(manager.save(step, row_state(comm, first)), step % 5 == 0);
+      }
+      manager.wait();
+      if (comm.rank() == 0) {
+        EXPECT_THAT(steps_of(manager), ElementsAre(20, 25, 30));
+      }
+    }
+    CheckpointManager manager(run.path(), options);
+    const auto restored = manager.restore(row_template(comm));
+    EXPECT_EQ(restored.step, 30u);
+    EXPECT_EQ(restored.state.get<int>("step"), 30);
+  });
+}
+
+TEST(CheckpointManager, ForcesASaveAndNeverSavesAStepTwice) {
+  const TempDirectory run;
+  ManagerOptions options = options_of(solo());
+  options.every = 10;
+  CheckpointManager manager(run.path(), options);
+  EXPECT_FALSE(manager.save(3, row_state(solo(), 3)));
+  EXPECT_TRUE(manager.save(3, row_state(solo(), 3), {}, true));
+  EXPECT_FALSE(manager.save(3, row_state(solo(), 3), {}, true));
+  EXPECT_TRUE(manager.should_save(10));
+  EXPECT_TRUE(manager.save(10, row_state(solo(), 10)));
+  EXPECT_FALSE(manager.should_save(10));
+  EXPECT_THAT(steps_of(manager), ElementsAre(3, 10));
+  CheckpointManager other(run.path(), options);
+  expect_error([&] { other.save(10, row_state(solo(), 10)); }, ErrorCode::kAlreadyExists);
+  options.saving.overwrite = true;
+  EXPECT_TRUE(CheckpointManager(run.path(), options).save(10, row_state(solo(), 11)));
+}
+
+TEST(CheckpointManager, MetricsAreRank0sAndDecideWhatIsBest) {
+  const TempDirectory run;
+  const double losses[] = {0.5, 0.1, 0.4, 0.9};
+  run_ranks(2, [&](const Communicator& comm) {
+    CheckpointManager manager(
+        run.path(), options_of(comm, Keep{.last = 1, .best = Best{"loss", Best::Mode::kMin, 2}}));
+    for (uint64_t step = 1; step <= 4; ++step) {
+      const double loss = comm.rank() == 0 ? losses[step - 1] : -1.0 * double(step);
+      manager.save(step, row_state(comm, 1), {{"loss", loss}});
+    }
+    manager.wait();
+    if (comm.rank() != 0) return;
+    EXPECT_THAT(steps_of(manager), ElementsAre(2, 3, 4));
+    EXPECT_EQ(manager.best(), 2u);
+    EXPECT_EQ(manager.latest(), 4u);
+    EXPECT_EQ(manager.steps().front().metrics.at("loss"), 0.1);
+    EXPECT_EQ(manager.steps().front().attributes.at("step"), "2");
+  });
+}
+
+TEST(CheckpointManager, ASaveThatLostSomethingSaysSo) {
+  const TempDirectory run;
+  const auto whole = [] {
+    StateDict state = row_state(solo(), 1);
+    state["moments"] = counting(DType::kFloat32, {4});
+    return state;
+  };
+  {
+    CheckpointManager first(run.path(), options_of(solo()));
+    const LoggedWarnings warnings;
+    first.save(1, whole());
+    first.save(2, whole());
+    EXPECT_THAT(warnings.texts(), IsEmpty());
+    first.save(3, row_state(solo(), 1));
+    EXPECT_THAT(warnings.texts(),
+                ElementsAre(HasSubstr("step 3 lacks something that step 2 has: the key moments")));
+    first.save(4, row_state(solo(), 1));
+    EXPECT_EQ(warnings.texts().size(), 1u);
+  }
+  ManagerOptions options = options_of(solo());
+  options.strict = true;
+  fs::remove_all(fs::path(run.path()) / "step-00000004");
+  fs::remove_all(fs::path(run.path()) / "step-00000003");
+  CheckpointManager strict(run.path(), options);  // compares with what a run before it has saved
+  expect_error([&] { strict.save(5, row_state(solo(), 1)); }, ErrorCode::kMismatch, "moments");
+  EXPECT_EQ(strict.latest(), 2u);
+  EXPECT_TRUE(strict.save(5, whole()));
+}
+
+TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
+  const TempDirectory run;
+  run_ranks(2, [&](const Communicator& comm) {
+    CheckpointManager manager(run.path(), options_of(comm));
+    manager.save(10, row_state(comm, 10));
+    manager.save(20, row_state(comm, 20));
+  });
+  damage(fs::path(run.path()) / "step-00000020");
+  const auto failed = failures(2, [&](const Communicator& comm) {
+    CheckpointManager(run.path(), options_of(comm)).restore(row_template(comm));
+  });
+  for (const std::string& text : failed) EXPECT_THAT(text, HasSubstr("fallback"));
+  run_ranks(2, [&](const Communicator& comm) {
+    CheckpointManager manager(run.path(), options_of(comm));
+    const auto restored = manager.restore(row_template(comm), {.fallback = true});
+    EXPECT_EQ(restored.step, 10u);
+    EXPECT_EQ(restored.state.get<int>("step"), 10);
+    manager.save(20, row_state(comm, 21));
+  });
+  CheckpointManager manager(run.path(), options_of(solo()));
+  EXPECT_EQ(manager.latest(), 20u);
+}
+
+// One flipped byte shows only when it is read.
+TEST(CheckpointManager, DamageThatShowsWhileLoadingFallsBackToo) {
+  const TempDirectory run;
+  CheckpointManager(run.path(), options_of(solo())).save(10, row_state(solo(), 10));
+  CheckpointManager(run.path(), options_of(solo())).save(20, row_state(solo(), 20));
+  for (const auto& file : fs::directory_iterator(fs::path(run.path()) / "step-00000020")) {
+    if (file.path().extension() != ".distcp") continue;
+    const Bytes bytes(fs::file_size(file.path()), std::byte{7});
+    put_file(*posix_storage(file.path().parent_path()), "replaced", bytes);
+    fs::rename(file.path().parent_path() / "replaced", file.path());
+  }
+  CheckpointManager manager(run.path(), options_of(solo()));
+  expect_error([&] { manager.restore(row_template(solo())); }, ErrorCode::kCorrupt);
+  const LoggedWarnings warnings;
+  const auto restored = manager.restore(row_template(solo()), {.fallback = true});
+  EXPECT_EQ(restored.step, 10u);
+  EXPECT_THAT(warnings.texts(), testing::Contains(HasSubstr("10 steps is lost")));
+}
+
+TEST(CheckpointManager, ARestoreOfAGivenStepNamesWhatItFinds) {
+  const TempDirectory run;
+  CheckpointManager manager(run.path(), options_of(solo()));
+  manager.save(10, row_state(solo(), 10));
+  manager.save(20, row_state(solo(), 20));
+  EXPECT_EQ(manager.restore(row_template(solo()), {.step = 10}).state.get<int>("step"), 10);
+  expect_error([&] { manager.restore(row_template(solo()), {.step = 15}); }, ErrorCode::kNotFound,
+               "10 20");
+}
+
+TEST(CheckpointManager, OptionsOutOfRangeAreRefused) {
+  ManagerOptions options = options_of(solo());
+  options.every = 0;
+  expect_error([&] { CheckpointManager("run", options); }, ErrorCode::kInvalidArgument, "every");
+  options = options_of(solo(), Keep{.last = 0});
+  expect_error([&] { CheckpointManager("run", options); }, ErrorCode::kInvalidArgument, "last");
+  options = options_of(solo());
+  options.name = "latest";
+  expect_error([&] { CheckpointManager("run", options); }, ErrorCode::kInvalidArgument, "latest");
+}
+
+}  // namespace tilestone::checkpoint_manager_test

@@ -1,0 +1,231 @@
+#include "tilestone/engine/managed_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/base/per_process.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/engine/pruning_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr const char* kChoice = "choice of a checkpoint";
+
+Bytes encode_choice(const std::optional<ManagedRun::Chosen>& chosen) {
+  ByteWriter writer;
+  if (!chosen) return std::move(writer).take();
+  writer.varint(chosen->step);
+  writer.string(chosen->name);
+  for (const std::string& name : chosen->lost) writer.string(name);
+  return std::move(writer).take();
+}
+
+std::optional<ManagedRun::Chosen> decode_choice(ByteView bytes) {
+  if (bytes.empty()) return std::nullopt;
+  ByteReader reader(bytes, kChoice);
+  ManagedRun::Chosen chosen;
+  chosen.step = reader.varint();
+  chosen.name = reader.string();
+  while (reader.remaining() > 0) chosen.lost.emplace_back(reader.string());
+  return chosen;
+}
+
+// Rank 0 decides for all.
+Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline deadline,
+                        const std::function<Bytes()>& decide) {
+  return agree(
+      comm, work, deadline, [](int, const Bytes&) { return Bytes(); },
+      [&](int, const std::vector<Bytes>&) { return Decision{decide(), true}; });
+}
+
+// The durable step of a number. Error(kNotFound), or why it is damaged.
+StepInfo expect_durable(const RunDirectory& run, uint64_t step) {
+  const auto found = run.find(step);
+  if (found && found->state == StepState::kDurable) return *found;
+  std::string others;
+  for (const StepInfo& each : run.list()) others += fmt::format(" {}", each.step);
+  const bool damaged = found && found->state == StepState::kDamaged;
+  throw Error(
+      damaged ? ErrorCode::kCorrupt : ErrorCode::kNotFound,
+      fmt::format("there is no durable checkpoint of step {} in {}{}", step,
+                  run.location().describe(),
+                  found ? fmt::format(": it is {} ({})", to_string(found->state), found->problem)
+                        : std::string()))
+      .with_hint(others.empty() ? "there is no step at all" : "steps with a folder are" + others);
+}
+
+// The names of the damaged steps above `found`.
+std::vector<std::string> damaged_above(const RunDirectory& run, uint64_t found) {
+  std::vector<std::string> names;
+  for (const StepInfo& each : run.list()) {
+    if (each.step > found && run.look(each).state == StepState::kDamaged)
+      names.push_back(each.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+struct ManagedRun::State {
+  RunDirectory directory;
+  RunOptions options;
+  std::unique_ptr<PerProcess<engine::Pruning>> pruning = nullptr;  // if anything is removed
+  std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
+  bool is_last_saved = false;
+  std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
+  std::shared_ptr<const Inventory> before = nullptr;  // of `last`, on rank 0
+
+  // What the step before holds, on rank 0: of the last saved or restored one, or else of the newest
+  // durable one below `step`.
+  void find_before(uint64_t step) {
+    if (before != nullptr) return;
+    try {
+      std::vector<StepInfo> listed = directory.list();
+      for (auto each = listed.rbegin(); each != listed.rend(); ++each) {
+        if (last ? each->step != *last : each->step >= step) continue;
+        if (directory.look(*each).state != StepState::kDurable) continue;
+        before = std::make_shared<Inventory>(inventory_of(directory.at(each->name)));
+        last = each->step;
+        return;
+      }
+    } catch (const Error& error) {
+      log(LogLevel::kWarning,
+          fmt::format("step {} is not compared with the one before: {}", step, error.what()));
+    }
+  }
+};
+
+ManagedRun::ManagedRun(Location location, RunOptions options) {
+  if (options.every == 0) {
+    throw Error(ErrorCode::kInvalidArgument, "every is 0; expected a number of steps, at least 1");
+  }
+  if (options.keep) check_keep(*options.keep);
+  RunDirectory directory(std::move(location), options.name);
+  state_ = std::make_unique<State>(State{std::move(directory), std::move(options)});
+  if (state_->options.keep) {
+    const auto make = [run = state_->directory, keep = *state_->options.keep] {
+      return std::make_unique<engine::Pruning>(run, keep);
+    };
+    state_->pruning = std::make_unique<PerProcess<engine::Pruning>>(make);
+  }
+}
+
+ManagedRun::~ManagedRun() = default;
+ManagedRun::ManagedRun(ManagedRun&& other) noexcept = default;
+ManagedRun& ManagedRun::operator=(ManagedRun&& other) noexcept = default;
+
+const RunDirectory& ManagedRun::directory() const { return state_->directory; }
+
+bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.every == 0; }
+
+bool ManagedRun::is_saved(uint64_t step) const {
+  return state_->is_last_saved && state_->last == step;
+}
+
+void ManagedRun::make_room(const Communicator& comm, uint64_t step, Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto lost = std::find_if(state_->lost.begin(), state_->lost.end(), [&](const auto& name) {
+    return run.names().step_of(name) == step;
+  });
+  if (lost == state_->lost.end()) return;
+  const std::string name = *lost;
+  decided_by_rank_0(comm, "removal of a damaged checkpoint", deadline, [&] {
+    log(LogLevel::kWarning, fmt::format("removing the damaged {} in {}: the step is saved again",
+                                        name, run.location().describe()));
+    if (run.remove(name) == Removed::kNot) {
+      throw Error(ErrorCode::kAlreadyExists, fmt::format("the damaged {} in {} can't be removed",
+                                                         name, run.location().describe()));
+    }
+    return Bytes();
+  });
+  state_->lost.erase(name);
+}
+
+std::shared_ptr<RunStep> ManagedRun::begin(const Communicator& comm, uint64_t step,
+                                           const std::map<std::string, double>& metrics) {
+  auto begun = std::make_shared<RunStep>();
+  begun->name = fmt::format("step {}", step);
+  begun->strict = state_->options.strict;
+  if (!comm.is_coordinator()) return begun;
+  begun->attributes = attributes_of(metrics);
+  begun->attributes.emplace("step", std::to_string(step));
+  state_->find_before(step);
+  begun->before = state_->before;
+  if (state_->last) begun->before_name = fmt::format("step {}", *state_->last);
+  return begun;
+}
+
+void ManagedRun::saved(const Communicator& comm, uint64_t step, std::shared_ptr<RunStep> saved) {
+  state_->last = step;
+  state_->is_last_saved = true;
+  if (!comm.is_coordinator()) return;
+  state_->before = std::make_shared<Inventory>(std::move(saved->now));
+  if (state_->pruning) state_->pruning->get().after(step);
+}
+
+void ManagedRun::wait() {
+  if (state_->pruning) state_->pruning->get().wait();
+}
+
+std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
+                                                     std::optional<uint64_t> step, bool fallback,
+                                                     Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto decide = [&]() -> std::optional<Chosen> {
+    if (step) {
+      const StepInfo found = expect_durable(run, *step);
+      return Chosen{found.step, found.name};
+    }
+    const std::vector<std::string> without(state_->lost.begin(), state_->lost.end());
+    const auto found = run.newest(fallback, without);
+    if (!found) return std::nullopt;
+    return Chosen{found->step, found->name,
+                  fallback ? damaged_above(run, found->step) : std::vector<std::string>()};
+  };
+  return decode_choice(
+      decided_by_rank_0(comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
+}
+
+std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& comm,
+                                                           const Chosen& failed,
+                                                           const std::string& problem,
+                                                           bool fallback, Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto decide = [&]() -> std::optional<Chosen> {
+    const std::vector<StepInfo> listed = run.list();
+    const bool stands = std::any_of(listed.begin(), listed.end(),
+                                    [&](const StepInfo& each) { return each.name == failed.name; });
+    if (stands && !fallback) return std::nullopt;
+    std::vector<std::string> without(state_->lost.begin(), state_->lost.end());
+    without.insert(without.end(), failed.lost.begin(), failed.lost.end());
+    without.push_back(failed.name);
+    const auto found = run.newest(fallback, without);
+    if (!found) return std::nullopt;
+    Chosen chosen{found->step, found->name, failed.lost};
+    if (!stands) return chosen;
+    chosen.lost.push_back(failed.name);
+    log(LogLevel::kWarning,
+        fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} steps is "
+                    "lost, in {}",
+                    failed.name, problem, found->name, failed.step - found->step,
+                    run.location().describe()));
+    return chosen;
+  };
+  return decode_choice(
+      decided_by_rank_0(comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
+}
+
+void ManagedRun::restored(const Chosen& chosen) {
+  state_->lost.insert(chosen.lost.begin(), chosen.lost.end());
+  state_->last = chosen.step;
+  state_->is_last_saved = false;
+  state_->before = nullptr;
+}
+
+}  // namespace tilestone

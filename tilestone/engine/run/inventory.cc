@@ -1,0 +1,142 @@
+#include "tilestone/engine/run/inventory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+
+namespace tilestone {
+namespace {
+
+constexpr size_t kMostNamed = 8;
+
+uint64_t bytes_of(const Inventory::Tensor& tensor) {
+  return static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+}
+
+std::string text_of(const Inventory::Tensor& tensor) {
+  return fmt::format("{} {}", to_string(tensor.dtype), to_string(tensor.shape));
+}
+
+// "a, b and 3 more"
+std::string first_of(std::span<const std::string> names) {
+  const size_t named = std::min(names.size(), kMostNamed);
+  std::string text = fmt::format("{}", fmt::join(names.first(named), ", "));
+  return named == names.size() ? text : text + fmt::format(" and {} more", names.size() - named);
+}
+
+// The texts, or the first of them and how many more there are.
+void add(std::vector<std::string>& found, std::vector<std::string> texts, std::string_view what) {
+  const size_t more = texts.size() - std::min(texts.size(), kMostNamed);
+  texts.resize(texts.size() - more);
+  for (std::string& text : texts) found.push_back(std::move(text));
+  if (more > 0) found.push_back(fmt::format("{} more {}", more, what));
+}
+
+std::vector<std::string> keys_missing(const Inventory& before, const Inventory& now) {
+  std::vector<std::string> missing;
+  const auto has = [&](const std::string& key) {
+    return now.tensors.contains(key) || now.objects.contains(key);
+  };
+  for (const auto& [key, tensor] : before.tensors) {
+    if (!has(key)) missing.push_back(key);
+  }
+  for (const std::string& key : before.objects) {
+    if (!has(key)) missing.push_back(key);
+  }
+  return missing;
+}
+
+// Whether every rank wrote a part of the tensor, and now only one of as many ranks does.
+bool became_one_ranks(const Inventory& before, const Inventory::Tensor& old, const Inventory& now,
+                      const Inventory::Tensor& made) {
+  const size_t ranks = before.bytes.size();
+  return ranks > 1 && ranks == now.bytes.size() && old.writers.size() == ranks &&
+         made.writers.size() == 1;
+}
+
+std::vector<std::string> ranks_with_less(const Inventory& before, const Inventory& now) {
+  std::vector<std::string> less;
+  if (before.bytes.size() != now.bytes.size()) return less;
+  for (size_t rank = 0; rank < now.bytes.size(); ++rank) {
+    if (now.bytes[rank] >= before.bytes[rank]) continue;
+    less.push_back(fmt::format("rank {} wrote {} bytes of tensors before and {} now", rank,
+                               before.bytes[rank], now.bytes[rank]));
+  }
+  return less;
+}
+
+}  // namespace
+
+Inventory inventory_of(const Metadata& metadata, std::span<const std::vector<std::string>> files) {
+  std::map<std::string_view, int> rank_of;
+  for (size_t rank = 0; rank < files.size(); ++rank) {
+    for (const std::string& file : files[rank]) rank_of.emplace(file, static_cast<int>(rank));
+  }
+  std::vector<int> ranks;  // by file of the metadata; -1: not known
+  for (const std::string& file : metadata.files) {
+    const auto rank = rank_of.find(file);
+    ranks.push_back(rank == rank_of.end() ? -1 : rank->second);
+  }
+  Inventory found;
+  found.bytes.resize(files.size());
+  for (const StoredTensor& tensor : metadata.tensors) {
+    Inventory::Tensor held{tensor.dtype, tensor.shape};
+    for (const StoredChunk& chunk : tensor.chunks) {
+      const int rank = ranks.at(chunk.at.file);
+      if (rank < 0) continue;
+      held.writers.insert(rank);
+      found.bytes[static_cast<size_t>(rank)] +=
+          static_cast<uint64_t>(numel(chunk.box.shape)) * itemsize(tensor.dtype);
+    }
+    found.tensors.emplace(tensor.key, std::move(held));
+  }
+  for (const StoredObject& object : metadata.objects) found.objects.insert(object.key);
+  return found;
+}
+
+std::vector<std::string> losses(const Inventory& before, const Inventory& now) {
+  std::vector<std::string> found;
+  const std::vector<std::string> missing = keys_missing(before, now);
+  if (missing.size() == 1) found.push_back("the key " + missing.front() + " is missing");
+  if (missing.size() > 1) {
+    found.push_back(fmt::format("{} keys are missing: {}", missing.size(), first_of(missing)));
+  }
+  std::vector<std::string> smaller, of_one_rank;
+  for (const auto& [key, old] : before.tensors) {
+    const auto place = now.tensors.find(key);
+    if (place == now.tensors.end()) continue;
+    const Inventory::Tensor& made = place->second;
+    if (bytes_of(made) < bytes_of(old)) {
+      smaller.push_back(
+          fmt::format("{} has fewer bytes: it was {} and is {}", key, text_of(old), text_of(made)));
+    }
+    if (became_one_ranks(before, old, now, made)) {
+      of_one_rank.push_back(
+          fmt::format("{} holds only what rank {} has, and before all {} ranks wrote a part of it",
+                      key, *made.writers.begin(), before.bytes.size()));
+    }
+  }
+  add(found, std::move(smaller), "tensors have fewer bytes");
+  add(found, std::move(of_one_rank), "tensors hold only what one rank has");
+  if (!found.empty()) add(found, ranks_with_less(before, now), "ranks wrote fewer bytes");
+  return found;
+}
+
+void compare_with_before(RunStep& step, Inventory now) {
+  const std::vector<std::string> lost =
+      step.before != nullptr ? losses(*step.before, now) : std::vector<std::string>();
+  step.now = std::move(now);
+  if (lost.empty()) return;
+  const std::string text = fmt::format("{} lacks something that {} has: {}", step.name,
+                                       step.before_name, fmt::join(lost, "; "));
+  if (!step.strict) return log(LogLevel::kWarning, text);
+  throw Error(ErrorCode::kMismatch, text)
+      .with_hint("if this is intended, save once with a manager that is not strict");
+}
+
+}  // namespace tilestone

@@ -1,0 +1,57 @@
+// What a checkpoint holds, as far as a later checkpoint of the same run is compared with it: so
+// that a save that has lost something says so.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/dtype.h"
+#include "tilestone/geometry/dims.h"
+#include "tilestone/state/metadata.h"
+
+namespace tilestone {
+
+struct Inventory {
+  struct Tensor {
+    DType dtype = DType::kFloat32;
+    Dims shape = {};
+    std::set<int> writers = {};  // the ranks that wrote chunks of it; empty: not known
+  };
+  std::map<std::string, Tensor> tensors = {};
+  std::set<std::string> objects = {};
+  // Bytes of tensors that each rank wrote, by rank; empty if not known.
+  std::vector<uint64_t> bytes = {};
+};
+
+// `files`: the names of the data files that each rank wrote, by rank; empty if not known.
+Inventory inventory_of(const Metadata& metadata,
+                       std::span<const std::vector<std::string>> files = {});
+
+// What `before` holds and `now` lacks, as sentences without a full stop that name keys and ranks;
+// at most a few keys of each kind are named. Empty if nothing is lost. A loss is:
+// - a key that is missing;
+// - a tensor with fewer bytes, because its shape or its dtype changed;
+// - a tensor that every rank had written a part of, and that now one rank alone has written, if as
+//   many ranks save as before: ranks may have put values of their own under one key.
+// If there is a loss, ranks that wrote fewer bytes than before are named too.
+std::vector<std::string> losses(const Inventory& before, const Inventory& now);
+
+// What a CheckpointManager adds to a save. Only the coordinator's counts.
+struct RunStep {
+  std::map<std::string, std::string> attributes = {};  // added to SaveOptions::attributes
+  std::string name = {};                               // of this step, for messages: "step 100"
+  std::shared_ptr<const Inventory> before = nullptr;   // what to compare with; null: nothing
+  std::string before_name = {};
+  bool strict = false;  // a loss is Error(kMismatch), before the checkpoint exists; else a warning
+  Inventory now = {};   // receives what the save holds, once all ranks have written
+};
+
+// Compares the step with the one before, and fills RunStep::now. Throws, or logs a warning.
+void compare_with_before(RunStep& step, Inventory now);
+
+}  // namespace tilestone

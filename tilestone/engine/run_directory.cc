@@ -1,0 +1,198 @@
+#include "tilestone/engine/run_directory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/look_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/index.h"
+
+namespace tilestone {
+namespace {
+
+constexpr std::string_view kMetricPrefix = "metric.";
+
+// How much of the run is lost if it continues from `found` and not from the newest step.
+std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<StepInfo>& found) {
+  std::string text;
+  for (const StepInfo& each : damaged) {
+    text += fmt::format("{}{} is damaged ({})", text.empty() ? "" : "; ", each.name, each.problem);
+  }
+  if (!found) return text + "; there is no older checkpoint";
+  return text + fmt::format("; the run continues from {}, so what it did in {} steps is lost",
+                            found->name, damaged.front().step - found->step);
+}
+
+// Whether the name, which is not a directory's, is that of a link to one.
+bool is_linked_folder(Storage& storage, const std::string& name) {
+  try {
+    const auto info = storage.stat(name);
+    return info && !info->regular;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsafe) throw;
+    return true;  // it leads out of the run's directory
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(StepState state) {
+  static constexpr std::string_view kNames[] = {"durable", "unfinished", "damaged", "foreign"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+std::map<std::string, std::string> attributes_of(const std::map<std::string, double>& metrics) {
+  std::map<std::string, std::string> attributes;
+  for (const auto& [name, value] : metrics) {
+    if (name.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "the name of a metric is empty");
+    }
+    attributes.emplace(std::string(kMetricPrefix) + name, fmt::format("{}", value));
+  }
+  return attributes;
+}
+
+std::map<std::string, double> metrics_of(const std::map<std::string, std::string>& attributes) {
+  std::map<std::string, double> metrics;
+  for (const auto& [name, text] : attributes) {
+    if (!name.starts_with(kMetricPrefix)) continue;
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size()) {
+      metrics.emplace(name.substr(kMetricPrefix.size()), value);
+    }
+  }
+  return metrics;
+}
+
+Inventory inventory_of(const Location& location) {
+  engine::Found found = engine::find_checkpoint(location.shared(), nullptr);
+  const engine::Opened opened = engine::open_description(std::move(found.description), nullptr);
+  std::vector<std::vector<std::string>> files;
+  if (opened.manifest) {
+    for (const RankReport& report : opened.manifest->reports) {
+      files.emplace_back();
+      for (const ReportedFile& file : report.files) files.back().push_back(file.name);
+    }
+  }
+  return inventory_of(opened.metadata, files);
+}
+
+RunDirectory::RunDirectory(Location location, const std::string& pattern)
+    : location_(std::move(location)), names_(pattern) {}
+
+Location RunDirectory::at(const std::string& name) const { return location_.within(name); }
+
+std::vector<StepInfo> RunDirectory::list() const {
+  std::vector<StepInfo> found;
+  Storage& storage = location_.storage();
+  const auto note = [&](const std::string& name, bool is_link) {
+    const auto step = names_.step_of(name);
+    if (step && (!is_link || is_linked_folder(storage, name))) {
+      found.push_back({.step = *step, .name = name, .is_link = is_link});
+    }
+  };
+  for (const std::string& name : storage.list_directories()) note(name, false);
+  for (const std::string& name : storage.list_files()) note(name, true);
+  std::sort(found.begin(), found.end(), [&](const StepInfo& a, const StepInfo& b) {
+    if (a.step != b.step) return a.step < b.step;
+    const std::string own = names_.name_of(a.step);
+    return a.name == own || b.name == own ? b.name == own : a.name < b.name;
+  });
+  return found;
+}
+
+std::vector<StepInfo> RunDirectory::steps() const {
+  std::vector<StepInfo> found;
+  for (const StepInfo& listed : list()) found.push_back(look(listed));
+  return found;
+}
+
+StepInfo RunDirectory::look(const StepInfo& listed) const {
+  return engine::look_at(at(listed.name).shared(), listed).info;
+}
+
+std::string RunDirectory::name_of(uint64_t step) const {
+  std::string name = names_.name_of(step);
+  for (const StepInfo& listed : list()) {
+    if (listed.step == step) name = listed.name;
+  }
+  return name;
+}
+
+std::optional<StepInfo> RunDirectory::find(uint64_t step) const {
+  std::optional<StepInfo> found;
+  for (const StepInfo& listed : list()) {
+    if (listed.step == step) found = listed;
+  }
+  return found ? std::optional(look(*found)) : std::nullopt;
+}
+
+bool RunDirectory::stands(const StepInfo& step) const {
+  const std::vector<StepInfo> listed = list();
+  return std::any_of(listed.begin(), listed.end(),
+                     [&](const StepInfo& each) { return each.name == step.name; });
+}
+
+std::optional<StepInfo> RunDirectory::newest(bool fallback,
+                                             const std::vector<std::string>& without) const {
+  std::vector<StepInfo> listed = list();
+  std::vector<StepInfo> damaged;
+  std::optional<Error> first;  // of the newest damaged step
+  std::optional<StepInfo> found;
+  for (auto each = listed.rbegin(); each != listed.rend() && !found; ++each) {
+    if (std::find(without.begin(), without.end(), each->name) != without.end()) continue;
+    engine::Look seen = engine::look_at(at(each->name).shared(), *each);
+    if (seen.info.state == StepState::kDurable) {
+      found = std::move(seen.info);
+    } else if (!seen.error) {
+      log(LogLevel::kWarning,
+          fmt::format("{} in {} is skipped: it is {} ({})", each->name, location_.describe(),
+                      to_string(seen.info.state), seen.info.problem));
+    } else if (stands(*each)) {  // else it was removed meanwhile
+      // Whether the step is damaged is not known if it can't be read at all.
+      if (!fallback || seen.error->code() == ErrorCode::kIo) {
+        Error error = *seen.error;
+        throw error.with_hint("fallback continues from the newest step that is intact");
+      }
+      if (!first) first = seen.error;
+      damaged.push_back(std::move(seen.info));
+    }
+  }
+  if (!damaged.empty()) {
+    const std::string text = lost_text(damaged, found) + ", in " + location_.describe();
+    if (!found) throw Error(ErrorCode::kCorrupt, text);
+    log(LogLevel::kWarning, text);
+  }
+  return found;
+}
+
+std::optional<uint64_t> RunDirectory::latest() const {
+  const std::vector<StepInfo> listed = list();
+  for (auto each = listed.rbegin(); each != listed.rend(); ++each) {
+    if (look(*each).state == StepState::kDurable) return each->step;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint64_t> RunDirectory::best(const Best& best) const {
+  std::vector<KeptStep> durable;
+  for (const StepInfo& info : steps()) {
+    if (info.state == StepState::kDurable) durable.push_back({info.step, info.metrics});
+  }
+  const std::vector<uint64_t> found = best_steps(durable, best);
+  return found.empty() ? std::nullopt : std::optional(found.front());
+}
+
+bool is_run_directory(const RunDirectory& run) {
+  return !run.list().empty() && !engine::may_be_checkpoint(run.location().storage());
+}
+
+}  // namespace tilestone

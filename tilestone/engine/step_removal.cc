@@ -1,0 +1,253 @@
+// How the steps of a run are removed.
+//
+//  1. The lock of the step's folder is taken, so that no save, repair or other removal works there.
+//     If the folder has been renamed meanwhile, another process has removed the step.
+//  2. The folder is renamed to ".NAME.tilestone-ID", in one step. From then on there is no such
+//     step. The rename is durable before step 3.
+//  3. The lock is released and the hidden folder is removed like the directory of any dead save: by
+//     whoever takes its lock, the files of the index first.
+//
+// A crash before the rename changes nothing but the lock file; after it, the folder is a leftover
+// that gc, the next save of that step and the next pruning find. Two processes that remove the same
+// step: one rename wins, the other process finds the name gone.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/log.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/look_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run_directory.h"
+#include "tilestone/format/index.h"
+
+namespace tilestone {
+namespace {
+
+using engine::kLockName;
+
+void log_kept(const std::string& name, Storage& run, const std::string& why) {
+  log(LogLevel::kWarning, fmt::format("{} in {} is not removed: {}", name, run.describe(), why));
+}
+
+bool is_directory(Storage& run, const std::string& name) {
+  return contains_name(run.list_directories(name), name);
+}
+
+// The removal of one step's folder.
+class StepRemoval {
+ public:
+  StepRemoval(std::shared_ptr<Storage> run, std::string name)
+      : run_(std::move(run)), name_(std::move(name)), folder_(run_->child(name_)) {}
+
+  // `may_go`: asked under the lock.
+  Removed run(const std::function<bool(Storage& folder)>& may_go) {
+    if (!is_directory(*run_, name_)) return not_a_directory();
+    bool renamed = false;
+    try {
+      if (const auto ended = take_lock()) return *ended;
+      if (!may_go(*held_)) return Removed::kNot;
+      const std::string id = engine::random_save_id();
+      run_->rename_directory(name_, engine::sibling_name(name_, id));
+      renamed = true;
+      lock_.reset();
+      engine::Siblings(*folder_).remove_dead({engine::sibling_name(name_, id), id});
+    } catch (const Error& error) {
+      if (!renamed && error.code() == ErrorCode::kNotFound) return Removed::kByOther;
+      // After the rename, another process may have removed the files too.
+      if (error.code() != ErrorCode::kNotFound) log_kept(name_, *run_, error.what());
+      if (!renamed) return Removed::kNot;
+    }
+    return Removed::kNow;
+  }
+
+ private:
+  Removed not_a_directory() {
+    try {
+      if (!run_->stat(name_)) return Removed::kByOther;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsafe) throw;
+    }
+    log_kept(name_, *run_, "it is a symbolic link");
+    return Removed::kNot;
+  }
+
+  // Nothing is made in a directory that another process has renamed or removed: it is held.
+  std::optional<Removed> take_lock() {
+    held_ = folder_->held();
+    try {
+      held_->make_directory(std::string(engine::kOwnDirectory));
+      lock_ = held_->try_lock(std::string(kLockName));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      return std::nullopt;  // there are no locks here: the rename alone decides
+    }
+    if (!held_->stands()) return Removed::kByOther;
+    if (lock_ != nullptr) return std::nullopt;
+    log_kept(name_, *run_, "it is in use: a save, a repair or a removal is under way there");
+    return Removed::kNot;
+  }
+
+  std::shared_ptr<Storage> run_;
+  std::string name_;
+  std::shared_ptr<Storage> folder_;
+  std::shared_ptr<Storage> held_;
+  std::unique_ptr<StorageLock> lock_;
+};
+
+bool has_only_lock(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  return std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == kLockName; });
+}
+
+// Whether all files of saves there are of saves that began there. Then they are no checkpoint that
+// was copied there without its hidden files. A save that was killed between its manifest and its
+// index leaves what looks like a checkpoint that has lost its index; that may go once a newer step
+// is durable.
+bool all_began_here(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  const engine::Notes notes = engine::read_notes(folder, names);
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    const auto own = engine::parse_own_name(name);
+    return !own || notes.begun.contains(own->save_id);
+  });
+}
+
+double seconds_since(double time) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count() - time;
+}
+
+// Runs `work`, and logs its failure.
+void or_log(const std::string& what, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, what + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+Removed RunDirectory::remove(const std::string& name) const {
+  return StepRemoval(location_.shared(), name).run([](Storage&) { return true; });
+}
+
+// The names whose hidden folders exist.
+std::set<std::string> RunDirectory::hidden() const {
+  std::set<std::string> names;
+  for (const std::string& name : location_.storage().list_directories(".")) {
+    const auto sibling = engine::parse_sibling_name(name);
+    if (sibling && names_.step_of(sibling->location)) names.insert(sibling->location);
+  }
+  return names;
+}
+
+// A save that begins there meanwhile holds the lock, or has found the folder gone and fails.
+void RunDirectory::remove_unfinished(const std::string& name) const {
+  const Location place = at(name);
+  if (!place.storage().list().empty()) {
+    tilestone::remove_leftovers(place, all_began_here(place.storage()));
+  }
+  if (!has_only_lock(place.storage())) return;
+  StepRemoval(location_.shared(), name).run(has_only_lock);
+}
+
+void RunDirectory::remove_remains(uint64_t below) const {
+  const std::string where = " in " + location_.describe() + " stays";
+  for (const std::string& name : hidden()) {
+    or_log("a removed folder of " + name + where, [&] {
+      const auto folder = location_.storage().child(name);
+      const engine::Siblings siblings(*folder);
+      for (const engine::Sibling& sibling : siblings.find()) siblings.remove_dead(sibling);
+    });
+  }
+  for (const StepInfo& listed : list()) {
+    if (listed.step >= below || listed.is_link) continue;
+    or_log("the unfinished " + listed.name + where, [&] {
+      if (!engine::may_be_checkpoint(at(listed.name).storage())) remove_unfinished(listed.name);
+    });
+  }
+}
+
+std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo>& known) const {
+  std::vector<StepInfo> durable;
+  std::map<std::string, StepInfo> still;
+  for (const StepInfo& listed : list()) {
+    const auto found = known.find(listed.name);
+    StepInfo info = found == known.end() ? look(listed) : found->second;
+    if (info.state != StepState::kDurable) continue;
+    still.emplace(info.name, info);
+    durable.push_back(std::move(info));
+  }
+  known = std::move(still);
+  return durable;
+}
+
+std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
+                                          std::map<std::string, StepInfo>& known) const {
+  std::vector<uint64_t> removed;
+  or_log("older steps in " + location_.describe() + " stay", [&] {
+    check_keep(keep);
+    const auto newest = find(saved);
+    if (!newest || newest->state != StepState::kDurable) {
+      throw Error(ErrorCode::kNotFound,
+                  fmt::format("step {} is not durable ({})", saved,
+                              newest ? newest->problem : std::string("it has no folder")));
+    }
+    known.insert_or_assign(newest->name, *newest);
+    // Another process may have saved it, and died before its last sync.
+    at(newest->name).storage().sync_directory("");
+    location_.storage().sync_directory("");
+    const std::vector<StepInfo> durable = durable_steps(known);
+    std::vector<KeptStep> steps;
+    for (const StepInfo& info : durable) {
+      steps.push_back({info.step, info.metrics});
+      if (info.time) steps.back().age = seconds_since(*info.time);
+    }
+    const std::vector<uint64_t> superseded = steps_to_prune(steps, saved, keep);
+    for (const StepInfo& info : durable) {
+      if (!std::binary_search(superseded.begin(), superseded.end(), info.step)) continue;
+      if (remove(info.name) == Removed::kNow) removed.push_back(info.step);
+    }
+    remove_remains(saved);
+  });
+  return removed;
+}
+
+std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
+  std::set<std::string> names = hidden();
+  for (const StepInfo& listed : list()) names.insert(listed.name);
+  const uint64_t newest = latest().value_or(0);
+  std::vector<Leftover> found;
+  for (const std::string& name : names) {
+    or_log("the leftovers of " + name + " are not known", [&] {
+      const Location place = at(name);
+      if (place.storage().list().empty() && !hidden().contains(name)) return;
+      const bool superseded = names_.step_of(name) < newest;
+      const bool all = force || (superseded && all_began_here(place.storage()));
+      for (Leftover& file : remove ? tilestone::remove_leftovers(place, all)
+                                   : tilestone::find_leftovers(place, all)) {
+        file.name = file.name.starts_with("../") ? file.name.substr(3) : name + "/" + file.name;
+        found.push_back(std::move(file));
+      }
+    });
+  }
+  return found;
+}
+
+std::vector<Leftover> RunDirectory::find_leftovers(bool force) const {
+  return leftovers(false, force);
+}
+
+std::vector<Leftover> RunDirectory::remove_leftovers(bool force) const {
+  return leftovers(true, force);
+}
+
+}  // namespace tilestone
