@@ -118,11 +118,18 @@ void bind_saving(nb::class_<ManagedRun>& run) {
           "comm"_a.none(), "step"_a, "metrics"_a)
       .def(
           "saved",
-          [](ManagedRun& self, nb::handle comm, uint64_t step, std::shared_ptr<RunStep> begun) {
-            const Communicator ranks = to_communicator(comm);
-            without_gil([&] { self.saved(ranks, step, std::move(begun)); }, WithoutGil::kShort);
+          [](ManagedRun& self, uint64_t step, std::shared_ptr<RunStep> begun) {
+            self.saved(step, std::move(begun));
           },
-          "comm"_a.none(), "step"_a, "begun"_a)
+          "step"_a, "begun"_a)
+      .def("failed", &ManagedRun::failed)
+      .def(
+          "prune_after",
+          [](ManagedRun& self, uint64_t step) {
+            const nb::gil_scoped_release released;
+            self.prune_after(step);
+          },
+          "step"_a)
       .def("wait", [](ManagedRun& self) { without_gil([&] { self.wait(); }); });
 }
 

@@ -110,6 +110,7 @@ def test_unfinished_steps_are_skipped_and_logged(
         assert "step-00000002" in caplog.text and "unfinished" in caplog.text
         assert [each.state for each in manager.steps()] == ["durable", "unfinished"]
         assert manager.save(2, state_of(2))
+        manager.wait()
         assert manager.latest() == 2
 
 
@@ -139,9 +140,14 @@ def test_a_save_that_lost_something_says_so(
             tilestone.MismatchError, match="the key step is missing; w has fewer bytes"
         ):
             manager.save(3, less)
+            manager.wait()
         assert manager.latest() == 2
+    with tilestone.CheckpointManager(tmp_path, strict=True, async_save=False) as manager:
+        with pytest.raises(tilestone.MismatchError, match="the key step is missing"):
+            manager.save(3, less)
     with tilestone.CheckpointManager(tmp_path) as manager:
         manager.save(3, less)
+        manager.wait()
         assert "step 3 lacks something that step 2 has: the key step is missing" in caplog.text
 
 
@@ -149,7 +155,8 @@ def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> Non
     refused: list[tuple[dict[str, Any], str]] = [
         ({"every": 0}, "every"), ({"every": True}, "every"), ({"keep": 3}, "tilestone.Keep"),
         ({"name": "latest"}, "pattern"), ({"strict": 1}, "strict"), ({"format": 1}, "format"),
-        ({"nonsense": 1}, "nonsense"), ({"keep": tilestone.Keep(last=0)}, "last"),
+        ({"nonsense": 1}, "nonsense"), ({"in_flight": "skip"}, "in_flight"),
+        ({"async_save": False, "on_error": "warn"}, "on_error"), ({"async_save": 1}, "async_save"), ({"keep": tilestone.Keep(last=0)}, "last"),
     ]  # fmt: skip
     for options, text in refused:
         with pytest.raises(tilestone.InvalidArgumentError, match=text):
@@ -168,9 +175,46 @@ def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> Non
     assert os.listdir(tmp_path) == []
 
 
+def test_a_save_in_the_background_that_fails_is_raised_by_the_next_call_and_can_be_repeated(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, range(1, 3))
+    less = {"w": numpy.zeros(30, numpy.float32)}
+    with tilestone.CheckpointManager(tmp_path, strict=True) as manager:
+        assert manager.save(3, less)
+        with pytest.raises(tilestone.MismatchError, match="step 3 lacks"):
+            manager.save(4, state_of(4))
+        assert manager.save(4, state_of(4))
+        manager.wait()
+        assert manager.save(5, less)
+        with pytest.raises(tilestone.MismatchError):
+            manager.wait()
+        assert manager.should_save(5) and manager.save(5, state_of(5))
+        manager.wait()
+        assert [step.step for step in manager.steps() if step.state == "durable"] == [1, 2, 4, 5]
+    with pytest.raises(ZeroDivisionError):
+        with tilestone.CheckpointManager(tmp_path, strict=True) as manager:
+            manager.save(6, less)
+            raise ZeroDivisionError
+    assert "The last save has failed: step 6 lacks" in caplog.text
+
+
+def test_arrays_may_change_while_a_save_is_in_flight(tmp_path: pathlib.Path) -> None:
+    with tilestone.CheckpointManager(tmp_path, keep=tilestone.Keep()) as manager:
+        state = state_of(0)
+        for step in range(1, 6):
+            state["w"][:] = state["step"] = step
+            manager.save(step, state)
+            state["w"][:] = -1
+        loaded, step = manager.restore(state_of(0))
+        assert step == 5 and (loaded["w"] == 5).all()
+    assert sorted(os.listdir(tmp_path)) == ["step-00000005"]
+
+
 def test_metrics_may_be_tensors(tmp_path: pathlib.Path) -> None:
     with tilestone.CheckpointManager(tmp_path) as manager:
         manager.save(1, state_of(1), metrics={"loss": torch.tensor(0.25)})
+        manager.wait()
         assert manager.steps()[0].metrics == {"loss": 0.25}
 
 
@@ -247,6 +291,8 @@ def run_of_ranks(rank: int, world: int, run: str) -> dict[str, Any]:
                 saw["preempted"] = step
                 saw["saved"] = manager.save(step, state(step), force=True)
                 break
+        manager.wait()
+        torch.distributed.barrier()
         saw["called"] = called
         saw["latest"] = manager.latest()
     signal.signal(signal.SIGTERM, before)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _options
+from tilestone._async_save import AsyncSave
 from tilestone._calls import prepared
 from tilestone._errors import (
     CheckpointError,
@@ -16,7 +20,7 @@ from tilestone._errors import (
     NotFoundError,
     UnsafeError,
 )
-from tilestone._option_values import Keep, SaveOptions, checked
+from tilestone._option_values import AsyncSaveOptions, Keep, SaveOptions, checked
 from tilestone._preemption import Preemption
 from tilestone._protocols import CommunicatorLike
 from tilestone._session import Session
@@ -25,10 +29,55 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._option_types import LoadKeywords, SaveKeywords
+    from tilestone._option_types import AsyncSaveKeywords, LoadKeywords
 
 #: What is wrong with the files of a checkpoint, the same on every rank.
 _ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
+
+
+logger = logging.getLogger("tilestone")
+
+
+class _Pruning:
+    """Begins to remove older steps when a save has ended, also on a thread of the engine.
+
+    Nothing is begun once the manager, or the program, has ended.
+    """
+
+    def __init__(self, run: _core.ManagedRun, is_first: bool) -> None:
+        self._run = run
+        self._is_first = is_first  # rank 0
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def after(self, step: int) -> None:
+        with self._lock:
+            if self._is_first and not self._ended:
+                self._run.prune_after(step)
+
+    def end(self) -> None:
+        """Waits for what was begun."""
+        with self._lock:
+            self._ended = True
+        self._run.wait()
+
+
+class _InFlight:
+    """A save in the background."""
+
+    def __init__(self, saving: AsyncSave, step: int, pruning: _Pruning) -> None:
+        self._ended = threading.Event()
+        self.saving = saving
+
+        def end(_: object) -> None:
+            pruning.after(step)
+            self._ended.set()
+
+        saving.durable.add_done_callback(end)
+
+    def wait(self) -> None:
+        """Waits for its end without asking for its result, which the next save then raises."""
+        self._ended.wait()
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
@@ -73,11 +122,16 @@ class CheckpointManager:
             newer one is durable. None: no checkpoint is removed.
         name: names of the steps' folders, with one "{step}", or padded "{step:08}".
         group: the ranks, as for `tilestone.save`.
+        async_save: `save` returns as soon as the state may change, as `tilestone.async_save` does,
+            and the checkpoint is written in the background. A failure is then raised by the next
+            `save`, on every rank, or by `wait`; with on_error="warn" it is logged. The next save
+            and `restore` wait for a save that is in flight, and so does the end of the with block.
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
-        options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`.
-            `overwrite=True` permits to save a durable step again.
+        options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
+            and with async_save also on_error and max_staged_bytes. `overwrite=True` permits to save
+            a durable step again.
 
     Raises:
         InvalidArgumentError: an argument is out of range or can't be used.
@@ -92,12 +146,17 @@ class CheckpointManager:
         keep: Keep | None = None,
         name: str = "step-{step:08}",
         group: ProcessGroup | CommunicatorLike | None = None,
+        async_save: bool = True,
         strict: bool = False,
-        **options: Unpack[SaveKeywords],
+        **options: Unpack[AsyncSaveKeywords],
     ) -> None:
         if keep is not None and not isinstance(keep, Keep):
             raise InvalidArgumentError(f"keep must be a tilestone.Keep, not {keep!r}")
-        checked("save", SaveOptions, options)
+        self._in_background = _options.flag("async_save", async_save)
+        if "in_flight" in options:
+            raise InvalidArgumentError("in_flight is fixed by the manager: a save waits for the last")
+        kind = AsyncSaveOptions if self._in_background else SaveOptions
+        checked("manager's save", kind, options)
         self._keep = keep
         self._directory = os.path.expanduser(os.fsdecode(_options.directory(run_dir)))
         self._run = _core.ManagedRun(
@@ -112,6 +171,9 @@ class CheckpointManager:
         self._session = Session(group, timeout=self._timeout)
         self._comm = self._session._comm
         self._preemption = Preemption(self._comm)
+        self._in_flight: _InFlight | None = None
+        self._pruning = _Pruning(self._run, self._comm.rank == 0)
+        weakref.finalize(self, self._pruning.end)  # also at the program's end
 
     def should_save(self, step: int) -> bool:
         """Whether `save` would save this step without `force`: for a state that is costly to make."""
@@ -128,7 +190,8 @@ class CheckpointManager:
     ) -> bool:
         """Saves the state as the checkpoint of a step, if a save is due. Every rank calls.
 
-        A step that this manager has just saved is not saved again, so a last save with `force` after
+        With async_save the checkpoint becomes durable later; the state may change once this
+        returns. A step that this manager has just saved is not saved again, so a last save with `force` after
         the loop does no harm.
 
         Args:
@@ -145,20 +208,35 @@ class CheckpointManager:
             InvalidArgumentError: the step or a metric is not a number.
             AlreadyExistsError: the step is durable already, and `overwrite` was not given.
             MismatchError: with strict=True, the state lacks something that the step before has.
-            Also everything that `tilestone.save` raises.
+            Also everything that `tilestone.save` raises; with async_save, what the save before has
+            failed with, also because of `strict`, and then nothing is saved.
         """
         step = _options.whole("step", step, 64)
         if self._run.is_saved(step) or not (_options.flag("force", force) or self._run.is_due(step)):
             return False
-        seconds = _options.limit_of(self._timeout)
-        self._run.make_room(self._comm, step, seconds)
+        if self._in_flight is not None:
+            self._in_flight.wait()
+        self._run.make_room(self._comm, step, _options.limit_of(self._timeout))
         begun = self._run.begin(self._comm, step, _numbers(metrics))
-        given = prepared(state)
+        given: Any = prepared(state)
         given.step = begun
         path = os.path.join(self._directory, self._run.new_name_of(step))
-        self._session.save(given, path, **self._options)  # type: ignore[arg-type]
-        self._run.saved(self._comm, step, begun)
+        try:
+            self._begin_save(step, given, path)
+        except BaseException:
+            self._run.failed()
+            raise
+        self._run.saved(step, begun)
         return True
+
+    def _begin_save(self, step: int, given: Any, path: str) -> None:
+        options: Any = self._options
+        if self._in_background:
+            saving = self._session.async_save(given, path, **options)
+            self._in_flight = _InFlight(saving, step, self._pruning)
+        else:
+            self._session.save(given, path, **options)
+            self._pruning.after(step)
 
     def restore(
         self,
@@ -193,6 +271,8 @@ class CheckpointManager:
         """
         if "group" in options:
             raise InvalidArgumentError("group is fixed by the manager")
+        if self._in_flight is not None:
+            self._in_flight.wait()
         seconds = _options.limit_of(options.get("timeout", _core.DEFAULT_TIMEOUT))
         wanted = None if step is None else _options.whole("step", step, 64)
         fallback = _options.flag("fallback", fallback)
@@ -266,14 +346,29 @@ class CheckpointManager:
         )
 
     def wait(self) -> None:
-        """Waits until no checkpoint is being removed any more."""
+        """Waits until the last save is durable and no checkpoint is being removed any more.
+
+        Raises:
+            The error with which the last save has failed in the background.
+        """
+        if self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            in_flight.wait()
+            try:
+                in_flight.saving.result()
+            except CheckpointError:
+                self._run.failed()
+                raise
         self._run.wait()
 
     def close(self) -> None:
         """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing."""
         self._preemption.remove()
-        self._run.wait()
-        self._session.close()
+        try:
+            self.wait()
+        finally:
+            self._pruning.end()
+            self._session.close()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -281,6 +376,7 @@ class CheckpointManager:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.close()
-        except CheckpointError:
+        except CheckpointError as error:
             if kind is None:
                 raise
+            logger.error("The last save has failed: %s", error)

@@ -37,7 +37,8 @@ bool CheckpointManager::save(uint64_t step, const StateDict& state,
   run_.make_room(comm, step, engine::deadline_of(options));
   options.step = run_.begin(comm, step, metrics);
   session_.save(state, run_.directory().at(run_.directory().names().name_of(step)), options);
-  run_.saved(comm, step, options.step);
+  run_.saved(step, options.step);
+  if (comm.is_coordinator()) run_.prune_after(step);
   return true;
 }
 

@@ -79,19 +79,25 @@ struct ManagedRun::State {
   std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
   bool is_last_saved = false;
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
-  std::shared_ptr<const Inventory> before = nullptr;  // of `last`, on rank 0
+  std::shared_ptr<RunStep> begun = nullptr;           // of the last save
+  std::shared_ptr<const Inventory> before = nullptr;  // on rank 0, of the step before
+  uint64_t before_step = 0;
 
-  // What the step before holds, on rank 0: of the last saved or restored one, or else of the newest
-  // durable one below `step`.
+  // What the step before holds, on rank 0: what the last save has said, or else what the newest
+  // durable step below `step` does.
   void find_before(uint64_t step) {
+    const auto ended = std::exchange(begun, nullptr);
+    if (ended != nullptr && !(ended->now.tensors.empty() && ended->now.objects.empty())) {
+      before = std::make_shared<Inventory>(std::move(ended->now));
+      before_step = last.value_or(0);
+    }
     if (before != nullptr) return;
     try {
-      std::vector<StepInfo> listed = directory.list();
+      const std::vector<StepInfo> listed = directory.list();
       for (auto each = listed.rbegin(); each != listed.rend(); ++each) {
-        if (last ? each->step != *last : each->step >= step) continue;
-        if (directory.look(*each).state != StepState::kDurable) continue;
+        if (each->step >= step || directory.look(*each).state != StepState::kDurable) continue;
         before = std::make_shared<Inventory>(inventory_of(directory.at(each->name)));
-        last = each->step;
+        before_step = each->step;
         return;
       }
     } catch (const Error& error) {
@@ -157,15 +163,19 @@ std::shared_ptr<RunStep> ManagedRun::begin(const Communicator& comm, uint64_t st
   begun->attributes.emplace("step", std::to_string(step));
   state_->find_before(step);
   begun->before = state_->before;
-  if (state_->last) begun->before_name = fmt::format("step {}", *state_->last);
+  begun->before_name = fmt::format("step {}", state_->before_step);
   return begun;
 }
 
-void ManagedRun::saved(const Communicator& comm, uint64_t step, std::shared_ptr<RunStep> saved) {
+void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
   state_->last = step;
   state_->is_last_saved = true;
-  if (!comm.is_coordinator()) return;
-  state_->before = std::make_shared<Inventory>(std::move(saved->now));
+  state_->begun = std::move(begun);
+}
+
+void ManagedRun::failed() { state_->is_last_saved = false; }
+
+void ManagedRun::prune_after(uint64_t step) {
   if (state_->pruning) state_->pruning->get().after(step);
 }
 
@@ -225,6 +235,7 @@ void ManagedRun::restored(const Chosen& chosen) {
   state_->lost.insert(chosen.lost.begin(), chosen.lost.end());
   state_->last = chosen.step;
   state_->is_last_saved = false;
+  state_->begun = nullptr;
   state_->before = nullptr;
 }
 

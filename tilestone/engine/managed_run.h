@@ -44,12 +44,17 @@ class ManagedRun {
   // Before a save of a step. Communicates only if the restored run has lost that very step to
   // damage: then rank 0 removes what is left of it, so that it can be saved again.
   void make_room(const Communicator& comm, uint64_t step, Deadline deadline);
-  // For SaveOptions::step. Rank 0 reads what the step before holds, at the first save and after a
-  // restore. A failure of that is logged.
+  // For SaveOptions::step, once the save before has ended. Rank 0 reads what the step before holds,
+  // at the first save and after a restore. A failure of that is logged.
   std::shared_ptr<RunStep> begin(const Communicator& comm, uint64_t step,
                                  const std::map<std::string, double>& metrics);
-  // Once the step is durable. Rank 0 begins to prune in a thread of its own, and returns at once.
-  void saved(const Communicator& comm, uint64_t step, std::shared_ptr<RunStep> saved);
+  // The step is durable or, of a save in the background, staged: it counts as saved.
+  void saved(uint64_t step, std::shared_ptr<RunStep> begun);
+  // The last of these steps did not become durable.
+  void failed();
+  // On rank 0, once the step is durable: prunes in a thread of its own. Returns at once. May be
+  // called from any thread.
+  void prune_after(uint64_t step);
   // Waits until nothing is being pruned.
   void wait();
 
