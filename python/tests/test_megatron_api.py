@@ -597,6 +597,10 @@ def test_hashes_of_files_are_written_when_asked_for_and_name_each_damaged_file(
         megatron.load(_tensor(0), ckpt, verify_integrity=True)
     with tilestone.open(ckpt) as checkpoint:
         assert [damage.file for damage in checkpoint.verify().damages] == ["integrity.json"]
+    tilestone.save({"w": torch.ones(2)}, f"{ckpt}-torch")
+    pathlib.Path(f"{ckpt}-torch", "integrity.json").write_text("another program's")
+    with tilestone.open(f"{ckpt}-torch") as checkpoint:
+        assert checkpoint.verify().ok
     with pytest.raises(tilestone.UnsupportedError, match="verify_integrity needs a communicator"):
         by_files = tilestone.ByFiles(0, 1, "a job of today")
         megatron.save(_tensor(1), f"{ckpt}2", by_files=by_files, verify_integrity=True)
