@@ -11,6 +11,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/geometry/strided_copy_testing.h"
+#include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -120,25 +121,6 @@ TEST(ZarrSave, AMissingChunkOfAnotherWriterIsReportedByKey) {
   }
 }
 
-// Device memory that only its own functions can access.
-class FarAway final : public DeviceMemory {
- public:
-  explicit FarAway(TensorView far) : far_(std::move(far)) {}
-  std::string device() const override { return "far:0"; }
-  void to_host(uint64_t begin, MutableByteView out) override {
-    pack_range(far_.strided_view(), begin, out);
-  }
-  void from_host(uint64_t begin, ByteView in) override {
-    unpack_range(far_.strided_view(), begin, in);
-  }
-  std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
-    return std::make_shared<FarAway>(far_.narrow(box));
-  }
-
- private:
-  TensorView far_;
-};
-
 // Rows of 300,000 bytes in buffers of 64 KiB; edge cells extend beyond the tensor in both dims.
 TEST(ZarrSave, PadsEdgeCellsOfDeviceMemoryAndOfLargeTensors) {
   const Dims shape{3, 500'000};
@@ -150,10 +132,7 @@ TEST(ZarrSave, PadsEdgeCellsOfDeviceMemoryAndOfLargeTensors) {
     const Box box{{row, column},
                   {std::min(cell[0], shape[0] - row), std::min(cell[1], shape[1] - column)}};
     TensorView part = whole.narrow(box);
-    if (comm.rank() != 0) {
-      part.device = std::make_shared<FarAway>(part);
-      part.data = nullptr;
-    }
+    if (comm.rank() != 0) part = LateDevice::create()->put(part);
     StateDict state;
     state["w"] = ShardedTensor::from_box("w", part, shape, box);
     save(state, Location(storage), zarr_options(comm));

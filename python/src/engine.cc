@@ -46,6 +46,7 @@ engine::SaveRequest make_save(
   const Bridge bridge(bridge_object);
   engine::SaveRequest request{
       to_state(bridge.call("unpack", state), bridge), path_of(path), options, {}};
+  bridge.call("described");
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
   request.options.tensor_attributes = tensor_attributes_of(tensor_attributes, bridge);
   request.options.progress = to_progress(progress);
@@ -59,6 +60,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   BridgedLoad load{std::nullopt, path_of(path), options, bridge};
   if (!wanted.is_none()) {
     load.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
+    bridge.call("described");
     check_writable(*load.wanted);
   }
   load.options.complete = std::move(claims.complete);

@@ -13,56 +13,101 @@ struct DropReference {
   }
 };
 
-// Device memory of a Python object with device, to_host(begin, out), to_host_together(reads),
-// from_host(begin, data) and narrow(offset, shape); see tilestone._torch_bridge.DeviceTensor.
+// A tilestone._torch_device.Transfer.
+class PythonTransfer : public DeviceTransfer {
+ public:
+  PythonTransfer(nb::handle object, std::string what)
+      : object_(keep_alive(object)), what_(std::move(what)) {}
+  ~PythonTransfer() override {
+    try {
+      wait();
+    } catch (...) {
+      // Whoever destroys it without waiting has failed for another reason.
+    }
+  }
+
+  void wait() override {
+    const std::shared_ptr<const void> object = std::exchange(object_, nullptr);
+    if (object) with_gil(what_, [&] { kept_object(object).attr("wait")(); });
+  }
+
+ private:
+  std::shared_ptr<const void> object_;
+  const std::string what_;
+};
+
+// A tilestone._torch_device.DeviceTensor, or a box of it.
 class PythonDeviceMemory : public DeviceMemory {
  public:
   explicit PythonDeviceMemory(nb::handle object)
-      : object_(keep_alive(object)), device_(nb::cast<std::string>(object.attr("device"))) {}
+      : object_(keep_alive(object)),
+        lane_(keep_alive(object.attr("lane"))),
+        device_(nb::cast<std::string>(object.attr("device"))),
+        pins_(nb::cast<bool>(object.attr("lane").attr("pins"))) {}
+  PythonDeviceMemory(const PythonDeviceMemory& whole, Box box)
+      : object_(whole.object_),
+        lane_(whole.lane_),
+        device_(whole.device_),
+        pins_(whole.pins_),
+        box_(std::move(box)) {}
 
   std::string device() const override { return device_; }
 
-  void to_host(uint64_t begin, MutableByteView out) override {
-    with_gil("copying from " + device_, [&] {
-      kept_object(object_).attr("to_host")(begin, memory(out.data(), out.size(), PyBUF_WRITE));
-    });
-  }
-
-  void to_host_together(std::span<const DeviceRead> reads) override {
-    with_gil("copying from " + device_, [&] {
+  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
+    const bool to_host = to == CopyTo::kHost;
+    const std::string what = (to_host ? "copying from " : "copying to ") + device_;
+    return with_gil(what, [&]() -> std::unique_ptr<DeviceTransfer> {
       nb::list all;
-      for (const DeviceRead& read : reads) {
-        const auto& each = static_cast<const PythonDeviceMemory&>(*read.memory);
-        all.append(nb::make_tuple(kept_object(each.object_),
-                                  memory(read.out.data(), read.out.size(), PyBUF_WRITE)));
+      for (const DeviceCopy& copy : copies) {
+        all.append(static_cast<const PythonDeviceMemory&>(*copy.memory).described(copy));
       }
-      kept_object(object_).attr("to_host_together")(all);
-    });
-  }
-
-  void from_host(uint64_t begin, ByteView in) override {
-    with_gil("copying to " + device_, [&] {
-      kept_object(object_).attr("from_host")(
-          begin, memory(const_cast<std::byte*>(in.data()), in.size(), PyBUF_READ));
+      const nb::object transfer = kept_object(lane_).attr("submit")(to_host, all);
+      return std::make_unique<PythonTransfer>(transfer, what);
     });
   }
 
   std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
-    return with_gil("taking a part of a tensor on " + device_,
-                    [&]() -> std::shared_ptr<DeviceMemory> {
-                      nb::object part = kept_object(object_).attr("narrow")(box.offset, box.shape);
-                      return std::make_shared<PythonDeviceMemory>(part);
-                    });
+    Box inside = box;
+    for (size_t d = 0; box_ && d < box.rank(); ++d) inside.offset[d] += box_->offset[d];
+    return std::make_shared<PythonDeviceMemory>(*this, std::move(inside));
+  }
+
+  PinHost pin() const override {
+    if (!pins_) return {};
+    return [lane = lane_](std::shared_ptr<std::byte> memory, uint64_t bytes) {
+      return with_gil("pinning host memory", [&] { return pinned(lane, memory, bytes); });
+    };
   }
 
  private:
-  static nb::object memory(std::byte* data, size_t size, int flags) {
-    return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(data),
-                                             static_cast<Py_ssize_t>(size), flags));
+  nb::object described(const DeviceCopy& copy) const {
+    // Writable in both directions, because torch has no tensors over read-only memory.
+    const nb::object host =
+        nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(copy.host.data()),
+                                          static_cast<Py_ssize_t>(copy.host.size()), PyBUF_WRITE));
+    const nb::handle object = kept_object(object_);
+    if (!box_) return nb::make_tuple(object, nb::none(), nb::none(), copy.begin, host);
+    return nb::make_tuple(object, box_->offset, box_->shape, copy.begin, host);
+  }
+
+  // The Python object unpins the memory and then releases it. So it does not matter when it is
+  // destroyed.
+  static std::shared_ptr<std::byte> pinned(const std::shared_ptr<const void>& lane,
+                                           const std::shared_ptr<std::byte>& memory,
+                                           uint64_t bytes) {
+    const nb::capsule owner(new std::shared_ptr<std::byte>(memory), [](void* kept) noexcept {
+      delete static_cast<std::shared_ptr<std::byte>*>(kept);
+    });
+    const auto address = reinterpret_cast<uintptr_t>(memory.get());
+    const nb::object pinned = kept_object(lane).attr("pin")(address, bytes, owner);
+    return pinned.is_none() ? memory : std::shared_ptr<std::byte>(keep_alive(pinned), memory.get());
   }
 
   std::shared_ptr<const void> object_;
+  std::shared_ptr<const void> lane_;
   std::string device_;
+  bool pins_ = false;
+  std::optional<Box> box_;
 };
 
 template <typename Array>

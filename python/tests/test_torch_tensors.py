@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import zlib
 
+import forced_device
 import numpy
 import pytest
 import torch
 
 import tilestone
-from tilestone import _torch_bridge
+from tilestone import _torch_bridge, _torch_device
 
 DTYPES = [name for name in tilestone.dtype_names() if hasattr(torch, name)]
 
@@ -29,7 +30,7 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Ten
 def crc(tensor: torch.Tensor) -> int:
     plain = tensor.detach().resolve_conj().resolve_neg()
     # As integers, because torch's copies of small floats may quiet signalling NaNs.
-    bits = _torch_bridge.as_integers(plain).contiguous().reshape(-1)
+    bits = _torch_device.as_integers(plain).contiguous().reshape(-1)
     return zlib.crc32(bytes(bits.view(torch.uint8).numpy()))
 
 
@@ -131,74 +132,11 @@ def test_an_expanded_tensor_can_not_be_loaded_into(ckpt: str) -> None:
         tilestone.load({"x": torch.zeros(1, 3).expand(4, 3)}, ckpt)
 
 
-class OnDevice(tilestone.ShardedTensor):
-    """A sharded tensor whose memory is treated as device memory, which is copied block by block."""
-
-    def _view(self, for_load: bool | None):
-        return _torch_bridge.view(self.data, bool(for_load), staged=True)
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_device_tensors_are_staged_block_by_block(name: str, ckpt: str) -> None:
-    whole = random_tensor(name, (6, 8, 5), seed=3)
-    views = {"plain": whole[:, :, 1:].contiguous(), "strided": whole[::2].transpose(0, 2)}
-    state = {key: OnDevice.from_rank_offsets(key, view) for key, view in views.items()}
-    tilestone.save(state, ckpt)
-    with tilestone.open(ckpt, framework="torch") as opened:
-        for key, view in views.items():
-            assert same_bits(opened.read(key), view)
-    targets = {
-        "plain": torch.empty_like(views["plain"]),
-        "strided": torch.empty(5, 8, 6, dtype=whole.dtype)[:, :, ::2],
-    }
-    wanted = {key: OnDevice.from_rank_offsets(key, target) for key, target in targets.items()}
-    loaded = tilestone.load(wanted, ckpt)
-    for key, view in views.items():
-        assert loaded[key] is targets[key]
-        assert same_bits(targets[key], view)
-
-
-def test_small_tensors_on_a_device_are_copied_together() -> None:
-    shapes = {"uint8": (3,), "bfloat16": (), "complex128": (2, 3)}
-    tensors = [random_tensor(name, shape) for name, shape in shapes.items()]
-    tensors.append(random_tensor("float32", (4, 6))[:, ::2])
-    reads = [
-        (_torch_bridge.DeviceTensor(each), bytearray(each.numel() * each.element_size()))
-        for each in tensors
-    ]
-    _torch_bridge.DeviceTensor.to_host_together([(each, memoryview(out)) for each, out in reads])
-    for each, (_, out) in zip(tensors, reads, strict=True):
-        bits = each.contiguous().reshape(-1).view(torch.uint8)
-        assert bytes(out) == bytes(bits.numpy())
-
-
-@pytest.mark.parametrize("name", ["uint8", "bfloat16", "complex128"])
-def test_device_memory_copies_any_byte_range(name: str) -> None:
-    tensor = random_tensor(name, (3, 4, 5))[:, ::2]
-    memory = _torch_bridge.DeviceTensor(tensor)
-    wanted = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-    generator = numpy.random.default_rng(0)
-    target = torch.zeros_like(tensor)
-    back = _torch_bridge.DeviceTensor(target)
-    for _ in range(50):
-        begin, end = sorted(generator.integers(0, len(wanted) + 1, 2).tolist())
-        if begin == end:
-            continue
-        out = bytearray(end - begin)
-        memory.to_host(begin, memoryview(out))
-        assert bytes(out) == wanted[begin:end]
-        back.from_host(begin, memoryview(bytes(out)))
-    back.from_host(0, memoryview(wanted))
-    assert same_bits(target, tensor)
-    part = memory.narrow((1, 0, 2), (2, 1, 3))
-    out = bytearray(6 * tensor.element_size())
-    part.to_host(0, memoryview(out))
-    assert bytes(out) == bytes(tensor[1:, :1, 2:].contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def test_flat_ranges_of_device_tensors_are_staged(ckpt: str) -> None:
+def test_flat_ranges_of_device_tensors_are_saved(ckpt: str) -> None:
     data = torch.arange(17, dtype=torch.int64)
-    flat = OnDevice.from_rank_offsets_flat("w", data, (4, 5), flattened_range=(2, 19))
+    flat = tilestone.ShardedTensor.from_rank_offsets_flat(
+        "w", forced_device.put(data), (4, 5), flattened_range=(2, 19)
+    )
     rest = [
         tilestone.ShardedTensor.from_rank_offsets_flat("w", data, (4, 5), flattened_range=where)
         for data, where in ((torch.tensor([-1, -2]), (0, 2)), (torch.tensor([-3]), (19, 20)))

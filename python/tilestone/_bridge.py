@@ -139,6 +139,12 @@ class Bridge:
         self._unpacked = state if isinstance(state, dict) else dict(state.items())
         return self._unpacked
 
+    def described(self) -> None:
+        """Called when every object of the tree was described."""
+        devices = sys.modules.get("tilestone._torch_device")
+        if devices is not None:
+            devices.follow_callers()
+
     def unpacked(self) -> dict[Any, Any]:
         """The dict that unpack returned."""
         return self._unpacked

@@ -17,6 +17,7 @@ from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError
 from tilestone._placements import in_order, to_mesh, to_placement
+from tilestone._torch_device import DeviceTensor
 from tilestone._torch_meta import PLAIN as _PLAIN
 from tilestone._torch_parts import dtensor_type, local_of, position, states_position
 
@@ -110,19 +111,17 @@ def _why_not_memory(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def view(
-    tensor: torch.Tensor, for_load: bool, owner: Any = None, staged: bool = False
-) -> _core.TensorView:
+def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.TensorView:
     """A view of a strided tensor's memory, on any device.
 
-    A CPU tensor is read and filled in place. A tensor on another device is copied block by block.
-    A tensor on the meta device has no memory; a load allocates it. A lazily conjugated or negated
-    tensor is resolved to new memory; after a load that memory is copied back to the tensor.
+    A CPU tensor is read and filled in place. A tensor on another device is copied in batches
+    (`_torch_device`). A tensor on the meta device has no memory; a load allocates it. A lazily
+    conjugated or negated CPU tensor is resolved to new memory; after a load that memory is copied
+    back to the tensor.
 
     Args:
         tensor: any strided tensor; it may be a parameter, a view, non-contiguous, 0-d or empty.
         owner: the object that a load returns for it; the tensor itself by default.
-        staged: copy block by block even if the CPU could address the memory.
 
     Raises:
         InvalidArgumentError: the tensor's memory does not hold its elements (sparse, nested, a
@@ -140,12 +139,14 @@ def view(
         if not for_load:
             raise InvalidArgumentError("a tensor on the meta device has no data to save")
         plain, tensor = _torch_meta.replaced(tensor)
-    lazy = plain.is_conj() or plain.is_neg()
     owner = tensor if owner is None else owner
     if for_load and _core.shares_elements(shape, plain.stride()):
         raise InvalidArgumentError(
             "can't fill a tensor in which several elements share memory (an expanded tensor)"
         )
+    if plain.device.type != "cpu":
+        return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
+    lazy = plain.is_conj() or plain.is_neg()
     if for_load and lazy:
         _check_writable(plain)
         target, plain = plain, torch.empty(shape, dtype=plain.dtype, device=plain.device)
@@ -153,8 +154,6 @@ def view(
     elif lazy:
         plain = plain.resolve_conj().resolve_neg()
         owner = (owner, plain)  # also keeps the copy's memory alive
-    if staged or plain.device.type != "cpu":
-        return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
     storage = plain.untyped_storage()
     return _core.TensorView.strided(
         plain.data_ptr(),
@@ -236,76 +235,6 @@ def tensor(loaded: _core.TensorView, like: Any = None) -> torch.Tensor:
         made = torch.from_numpy(loaded.bytes).view(dtype).reshape(loaded.shape)
     on_device = is_tensor(like) and like.device.type not in ("cpu", "meta")
     return made.to(like.device) if on_device else made
-
-
-class DeviceTensor:
-    """A tensor on a device, copied to and from the host in byte ranges of its C-contiguous order.
-
-    The engine calls it from any thread, one call at a time. A range of an n-D tensor is copied as
-    at most 2n - 1 boxes, so extra memory is never more than one range, whatever the strides are.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._bits = as_integers(tensor)
-        self._itemsize = self._bits.element_size()
-        self.device = str(tensor.device)
-
-    def to_host(self, begin: int, out: memoryview) -> None:
-        """Fills `out` with the bytes that start at byte `begin`."""
-        self._walk(begin, torch.frombuffer(out, dtype=torch.uint8), True)
-
-    @staticmethod
-    def to_host_together(reads: list[tuple[DeviceTensor, memoryview]]) -> None:
-        """Fills each buffer with its whole tensor. All tensors are on one device.
-
-        They are small: their bytes are put together on the device and copied once.
-        """
-        flat = [each._bits.contiguous().reshape(-1).view(torch.uint8) for each, _ in reads]
-        host = torch.cat(flat).cpu()
-        begin = 0
-        for part, (_, out) in zip(flat, reads, strict=True):
-            end = begin + part.numel()
-            torch.frombuffer(out, dtype=torch.uint8).copy_(host[begin:end])
-            begin = end
-
-    def from_host(self, begin: int, data: memoryview) -> None:
-        """Writes `data` to the bytes that start at byte `begin`."""
-        self._walk(begin, torch.frombuffer(bytearray(data), dtype=torch.uint8), False)
-
-    def narrow(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> DeviceTensor:
-        """The part of the tensor in a box, given in the tensor's own coordinates."""
-        index = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-        return DeviceTensor(self._tensor[index])
-
-    def _walk(self, begin: int, host: torch.Tensor, to_host: bool) -> None:
-        size = self._itemsize
-        end = begin + host.numel()
-        first, last = begin // size, -(-end // size)
-        at = first * size  # byte of the flattened tensor where the next box begins
-        for box in _core.flat_range_to_boxes(tuple(self._bits.shape), first, last):
-            part = self._bits[box.slices] if box.shape else self._bits
-            low, high = max(begin - at, 0), min(end - at, box.numel * size)
-            target = host[at + low - begin : at + high - begin]
-            if to_host:
-                flat = part.contiguous().reshape(-1).view(torch.uint8)
-                target.copy_(flat[low:high])
-            elif high - low == box.numel * size:
-                aligned = target.clone().view(self._bits.dtype)
-                part.copy_(aligned.reshape(part.shape))
-            else:
-                whole = part.contiguous().reshape(-1).view(torch.uint8).clone()
-                whole[low:high] = target.to(whole.device)
-                part.copy_(whole.view(self._bits.dtype).reshape(part.shape))
-            at += box.numel * size
-
-
-def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of integers, which every device can copy and slice."""
-    if tensor.element_size() == 16:
-        tensor = torch.view_as_real(tensor)
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(integers[tensor.element_size()])
 
 
 # ---- torch.distributed ----

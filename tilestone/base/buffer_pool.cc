@@ -56,11 +56,13 @@ SpareBuffers& spare_buffers() {
 
 // The buffers of one process.
 struct Buffers {
-  Buffers(size_t bytes, size_t most) : buffer_bytes(bytes), limit(most) {
+  Buffers(size_t bytes, size_t most, const BufferPool::Pin& pin_in)
+      : buffer_bytes(bytes), limit(most), pin(pin_in) {
     // Giving a buffer back must not allocate, because it must not throw in a destructor.
     free.reserve(limit);
   }
   ~Buffers() {
+    if (pin) return;  // `pinned` owns them
     for (std::byte* data : free) spare_buffers().put(data, buffer_bytes);
   }
   Buffers(const Buffers&) = delete;
@@ -68,10 +70,12 @@ struct Buffers {
 
   const size_t buffer_bytes;
   const size_t limit;  // most buffers
+  const BufferPool::Pin& pin;
   std::mutex mutex;
   std::condition_variable given_back;
   std::vector<std::byte*> free;
   size_t allocated = 0;  // buffers, free or lent
+  std::vector<std::shared_ptr<std::byte>> pinned;
 
   // Returns a free buffer, or null. `reserved` is set to true if the caller must allocate one more.
   std::byte* take(bool& reserved) {
@@ -91,19 +95,38 @@ struct Buffers {
   // Called without the lock, after take() has set `reserved`. Fresh memory is slow because of the
   // page fault at the first write to each page.
   std::byte* allocate() {
-    if (std::byte* data = spare_buffers().take(buffer_bytes)) return data;
-    const bool huge = buffer_bytes >= kHugePage;
-    void* memory = nullptr;
-    if (posix_memalign(&memory, huge ? kHugePage : BufferPool::kAlignment, buffer_bytes) != 0) {
+    try {
+      return pin ? pinned_memory() : memory();
+    } catch (...) {
       {
         const std::lock_guard lock(mutex);
         --allocated;
       }
       given_back.notify_one();
+      throw;
+    }
+  }
+
+ private:
+  std::byte* memory() const {
+    if (!pin) {
+      if (std::byte* data = spare_buffers().take(buffer_bytes)) return data;
+    }
+    const bool huge = buffer_bytes >= kHugePage;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, huge ? kHugePage : BufferPool::kAlignment, buffer_bytes) != 0) {
       throw std::bad_alloc();
     }
     prefer_huge_pages(memory, buffer_bytes);
     return static_cast<std::byte*>(memory);
+  }
+
+  std::byte* pinned_memory() {
+    std::shared_ptr<std::byte> owner = pin({memory(), std::free}, buffer_bytes);
+    std::byte* const data = owner.get();
+    const std::lock_guard lock(mutex);
+    pinned.push_back(std::move(owner));
+    return data;
   }
 };
 
@@ -111,12 +134,14 @@ struct Buffers {
 
 // A forked child starts with no buffers: those that the parent has lent never come back there.
 struct BufferPool::State {
-  State(size_t bytes, size_t most)
+  State(size_t bytes, size_t most, Pin pin_in)
       : buffer_bytes(bytes),
         limit(most),
-        buffers([bytes, most] { return std::make_unique<Buffers>(bytes, most); }) {}
+        pin(std::move(pin_in)),
+        buffers([this] { return std::make_unique<Buffers>(buffer_bytes, limit, pin); }) {}
   const size_t buffer_bytes;
   const size_t limit;
+  const Pin pin;
   const PerProcess<Buffers> buffers;
 };
 
@@ -139,7 +164,7 @@ Buffer::~Buffer() {
   if (data_ != nullptr) pool_->give_back(data_);
 }
 
-std::shared_ptr<BufferPool> BufferPool::create(size_t total_bytes, size_t buffer_bytes) {
+std::shared_ptr<BufferPool> BufferPool::create(size_t total_bytes, size_t buffer_bytes, Pin pin) {
   if (buffer_bytes == 0 || buffer_bytes % kAlignment != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -147,8 +172,8 @@ std::shared_ptr<BufferPool> BufferPool::create(size_t total_bytes, size_t buffer
                     kAlignment, buffer_bytes));
   }
   std::shared_ptr<BufferPool> pool(new BufferPool);
-  pool->state_ =
-      std::make_unique<State>(buffer_bytes, std::max<size_t>(1, total_bytes / buffer_bytes));
+  pool->state_ = std::make_unique<State>(
+      buffer_bytes, std::max<size_t>(1, total_bytes / buffer_bytes), std::move(pin));
   return pool;
 }
 

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "tilestone/base/bytes.h"
@@ -46,10 +48,15 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // bytes in the process.
   static constexpr size_t kSpareTotal = 32u << 20;
 
+  // Called with the memory of each new buffer. Returns an owner of that memory, which the pool
+  // keeps (see PinHost in state/device_memory.h).
+  using Pin = std::function<std::shared_ptr<std::byte>(std::shared_ptr<std::byte>, uint64_t)>;
+
   // A pool of at most max(1, total_bytes / buffer_bytes) buffers, each allocated when first needed.
-  // Error(kInvalidArgument) unless buffer_bytes is a positive multiple of kAlignment.
+  // Error(kInvalidArgument) unless buffer_bytes is a positive multiple of kAlignment. Buffers that
+  // are pinned are freed with their pool.
   static std::shared_ptr<BufferPool> create(size_t total_bytes = kDefaultTotal,
-                                            size_t buffer_bytes = kDefaultBuffer);
+                                            size_t buffer_bytes = kDefaultBuffer, Pin pin = {});
   ~BufferPool();
 
   // Waits for a free buffer; Error(kTimeout) after the deadline.

@@ -17,6 +17,7 @@
 #include "tilestone/geometry/placement.h"
 #include "tilestone/geometry/strided_copy.h"
 #include "tilestone/plan/contents.h"
+#include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::contents_test {
@@ -338,56 +339,23 @@ TEST(Contents, UnderOneTokenASecondSaveOfOtherContentIsRefusedAndSoIsOneOfAnothe
 
 // ---- What it costs
 
-// Memory that counts how it is read.
-class CountedMemory final : public DeviceMemory {
- public:
-  explicit CountedMemory(TensorView far) : far_(std::move(far)) {}
-  static inline std::atomic<int> reads = 0, batches = 0;
-
-  std::string device() const override { return "counted:0"; }
-  void to_host(uint64_t begin, MutableByteView out) override {
-    ++reads;
-    pack_range(far_.strided_view(), begin, out);
-  }
-  void to_host_together(std::span<const DeviceRead> all) override {
-    ++batches;
-    for (const DeviceRead& read : all) {
-      pack_range(static_cast<CountedMemory*>(read.memory)->far_.strided_view(), 0, read.out);
-    }
-  }
-  void from_host(uint64_t, ByteView) override {}
-  std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
-    return std::make_shared<CountedMemory>(far_.narrow(box));
-  }
-
- private:
-  TensorView far_;
-};
-
 TEST(Contents, SmallTensorsOnADeviceAreFetchedTogetherAndOneRankComparesNothing) {
-  const auto state = [] {
-    StateDict made;
-    for (int i = 0; i < 20; ++i) {
-      TensorView view = TensorView::without_data(DType::kInt64, {4});
-      view.device = std::make_shared<CountedMemory>(counting(DType::kInt64, {4}, i));
-      made["t" + std::to_string(i)] = view;
-    }
-    return made;
-  };
+  const auto device = LateDevice::create();
+  StateDict state;
+  for (int i = 0; i < 20; ++i) {
+    state["t" + std::to_string(i)] = device->put(counting(DType::kInt64, {4}, i));
+  }
   const auto plan = [&](int ranks) {
-    CountedMemory::reads = CountedMemory::batches = 0;
     const Location location(memory_storage());
-    const StateDict planned = state();
     run_ranks(ranks, [&](const Communicator& comm) {
-      begin_save(planned, location, saving(comm));  // is given up
+      begin_save(state, location, saving(comm));  // is given up
     });
   };
   plan(1);
-  EXPECT_EQ(CountedMemory::reads, 0);
-  EXPECT_EQ(CountedMemory::batches, 0);
+  EXPECT_EQ(device->batches, 0u);
   plan(2);
-  EXPECT_EQ(CountedMemory::reads, 0);
-  EXPECT_EQ(CountedMemory::batches, 2);  // one on each rank
+  EXPECT_EQ(device->batches, 2u);  // one on each rank
+  EXPECT_EQ(device->copies, 40u);
 }
 
 }  // namespace tilestone::contents_test

@@ -274,6 +274,7 @@ class LoadByRounds::Loading {
                                  make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
                                  options().checks.checksums, deadline, options().reading.cache,
                                  warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
+    context_->device_writes->expect(wanted_bytes(items));
     if (options().reading.cache != CachePolicy::kAuto) return;
     const uint64_t room = cache_room(storage().available_cache(), wanted_bytes(items), ranks_here_);
     context_->room = std::make_shared<CacheRoom>(room);

@@ -185,7 +185,9 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
   auto threads = engine::staging_threads(bytes, options.resources.threads, kept_->parts.get());
   if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);
-  kept_->parts->lend_memory()->reserve(bytes, threads.get());
+  const auto memory = kept_->parts->lend_memory();
+  memory->reserve(bytes, threads.get());
+  memory->pin(engine::pin_for(share.items, share.local, share.assignment), threads.get());
   return bytes;
 }
 

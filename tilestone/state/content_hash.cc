@@ -151,21 +151,46 @@ class Hasher {
 
 uint64_t content_hash(const Value& value) { return Hasher().hash(value); }
 
+namespace {
+
+// One block is processed while the device copies the next one.
+void for_each_block_of_device(const TensorView& tensor, const std::function<void(ByteView)>& take) {
+  struct Block {
+    Bytes memory;
+    MutableByteView part;
+    DeviceBatch copy;  // after the memory: it is destroyed, and so waited for, first
+  };
+  const uint64_t size = tensor.bytes();
+  Block blocks[2];
+  for (Block& block : blocks) block.memory.resize(std::min(size, kFetchedStep));
+  const auto begin_copy = [&](uint64_t begin) {
+    if (begin >= size) return;
+    Block& block = blocks[begin / kFetchedStep % 2];
+    block.part = MutableByteView(block.memory).first(std::min(kFetchedStep, size - begin));
+    const DeviceCopy copy{tensor.device, begin, block.part};
+    block.copy = DeviceBatch(CopyTo::kHost, {&copy, 1});
+  };
+  begin_copy(0);
+  for (uint64_t begin = 0; begin < size; begin += kFetchedStep) {
+    begin_copy(begin + kFetchedStep);
+    Block& block = blocks[begin / kFetchedStep % 2];
+    block.copy.wait();
+    take(block.part);
+  }
+}
+
+}  // namespace
+
 void for_each_block(const TensorView& tensor, const std::function<void(ByteView)>& take) {
   const uint64_t size = tensor.bytes();
   if (size == 0) return;
-  const bool on_device = tensor.device != nullptr;
-  if (!on_device && tensor.strided_view().is_contiguous()) return take({tensor.data, size});
-  const uint64_t step = on_device ? kFetchedStep : kCopiedStep;
-  Bytes block(std::min(size, step));
-  for (uint64_t begin = 0; begin < size; begin += step) {
+  if (tensor.device != nullptr) return for_each_block_of_device(tensor, take);
+  if (tensor.strided_view().is_contiguous()) return take({tensor.data, size});
+  Bytes block(std::min(size, kCopiedStep));
+  for (uint64_t begin = 0; begin < size; begin += kCopiedStep) {
     const MutableByteView part =
-        MutableByteView(block).first(static_cast<size_t>(std::min(step, size - begin)));
-    if (on_device) {
-      tensor.device->to_host(begin, part);
-    } else {
-      pack_range(tensor.strided_view(), begin, part);
-    }
+        MutableByteView(block).first(static_cast<size_t>(std::min(kCopiedStep, size - begin)));
+    pack_range(tensor.strided_view(), begin, part);
     take(part);
   }
 }

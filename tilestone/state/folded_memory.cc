@@ -2,9 +2,19 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace tilestone::state_internal {
 namespace {
+
+class FlatTransfer final : public DeviceTransfer {
+ public:
+  explicit FlatTransfer(DeviceBatch batch) : batch_(std::move(batch)) {}
+  void wait() override { batch_.wait(); }
+
+ private:
+  DeviceBatch batch_;
+};
 
 class FoldedMemory final : public DeviceMemory {
  public:
@@ -25,15 +35,17 @@ class FoldedMemory final : public DeviceMemory {
   }
 
   std::string device() const override { return flat_->device(); }
-  void to_host(uint64_t begin, MutableByteView out) override {
-    for_runs(begin, out.size(), [&](uint64_t at, uint64_t done, uint64_t count) {
-      flat_->to_host(at, out.subspan(done, count));
-    });
-  }
-  void from_host(uint64_t begin, ByteView in) override {
-    for_runs(begin, in.size(), [&](uint64_t at, uint64_t done, uint64_t count) {
-      flat_->from_host(at, in.subspan(done, count));
-    });
+  PinHost pin() const override { return flat_->pin(); }
+  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
+    std::vector<DeviceCopy> flat;
+    for (const DeviceCopy& copy : copies) {
+      const auto& folded = static_cast<const FoldedMemory&>(*copy.memory);
+      folded.for_runs(copy.begin, copy.host.size(),
+                      [&](uint64_t at, uint64_t done, uint64_t count) {
+                        flat.push_back({folded.flat_, at, copy.host.subspan(done, count)});
+                      });
+    }
+    return std::make_unique<FlatTransfer>(DeviceBatch(to, flat));
   }
   std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
     check_bounds(box, box_.shape);

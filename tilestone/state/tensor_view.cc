@@ -3,12 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <new>
 #include <string>
-#include <typeindex>
 #include <utility>
-#include <vector>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
@@ -59,21 +56,6 @@ void check_inside(const void* data, DType dtype, const Dims& shape, const Dims& 
 }
 
 }  // namespace
-
-void DeviceMemory::to_host_together(std::span<const DeviceRead> reads) {
-  for (const DeviceRead& read : reads) read.memory->to_host(0, read.out);
-}
-
-void read_together(std::span<const DeviceRead> reads) {
-  std::map<std::pair<std::type_index, std::string>, std::vector<DeviceRead>> by_device;
-  for (const DeviceRead& read : reads) {
-    const DeviceMemory& memory = *read.memory;
-    by_device[{std::type_index(typeid(memory)), memory.device()}].push_back(read);
-  }
-  for (const auto& [device, of_device] : by_device) {
-    of_device.front().memory->to_host_together(of_device);
-  }
-}
 
 TensorView TensorView::contiguous(void* data, DType dtype, Dims shape,
                                   std::shared_ptr<const void> owner) {
@@ -146,7 +128,7 @@ TensorView TensorView::narrow(const Box& box) const {
   TensorView part = *this;
   part.shape = box.shape;
   if (device != nullptr) {
-    part.device = device->narrow(box);
+    if (box.shape != shape) part.device = device->narrow(box);
     part.strides = contiguous_strides(box.shape);
     return part;
   }

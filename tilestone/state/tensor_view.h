@@ -5,7 +5,6 @@
 #include <memory>
 #include <ranges>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -13,34 +12,9 @@
 #include "tilestone/base/dtype.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/geometry/strided_copy.h"
+#include "tilestone/state/device_memory.h"
 
 namespace tilestone {
-
-class DeviceMemory;
-
-// A whole tensor to copy from a device. `out` has the tensor's size.
-struct DeviceRead {
-  DeviceMemory* memory = nullptr;
-  MutableByteView out;
-};
-
-// Memory that the CPU can't address (such as a GPU's). Byte ranges refer to the C-contiguous copy
-// of the tensor. Calls may come from any thread, but only one at a time per object.
-class DeviceMemory {
- public:
-  virtual ~DeviceMemory() = default;
-  virtual std::string device() const = 0;  // "cuda:0"
-  virtual void to_host(uint64_t begin, MutableByteView out) = 0;
-  // Copies several small tensors with few transfers. All are of this object's class and device, and
-  // this object is one of them. By default they are copied one by one.
-  virtual void to_host_together(std::span<const DeviceRead> reads);
-  virtual void from_host(uint64_t begin, ByteView in) = 0;
-  // The part of the tensor inside `box`, which is in the tensor's own coordinates.
-  virtual std::shared_ptr<DeviceMemory> narrow(const Box& box) = 0;
-};
-
-// Copies whole tensors to the host: those of one class and device together.
-void read_together(std::span<const DeviceRead> reads);
 
 struct TensorView {
   // The address of element [0, ..., 0]. Null for device memory, and for a tensor without data, of
@@ -79,6 +53,8 @@ struct TensorView {
   bool has_data() const { return data != nullptr || device != nullptr || numel(shape) == 0; }
   uint64_t bytes() const;  // numel * itemsize
   TensorView narrow(const Box& box) const;
+  // A copy from or to the whole tensor, which is in device memory. `host` has its size.
+  DeviceCopy device_copy(MutableByteView host) const { return {device, 0, host}; }
   StridedView strided_view() const;  // throws if there is no data in host memory
   // The elements in C order. Throws Error(kInvalidArgument) unless they are of type T, in host
   // memory and contiguous.

@@ -130,8 +130,9 @@ class FakeDevice : public DeviceMemory {
  public:
   explicit FakeDevice(Box box) : box_(std::move(box)) {}
   std::string device() const override { return "fake:" + to_string(box_); }
-  void to_host(uint64_t, MutableByteView) override {}
-  void from_host(uint64_t, ByteView) override {}
+  std::unique_ptr<DeviceTransfer> submit(CopyTo, std::span<const DeviceCopy>) override {
+    return nullptr;
+  }
   std::shared_ptr<DeviceMemory> narrow(const Box& box) override {
     return std::make_shared<FakeDevice>(box);
   }
@@ -148,6 +149,7 @@ TEST(TensorView, DeviceTensorsNarrowThroughTheirDeviceAndRefuseHostAccess) {
   EXPECT_EQ(part.device->device(), "fake:[0:4, 1:3]");
   EXPECT_EQ(part.strides, (Dims{2, 1}));
   EXPECT_THROW((void)part.strided_view(), Error);
+  EXPECT_EQ(view.narrow(Box::whole({4, 4})).device, view.device);
 }
 
 }  // namespace tilestone::tensor_view_test

@@ -131,9 +131,10 @@ class ByMessages final : public Carrier {
         continue;
       }
       std::byte* to = elements[packed.rank].data() + packed.at;
-      deliver(tile.payload, loaded.part, bytes,
-              {tile.tensor, tile.chunk, box,
-               TensorView::contiguous(to, tile.payload.dtype, box.shape)});
+      deliver(
+          tile.payload, loaded.part, bytes,
+          {tile.tensor, tile.chunk, box, TensorView::contiguous(to, tile.payload.dtype, box.shape)},
+          *context_.device_writes);
     }
   }
 
@@ -203,13 +204,7 @@ class ByMessages final : public Carrier {
            ByteView bytes) {
     const auto common = intersect(part.box, asked.request.box);
     if (!common) return;
-    const Transfer transfer = asker_.cut_out(asked);
-    if (transfer.target.device == nullptr) {
-      deliver(payload, part, bytes, transfer);
-    } else {
-      std::lock_guard lock(device_mutex_);
-      deliver(payload, part, bytes, transfer);
-    }
+    deliver(payload, part, bytes, asker_.cut_out(asked), *context_.device_writes);
     count(static_cast<uint64_t>(common->numel()), payload.dtype);
   }
 
@@ -230,7 +225,6 @@ class ByMessages final : public Carrier {
   std::map<std::pair<uint32_t, uint32_t>, Record> records_;  // by tensor and chunk
   Asker::Chunks damaged_;
   std::atomic<uint64_t> delivered_ = 0;  // elements
-  std::mutex device_mutex_;              // guards writes to device memory
 };
 
 }  // namespace

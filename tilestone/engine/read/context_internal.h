@@ -12,6 +12,7 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/read/device_writes_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/storage/storage.h"
@@ -72,6 +73,7 @@ struct ReadContext {
   int rank = 0;
   bool has_manifest = false;  // a manifest described the checkpoint when it was opened
   std::shared_ptr<CacheRoom> room = nullptr;  // for CachePolicy::kAuto
+  std::shared_ptr<DeviceWrites> device_writes = std::make_shared<DeviceWrites>();
 };
 
 // The room for what one of the `ranks` of this host reads, if each of them also gets `bytes` of

@@ -306,9 +306,7 @@ class TransferReader {
   }
 
   void put(const ReadGroup& group, const Part& part, ByteView bytes, const Transfer& t) {
-    if (t.target.device == nullptr) return deliver(group.payload, part, bytes, t);
-    std::lock_guard lock(device_mutex_);
-    deliver(group.payload, part, bytes, t);
+    deliver(group.payload, part, bytes, t, *context_.device_writes);
   }
 
   // Called with slices in the order of their groups, and of their offsets within a group.
@@ -411,7 +409,6 @@ class TransferReader {
   std::vector<size_t> decoded_;  // groups that are compressed as a whole
   RangeReader reader_;
   std::vector<Slice> slices_;  // of the reader's batch
-  std::mutex device_mutex_;
   std::vector<Damaged> damaged_;
   std::mutex give_up_mutex_;        // guards give_up() among the decoding threads
   std::optional<size_t> checking_;  // the first group of the record that sum_ belongs to
@@ -448,9 +445,13 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
   std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>> tried;  // places, by tensor and chunk
   ProgressMeter silent({}, "read", 0);
   LostFiles lost(context);
+  uint64_t to_devices = 0;
   for (const Transfer& t : transfers) {
+    if (t.target.device != nullptr) to_devices += t.target.bytes();
     if (t.substitute) tried[{t.tensor, t.chunk}].insert(kNoCopy);
   }
+  context.device_writes->expect(to_devices);
+  context.device_writes->finish();  // what an exchange has delivered may be delivered again
   std::vector<Transfer> placed;
   if (!context.metadata.copies.empty()) {
     placed.assign(transfers.begin(), transfers.end());
@@ -458,6 +459,7 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
     transfers = placed;
   }
   std::vector<Damaged> damaged = TransferReader(context, transfers, progress).run();
+  context.device_writes->finish();
   while (!damaged.empty()) {
     std::vector<Transfer> again;
     for (Damaged& chunk : damaged) {
@@ -475,6 +477,7 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
       }
     }
     damaged = TransferReader(context, again, silent).run();
+    context.device_writes->finish();
   }
 }
 

@@ -33,16 +33,16 @@ struct Transfer {
 std::vector<Transfer> transfers_of(const LoadPlan& plan, std::span<const TensorItem> items,
                                    const Metadata& metadata);
 
-// Fills the targets of all transfers. With verify_checksums a chunk with blocks
-// (state/chunk_blocks.h) is read by whole blocks, and each is checked, unless another rank has done
-// that (Transfer::checked). Of other chunks exactly the boxes are read, and a chunk that is read
-// whole is checked against its checksum; that parts are not checked is logged once. A damaged chunk
-// is read from another place that holds it, and checked again, with a warning that names key and
-// file. If no place is left: Error(kCorrupt) with key, file and range of bytes. The same
-// is done for a chunk that the disk can't read (is_unreadable(); that error is thrown if no place
-// is left), and for one whose file is missing or too short (lost_files_internal.h). `progress`
-// counts the bytes of the transfers' boxes as stored, without substitutes, which were counted
-// before.
+// Fills the targets of all transfers, and finishes context.device_writes. With verify_checksums a
+// chunk with blocks (state/chunk_blocks.h) is read by whole blocks, and each is checked, unless
+// another rank has done that (Transfer::checked). Of other chunks exactly the boxes are read, and a
+// chunk that is read whole is checked against its checksum; that parts are not checked is logged
+// once. A damaged chunk is read from another place that holds it, and checked again, with a warning
+// that names key and file. If no place is left: Error(kCorrupt) with key, file and range of bytes.
+// The same is done for a chunk that the disk can't read (is_unreadable(); that error is thrown if
+// no place is left), and for one whose file is missing or too short (lost_files_internal.h).
+// `progress` counts the bytes of the transfers' boxes as stored, without substitutes, which were
+// counted before.
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress);
 

@@ -18,12 +18,13 @@ class KeptResources {
  public:
   // As make_pool().
   std::shared_ptr<BufferPool> buffers(uint64_t total, size_t streams, uint64_t work) {
-    auto fresh = make_pool(total, streams, work);  // takes no memory yet
-    const std::lock_guard lock(mutex_);
-    const bool same = buffers_ != nullptr && buffers_->buffer_bytes() == fresh->buffer_bytes() &&
-                      buffers_->buffers() == fresh->buffers();
-    if (!same) buffers_ = std::move(fresh);
-    return buffers_;
+    return kept(buffers_, make_pool(total, streams, work));  // takes no memory yet
+  }
+
+  // As make_pinned_pool().
+  std::shared_ptr<BufferPool> pinned_buffers(uint64_t total, size_t streams, size_t per_stream,
+                                             uint64_t work, const DeviceMemory& device) {
+    return kept(pinned_, make_pinned_pool(total, streams, per_stream, work, device));
   }
 
   // A pool of `count` >= 1 threads.
@@ -36,8 +37,18 @@ class KeptResources {
   }
 
  private:
+  std::shared_ptr<BufferPool> kept(std::shared_ptr<BufferPool>& last,
+                                   std::shared_ptr<BufferPool> fresh) {
+    const std::lock_guard lock(mutex_);
+    const bool same = last != nullptr && last->buffer_bytes() == fresh->buffer_bytes() &&
+                      last->buffers() == fresh->buffers();
+    if (!same) last = std::move(fresh);
+    return last;
+  }
+
   std::mutex mutex_;
   std::shared_ptr<BufferPool> buffers_;
+  std::shared_ptr<BufferPool> pinned_;
   std::shared_ptr<ThreadPool> threads_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
+#include "tilestone/state/device_memory.h"
 
 namespace tilestone::engine {
 
@@ -29,6 +30,22 @@ inline std::shared_ptr<BufferPool> make_pool(uint64_t total, size_t streams, uin
   const uint64_t buffer =
       std::clamp<uint64_t>(std::min(share, needed), kSmallest, BufferPool::kDefaultBuffer);
   return BufferPool::create(std::max(total, buffer), buffer);
+}
+
+// A pool with at least `per_stream` buffers for each of `streams`, through which `work` bytes come
+// from or go to devices of the kind of `device`. It is pinned unless `work` is small.
+inline std::shared_ptr<BufferPool> make_pinned_pool(uint64_t total, size_t streams,
+                                                    size_t per_stream, uint64_t work,
+                                                    const DeviceMemory& device) {
+  constexpr uint64_t kSmallest = 64u << 10;
+  constexpr uint64_t kPinnedFrom = 1u << 20;  // for fewer bytes, pinning takes longer than it saves
+  const uint64_t many = std::max<size_t>(streams, 1);
+  const uint64_t share = total / (per_stream * many) & ~(kSmallest - 1);
+  const uint64_t needed = align_up(std::min(work, total) / many + 1, kSmallest);
+  const uint64_t buffer =
+      std::clamp<uint64_t>(std::min(share, needed), kSmallest, BufferPool::kDefaultBuffer);
+  return BufferPool::create(buffer * per_stream * many, buffer,
+                            work < kPinnedFrom ? PinHost() : device.pin());
 }
 
 }  // namespace tilestone::engine

@@ -53,12 +53,12 @@ class FetchedHashes {
 
   void fetch() {
     Bytes memory(size_);
-    std::vector<DeviceRead> reads;
+    std::vector<DeviceCopy> copies;
     for (const Waiting& one : waiting_) {
-      reads.push_back({one.tensor->device.get(),
-                       MutableByteView(memory).subspan(one.begin, one.tensor->bytes())});
+      copies.push_back(
+          one.tensor->device_copy(MutableByteView(memory).subspan(one.begin, one.tensor->bytes())));
     }
-    read_together(reads);
+    copy_now(CopyTo::kHost, copies);
     for (const Waiting& one : waiting_) {
       plan_.chunks[one.chunk].content = elements_hash(
           TensorView::contiguous(memory.data() + one.begin, one.tensor->dtype, one.tensor->shape));

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
+#include <deque>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/buffer_pool.h"
@@ -52,7 +54,11 @@ void touch(std::byte* memory, uint64_t bytes, ThreadPool& threads) {
   });
 }
 
-// One thread's part of the copy.
+void check_time(const Deadline& deadline) {
+  if (deadline.expired()) throw Error(ErrorCode::kTimeout, "the deadline passed while staging");
+}
+
+// One thread's part of the copies from host memory.
 struct Copy {
   const TensorView* from;
   std::byte* to;
@@ -61,32 +67,79 @@ struct Copy {
   const std::string* key;
 };
 
-void add_copies(const TensorView& from, std::byte* to, const std::string& key,
-                std::vector<Copy>& copies) {
-  const uint64_t bytes = from.bytes();
-  // A device tensor is copied by one call.
-  const uint64_t step = from.device == nullptr ? kBlock : std::max<uint64_t>(bytes, 1);
-  for (uint64_t begin = 0; begin < bytes; begin += step) {
-    copies.push_back({&from, to + begin, begin, std::min(bytes, begin + step), &key});
-  }
-}
-
-// Reads device memory from one thread at a time.
-void run(const Copy& copy, std::mutex& device, const Deadline& deadline) {
+void run(const Copy& copy, const Deadline& deadline) {
   try {
-    if (deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, "the deadline passed while staging");
-    }
-    const MutableByteView out(copy.to, copy.end - copy.begin);
-    if (copy.from->device != nullptr) {
-      const std::lock_guard lock(device);
-      return copy.from->device->to_host(copy.begin, out);
-    }
-    pack_range(copy.from->strided_view(), copy.begin, out);
+    check_time(deadline);
+    pack_range(copy.from->strided_view(), copy.begin, {copy.to, copy.end - copy.begin});
   } catch (...) {
     throw current_error().with_key(*copy.key);
   }
 }
+
+// Copies from devices, in batches of which several are submitted at a time.
+class Fetching {
+ public:
+  explicit Fetching(const Deadline& deadline) : deadline_(deadline) {}
+  bool empty() const { return copies_.empty(); }
+
+  void add(const TensorView& from, std::byte* to, const std::string& key) {
+    for (uint64_t begin = 0; begin < from.bytes(); begin += kBatchBytes) {
+      const uint64_t size = std::min(kBatchBytes, from.bytes() - begin);
+      copies_.push_back({from.device, begin, {to + begin, size}});
+      keys_.push_back(&key);
+    }
+  }
+
+  void run() {
+    std::deque<Batch> running;
+    for (size_t begin = 0; begin < copies_.size();) {
+      size_t end = begin;
+      uint64_t bytes = 0;
+      while (end < copies_.size() && end - begin < kBatchCopies &&
+             (end == begin || bytes + copies_[end].host.size() <= kBatchBytes)) {
+        bytes += copies_[end++].host.size();
+      }
+      named(begin, end, [&] {
+        check_time(deadline_);
+        const std::span all(copies_);
+        running.push_back({begin, end, {CopyTo::kHost, all.subspan(begin, end - begin)}});
+      });
+      begin = end;
+      if (running.size() > kBatchesAhead) wait_for_first(running);
+    }
+    while (!running.empty()) wait_for_first(running);
+  }
+
+ private:
+  static constexpr uint64_t kBatchBytes = 64u << 20;
+  static constexpr size_t kBatchCopies = 1024;
+  static constexpr size_t kBatchesAhead = 2;
+  struct Batch {
+    size_t begin = 0;  // copies
+    size_t end = 0;
+    DeviceBatch copies;
+  };
+
+  void wait_for_first(std::deque<Batch>& running) {
+    named(running.front().begin, running.front().end, [&] { running.front().copies.wait(); });
+    running.pop_front();
+  }
+
+  // Errors name the key if the batch has only one.
+  template <typename Body>
+  void named(size_t begin, size_t end, const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      if (end - begin == 1) throw current_error().with_key(*keys_[begin]);
+      throw;
+    }
+  }
+
+  const Deadline deadline_;
+  std::vector<DeviceCopy> copies_;
+  std::vector<const std::string*> keys_;
+};
 
 }  // namespace
 
@@ -95,6 +148,7 @@ void StagingMemory::reserve(uint64_t bytes, ThreadPool* threads) {
   if (bytes <= capacity_) return;
   memory_.reset();
   capacity_ = 0;
+  is_touched_ = is_pinned_ = false;
   const uint64_t size = align_up(bytes, kPage);
   void* const memory =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -107,7 +161,15 @@ void StagingMemory::reserve(uint64_t bytes, ThreadPool* threads) {
   memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(memory),
                                        [size](std::byte* mapped) { ::munmap(mapped, size); });
   capacity_ = size;
-  if (threads != nullptr) touch(memory_.get(), size, *threads);
+  is_touched_ = threads != nullptr;
+  if (is_touched_) touch(memory_.get(), size, *threads);
+}
+
+void StagingMemory::pin(const PinHost& pin, ThreadPool* threads) {
+  if (!pin || is_pinned_ || capacity_ == 0) return;
+  if (!is_touched_ && threads != nullptr) touch(memory_.get(), capacity_, *threads);
+  is_touched_ = is_pinned_ = true;
+  memory_ = pin(memory_, capacity_);
 }
 
 MutableByteView StagingMemory::take(uint64_t bytes, std::optional<uint64_t> phase) {
@@ -137,34 +199,55 @@ uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan,
   return bytes;
 }
 
+PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment& assignment) {
+  const auto pieces = pieces_of(items, plan);
+  for (const uint32_t chunk : written_chunks(assignment)) {
+    const TensorView& data = pieces[chunk]->data;
+    if (data.device != nullptr && data.bytes() > 0) return data.device->pin();
+  }
+  return {};
+}
+
 void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
                    StagingMemory& memory, ThreadPool* threads, Deadline deadline) {
+  memory.pin(pin_for(items, plan, assignment), threads);
   const auto pieces = pieces_of(items, plan);
   const std::vector<uint32_t> written = written_chunks(assignment);
   std::vector<TensorView> from;  // the pieces' present data
   from.reserve(written.size());
+  std::vector<std::byte*> to;
   std::vector<Copy> copies;
+  Fetching fetching(deadline);
   for (const uint32_t chunk : written) {
-    from.push_back(pieces[chunk]->data);
-    const uint64_t bytes = from.back().bytes();
-    if (bytes == 0) continue;
-    add_copies(from.back(), memory.take(bytes, phase_of(from.back())).data(),
-               plan.tensors[plan.chunks[chunk].tensor].key, copies);
+    const TensorView& data = from.emplace_back(pieces[chunk]->data);
+    const uint64_t bytes = data.bytes();
+    to.push_back(bytes == 0 ? nullptr : memory.take(bytes, phase_of(data)).data());
+    const std::string& key = plan.tensors[plan.chunks[chunk].tensor].key;
+    if (data.device != nullptr) {
+      fetching.add(data, to.back(), key);
+      continue;
+    }
+    for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
+      copies.push_back({&data, to.back() + begin, begin, std::min(bytes, begin + kBlock), &key});
+    }
   }
-  std::mutex device;
-  const auto one = [&](size_t index) { run(copies[index], device, deadline); };
+  // The first index is the fetching, if there is any.
+  const size_t first = fetching.empty() ? 0 : 1;
+  const auto one = [&](size_t index) {
+    if (index < first) return fetching.run();
+    run(copies[index - first], deadline);
+  };
   if (threads != nullptr) {
-    threads->parallel_for(copies.size(), one);
+    threads->parallel_for(first + copies.size(), one);
   } else {
-    for (size_t index = 0; index < copies.size(); ++index) one(index);
+    for (size_t index = 0; index < first + copies.size(); ++index) one(index);
   }
   for (Piece* piece : pieces) {
     piece->data = TensorView::without_data(piece->data.dtype, piece->data.shape);
   }
-  for (const Copy& copy : copies) {
-    if (copy.begin > 0) continue;
-    Piece& piece = *pieces[written[static_cast<size_t>(copy.from - from.data())]];
-    piece.data = TensorView::contiguous(copy.to, copy.from->dtype, copy.from->shape);
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (to[i] == nullptr) continue;
+    pieces[written[i]]->data = TensorView::contiguous(to[i], from[i].dtype, from[i].shape);
   }
 }
 

@@ -14,13 +14,16 @@
 
 namespace tilestone::engine {
 
-// Memory for the tensors of one save at a time. It is kept for the next save, because touching
-// fresh pages costs several times as much as the copy. Used by one thread at a time.
+// Memory for the tensors of one save at a time. It is kept for the next save, because touching and
+// pinning fresh pages costs several times as much as the copy. Used by one thread at a time.
 class StagingMemory {
  public:
   // Discards the contents and makes room for `bytes`. If `threads` is not null, touches fresh pages
   // now. Error(kIo) if there is no memory.
   void reserve(uint64_t bytes, ThreadPool* threads);
+  // Pins what was reserved, unless that is done or `pin` is empty. Fresh pages are touched first,
+  // by `threads` (may be null).
+  void pin(const PinHost& pin, ThreadPool* threads);
   // Takes the next free `bytes`. They begin `phase` bytes (less than a page) after the start of a
   // page; without `phase`, at a multiple of 64. Error(kInternal) if the reserved memory is used up.
   MutableByteView take(uint64_t bytes, std::optional<uint64_t> phase);
@@ -30,6 +33,8 @@ class StagingMemory {
   std::shared_ptr<std::byte> memory_;  // whole pages
   uint64_t capacity_ = 0;
   uint64_t used_ = 0;
+  bool is_touched_ = false;
+  bool is_pinned_ = false;
 };
 
 // Numbers of chunks in the local plan: the assigned chunks, then the assigned copies.
@@ -38,10 +43,14 @@ std::vector<uint32_t> written_chunks(const Assignment& assignment);
 // How many bytes of StagingMemory stage_tensors() needs.
 uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
 
+// How to pin memory for the assigned chunks; empty if none of them is in device memory.
+PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
+
 // Copies the elements of the assigned tensor chunks into `memory`, in C order, and lets the items
-// refer to the copies. All other chunks lose their data. `memory` must outlive the items' use. A
-// large chunk keeps its offset within a page, so that the files are the same as without staging.
-// Throws Error(kTimeout) or the interrupt's reason, with the key.
+// refer to the copies. Pins the memory if a chunk is in device memory: such chunks are fetched in
+// batches, while the threads copy the others. All other chunks lose their data. `memory` must
+// outlive the items' use. A large chunk keeps its offset within a page, so that the files are the
+// same as without staging. Throws Error(kTimeout) or the interrupt's reason, with the key.
 void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
                    StagingMemory& memory, ThreadPool* threads, Deadline deadline);
 

@@ -101,6 +101,7 @@ uint32_t FileStream::literal(ByteView bytes, uint32_t seed) {
 
 void FileStream::tensor(const TensorView& tensor, uint64_t size, BlockSummer& sums) {
   check_segment(size, tensor.bytes());
+  if (tensor.device != nullptr) return fetched(tensor, size, sums);
   if (!can_keep(tensor, size)) return packed(tensor, 0, size, sums);
   const uint64_t begin = align_up(position_, kAlignment) - position_;
   const uint64_t middle = align_down(size - begin, kAlignment);
@@ -110,7 +111,7 @@ void FileStream::tensor(const TensorView& tensor, uint64_t size, BlockSummer& su
 }
 
 bool FileStream::can_keep(const TensorView& tensor, uint64_t size) const {
-  if (size < kKeptFrom || tensor.device != nullptr) return false;
+  if (size < kKeptFrom) return false;
   const auto address = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(tensor.data));
   return (address - position_) % kAlignment == 0 && tensor.strided_view().is_contiguous();
 }
@@ -164,14 +165,28 @@ void FileStream::kept(ByteView bytes, BlockSummer& sums) {
   }
 }
 
+// Writes a tensor in device memory: full buffers as they were fetched, the rest as packed().
+void FileStream::fetched(const TensorView& tensor, uint64_t size, BlockSummer& sums) {
+  uint64_t begin = 0;
+  while (begin < size && position_ % kAlignment == 0) {
+    check_time();
+    Buffer whole = fetched_.take_whole(tensor, begin);
+    if (!whole) break;
+    finish();
+    const uint64_t bytes = whole.size();
+    sums.add(whole.view());
+    file_.append(std::move(whole));
+    position_ += bytes;
+    begin += bytes;
+    context_.progress->add(bytes);
+  }
+  packed(tensor, begin, size, sums);
+}
+
 uint32_t FileStream::pack(const TensorView& tensor, uint64_t begin, MutableByteView out,
                           uint32_t seed) {
-  if (tensor.device == nullptr) return pack_range_crc32(tensor.strided_view(), begin, out, seed);
-  {
-    std::lock_guard lock(context_.device);
-    tensor.device->to_host(begin, out);
-  }
-  return crc32(out, seed);
+  if (tensor.device != nullptr) return fetched_.copy_crc32(tensor, begin, out, seed);
+  return pack_range_crc32(tensor.strided_view(), begin, out, seed);
 }
 
 }  // namespace tilestone::engine

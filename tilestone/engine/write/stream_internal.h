@@ -1,15 +1,16 @@
 // Streams bytes into a file. Most bytes are packed into pooled buffers, and each buffer is handed
 // over when it is full. Large contiguous tensors in host memory are written directly from there, if
 // their bytes are aligned in memory as they will be in the file (see ItemEncoder::tensor). Such
-// memory must not change until the file is synced or destroyed.
+// memory must not change until the file is synced or destroyed. Tensors in device memory are
+// fetched ahead (fetch_ahead_internal.h); those that are large are written from the buffers into
+// which they were fetched.
 #pragma once
-
-#include <mutex>
 
 #include "tilestone/base/block_sums.h"
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/progress_internal.h"
+#include "tilestone/engine/write/fetch_ahead_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/storage/storage.h"
@@ -20,14 +21,15 @@ namespace tilestone::engine {
 struct StreamContext {
   std::shared_ptr<BufferPool> buffers;
   ProgressMeter* progress = nullptr;  // not owned
-  std::mutex device;                  // held while reading device memory
   Deadline deadline = Deadline::never();
 };
 
 // Used by one thread. Refers to the file and the context, which must outlive it.
 class FileStream {
  public:
-  FileStream(WritableFile& file, StreamContext& context) : file_(file), context_(context) {}
+  // `fetched`: the tensors in device memory that are written, in their order.
+  FileStream(WritableFile& file, StreamContext& context, FetchAhead fetched)
+      : file_(file), context_(context), fetched_(std::move(fetched)) {}
 
   uint64_t position() const { return position_; }  // bytes written so far
   // Writes the item's padding and segments. Returns the checksums of the segments' bytes and of the
@@ -50,10 +52,12 @@ class FileStream {
   bool can_keep(const TensorView& tensor, uint64_t size) const;
   void packed(const TensorView& tensor, uint64_t begin, uint64_t end, BlockSummer& sums);
   void kept(ByteView bytes, BlockSummer& sums);
+  void fetched(const TensorView& tensor, uint64_t size, BlockSummer& sums);
   uint32_t pack(const TensorView& tensor, uint64_t begin, MutableByteView out, uint32_t seed);
 
   WritableFile& file_;
   StreamContext& context_;
+  FetchAhead fetched_;
   Buffer buffer_;
   Bytes patched_;
   uint64_t position_ = 0;

@@ -77,6 +77,7 @@ class RankWriter {
             : make_pool(options.resources.buffer_bytes, streams_, total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
+    prepare_fetching(options.resources.buffer_bytes);
   }
 
   RankReport run() {
@@ -179,6 +180,23 @@ class RankWriter {
     return shares;
   }
 
+  // The pinned buffers through which tensors come from devices.
+  void prepare_fetching(uint64_t total) {
+    uint64_t bytes = 0;
+    const DeviceMemory* device = nullptr;
+    for (uint32_t i = 0; i < chunk_count(); ++i) {
+      const TensorView& data = piece(chunk_at(i)).data;
+      if (data.device == nullptr) continue;
+      device = data.device.get();
+      bytes += data.bytes();
+    }
+    if (device == nullptr) return;
+    fetching_ =
+        task_.kept != nullptr
+            ? task_.kept->pinned_buffers(total, streams_, FetchAhead::kPerStream, bytes, *device)
+            : make_pinned_pool(total, streams_, FetchAhead::kPerStream, bytes, *device);
+  }
+
   uint64_t total_bytes() const {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < chunk_count(); ++i) bytes += piece(chunk_at(i)).data.bytes();
@@ -261,7 +279,7 @@ class RankWriter {
     const FileShare& share = shares_[index];
     const auto file = storage_.create(report_.files[index].name, expected_bytes(share));
     note_made(report_.files[index].name);
-    FileStream stream(*file, context_);
+    FileStream stream(*file, context_, fetched_by(share));
     const auto encoder = format_.encoder();
     if (format_.files_have_ends()) begin_file(index, stream, *encoder);
     each_item(share, [&](const FileItem& item, ReportedItem& at) {
@@ -272,6 +290,17 @@ class RankWriter {
     file->sync(context_.deadline);
     file->close();
     report_.files[index].size = stream.position();
+  }
+
+  FetchAhead fetched_by(const FileShare& share) {
+    std::vector<FetchedTensor> fetched;
+    for (uint32_t i : share.chunks) {
+      const uint32_t chunk = chunk_at(i);
+      const TensorView& data = piece(chunk).data;
+      if (data.device == nullptr || data.bytes() == 0) continue;
+      fetched.push_back({&data, &task_.items->tensors[refs_[chunk].item].key});
+    }
+    return {std::move(fetched), fetching_, context_.deadline};
   }
 
   // Calls `take` for each item that write_file() writes, in that order, with the item's place in
@@ -348,6 +377,7 @@ class RankWriter {
   size_t streams_ = 0;  // files that are written at the same time
   ProgressMeter progress_;
   StreamContext context_;
+  std::shared_ptr<BufferPool> fetching_;  // null: no tensor is in device memory
   std::mutex parts_mutex_;
   std::vector<std::string> made_;  // names of files; guarded by parts_mutex_ during writing
   RankReport report_;              // its parts: likewise

@@ -28,7 +28,8 @@ Value embedded(const Value& value) {
 TensorView in_host_memory(const TensorView& tensor) {
   if (tensor.device == nullptr) return tensor;
   TensorView copy = TensorView::allocate(tensor.dtype, tensor.shape);
-  tensor.device->to_host(0, {copy.data, copy.bytes()});
+  const DeviceCopy whole = tensor.device_copy({copy.data, copy.bytes()});
+  if (copy.bytes() > 0) copy_now(CopyTo::kHost, {&whole, 1});
   return copy;
 }
 

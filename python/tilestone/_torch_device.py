@@ -1,0 +1,363 @@
+"""Copies between the memory of torch's devices and host memory.
+
+Each device has a `Lane`. Copies are submitted to it in batches and done in that order, and each
+batch is waited for once. On CUDA and ROCm a lane has a stream of its own, which waits for the
+streams on which the caller has computed the tensors. On other devices each copy waits for itself.
+
+No copy of a whole tensor is made on a device: a tensor that is not contiguous there goes through
+scratch memory of at most `Lane.SCRATCH` bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
+
+_logger = logging.getLogger("tilestone")
+
+# (tensor, offset and shape of a box of it or None and None, first byte in the C-contiguous copy of
+# that box, host memory for the bytes from there on).
+Copy: TypeAlias = tuple["DeviceTensor", Any, Any, int, memoryview]
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of integers, which every device can copy and slice."""
+    if tensor.element_size() == 16:
+        tensor = torch.view_as_real(tensor)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.element_size()])
+
+
+class DeviceTensor:
+    """A tensor on a device, for the engine. It keeps the tensor's memory alive.
+
+    Args:
+        tensor: any strided tensor, also a lazily conjugated or negated one.
+    """
+
+    __slots__ = ("device", "elements", "lane")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.lane = lane_of(tensor.device)
+        self.device = str(self.lane.device)
+        self.lane.note_caller()
+        memory = self.lane.memory_of(tensor)
+        # The bits of lazy elements are not those in memory.
+        self.elements = memory if _is_lazy(memory) else as_integers(memory)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_conj() or tensor.is_neg())
+
+
+class Transfer:
+    """A batch of copies that was submitted. It keeps the tensors until the batch has ended."""
+
+    def __init__(self, lane: Lane, copies: Sequence[Copy], mark: Any) -> None:
+        self._lane = lane
+        self._copies = copies
+        self._mark = mark
+
+    def wait(self) -> None:
+        """Returns when all copies have ended. Must be called once."""
+        try:
+            self._lane.wait(self._mark)
+        finally:
+            self._copies = ()
+            self._lane.end_batch()
+
+
+class Lane:
+    """The copies between one device and host memory. Thread-safe.
+
+    This class does each copy at once. A kind of device that can do better overrides the methods in
+    the second half.
+
+    Attributes:
+        pins: copies from and to pinned host memory are faster.
+    """
+
+    SCRATCH = 16 << 20  # bytes
+    LEAST_SCRATCH = 1 << 20  # bytes: with less free memory on the device a copy fails
+    pins = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._scratch: torch.Tensor | None = None
+        self._batches = 0  # submitted and not ended
+
+    def submit(self, to_host: bool, copies: Sequence[Copy]) -> Transfer:
+        """Starts copies from this device to host memory, or the other way."""
+        with self._lock:
+            self.follow_callers()
+            self._batches += 1
+            mark: Any = None
+            try:
+                with self._working():
+                    try:
+                        for copy in copies:
+                            self._start(to_host, *copy)
+                    finally:
+                        mark = self._mark()
+            except BaseException:
+                self.wait(mark)  # the others still use the host's memory
+                self._end_batch()
+                raise
+        return Transfer(self, copies, mark)
+
+    def end_batch(self) -> None:
+        """Called when a batch has ended."""
+        with self._lock:
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        self._batches -= 1
+        if self._batches == 0:
+            self._scratch = None
+
+    def _start(
+        self,
+        to_host: bool,
+        tensor: DeviceTensor,
+        offset: tuple[int, ...] | None,
+        shape: tuple[int, ...] | None,
+        begin: int,
+        memory: memoryview,
+    ) -> None:
+        part = tensor.elements
+        if offset is not None and shape is not None:
+            part = part[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
+        host = torch.frombuffer(memory, dtype=torch.uint8)
+        if part.is_contiguous() and not _is_lazy(part):
+            device = part.reshape(-1).view(torch.uint8)[begin : begin + host.numel()]
+            self._move(*((host, device) if to_host else (device, host)))
+            return
+        size = part.element_size()
+        end = begin + host.numel()
+        at, last = begin // size * size, -(-end // size) * size
+        scratch = self._scratch_for(last - at)
+        step = scratch.numel() // size * size
+        for first in range(at, last, step):  # in the C-contiguous copy, whole elements
+            packed = scratch[: min(step, last - first)]
+            low, high = max(begin, first), min(end, first + packed.numel())
+            inner = packed[low - first : high - first]
+            outer = host[low - begin : high - begin]
+            if to_host or inner.numel() < packed.numel():
+                for target, source in _boxes(packed, part, first // size):
+                    self._arrange(target, source)
+            if to_host:
+                self._move(outer, inner)
+                continue
+            self._move(inner, outer)
+            for source, target in _boxes(packed, part, first // size):
+                self._arrange(target, source)
+
+    def _scratch_for(self, nbytes: int) -> torch.Tensor:
+        wanted = min(nbytes, self.SCRATCH)
+        if self._scratch is not None and self._scratch.numel() >= wanted:
+            return self._scratch
+        self._scratch = None
+        while True:
+            try:
+                self._scratch = self._empty(wanted)
+                return self._scratch
+            except torch.cuda.OutOfMemoryError:
+                if wanted <= self.LEAST_SCRATCH:
+                    raise
+                wanted = max(wanted // 4, self.LEAST_SCRATCH)
+
+    # ---- What a kind of device does in its own way ----
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the methods below take it."""
+        return tensor
+
+    def note_caller(self) -> None:
+        """Called on the caller's thread with each tensor: it may have been computed only now.
+
+        Raises:
+            InvalidArgumentError: nothing can be copied now.
+        """
+
+    def follow_callers(self) -> None:
+        """The next batch begins after all that the callers' streams have been given until now.
+
+        Only streams that were noted since the last call are followed.
+        """
+
+    def pin(self, address: int, nbytes: int, owner: Any) -> Any:
+        """An object that keeps host memory pinned, and its owner alive; None if it can't be."""
+        return None
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with torch.inference_mode():  # it may write to inference tensors
+            yield
+
+    def _empty(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies between this device and the host: contiguous bytes."""
+        target.copy_(source)
+
+    def _arrange(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies within this device, between other strides."""
+        target.copy_(source)
+
+    def _mark(self) -> Any:
+        """Marks the end of a batch, for wait()."""
+        return None
+
+    def wait(self, mark: Any) -> None:
+        """Returns when everything before the mark was done."""
+
+
+def _boxes(
+    packed: torch.Tensor, tensor: torch.Tensor, first: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs (part of `packed`, box of the tensor), each of the same shape and dtype.
+
+    Args:
+        packed: bytes of the C-contiguous copy of the tensor, from element `first` on.
+    """
+    size = tensor.element_size()
+    at = 0
+    last = first + packed.numel() // size
+    for box in _core.flat_range_to_boxes(tuple(tensor.shape), first, last):
+        end = at + box.numel * size
+        part = tensor[box.slices] if box.shape else tensor
+        yield packed[at:end].view(tensor.dtype).view(part.shape), part
+        at = end
+
+
+class _Pinned:
+    """Keeps host memory pinned, and its owner alive."""
+
+    __slots__ = ("_address", "_device", "_owner", "_process")
+
+    def __init__(self, address: int, owner: Any, device: torch.device) -> None:
+        self._address = address
+        self._owner = owner
+        self._device = device
+        self._process = os.getpid()
+
+    def __del__(self) -> None:
+        if self._process != os.getpid() or sys.is_finalizing():
+            return  # a forked child has no CUDA, and the end of the process unpins everything
+        with torch.cuda.device(self._device):
+            error = int(torch.cuda.cudart().cudaHostUnregister(self._address))
+        if error != 0:
+            _logger.warning("could not unpin host memory: CUDA error %d", error)
+
+
+class _CudaLane(Lane):
+    """For CUDA and ROCm."""
+
+    pins = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = torch.cuda.Stream(device=device)
+        self._callers: dict[int, torch.cuda.Stream] = {}
+        self._callers_lock = threading.Lock()
+        self._warned = False
+
+    def note_caller(self) -> None:
+        with torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise InvalidArgumentError(
+                    "tensors can't be saved or loaded while a CUDA graph is captured",
+                    hint="call it before or after the capture",
+                )
+        stream = torch.cuda.current_stream(self.device)
+        with self._callers_lock:
+            self._callers[stream.cuda_stream] = stream
+
+    def follow_callers(self) -> None:
+        with self._callers_lock:
+            callers, self._callers = self._callers, {}
+        for stream in callers.values():
+            self._stream.wait_stream(stream)
+
+    def pin(self, address: int, nbytes: int, owner: Any) -> Any:
+        portable = 1  # cudaHostRegisterPortable: pinned for all devices
+        # Without this, CUDA would make a context on the current device.
+        with torch.cuda.device(self.device):
+            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, portable))
+            if error == 0:
+                return _Pinned(address, owner, self.device)
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self.device)  # takes the error, which it would else get later
+        if not self._warned:
+            self._warned = True
+            _logger.warning(
+                "could not pin %d bytes of host memory (CUDA error %d): copies from and to %s are "
+                "slower",
+                nbytes,
+                error,
+                self.device,
+            )
+        return None
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            yield
+
+    def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
+    def _mark(self) -> Any:
+        event = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to others
+        event.record(self._stream)
+        return event
+
+    def wait(self, mark: Any) -> None:
+        if mark is None:
+            return  # the device is lost
+        with torch.cuda.device(self.device):
+            mark.synchronize()
+
+
+def _at_once(device: torch.device) -> Lane:
+    _logger.info(
+        "copies from and to %s wait one by one: only the streams of CUDA and ROCm are used", device
+    )
+    return Lane(device)
+
+
+_kinds: dict[str, Callable[[torch.device], Lane]] = {"cuda": _CudaLane}
+_lanes: dict[torch.device, Lane] = {}
+_lanes_lock = threading.Lock()
+
+
+def lane_of(device: torch.device) -> Lane:
+    """The lane of a device."""
+    found = _lanes.get(device)
+    if found is not None:
+        return found
+    with _lanes_lock:
+        if device not in _lanes:
+            _lanes[device] = _kinds.get(device.type, _at_once)(device)
+        return _lanes[device]
+
+
+def follow_callers() -> None:
+    """Called when the tensors of a call have been described, on the caller's thread.
+
+    What the caller computes from then on is not waited for.
+    """
+    for lane in list(_lanes.values()):
+        lane.follow_callers()
