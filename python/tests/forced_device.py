@@ -66,6 +66,7 @@ class Lane(_torch_device.Lane):
         super().__init__(device)
         self.pinned: dict[int, int] = {}
         self.reset()
+        self.failure: BaseException | None = None  # of the device itself
         self._now = 0
         self._changed = threading.Condition()
         self._queue: list[tuple[int, Callable[[], Any] | None]] = []
@@ -97,7 +98,7 @@ class Lane(_torch_device.Lane):
         return _Pinned(self.pinned, address, owner)
 
     def _empty(self, nbytes: int) -> torch.Tensor:
-        made = torch.empty(nbytes, dtype=torch.uint8)
+        made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._now += nbytes
         self.peak = max(self.peak, self._now)
 
@@ -133,6 +134,8 @@ class Lane(_torch_device.Lane):
             self._allowed = max(self._allowed, mark)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._done >= mark)
+        if self.failure is not None:
+            raise self.failure
 
     # ---- The device ----
 
@@ -158,8 +161,11 @@ class Lane(_torch_device.Lane):
                     self._done = batch
                     self._changed.notify_all()
                     continue
-            with torch.inference_mode():
-                work()
+            try:
+                with torch.inference_mode():
+                    work()
+            except BaseException as error:
+                self.failure = error
             del work
 
 

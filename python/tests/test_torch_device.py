@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import pathlib
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -274,7 +277,7 @@ def test_a_device_of_a_kind_without_streams_that_are_used_copies_at_once(
             return plain(tensor)
 
         def _empty(self, nbytes: int) -> torch.Tensor:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     monkeypatch.setattr(_torch_device, "_lanes", {})
     monkeypatch.setattr(_torch_device, "_kinds", {})
@@ -306,3 +309,19 @@ def test_parameters_and_inference_tensors_are_filled_in_place(ckpt: str) -> None
     loaded = tilestone.load({"x": parameter, "y": inference}, ckpt)
     assert loaded["x"] is parameter and torch.equal(plain(parameter.data), tensor)
     assert torch.equal(plain(inference), tensor)
+
+
+def test_gpu_check_runs_without_a_gpu(tmp_path: pathlib.Path) -> None:
+    tool = pathlib.Path(__file__).parents[2] / "tools" / "gpu_check"
+    found = tmp_path / "found.json"
+    small = ["--device", "forced", "--gib", "0.02", "--repeats", "1"]
+    command = [sys.executable, str(tool), *small, "--folder", str(tmp_path), "--json", str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads(found.read_text())
+    assert measured["bits"]["differing"] == [] and measured["bits"]["checked"] > 400
+    assert measured["groups"]["gloo"] == "ok"
+    rows = {row["name"]: row for row in measured["rows"]}
+    for name in ("tilestone.save", "Session.begin_save, staged", "tilestone.load, cold", "dcp.save"):
+        assert rows[name]["best"] > 0 and name in done.stdout, rows[name]
+    assert rows["tilestone.save"]["counts"]["moved"] == measured["state_bytes"]

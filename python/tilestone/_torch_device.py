@@ -313,8 +313,11 @@ class _CudaLane(Lane):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        with torch.cuda.stream(self._stream), torch.inference_mode():
-            yield
+        # The stream's context alone would, at its end, make a CUDA context on the device that is
+        # current in this thread, even if the program does not use that one.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            with torch.inference_mode():
+                yield
 
     def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
