@@ -113,7 +113,8 @@ class Values {
   static void read(const Side& side, int64_t begin, int64_t size, Bytes& out) {
     const uint64_t item = itemsize(side.tensor->dtype);
     out.resize(static_cast<uint64_t>(size) * item);
-    side.view.device->to_host(static_cast<uint64_t>(begin) * item, out);
+    const DeviceCopy copy{side.view.device, static_cast<uint64_t>(begin) * item, out};
+    if (size > 0) copy_now(CopyTo::kHost, {&copy, 1});
   }
 
   // The elements as float64, or pairs of them for complex numbers.

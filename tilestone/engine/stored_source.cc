@@ -39,11 +39,23 @@ class StoredSource::Memory final : public DeviceMemory {
       : source_(std::move(source)), asked_(asked) {}
 
   std::string device() const override { return "a checkpoint"; }
-  void to_host(uint64_t begin, MutableByteView out) override { source_->fetch(asked_, begin, out); }
-  void from_host(uint64_t, ByteView) override { refuse(); }
+  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
+    if (to != CopyTo::kHost) refuse();
+    for (const DeviceCopy& copy : copies) {
+      const auto& memory = static_cast<const Memory&>(*copy.memory);
+      memory.source_->fetch(memory.asked_, copy.begin, copy.host);
+    }
+    return std::make_unique<Fetched>();
+  }
   std::shared_ptr<DeviceMemory> narrow(const Box&) override { refuse(); }
 
  private:
+  // It was fetched when it was submitted.
+  class Fetched final : public DeviceTransfer {
+   public:
+    void wait() override {}
+  };
+
   [[noreturn]] static void refuse() {
     throw Error(ErrorCode::kInternal, "a stored tensor is only read, and only as a whole");
   }
