@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+import async_saves
 import by_files
 import megatron_core
 import megatron_exchange
@@ -177,6 +178,8 @@ ALL = {
                     planning.growth, 0.5),
     "by_files": Entry("saves without a communicator", "Up to 16,384 ranks that one machine stands "
                       "for.", by_files.by_files, 6),
+    "async": Entry("saves in the background", "4 GiB from 1 rank, beside nothing and beside loops.",
+                   async_saves.async_saves, 4),
     "scaling": Entry("scaling", "Saves and loads against bytes, tensors and ranks.",
                      scaling.scaling, 1),
 }

@@ -1,0 +1,147 @@
+// How the ranks of a save in the background meet in files.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "tilestone/engine/commit/receipts_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/receipt_files_internal.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone::engine::receipts_test {
+
+using testing::HasSubstr;
+
+const std::string kId = "01234567-89ab-4cde-8f01-23456789abcd";
+
+Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
+
+Bytes report_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
+
+// A location whose coordinator holds the lock.
+struct Place {
+  explicit Place(std::shared_ptr<Storage> inner = memory_storage()) : storage(std::move(inner)) {
+    storage->make_directory(std::string(kOwnDirectory));
+    lock = storage->try_lock(std::string(kLockName));
+  }
+  Receipts of(int rank, int ranks) const { return Receipts(storage, kId, rank, ranks); }
+  std::optional<Receipts::Failed> outcome_of(Receipts& rank, Deadline deadline = in_time()) const {
+    return rank.wait_for_outcome(*storage, torch_dist_format(), deadline);
+  }
+  std::vector<std::string> names() const { return storage->list(); }
+
+  std::shared_ptr<Storage> storage;
+  std::unique_ptr<StorageLock> lock;
+};
+
+TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
+  for (const int ranks : {1, 2, 5}) {
+    const Place place;
+    Receipts coordinator = place.of(0, ranks);
+    std::vector<std::thread> others;
+    for (int rank = 1; rank < ranks; ++rank) {
+      others.emplace_back([&, rank] {
+        Receipts mine = place.of(rank, ranks);
+        mine.leave(report_of(rank), in_time());
+        EXPECT_FALSE(place.outcome_of(mine));
+      });
+    }
+    const std::vector<Bytes> reports = coordinator.gather(report_of(0), in_time());
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(reports[static_cast<size_t>(rank)], report_of(rank));
+    }
+    coordinator.end({});
+    coordinator.tidy();
+    for (std::thread& other : others) other.join();
+    EXPECT_THAT(place.names(), testing::ElementsAre(std::string(kLockName)));
+  }
+}
+
+TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
+  const Place place;
+  Receipts coordinator = place.of(0, 3), failed = place.of(1, 3), other = place.of(2, 3);
+  failed.leave(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
+  try {
+    coordinator.gather(report_of(0), in_time());  // the receipt of rank 2 is missing
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_EQ(error.key(), "w");
+    coordinator.end(Receipts::Failed{error, true});
+  }
+  failed.tidy_own();
+  other.leave(report_of(2), in_time());
+  const auto outcome = place.outcome_of(other);
+  ASSERT_TRUE(outcome);
+  EXPECT_THAT(outcome->error.what(), HasSubstr("the disk is full"));
+  EXPECT_TRUE(outcome->may_exist);
+  // The coordinator has not seen the receipt of rank 2, so the outcome stays, as a leftover.
+  coordinator.tidy();
+  EXPECT_THAT(place.names(),
+              testing::UnorderedElementsAre(std::string(kLockName), ended_name(kId)));
+  EXPECT_EQ(parse_own_name(ended_name(kId))->kind, kReceiptKind);
+  EXPECT_EQ(parse_own_name(receipt_name(kId, 17))->save_id, kId);
+  EXPECT_FALSE(parse_own_name(receipt_name(kId, 17) + "x"));
+}
+
+TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    return call.op == StorageOp::kAppend ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  const Place place(disk->storage());
+  Receipts coordinator = place.of(0, 2), full = place.of(1, 2);
+  EXPECT_THROW(full.leave(report_of(1), in_time()), Error);
+  full.leave(Error(ErrorCode::kIo, "the disk is full"));
+  expect_error([&] { coordinator.gather(report_of(0), in_time()); }, ErrorCode::kIo,
+               "could not say why");
+  EXPECT_THAT(place.names(),
+              testing::UnorderedElementsAre(std::string(kLockName), receipt_name(kId, 1)));
+}
+
+TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
+  const Place place;
+  for (const size_t size : {1, 9, 40}) {
+    const std::string name = receipt_name(kId, 1);
+    place.storage->publish(name, temporary_name(kId, "receipt-1"),
+                           Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
+    Receipts coordinator = place.of(0, 2);
+    try {
+      coordinator.gather(report_of(0), in_time());
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.file(), name);
+    }
+  }
+}
+
+TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
+  const Place place;
+  Receipts coordinator = place.of(0, 3), other = place.of(1, 3);
+  other.leave(report_of(1), in_time());
+  const Deadline soon = Deadline::after(std::chrono::milliseconds(20));
+  try {
+    coordinator.gather(report_of(0), soon);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_EQ(error.rank(), 2);
+  }
+  expect_error([&] { place.outcome_of(other, soon); }, ErrorCode::kTimeout, "no outcome");
+  expect_error([&] { other.leave(report_of(1), soon); }, ErrorCode::kTimeout, "its receipt");
+}
+
+TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
+  Place place;
+  Receipts other = place.of(1, 2);
+  other.leave(report_of(1), in_time());
+  place.lock.reset();
+  expect_error([&] { place.outcome_of(other); }, ErrorCode::kRankFailed,
+               "ended before it published");
+}
+
+}  // namespace tilestone::engine::receipts_test
