@@ -6,6 +6,7 @@
 #include "tilestone/base/interrupt.h"
 #include "tilestone/base/log.h"
 #include "tilestone/base/memory_map.h"
+#include "tilestone/base/natural_order.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/communicator.h"

@@ -6,6 +6,7 @@
 #include <Python.h>
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -184,6 +185,9 @@ Value value_named(const std::string& option, const std::string& given,
 }
 
 CachePolicy cache_named(const std::string& name);  // "auto", "bypass", "keep"
+
+// A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
+std::function<std::string(const std::string&)> renaming(nb::handle function);
 
 // `callback`: progress(phase, bytes_done, bytes_total, seconds), or None.
 ProgressFn to_progress(nb::handle callback);

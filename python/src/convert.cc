@@ -80,6 +80,13 @@ void bind_result(nb::module_& m) {
 
 }  // namespace
 
+std::function<std::string(const std::string&)> renaming(nb::handle function) {
+  return [kept = keep_alive(function)](const std::string& key) {
+    return with_gil("rename",
+                    [&] { return nb::cast<std::string>(kept_object(kept)(python_text(key))); });
+  };
+}
+
 void bind_convert(nb::module_& m) {
   bind_convert_options(m);
   bind_result(m);
@@ -89,13 +96,7 @@ void bind_convert(nb::module_& m) {
          nb::handle rename, nb::handle progress) {
         const Location from = location_of(source, options.reading.follow_links);
         options.progress = to_progress(progress);
-        if (!rename.is_none()) {
-          options.rename_by = [function = keep_alive(rename)](const std::string& key) {
-            return with_gil("rename", [&] {
-              return nb::cast<std::string>(kept_object(function)(python_text(key)));
-            });
-          };
-        }
+        if (!rename.is_none()) options.rename_by = renaming(rename);
         return without_gil([&](const Stop& stop) {
           options.interrupt = stop;
           return convert(from, Location(path_of(target)), options);

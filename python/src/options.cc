@@ -145,6 +145,13 @@ void bind_load_options(nb::module_& m) {
   bind_reading(options);
   options.def_rw("own_rank", &LoadOptions::own_rank, nb::arg().none())
       .def_rw("cast", &LoadOptions::cast)
+      .def_prop_rw(
+          "rename", [](const LoadOptions& given) { return given.rename != nullptr; },
+          [](LoadOptions& given, nb::handle function) {
+            given.rename = nullptr;
+            if (!function.is_none()) given.rename = renaming(function);
+          },
+          nb::arg().none())
       .def_rw("differences", &LoadOptions::differences)
       .def_rw("sharded_only", &LoadOptions::sharded_only)
       .def_rw("objects_by_grid", &LoadOptions::objects_by_grid)

@@ -116,3 +116,52 @@ def test_a_large_conversion_streams_and_a_killed_one_leaves_nothing(tmp_path: pa
     assert not (tmp_path / "killed").exists()
     tilestone.gc(tmp_path / "killed", delete=True)
     assert sorted(os.listdir(tmp_path)) == ["ckpt", "hf"]
+
+
+def test_a_file_of_torch_save_becomes_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    weight = torch.randn(6, 4)
+    state = {"model": {"w": weight, "t": weight.t(), "n": torch.arange(3)}, "epoch": 3, "lr": [0.5]}
+    torch.save(state, tmp_path / "run.pt")
+    tilestone.convert(tmp_path / "run.pt", tmp_path / "ckpt")
+    loaded = tilestone.load(tmp_path / "ckpt")
+    assert torch.equal(loaded["model"]["t"], weight.t())
+    assert loaded["epoch"] == 3
+    assert loaded["lr"] == [0.5]
+    tilestone.convert(
+        tmp_path / "run.pt", tmp_path / "hf", format="safetensors", only="model", cast="bfloat16"
+    )
+    read = load_file(tmp_path / "hf" / "model.safetensors")
+    assert torch.equal(read["t"], weight.t().to(torch.bfloat16))
+    assert torch.equal(read["n"], torch.arange(3))
+    damaged = bytearray((tmp_path / "run.pt").read_bytes())
+    damaged[damaged.find(bytes(weight[2].numpy().tobytes()))] ^= 1
+    (tmp_path / "damaged.pt").write_bytes(damaged)
+    with pytest.raises(tilestone.CorruptError, match="checksum"):
+        tilestone.convert(tmp_path / "damaged.pt", tmp_path / "no")
+    torch.save({"f": print}, tmp_path / "unsafe.pt")
+    tilestone.convert(tmp_path / "unsafe.pt", tmp_path / "opaque")  # kept, never run
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_checkpoint_becomes_a_file_of_torch_save(tmp_path: pathlib.Path) -> None:
+    model = every_dtype() | {"scalar": torch.tensor(2.5)}
+    state = {"model": model, "groups": [{"lr": 0.5, "betas": (0.9, 0.99)}], "epoch": 3}
+    tilestone.save(state, tmp_path / "ckpt")
+    result = tilestone.convert(tmp_path / "ckpt", tmp_path / "run.pt")
+    assert result.format == "torch_save"
+    loaded = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert loaded["epoch"] == 3
+    assert loaded["groups"] == state["groups"]
+    assert loaded["model"].keys() == model.keys()
+    assert loaded["model"]["scalar"] == 2.5
+    for key, tensor in loaded["model"].items():
+        assert tensor.dtype == model[key].dtype
+        assert tensor.shape == model[key].shape
+        assert bits(tensor) == bits(model[key])
+    tilestone.convert(tmp_path / "run.pt", tmp_path / "back")
+    back = tilestone.load(tmp_path / "back")
+    assert back["groups"] == state["groups"]
+    assert all(bits(back["model"][key]) == bits(tensor) for key, tensor in model.items())
+    with pytest.raises(tilestone.AlreadyExistsError):
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "run.pt")
+    assert sorted(os.listdir(tmp_path)) == ["back", "ckpt", "run.pt"]

@@ -72,6 +72,7 @@ from tilestone._option_values import (
 from tilestone._placements import PlacementRules
 from tilestone._plugins import register_converter
 from tilestone._progress import Progress
+from tilestone._rename import add_prefix, strip_prefix
 from tilestone._session import Session
 from tilestone._stored_tensor import StoredTensor
 from tilestone._steps import BegunSave, begin_save
@@ -126,6 +127,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "abandon",
+    "add_prefix",
     "async_save",
     "begin_save",
     "convert",
@@ -141,5 +143,6 @@ __all__ = [
     "run_ranks",
     "save",
     "solo",
+    "strip_prefix",
     "unpublished",
 ]

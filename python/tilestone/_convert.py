@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import OpenOptions, Reading, Resources, checked
 from tilestone._progress import ProgressCallback, reporting
-
-Rename = Callable[[str], str] | Iterable[str | tuple[str, str]]
+from tilestone._rename import Rename, renaming
 
 
 def _texts(option: str, given: Iterable[str]) -> list[str]:
@@ -20,11 +19,6 @@ def _texts(option: str, given: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise InvalidArgumentError(f"{option} must be strings, not {text!r}")
     return texts
-
-
-def _rules(rename: Iterable[str | tuple[str, str]]) -> list[str]:
-    rules = [rename] if isinstance(rename, str) else list(rename)
-    return _texts("rename", ["=".join(r) if isinstance(r, tuple) else r for r in rules])
 
 
 def convert(
@@ -52,15 +46,16 @@ def convert(
     Args:
         source: a checkpoint, a folder of safetensors files (Hugging Face's too), or one such file.
         target: the directory of the new checkpoint, which must not exist.
-        format: "torch_dist", "zarr" or "safetensors". By default "safetensors" for a source in
+        format: "torch_dist", "zarr", "safetensors", or "torch_save", which makes one file. By default
+            "torch_save" if the target's name ends with .pt or .pth, "safetensors" for a source in
             torch_dist or zarr, otherwise "torch_dist".
         dialect: "pytorch" or "megatron"; by default the source's.
         keys: shell-style patterns: only matching keys of the source are copied.
         only: the part of the tree to copy, which becomes the whole: with "model", "model.w" becomes
             "w". In Megatron-Core's dialect, "model" selects all tensors but the optimizer's.
-        rename: a function from key to new key; or rules (regular expression, replacement), of which
-            the first one that is found in a key replaces what it finds ("\\1" is a group). An empty
-            new key leaves the tensor out.
+        rename: a function from key to new key, such as `tilestone.strip_prefix("module.")`; or pairs
+            (regular expression, replacement), of which the first one that is found in a key replaces
+            what it finds ("\\1" is a group). An empty new key leaves the tensor out.
         cast: the dtype, by its name or torch's own, to which tensors of float16, bfloat16, float32 and float64 are converted.
         shard_size: the bytes of tensors in one safetensors file; 0: one file.
         dry_run: check and list everything, but write nothing.
@@ -87,13 +82,11 @@ def convert(
         options.dialect = _options.word("dialect", dialect) if dialect else ""
         options.keys = _texts("keys", keys)
         options.only = _options.word("only", only) if only else ""
-        if rename is not None and not callable(rename):
-            options.rename = _rules(rename)
         if cast is not None:
             options.cast = str(cast).removeprefix("torch.")
         options.shard_bytes = _options.whole("shard_size", shard_size, 64)
         options.dry_run = _options.flag("dry_run", dry_run)
-        function = rename if callable(rename) else None
+        function = renaming("rename", rename)
         return _core.convert(
             _options.directory(source), _options.directory(target), options, function, sink
         )

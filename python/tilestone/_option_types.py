@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Resources,
     )
     from tilestone._progress import ProgressCallback
+    from tilestone._rename import Rename
 
 
 class SaveKeywords(TypedDict, total=False):
@@ -54,6 +55,7 @@ class LoadKeywords(TypedDict, total=False):
 
     cast: bool
     differences: Differences
+    rename: Rename | None
     own_rank: int | None
     allow_classes: Collection[str]
     checks: Checks

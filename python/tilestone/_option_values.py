@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError
+from tilestone._rename import Rename, renaming
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -511,6 +512,13 @@ class LoadOptions(_OfReads, _OfRanks):
     differences: Differences = _option(
         Differences(), _made(Differences),
         "what to do about differences between the templates and the checkpoint.",
+    )  # fmt: skip
+    rename: Rename | None = _option(
+        None, renaming,
+        """gives the checkpoint's keys the names that `state` has: a function of a key, such as
+        `tilestone.strip_prefix("_orig_mod.")`, or pairs (regular expression, replacement), of which
+        the first one that is found in a key replaces what it finds. An empty name hides the key.
+        Must be the same on every rank.""",
     )  # fmt: skip
     own_rank: int | None = _option(
         None, _optional(_options.whole),

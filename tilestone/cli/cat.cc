@@ -1,6 +1,7 @@
 // tilestone cat: the values of a tensor, of a slice of one, or of an object.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <complex>
 #include <cstring>
@@ -185,6 +186,44 @@ int cat_tensor(const Checkpoint& checkpoint, const StoredTensor& tensor,
   return kOk;
 }
 
+// A value as JSON. What JSON lacks becomes text: bytes, objects of classes, NaN, ints beyond 64
+// bits. Values that were read are not deeper than the reader allows.
+Json json_value(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::kNull:
+      return nullptr;
+    case Value::Kind::kBool:
+      return value.as_bool();
+    case Value::Kind::kInt:
+      return value.as_int();
+    case Value::Kind::kFloat:
+      if (std::isfinite(value.as_float())) return value.as_float();
+      break;
+    case Value::Kind::kString:
+      return value.as_string();
+    case Value::Kind::kList:
+    case Value::Kind::kTuple: {
+      Json out = Json::array();
+      for (const Value& item : value.items()) out.push_back(json_value(item));
+      return out;
+    }
+    case Value::Kind::kDict: {
+      Json out = Json::object();
+      for (const auto& [key, item] : value.as_dict()) {
+        out[key.kind() == Value::Kind::kString ? key.as_string() : to_string(key)] =
+            json_value(item);
+      }
+      return out;
+    }
+    case Value::Kind::kTensor:
+      return {{"dtype", to_string(value.as_tensor().dtype)},
+              {"shape", value.as_tensor().shape.span()}};
+    default:
+      break;
+  }
+  return to_string(value, SIZE_MAX);
+}
+
 // The key that Megatron-Core reserves for the common state.
 constexpr std::string_view kCommonKey = "common_state";
 
@@ -201,6 +240,57 @@ bool is_common(const Checkpoint& checkpoint, const CatOptions& options) {
   return options.common || (options.key == kCommonKey && has_common);
 }
 
+// ---- All keys below a prefix
+
+constexpr int64_t kShownElements = 16;  // larger tensors are only described
+
+// The keys that begin with the prefix and a separator, in natural order.
+std::vector<std::string> keys_below(const Checkpoint& checkpoint, std::string prefix) {
+  while (prefix.ends_with('.') || prefix.ends_with('/')) prefix.pop_back();
+  std::vector<std::string> keys = checkpoint.keys();
+  std::erase_if(keys, [&](const std::string& key) {
+    const bool is_below = key.size() > prefix.size() && key.starts_with(prefix) &&
+                          (key[prefix.size()] == '.' || key[prefix.size()] == '/');
+    return !is_below;
+  });
+  std::sort(keys.begin(), keys.end(),
+            [](const std::string& a, const std::string& b) { return natural_less(a, b); });
+  return keys;
+}
+
+int cat_below(const Checkpoint& checkpoint, const std::vector<std::string>& keys,
+              const CatOptions& options) {
+  if (!options.slice.empty() || !options.npy.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "--slice and --npy need the key of one tensor")
+        .with_key(options.key);
+  }
+  Json out = {{"key", options.key}, {"entries", Json::object()}};
+  for (const std::string& key : keys) {
+    const StoredTensor* tensor = checkpoint.metadata().find_tensor(key);
+    if (tensor == nullptr) {
+      const Value value = checkpoint.read_object(key);
+      out["entries"][key] = json_value(value);
+      if (!options.json) {
+        fmt::print("{}: {}\n", printable(key), to_string(value, options.all ? SIZE_MAX : 4096));
+      }
+      continue;
+    }
+    Json entry = {{"dtype", to_string(tensor->dtype)}, {"shape", tensor->shape.span()}};
+    std::string text = fmt::format("{} {}", to_string(tensor->dtype), shape_text(tensor->shape));
+    const int64_t count = numel(tensor->shape);
+    if (count <= kShownElements || options.all) {
+      const TensorView data =
+          read_converted(options, *tensor, Box::whole(tensor->shape), printed_as(tensor->dtype));
+      entry["values"] = json_values(data, 0, 0, count);
+      text += " " + entry["values"].dump(-1, ' ', false, Json::error_handler_t::replace);
+    }
+    out["entries"][key] = std::move(entry);
+    if (!options.json) fmt::print("{}: {}\n", printable(key), text);
+  }
+  if (options.json) fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return kOk;
+}
+
 int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
   const bool common = is_common(checkpoint, options);
   const Value value = common ? read_common(checkpoint) : checkpoint.read_object(options.key);
@@ -213,6 +303,7 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
   if (options.json) {
     const Json out = {{"key", common ? kCommonKey : options.key},
                       {"kind", to_string(value.kind())},
+                      {"value", json_value(value)},
                       {"repr", text}};
     fmt::print("{}\n", out.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else {
@@ -231,7 +322,9 @@ int cat(const CatOptions& options) {
   }
   if (!is_common(checkpoint, options) &&
       checkpoint.metadata().find_object(options.key) == nullptr) {
-    refuse_key(checkpoint, options.key);
+    const std::vector<std::string> below = keys_below(checkpoint, options.key);
+    if (below.empty()) refuse_key(checkpoint, options.key);
+    return cat_below(checkpoint, below, options);
   }
   return cat_object(checkpoint, options);
 }

@@ -93,6 +93,13 @@ struct DuOptions {
 };
 int du(const DuOptions& options);
 
+struct LayoutOptions {
+  std::string path;
+  bool follow_links = false;
+  std::string output = "layout.html";  // "-": standard output
+};
+int layout(const LayoutOptions& options);
+
 struct GcOptions {
   Targets at;
   bool remove = false;

@@ -10,7 +10,6 @@
 
 #include "tilestone/cli/cli_testing.h"
 #include "tilestone/cli/key_tree.h"
-#include "tilestone/cli/natural.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
 #include "tilestone/tilestone.h"
@@ -219,6 +218,78 @@ TEST_F(Convert, APatternThatMatchesNothingIsAUsageError) {
   const Ran ran = tilestone_command({"ls", at("ckpt"), "model.layers.0.wieght"});
   EXPECT_EQ(ran.code, kUsage);
   EXPECT_THAT(ran.err, HasSubstr("model.layers.0.weight"));
+}
+
+TEST_F(Convert, TheLayoutIsAPageOfRanksFilesAndTensors) {
+  const Ran ran = tilestone_command({"layout", at("ckpt"), "-o", at("layout.html")});
+  EXPECT_EQ(ran.code, kOk) << ran.err;
+  std::ifstream file(at("layout.html"));
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_THAT(page, AllOf(HasSubstr("What each rank wrote"), HasSubstr("What each file holds"),
+                          HasSubstr(">rank 1</text>"), HasSubstr("How tensors are divided"),
+                          HasSubstr("model.layers.0.weight")));
+  EXPECT_EQ(tilestone_command({"layout", at("ckpt"), "-o", at("no/page.html")}).code, kIoFailed);
+}
+
+TEST_F(Convert, AnUnknownCommandIsAnsweredWithTheNearestOne) {
+  const Ran ran = tilestone_command({"inspct", at("ckpt")});
+  EXPECT_EQ(ran.code, kUsage);
+  EXPECT_EQ(ran.err, "tilestone: there is no command \"inspct\"; did you mean \"inspect\"?\n");
+  EXPECT_THAT(tilestone_command({"conv", "a", "b"}).err, HasSubstr("did you mean \"convert\"?"));
+  EXPECT_THAT(tilestone_command({"frobnicate"}).err, HasSubstr("`tilestone --help` lists them"));
+}
+
+TEST_F(Convert, EachCommandsHelpHasTheExitCodes) {
+  for (const char* command : {"ls", "convert", "diff", "du", "verify"}) {
+    EXPECT_THAT(tilestone_command({command, "--help"}).out, HasSubstr("4 unsafe content"))
+        << command;
+  }
+}
+
+TEST_F(Convert, CompletionKnowsCommandsAndTheirOptions) {
+  for (const char* shell : {"bash", "zsh"}) {
+    const Ran ran = tilestone_command({"completion", shell});
+    EXPECT_EQ(ran.code, kOk);
+    EXPECT_THAT(ran.out, AllOf(HasSubstr("ls inspect verify"), HasSubstr("--shard-size"),
+                               HasSubstr("complete -o default -F _tilestone tilestone")));
+  }
+  EXPECT_EQ(tilestone_command({"completion", "fish"}).code, kUsage);
+}
+
+TEST_F(Convert, CatOfTheBeginningOfKeysPrintsASubtree) {
+  const Ran ran = tilestone_command({"cat", at("ckpt"), "model"});
+  EXPECT_EQ(ran.code, kOk);
+  EXPECT_THAT(ran.out, HasSubstr("model.head: bfloat16 [5] [1.0,1.0,1.0,1.0,1.0]\n"));
+  EXPECT_THAT(ran.out, HasSubstr("model.layers.10.weight: float32 [4, 6]\n"));
+  const json out = json::parse(tilestone_command({"cat", at("ckpt"), "optimizer", "--json"}).out);
+  EXPECT_EQ(out["entries"]["optimizer.step"]["values"], json::parse("[7]"));
+  EXPECT_EQ(tilestone_command({"cat", at("ckpt"), "mod"}).code, kUsage);
+}
+
+TEST_F(Convert, CatOfAnObjectAsJsonHasItsValue) {
+  const Value value =
+      Value::dict({{"a", Value::list({1, 2.5, "x", nullptr, true})}, {"b", Value::tuple({})}});
+  StateDict state;
+  state["wrapped"] = ShardedObject::make("w", value, {1}, {0});
+  save(state, at("objects"));
+  const json out =
+      json::parse(tilestone_command({"cat", at("objects"), "w/shard_0_1", "--json"}).out);
+  EXPECT_EQ(out["value"], json::parse(R"({"a": [1, 2.5, "x", null, true], "b": []})"));
+}
+
+TEST_F(Convert, NoCheckpointLooksBeforeItSpeaks) {
+  save_to("step-9", 0);
+  save_to("step-100", 0);
+  const Ran above = tilestone_command({"ls", folder_.string()});
+  EXPECT_EQ(above.code, kIoFailed);
+  EXPECT_THAT(above.err, HasSubstr("3 subdirectories are checkpoints, the last is step-100"));
+  fs::create_directories(folder_ / "stock");
+  std::ofstream(folder_ / "stock" / "__0_0.distcp") << "x";
+  EXPECT_THAT(tilestone_command({"ls", at("stock")}).err, HasSubstr("no .metadata"));
+  fs::create_directories(folder_ / "torch");
+  std::ofstream(folder_ / "torch" / "model.pt") << "x";
+  EXPECT_THAT(tilestone_command({"ls", at("torch")}).err,
+              HasSubstr("model.pt looks like a file of torch.save"));
 }
 
 TEST(NaturalOrder, NumbersAreComparedByValue) {

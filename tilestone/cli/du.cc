@@ -11,7 +11,6 @@
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/key_tree.h"
-#include "tilestone/cli/natural.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"

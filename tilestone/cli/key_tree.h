@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 
-#include "tilestone/cli/natural.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {

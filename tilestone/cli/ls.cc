@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tilestone/cli/commands.h"
-#include "tilestone/cli/natural.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"

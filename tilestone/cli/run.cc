@@ -1,6 +1,7 @@
 #include "tilestone/cli/run.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <functional>
@@ -10,12 +11,20 @@
 #include <vector>
 
 #include "tilestone/cli/commands.h"
+#include "tilestone/cli/completion.h"
+#include "tilestone/cli/output.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {
 namespace {
 
 using Command = std::function<int()>;
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 ok; 1 damaged, or different (diff); 2 usage error, or a key or pattern that is "
+    "not "
+    "in the checkpoint; 3 no checkpoint, one that is in the way, a save under way, or I/O error; 4 "
+    "unsafe content; 130 interrupted.";
 
 template <typename Options>
 void add_path(CLI::App& app, Options& options, const char* name = "checkpoint",
@@ -79,7 +88,8 @@ Command add_verify(CLI::App& app) {
 Command add_cat(CLI::App& app) {
   auto options = std::make_shared<CatOptions>();
   add_path(app, *options);
-  auto* key = app.add_option("key", options->key, "The key, as `tilestone ls` shows it");
+  auto* key = app.add_option("key", options->key,
+                             "The key, as `tilestone ls` shows it, or the beginning of keys");
   auto* common = app.add_flag("--common", options->common,
                               "Print the common state of a checkpoint in Megatron-Core's dialect");
   common->excludes(key);
@@ -108,9 +118,11 @@ Command add_convert(CLI::App& app) {
       ->required();
   app.add_flag("--follow-links", command->follow_links,
                "Read files through any symbolic link; use it only if you trust the links");
-  app.add_option("--to", command->format,
-                 "Format: safetensors, torch_dist or zarr. Default: safetensors, or torch_dist if "
-                 "the source is not a checkpoint of torch_dist or zarr");
+  app.add_option(
+      "--to", command->format,
+      "Format: safetensors, torch_dist, zarr or torch_save. Default: torch_save for a target "
+      "named .pt or .pth; safetensors, or torch_dist if "
+      "the source is not a checkpoint of torch_dist or zarr");
   app.add_option("--dialect", command->dialect, "pytorch or megatron. Default: the source's");
   app.add_option("--keys", command->keys,
                  "Convert only keys of the source that match one of these patterns (*, ?, [...])");
@@ -159,6 +171,32 @@ Command add_du(CLI::App& app) {
   app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   app.add_flag("--json", options->json, "Print JSON");
   return [options] { return du(*options); };
+}
+
+Command add_layout(CLI::App& app) {
+  auto options = std::make_shared<LayoutOptions>();
+  add_path(app, *options);
+  app.add_option("-o,--output", options->output,
+                 "The page (default: layout.html; -: standard output)");
+  return [options] { return layout(*options); };
+}
+
+// Ordinary options and flags of each command, for the shells.
+Command add_completion(CLI::App& app) {
+  auto shell = std::make_shared<std::string>();
+  app.add_option("shell", *shell, "bash or zsh")->required()->check(CLI::IsMember({"bash", "zsh"}));
+  return [shell, &app] {
+    std::vector<CommandWords> commands;
+    for (const CLI::App* sub :
+         app.get_parent()->get_subcommands([](const CLI::App*) { return true; })) {
+      CommandWords& words = commands.emplace_back();
+      words.name = sub->get_name();
+      for (const CLI::Option* option : sub->get_options()) {
+        for (const std::string& name : option->get_lnames()) words.options.push_back("--" + name);
+      }
+    }
+    return completion(*shell, commands);
+  };
 }
 
 Command add_gc(CLI::App& app) {
@@ -214,9 +252,41 @@ int failed(const Error& error) {
   return exit_code(error.code());
 }
 
+// The name that the user may have meant; "": none is similar.
+std::string nearest_command(const CLI::App& app, const std::string& given) {
+  std::string best;
+  size_t least = 3;  // changes of letters
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string& name = sub->get_name();
+    const size_t changes = given.size() > 1 && name.starts_with(given) ? 0 : edits(given, name);
+    if (changes >= least) continue;
+    least = changes;
+    best = name;
+  }
+  return best;
+}
+
+// A first word that is no command.
+bool is_unknown_command(const CLI::App& app, const char* word) {
+  if (word == nullptr || word[0] == '-') return false;
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  return std::none_of(commands.begin(), commands.end(),
+                      [&](const CLI::App* sub) { return sub->get_name() == word; });
+}
+
 // CLI11 has its own exit codes. Help and version are 0; everything else is a usage error.
-int parse_failed(const CLI::App& app, const CLI::ParseError& error) {
+int parse_failed(const CLI::App& app, const CLI::ParseError& error, const char* first_word) {
   try {
+    if (is_unknown_command(app, first_word)) {
+      const std::string meant = nearest_command(app, first_word);
+      std::fputs(("tilestone: there is no command \"" + printable(first_word) + "\"" +
+                  (meant.empty() ? "; `tilestone --help` lists them"
+                                 : "; did you mean \"" + meant + "\"?") +
+                  "\n")
+                     .c_str(),
+                 stderr);
+      return kUsage;
+    }
     return with_output_written([&] { return app.exit(error) == 0 ? kOk : kUsage; });
   } catch (const Error& unwritten) {
     return failed(unwritten);
@@ -253,12 +323,11 @@ int run(int argc, const char* const* argv) {
   CLI::App app("Tilestone: shows what is in a checkpoint and whether it is intact.", "tilestone");
   app.set_version_flag("--version", std::string("tilestone ") + kVersion);
   app.require_subcommand(1);
-  app.footer(
-      "Exit codes: 0 ok, 1 damaged or different, 2 usage error or unknown key, 3 no checkpoint, a "
-      "save under way or I/O error, 4 unsafe content, 130 interrupted.");
+  app.footer(kExitCodes);
   std::vector<std::pair<CLI::App*, Command>> commands;
   const auto add = [&](const char* name, const char* what, Command (*declare)(CLI::App&)) {
     CLI::App* sub = app.add_subcommand(name, what);
+    sub->footer(kExitCodes);
     commands.emplace_back(sub, declare(*sub));
   };
   add("ls", "List keys with dtype, shape, shards and bytes, or the steps of a run", add_ls);
@@ -269,13 +338,16 @@ int run(int argc, const char* const* argv) {
       add_convert);
   add("diff", "Compare two checkpoints: keys, shapes, dtypes and values", add_diff);
   add("du", "Show the bytes by prefix of the keys, by rank or by file", add_du);
+  add("layout", "Draw which rank and which file holds what, as a page of HTML", add_layout);
   add("publish", "Publish a save without a communicator, after all ranks have written",
       add_publish);
   add("gc", "List or remove the files that failed saves have left", add_gc);
+  add("completion", "Print a script that completes commands and options: bash, zsh",
+      add_completion);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return parse_failed(app, error);
+    return parse_failed(app, error, argc > 1 ? argv[1] : nullptr);
   }
   try {
     for (const auto& [sub, command] : commands) {

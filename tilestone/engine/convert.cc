@@ -10,10 +10,11 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/convert_source_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/rename_rules_internal.h"
 #include "tilestone/engine/save.h"
-#include "tilestone/engine/stored_source_internal.h"
+#include "tilestone/engine/torch_save_file_internal.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/state/sharded.h"
@@ -24,16 +25,18 @@ namespace {
 
 constexpr std::string_view kMegatron = "megatron";
 constexpr std::string_view kSafetensors = "safetensors";
+constexpr std::string_view kTorchSave = "torch_save";  // one file; not a format of saves
 
 // A tensor or object of the source that goes into the new checkpoint.
 struct Chosen {
   std::string from;
   std::string to;
-  Path path;                             // in the new tree; empty: at the top under its key
-  const StoredTensor* tensor = nullptr;  // one of these two
-  const StoredObject* object = nullptr;
-  uint32_t index = 0;             // of the tensor, into Metadata::tensors
-  DType dtype = DType::kFloat32;  // of the tensor, as it is written
+  Path path;  // in the new tree; empty: at the top under its key
+  const SourceEntry* entry = nullptr;
+  DType dtype = DType::kFloat32;  // of a tensor, as it is written
+
+  bool is_tensor() const { return entry->tensor != nullptr; }
+  TensorView tensor() const { return entry->tensor(dtype); }
 };
 
 bool is_cast(DType dtype) {
@@ -46,6 +49,10 @@ bool matches(const std::vector<std::string>& patterns, const std::string& key) {
          std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
            return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
          });
+}
+
+bool is_torch_save_name(const std::string& path) {
+  return path.ends_with(".pt") || path.ends_with(".pth");
 }
 
 // The path of a renamed key: as much of the old path as the new key still begins with, and the rest
@@ -67,13 +74,12 @@ Path renamed_path(const Path& path, const std::string& from, const std::string& 
 // The part of the tree that ConvertOptions::only names.
 class PartOfTree {
  public:
-  PartOfTree(const Opened& opened, const std::string& name) : name_(name), prefix_(name + ".") {
+  PartOfTree(const ConvertSource& source, const std::string& name)
+      : name_(name), prefix_(name + ".") {
     if (name.empty()) return;
-    const auto is_below = [&](const auto& item) { return item.key.starts_with(prefix_); };
-    const Metadata& metadata = opened.metadata;
-    strips_ = std::any_of(metadata.tensors.begin(), metadata.tensors.end(), is_below) ||
-              std::any_of(metadata.objects.begin(), metadata.objects.end(), is_below);
-    if (strips_ || (name == "model" && opened.dialect->name() == kMegatron)) return;
+    strips_ = std::any_of(source.entries.begin(), source.entries.end(),
+                          [&](const SourceEntry& entry) { return entry.key.starts_with(prefix_); });
+    if (strips_ || (name == "model" && source.dialect == kMegatron)) return;
     throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
         .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
   }
@@ -112,24 +118,24 @@ class PartOfTree {
 
 class Conversion {
  public:
-  Conversion(const Location& from, const ConvertOptions& options)
-      : options_(options), source_(StoredSource::open(from, open_options(options))) {
+  Conversion(const Location& from, const std::string& target, const ConvertOptions& options)
+      : options_(options), source_(open_source(from, options)) {
     choose();
-    pick_format();
+    pick_format(target);
   }
 
   ConvertResult result() const {
     ConvertResult result;
-    result.format = format_->name();
+    result.format = one_file_ ? kTorchSave : format_->name();
     result.dialect = dialect_->name();
     result.left_out = left_out_;
     result.has_common = has_common();
     for (const Chosen& chosen : chosen_) {
-      ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = chosen.object != nullptr};
-      if (chosen.tensor != nullptr) {
-        key.from_dtype = chosen.tensor->dtype;
+      ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = !chosen.is_tensor()};
+      if (chosen.is_tensor()) {
+        key.from_dtype = chosen.entry->dtype;
         key.dtype = chosen.dtype;
-        key.shape = chosen.tensor->shape;
+        key.shape = chosen.entry->shape;
         if (const auto file = files_.find(chosen.to); file != files_.end()) key.file = file->second;
         result.bytes += static_cast<uint64_t>(numel(key.shape)) * itemsize(key.dtype);
       }
@@ -137,6 +143,8 @@ class Conversion {
     }
     return result;
   }
+
+  bool is_one_file() const { return one_file_; }
 
   StateDict state() {
     if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
@@ -147,8 +155,7 @@ class Conversion {
       return itemsize(a->dtype) > itemsize(b->dtype);
     });
     StateDict state;
-    for (const Chosen* chosen : order)
-      state.entries().emplace_back(chosen->to, source_->tensor(chosen->index, chosen->dtype));
+    for (const Chosen* chosen : order) state.entries().emplace_back(chosen->to, chosen->tensor());
     return state;
   }
 
@@ -162,57 +169,42 @@ class Conversion {
     options.timeout = options_.timeout;
     options.progress = options_.progress;
     options.interrupt = options_.interrupt;
-    if (const auto& manifest = source_->opened().manifest)
-      options.attributes = manifest->attributes;
+    options.attributes = source_.attributes;
     for (const Chosen& chosen : chosen_) {
-      const auto found = source_->metadata().attributes.find(chosen.from);
-      if (found == source_->metadata().attributes.end()) continue;
+      const auto found = source_.tensor_attributes.find(chosen.from);
+      if (found == source_.tensor_attributes.end()) continue;
       options.tensor_attributes.emplace(chosen.to, found->second);
     }
     return options;
   }
 
   // What a save checks first, for a conversion that does not save.
-  void check(const StateDict& state) const { format_->check(dialect_->to_items(state, *format_)); }
-
- private:
-  static OpenOptions open_options(const ConvertOptions& options) {
-    OpenOptions open;
-    open.reading = options.reading;
-    open.checks = options.checks;
-    open.resources.threads = options.resources.threads;
-    open.interrupt = options.interrupt;
-    return open;
+  void check(const StateDict& state) const {
+    if (one_file_) return check_torch_save(state);
+    format_->check(dialect_->to_items(state, *format_));
   }
 
+ private:
   void choose() {
-    const Metadata& metadata = source_->metadata();
-    const PartOfTree part(source_->opened(), options_.only);
+    const PartOfTree part(source_, options_.only);
     const RenameRules rules(options_.rename);
-    const auto add = [&](Chosen chosen, const Path& path) {
-      auto inside = part.find(chosen.from, path, chosen.object != nullptr);
-      if (inside && matches(options_.keys, chosen.from)) {
+    for (const SourceEntry& entry : source_.entries) {
+      Chosen chosen{.from = entry.key, .to = {}, .path = {}, .entry = &entry};
+      auto inside = part.find(entry.key, entry.path, !chosen.is_tensor());
+      if (inside && matches(options_.keys, entry.key)) {
         chosen.to = rules.apply(inside->first);
         if (options_.rename_by && !chosen.to.empty()) chosen.to = options_.rename_by(chosen.to);
       }
       if (chosen.to.empty()) {
         ++left_out_;
-        return;
+        continue;
       }
       chosen.path = renamed_path(inside->second, inside->first, chosen.to);
+      chosen.dtype = options_.cast && is_cast(entry.dtype) ? *options_.cast : entry.dtype;
       chosen_.push_back(std::move(chosen));
-    };
-    for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
-      const StoredTensor& tensor = metadata.tensors[i];
-      Chosen chosen{.from = tensor.key, .to = {}, .path = {}, .tensor = &tensor, .index = i};
-      chosen.dtype = options_.cast && is_cast(tensor.dtype) ? *options_.cast : tensor.dtype;
-      add(std::move(chosen), tensor.path);
     }
-    for (const StoredObject& object : metadata.objects) {
-      add({.from = object.key, .to = {}, .path = {}, .object = &object}, object.path);
-    }
-    dict_keys_ = part.keys(metadata.dict_keys);
-    if (part.takes_common() && options_.keys.empty()) common_ = source_->common();
+    dict_keys_ = part.keys(source_.dict_keys);
+    if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
     if (chosen_.empty() && !has_common()) {
       throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
                                                    std::to_string(left_out_) +
@@ -232,13 +224,14 @@ class Conversion {
 
   bool has_common() const { return common_ && !common_->as_dict().empty(); }
 
-  void pick_format() {
-    const Opened& opened = source_->opened();
+  // `target`: the path of the new checkpoint.
+  void pick_format(const std::string& target) {
     std::string name = options_.format;
+    if (name.empty() && is_torch_save_name(target)) name = kTorchSave;
     if (name.empty()) {
       const auto saved = known_formats();
       const bool is_saved = std::any_of(saved.begin(), saved.end(), [&](const auto& format) {
-        return format->name() == opened.format->name();
+        return format->name() == source_.format;
       });
       name = is_saved ? kSafetensors : "torch_dist";
     }
@@ -246,7 +239,7 @@ class Conversion {
       check_for_safetensors();
       std::vector<SafetensorsTensor> tensors;
       for (const Chosen& chosen : chosen_) {
-        const uint64_t elements = static_cast<uint64_t>(numel(chosen.tensor->shape));
+        const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
         tensors.push_back({chosen.to, elements * itemsize(chosen.dtype)});
       }
       files_ =
@@ -259,9 +252,14 @@ class Conversion {
       throw Error(ErrorCode::kInvalidArgument,
                   "shard_size is only for safetensors, but the new checkpoint is in " + name);
     }
+    one_file_ = name == kTorchSave;
+    if (one_file_) {
+      format_ = format_named("torch_dist");  // the tree is the same
+      dialect_ = pytorch_dialect();
+      return;
+    }
     format_ = format_named(name);
-    dialect_ = dialect_named(options_.dialect.empty() ? opened.dialect->name()
-                                                      : std::string_view(options_.dialect));
+    dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
   }
 
   void check_for_safetensors() const {
@@ -277,12 +275,12 @@ class Conversion {
           .with_hint(kHint);
     }
     for (const Chosen& chosen : chosen_) {
-      if (chosen.object != nullptr) {
+      if (!chosen.is_tensor()) {
         throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
             .with_key(chosen.from)
             .with_hint(kHint);
       }
-      check_safetensors(chosen.to, chosen.dtype, chosen.tensor->shape);
+      check_safetensors(chosen.to, chosen.dtype, chosen.entry->shape);
     }
   }
 
@@ -293,7 +291,7 @@ class Conversion {
     const std::string_view place =
         std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
     const size_t between = place.find('_');
-    return ShardedObject::make(std::string(grid), source_->object(*chosen.object),
+    return ShardedObject::make(std::string(grid), chosen.entry->object(),
                                numbers(place.substr(between + 1)),
                                numbers(place.substr(0, between)));
   }
@@ -324,8 +322,8 @@ class Conversion {
     items.common = common_;
     StateDict entities;
     for (const Chosen& chosen : chosen_) {
-      if (chosen.tensor != nullptr) {
-        TensorView view = source_->tensor(chosen.index, chosen.dtype);
+      if (chosen.is_tensor()) {
+        TensorView view = chosen.tensor();
         const Box whole = Box::whole(view.shape);
         if (wraps) {
           entities[chosen.to] = ShardedTensor::from_box(chosen.to, view, view.shape, whole);
@@ -342,7 +340,7 @@ class Conversion {
         ObjectItem item;
         item.key = chosen.to;
         item.path = chosen.path;
-        item.value = source_->object(*chosen.object);
+        item.value = chosen.entry->object();
         items.objects.push_back(std::move(item));
       }
     }
@@ -352,11 +350,12 @@ class Conversion {
   }
 
   const ConvertOptions& options_;
-  const std::shared_ptr<StoredSource> source_;
+  const ConvertSource source_;
   std::vector<Chosen> chosen_;  // sorted by `to`
   uint64_t left_out_ = 0;
   std::optional<Value> common_;
   TreeKeys dict_keys_;
+  bool one_file_ = false;  // a file of torch.save
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
@@ -369,11 +368,13 @@ ConvertResult convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   try {
-    engine::Conversion conversion(source, options);
+    engine::Conversion conversion(source, target.describe(), options);
     ConvertResult result = conversion.result();
     const StateDict state = conversion.state();
     if (options.dry_run) {
       conversion.check(state);
+    } else if (conversion.is_one_file()) {
+      engine::write_torch_save(state, target, conversion.save_options());
     } else {
       save(state, target, conversion.save_options());
     }

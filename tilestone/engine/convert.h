@@ -30,7 +30,8 @@ RenameRule parse_rename_rule(const std::string& text);
 std::vector<RenameRule> parse_rename_rules(const std::string& text);
 
 struct ConvertOptions {
-  // "torch_dist", "zarr" or "safetensors". "": safetensors for a source in torch_dist or zarr, else
+  // "torch_dist", "zarr", "safetensors", or "torch_save", which makes one file. "": torch_save if
+  // the target's name ends with .pt or .pth; safetensors for a source in torch_dist or zarr; else
   // torch_dist.
   std::string format = {};
   std::string dialect = {};            // "": the source's

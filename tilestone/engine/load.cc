@@ -21,9 +21,11 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
+#include "tilestone/engine/read/missing_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
+#include "tilestone/engine/read/renamed_internal.h"
 #include "tilestone/engine/read/requested_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -186,6 +188,7 @@ class LoadByRounds::Loading {
 
   void open() {
     opened_ = open_description(std::move(description_), options().format);
+    if (options().rename) rename_keys(opened_.metadata, options().rename);
     if (held_ != nullptr) return;
     held_ = hold(location_->shared());
     expect_same_checkpoint(*held_, opened_);
@@ -246,6 +249,7 @@ class LoadByRounds::Loading {
   Wanted choose(Deadline deadline) {
     if (!options().checks.access) choose_items(deadline);
     const std::vector<TensorItem>& read = requested_.begin_reading();
+    expect_requested(read);
     make_context(requested_.items(), deadline);
     if (asked_.wanted == nullptr) give_memory(requested_.items(), *context_);
     message_ = requested_.message(opened_.metadata, options());
@@ -286,6 +290,17 @@ class LoadByRounds::Loading {
       for (const Piece& piece : item.pieces) bytes += piece.data.bytes();
     }
     return bytes;
+  }
+
+  // If some keys are missing, the error about all of them says more than the one about the first.
+  void expect_requested(const std::vector<TensorItem>& read) const {
+    if (asked_.wanted == nullptr) return;
+    if (options().differences.not_in_checkpoint != Differences::Policy::kError) return;
+    std::vector<std::string> objects;
+    for (const ObjectItem& item : requested_.items().objects) {
+      if (requested_.is_read(item, opened_.metadata)) objects.push_back(item.key);
+    }
+    expect_all_stored(read, objects, opened_.metadata);
   }
 
   // The objects that are read. `items`: where they go.

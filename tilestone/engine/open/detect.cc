@@ -6,6 +6,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/look_around_internal.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
@@ -209,6 +210,8 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   } else if (const std::string unpublished = unpublished_text(storage, names, notes.attempts);
              !unpublished.empty()) {
     error.with_hint(unpublished);
+  } else if (!is_saved_to(storage)) {
+    error.with_hint(look_around(storage, names));
   }
   throw std::move(error);
 }

@@ -1,5 +1,6 @@
 #include "tilestone/engine/read/findings_internal.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <unordered_set>
@@ -142,10 +143,19 @@ std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
 }
 
 [[noreturn]] void refuse(const std::vector<std::string>& keys) {
-  throw Error(ErrorCode::kMismatch,
-              "the checkpoint holds keys that are not requested: " + list_keys(keys))
-      .with_key(keys.front())
-      .with_hint("not_requested = \"report\" or \"ignore\" loads without them");
+  // torch's schedulers add it to the optimizer's param_groups.
+  const auto of_scheduler = std::find_if(keys.begin(), keys.end(), [](const std::string& key) {
+    return key.ends_with(".initial_lr");
+  });
+  const std::string hint = "not_requested = \"report\" or \"ignore\" loads without them";
+  throw Error(ErrorCode::kMismatch, "the checkpoint holds " + std::to_string(keys.size()) +
+                                        " keys that are not requested: " + list_keys(keys))
+      .with_key(of_scheduler == keys.end() ? keys.front() : *of_scheduler)
+      .with_hint(of_scheduler == keys.end()
+                     ? hint
+                     : "initial_lr is set by a learning-rate scheduler: make the scheduler before "
+                       "the load; or " +
+                           hint);
 }
 
 void warn(const std::vector<std::string>& keys, const std::string& what) {

@@ -246,6 +246,9 @@ struct LoadOptions {
   Reading reading = {};
   Resources resources = {};
   double timeout = kDefaultTimeout;  // as in SaveOptions
+  // Names each key of the checkpoint as `wanted` names it; "": the key is hidden. Must be the same
+  // function on all ranks. Keys of a common state keep their names.
+  std::function<std::string(const std::string&)> rename = nullptr;
   // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
   // does not name it: an optimizer without state does not know the names of its state yet.
   std::vector<Path> subtrees = {};

@@ -80,7 +80,7 @@ class ValueWriter {
     put(value, 0);
     return std::move(out_).finish();
   }
-  const std::vector<Bytes>& records() const { return records_; }
+  std::vector<TensorView>& tensors() { return tensors_; }
 
  private:
   void put(const Value& value, uint32_t depth) {
@@ -174,8 +174,8 @@ class ValueWriter {
     out_.op(op::kBuild);
   }
   void put_tensor(const TensorView& tensor, Autograd autograd) {
-    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(records_.size()), autograd);
-    records_.push_back(packed(tensor));
+    write_tensor_node(out_, tensor.dtype, tensor.shape, std::to_string(tensors_.size()), autograd);
+    tensors_.push_back(tensor);
   }
   void put_opaque(const Opaque& opaque, uint32_t depth) {
     out_.global(opaque.module, opaque.name);
@@ -196,7 +196,7 @@ class ValueWriter {
   PickleWriter out_;
   std::unordered_set<const void*> repeated_;
   std::unordered_map<const void*, uint32_t> memo_;  // of repeated parts
-  std::vector<Bytes> records_;
+  std::vector<TensorView> tensors_;                 // by record
 };
 
 }  // namespace
@@ -244,10 +244,18 @@ Bytes write_archive(const Value& value) {
   }
   ValueWriter writer(protocol_of(value));
   add_fixed_records(archive, writer.write(value));
-  for (size_t i = 0; i < writer.records().size(); ++i) {
-    archive.add("archive/data/" + std::to_string(i), writer.records()[i]);
+  for (size_t i = 0; i < writer.tensors().size(); ++i) {
+    archive.add("archive/data/" + std::to_string(i), packed(writer.tensors()[i]));
   }
   return std::move(archive).finish();
+}
+
+PickledValue pickle_value(const Value& value) {
+  ValueWriter writer(protocol_of(value));
+  PickledValue pickled;
+  pickled.pickle = writer.write(value);
+  pickled.tensors = std::move(writer.tensors());
+  return pickled;
 }
 
 }  // namespace tilestone::archive

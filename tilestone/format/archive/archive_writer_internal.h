@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "tilestone/format/format.h"
 #include "tilestone/state/value.h"
@@ -46,5 +47,13 @@ class TensorArchives {
 
 // Error(kInvalidArgument) for a value that can't be pickled; see check_value().
 Bytes write_archive(const Value& value);
+
+// A value as a pickle, and its tensors, whose elements are the records "data/0", "data/1", ...:
+// for a writer that streams them. The elements are not read; the views share the value's owners.
+struct PickledValue {
+  Bytes pickle;
+  std::vector<TensorView> tensors;
+};
+PickledValue pickle_value(const Value& value);
 
 }  // namespace tilestone::archive

@@ -52,8 +52,7 @@ uint64_t padding_field(uint64_t offset) {
 
 }  // namespace
 
-uint64_t ZipWriter::add_header(Record record) {
-  record.header_offset = head_.size();
+void ZipWriter::append_header(Bytes& head, const Record& record) {
   const uint64_t flags = kFlagUtf8 | (record.deferred ? kFlagDescriptor : 0);
   const bool wide = is_wide(record.size);
   const uint64_t extra64 = wide ? kExtraHeader + 16 : 0;
@@ -61,15 +60,20 @@ uint64_t ZipWriter::add_header(Record record) {
       record.header_offset + kLocalHeaderSize + record.name.size() + extra64;
   const uint64_t padding = padding_field(before_padding);
   const uint64_t size = wide ? kMax32 : record.deferred ? 0 : record.size;
-  LittleEndian out(head_);
+  LittleEndian out(head);
   out.u32(kLocalHeader).u16(wide ? kVersion64 : kVersion).u16(flags).u16(kStored).u32(0);
   out.u32(record.deferred ? 0 : record.crc32).u32(size).u32(size);
   out.u16(record.name.size()).u16(extra64 + padding).raw(as_bytes(record.name));
   if (wide) out.u16(kExtra64).u16(16).u64(record.size).u64(record.size);
   if (padding > 0) {
     out.u16(kExtraPadding).u16(padding - kExtraHeader);
-    head_.resize(head_.size() + padding - kExtraHeader);
+    head.resize(head.size() + padding - kExtraHeader);
   }
+}
+
+uint64_t ZipWriter::add_header(Record record) {
+  record.header_offset = head_.size();
+  append_header(head_, record);
   records_.push_back(std::move(record));
   return head_.size();
 }
@@ -142,6 +146,37 @@ uint64_t ZipWriter::append_directory(Bytes& bytes, std::span<const Record> recor
   const uint64_t count = std::min<uint64_t>(records.size(), kMax16);
   out.u32(kEnd).u16(0).u16(0).u16(count).u16(count).u32(narrow(size)).u32(narrow(offset)).u16(0);
   return last_crc32_at;
+}
+
+Bytes ZipStream::begin(std::string name, uint64_t size) {
+  ZipWriter::Record record{std::move(name), position_, size, 0, size > 0};
+  Bytes head;
+  ZipWriter::append_header(head, record);
+  records_.push_back(std::move(record));
+  position_ += head.size() + size;
+  return head;
+}
+
+Bytes ZipStream::end(uint32_t crc32) {
+  ZipWriter::Record& record = records_.back();
+  if (!record.deferred) return {};  // empty data
+  record.crc32 = crc32;
+  Bytes descriptor;
+  LittleEndian out(descriptor);
+  out.u32(kDescriptor).u32(crc32);
+  if (is_wide(record.size)) {
+    out.u64(record.size).u64(record.size);
+  } else {
+    out.u32(record.size).u32(record.size);
+  }
+  position_ += descriptor.size();
+  return descriptor;
+}
+
+Bytes ZipStream::finish() && {
+  Bytes directory;
+  ZipWriter::append_directory(directory, records_, position_);
+  return directory;
 }
 
 }  // namespace tilestone::archive

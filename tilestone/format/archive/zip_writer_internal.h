@@ -13,6 +13,8 @@ namespace tilestone::archive {
 // Writes records one after the other. The data of the last record may be left to the caller, who
 // writes it and learns its checksum later. All other data goes into the archive's bytes.
 class ZipWriter {
+  friend class ZipStream;
+
  public:
   static constexpr uint64_t kAlignment = 64;  // of every record's data, from the archive's start
 
@@ -42,12 +44,27 @@ class ZipWriter {
     bool deferred = false;  // a descriptor with checksum and sizes follows the data
   };
   uint64_t add_header(Record record);
+  // Appends the record's local header, which begins at record.header_offset in the archive.
+  static void append_header(Bytes& out, const Record& record);
   // Returns the offset of the last record's checksum in `out`.
   static uint64_t append_directory(Bytes& out, std::span<const Record> records, uint64_t offset);
 
   Bytes head_;
   std::vector<Record> records_;
   uint64_t end_ = 0;  // of the last record's data
+};
+
+// Writes an archive of many records whose data the caller streams: begin(), `size` bytes of data,
+// end(), and so on; finish(). Each call returns the bytes to write next.
+class ZipStream {
+ public:
+  Bytes begin(std::string name, uint64_t size);
+  Bytes end(uint32_t crc32);  // of the data
+  Bytes finish() &&;
+
+ private:
+  std::vector<ZipWriter::Record> records_;
+  uint64_t position_ = 0;  // in the archive, of what is written next
 };
 
 }  // namespace tilestone::archive

@@ -1,9 +1,9 @@
-#include "tilestone/cli/natural.h"
+#include "tilestone/base/natural_order.h"
 
 #include <algorithm>
 #include <string>
 
-namespace tilestone::cli {
+namespace tilestone {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -38,4 +38,4 @@ bool natural_less(std::string_view a, std::string_view b) {
   return whole_a < whole_b;
 }
 
-}  // namespace tilestone::cli
+}  // namespace tilestone

@@ -1,0 +1,100 @@
+#include "tilestone/engine/read/missing_internal.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <unordered_set>
+
+#include "tilestone/base/error.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr size_t kListed = 5;
+// What torch.compile, DistributedDataParallel and nested modules put before names.
+constexpr std::string_view kPrefixes[] = {"_orig_mod.", "module.", "model."};
+
+// The key without the first occurrence of the prefix that begins a part of it.
+std::string stripped(const std::string& key, std::string_view prefix) {
+  for (size_t at = key.find(prefix); at != std::string::npos; at = key.find(prefix, at + 1)) {
+    if (at == 0 || key[at - 1] == '.') return key.substr(0, at) + key.substr(at + prefix.size());
+  }
+  return key;
+}
+
+void for_each_stored(const Metadata& metadata,
+                     const std::function<void(const std::string&)>& take) {
+  for (const StoredTensor& tensor : metadata.tensors) take(tensor.key);
+  for (const StoredObject& object : metadata.objects) take(object.key);
+}
+
+// Whether all `missing` keys are among the checkpoint's once the prefix is removed from those.
+bool match_stripped(const std::vector<std::string>& missing, const Metadata& metadata,
+                    std::string_view prefix) {
+  std::unordered_set<std::string> keys;
+  for_each_stored(metadata, [&](const std::string& key) {
+    if (std::string other = stripped(key, prefix); other != key) keys.insert(std::move(other));
+  });
+  return std::all_of(missing.begin(), missing.end(),
+                     [&](const std::string& key) { return keys.contains(key); });
+}
+
+// Whether they are once the prefix is removed from them.
+bool match_with_prefix(const std::vector<std::string>& missing, const Metadata& metadata,
+                       std::string_view prefix) {
+  return std::all_of(missing.begin(), missing.end(), [&](const std::string& key) {
+    const std::string other = key.starts_with(prefix) ? key.substr(prefix.size()) : key;
+    return other != key &&
+           (metadata.find_tensor(other) != nullptr || metadata.find_object(other) != nullptr);
+  });
+}
+
+// A hint at the prefix that explains all missing keys; "": there is none.
+std::string prefix_hint(const std::vector<std::string>& missing, const Metadata& metadata) {
+  for (const std::string_view prefix : kPrefixes) {
+    const std::string quoted = "\"" + std::string(prefix) + "\"";
+    if (match_stripped(missing, metadata, prefix)) {
+      return "the checkpoint's keys have the prefix " + quoted +
+             ": load with rename=tilestone.strip_prefix(" + quoted + ")";
+    }
+    if (match_with_prefix(missing, metadata, prefix)) {
+      return "the requested keys have the prefix " + quoted +
+             ", which the checkpoint's lack: load with rename=tilestone.add_prefix(" + quoted + ")";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<std::string>& objects,
+                       const Metadata& metadata) {
+  std::vector<std::string> missing;
+  for (const TensorItem& item : tensors) {
+    const bool known = metadata.find_tensor(item.key) || metadata.find_object(item.key);
+    if (!known && (missing.empty() || missing.back() != item.key)) missing.push_back(item.key);
+  }
+  for (const std::string& key : objects) {
+    if (!metadata.find_tensor(key) && !metadata.find_object(key)) missing.push_back(key);
+  }
+  if (missing.empty()) return;
+  std::string hint = prefix_hint(missing, metadata);
+  if (missing.size() == 1 && hint.empty()) return;
+  if (hint.empty()) {
+    hint = "differences=Differences(not_in_checkpoint=\"report\") loads the others";
+    if (const std::string similar = similar_keys_hint(metadata, missing.front());
+        !similar.empty()) {
+      hint = similar + "; " + hint;
+    }
+  }
+  std::string text = std::to_string(missing.size()) + " of " +
+                     std::to_string(tensors.size() + objects.size()) +
+                     " requested keys are not in the checkpoint: ";
+  for (size_t i = 0; i < std::min(missing.size(), kListed); ++i) {
+    text += (i > 0 ? ", " : "") + missing[i];
+  }
+  if (missing.size() > kListed) text += ", ...";
+  throw Error(ErrorCode::kNotFound, text).with_key(missing.front()).with_hint(hint);
+}
+
+}  // namespace tilestone::engine
