@@ -75,23 +75,35 @@ class Converted final : public DeviceMemory {
       : tensor_(std::move(tensor)), dtype_(dtype), owner_(std::move(owner)) {}
 
   std::string device() const override { return "a file"; }
-  // Whole elements are converted; one that is only partly wanted is converted each time.
-  void to_host(uint64_t begin, MutableByteView out) override {
-    const uint64_t from = itemsize(tensor_.dtype), to = itemsize(dtype_);
-    const uint64_t first = begin / to, end = (begin + out.size() + to - 1) / to;
-    raw_.resize((end - first) * from);
-    made_.resize((end - first) * to);
-    pack_range(tensor_.strided_view(), first * from, raw_);
-    const Dims shape{static_cast<int64_t>(end - first)};
-    convert(StridedView::contiguous(made_.data(), shape, to), dtype_,
-            StridedView::contiguous(raw_.data(), shape, from), tensor_.dtype);
-    const auto at = made_.begin() + static_cast<ptrdiff_t>(begin - first * to);
-    std::copy(at, at + static_cast<ptrdiff_t>(out.size()), out.begin());
+  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
+    if (to != CopyTo::kHost) refuse();
+    for (const DeviceCopy& copy : copies) {
+      static_cast<const Converted&>(*copy.memory).convert_range(copy.begin, copy.host);
+    }
+    return std::make_unique<Done>();
   }
-  void from_host(uint64_t, ByteView) override { refuse(); }
   std::shared_ptr<DeviceMemory> narrow(const Box&) override { refuse(); }
 
  private:
+  // It was converted when it was submitted.
+  class Done final : public DeviceTransfer {
+   public:
+    void wait() override {}
+  };
+
+  // Whole elements are converted; one that is only partly wanted is converted each time.
+  void convert_range(uint64_t begin, MutableByteView out) const {
+    const uint64_t from = itemsize(tensor_.dtype), to = itemsize(dtype_);
+    const uint64_t first = begin / to, end = (begin + out.size() + to - 1) / to;
+    Bytes raw((end - first) * from), made((end - first) * to);
+    pack_range(tensor_.strided_view(), first * from, raw);
+    const Dims shape{static_cast<int64_t>(end - first)};
+    convert(StridedView::contiguous(made.data(), shape, to), dtype_,
+            StridedView::contiguous(raw.data(), shape, from), tensor_.dtype);
+    const auto at = made.begin() + static_cast<ptrdiff_t>(begin - first * to);
+    std::copy(at, at + static_cast<ptrdiff_t>(out.size()), out.begin());
+  }
+
   [[noreturn]] static void refuse() {
     throw Error(ErrorCode::kInternal, "a tensor of a file is only read, and only as a whole");
   }
@@ -99,7 +111,6 @@ class Converted final : public DeviceMemory {
   const TensorView tensor_;
   const DType dtype_;
   const std::shared_ptr<const void> owner_;
-  Bytes raw_, made_;
 };
 
 TensorView as_dtype(const TensorView& tensor, DType dtype, const std::string& key,

@@ -12,6 +12,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/fetch_ahead_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
 #include "tilestone/format/archive/archive_writer_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
@@ -81,7 +82,8 @@ class AsValue {
 
 class Writer {
  public:
-  Writer(WritableFile& file, StreamContext& context) : stream_(file, context) {}
+  Writer(WritableFile& file, StreamContext& context, FetchAhead fetched)
+      : stream_(file, context, std::move(fetched)) {}
 
   void record(const std::string& name, ByteView data) {
     put(zip_.begin(name, data.size()));
@@ -137,10 +139,26 @@ void write_torch_save(const StateDict& state, const Location& location,
   context.buffers = make_pool(options.resources.buffer_bytes, 1, bytes);
   context.progress = &progress;
   context.deadline = deadline_of(options);
+  std::vector<FetchedTensor> fetched;  // in the order of writing
+  const std::string what = "tensors of the file";
+  uint64_t fetched_bytes = 0;
+  const DeviceMemory* device = nullptr;
+  for (const TensorView& view : pickled.tensors) {
+    const TensorView& tensor = as_value.real(view);
+    if (tensor.device == nullptr || tensor.bytes() == 0) continue;
+    device = tensor.device.get();
+    fetched_bytes += tensor.bytes();
+    fetched.push_back({&tensor, &what});
+  }
+  std::shared_ptr<BufferPool> fetching;
+  if (device != nullptr) {
+    fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
+                                fetched_bytes, *device);
+  }
   const std::string temporary = "." + place->name + "." + random_save_id() + ".tmp";
   try {
     const auto file = storage.create(temporary, bytes + pickled.pickle.size());
-    Writer writer(*file, context);
+    Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
     writer.record("archive/data.pkl", ByteView(pickled.pickle));
     writer.record("archive/byteorder", as_bytes("little"));
     writer.record("archive/version", as_bytes("3\n"));
