@@ -55,6 +55,12 @@ class Run : public testing::Test {
       fs::remove(file.path());
     }
   }
+  // A checkpoint of Megatron-Core in a format that Tilestone does not read.
+  void leave_foreign(const std::string& name) const {
+    fs::create_directories(folder(name));
+    std::ofstream(folder(name) / "metadata.json")
+        << R"({"sharded_backend": "fsdp_dtensor_2", "sharded_backend_version": 1})";
+  }
   void cut_data_of(const std::string& name) const {
     for (const auto& file : fs::directory_iterator(folder(name))) {
       if (file.path().extension() == ".distcp") fs::resize_file(file.path(), 20);
@@ -123,8 +129,7 @@ TEST_F(Run, ListsStepsWithTheirStates) {
   cut_data_of("step-00000003");
   save_step(4);
   std::ofstream(folder("step-00000004") / ".metadata") << "no pickle";
-  fs::create_directories(folder("step-00000005"));
-  std::ofstream(folder("step-00000005") / "model.safetensors") << "x";
+  leave_foreign("step-00000005");
   fs::create_directories(folder("step-00000006"));
   const std::vector<StepInfo> steps = run().steps();
   ASSERT_THAT(steps, SizeIs(6));
@@ -273,8 +278,7 @@ TEST_F(Run, NothingIsPrunedUnlessTheNewerStepIsDurable) {
 TEST_F(Run, DamagedForeignAndLaterStepsAreNotPruned) {
   for (const uint64_t step : {10, 20, 30, 40}) save_step(step);
   cut_data_of("step-00000010");
-  fs::create_directories(folder("step-00000015"));
-  std::ofstream(folder("step-00000015") / "model.safetensors") << "x";
+  leave_foreign("step-00000015");
   std::map<std::string, StepInfo> known;
   EXPECT_THAT(run().prune(30, {}, known), ElementsAre(20));
   EXPECT_THAT(folders(),
