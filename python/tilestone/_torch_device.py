@@ -24,6 +24,7 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 
 _logger = logging.getLogger("tilestone")
+_cuda: Any = torch.cuda  # for those of its functions that have no types
 
 # (tensor, offset and shape of a box of it or None and None, first byte in the C-contiguous copy of
 # that box, host memory for the bytes from there on).
@@ -257,7 +258,7 @@ class _Pinned:
         if self._process != os.getpid() or sys.is_finalizing():
             return  # a forked child has no CUDA, and the end of the process unpins everything
         with torch.cuda.device(self._device):
-            error = int(torch.cuda.cudart().cudaHostUnregister(self._address))
+            error = int(_cuda.cudart().cudaHostUnregister(self._address))
         if error != 0:
             _logger.warning("could not unpin host memory: CUDA error %d", error)
 
@@ -269,7 +270,7 @@ class _CudaLane(Lane):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._stream = torch.cuda.Stream(device=device)
+        self._stream = _cuda.Stream(device=device)
         self._callers: dict[int, torch.cuda.Stream] = {}
         self._callers_lock = threading.Lock()
         self._warned = False
@@ -295,7 +296,7 @@ class _CudaLane(Lane):
         portable = 1  # cudaHostRegisterPortable: pinned for all devices
         # Without this, CUDA would make a context on the current device.
         with torch.cuda.device(self.device):
-            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, portable))
+            error = int(_cuda.cudart().cudaHostRegister(address, nbytes, portable))
             if error == 0:
                 return _Pinned(address, owner, self.device)
             with contextlib.suppress(RuntimeError):
@@ -323,7 +324,7 @@ class _CudaLane(Lane):
         target.copy_(source, non_blocking=True)
 
     def _mark(self) -> Any:
-        event = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to others
+        event = _cuda.Event(blocking=True)  # a thread that waits leaves its core to others
         event.record(self._stream)
         return event
 
