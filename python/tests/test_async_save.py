@@ -80,6 +80,9 @@ def test_one_save_is_in_flight_and_loads_see_the_old_checkpoint(tmp_path: pathli
         saving.result(0.01)
     with pytest.raises(TimeoutError, match="not ended"):
         saving.durable.exception(0.01)
+    for wrong in ("x", -1, float("nan"), True):
+        with pytest.raises(tilestone.InvalidArgumentError, match="timeout"):
+            saving.result(wrong)  # type: ignore[arg-type]
     assert saved(path) == 1
     with pytest.raises(tilestone.AlreadyExistsError, match="in flight"):
         tilestone.async_save(state(3), other, in_flight="fail")
@@ -108,6 +111,10 @@ def test_a_failure_that_nobody_asked_for_is_raised_or_logged_by_the_next_save(
     with tilestone.Session() as session:
         failed = session.async_save(state(2), tmp_path / "a", overwrite=True, progress=fail)
         assert failed.durable.exception() is not None  # asked for
+        slow = Slow()
+        session.async_save(state(2), tmp_path / "a", overwrite=True, progress=slow).abandon()
+        slow.go.set()
+        assert session.save(state(2), tmp_path / "c").published  # its program knows of the failure
         for kind in ("raise", "warn"):
             session.async_save(
                 state(2), tmp_path / "a", overwrite=True, progress=fail, on_error=kind

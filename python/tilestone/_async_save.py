@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,10 @@ EXIT_SECONDS = 20.0
 
 
 def _seconds(timeout: float | None) -> float:
-    return math.inf if timeout is None else _options.limit_of(timeout)
+    limit = _options.seconds("timeout", timeout)
+    if not limit >= 0:  # NaN too
+        raise InvalidArgumentError(f"timeout must be at least 0 seconds, not {timeout}")
+    return limit
 
 
 class AsyncStep:
@@ -87,8 +89,7 @@ class AsyncSave:
     waits or changes something raises UnsupportedError there.
 
     Attributes:
-        staged: the state may change. It has ended when `async_save` returns, except with
-            stage="lazy".
+        staged: the state may change. It has ended when `async_save` returns.
         durable: the checkpoint exists, or the save has failed.
         save_id: the unique name of this attempt; "" if the save was skipped or never began.
         bytes: bytes of the elements of the arrays that this rank writes.

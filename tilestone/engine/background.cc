@@ -156,6 +156,8 @@ bool AsyncSave::finished() const { return save_->durable().done() && save_->is_o
 
 void AsyncSave::abandon() const {
   static_cast<void>(save_->durable().done());  // throws in a forked child
+  // Who abandons a save knows that it fails: the next save does not say so again.
+  save_->durable_state().failure(true);
   save_->abandon();
 }
 
