@@ -280,7 +280,7 @@ TEST_F(Convert, CatOfAnObjectAsJsonHasItsValue) {
 TEST_F(Convert, NoCheckpointLooksBeforeItSpeaks) {
   save_to("step-9", 0);
   save_to("step-100", 0);
-  const Ran above = tilestone_command({"ls", folder_.string()});
+  const Ran above = tilestone_command({"inspect", folder_.string()});
   EXPECT_EQ(above.code, kIoFailed);
   EXPECT_THAT(above.err, HasSubstr("3 subdirectories are checkpoints, the last is step-100"));
   fs::create_directories(folder_ / "stock");

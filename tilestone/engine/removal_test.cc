@@ -144,10 +144,10 @@ TEST(RemoveKeys, TheNextSaveLeavesNothingOfTheOldFiles) {
 
 TEST(RemoveKeys, OfAnotherWritersCheckpointToo) {
   FileImage image = of_another_writer();
+  ASSERT_EQ(keys_at(memory_storage(image)), kAll);
   image["integrity.json"] = to_bytes("{}");
   image["notes.txt"] = to_bytes("mine");
   const auto storage = memory_storage(image);
-  ASSERT_EQ(keys_at(storage), kAll);
   EXPECT_THAT(remove_keys(Location(storage), "drop.").files, ElementsAre("__1_0.distcp"));
   EXPECT_EQ(keys_at(storage), kKept);
   const FileImage after = memory_image(*storage);
