@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "counting_storage.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/tilestone.h"
 
 namespace {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::bench {

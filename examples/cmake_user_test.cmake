@@ -28,11 +28,10 @@ file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${TILESTONE_BUILD} --prefix ${WORK}/first)
 file(RENAME ${WORK}/first ${WORK}/prefix)
 
-# Private headers, test helpers and headers of plan/ must not be installed. The exceptions are the
-# two plan headers that callers use without a save: the access check and the distribution of shards.
+# Private headers, test helpers and headers of plan/ and storage/ must not be installed.
 set(include ${WORK}/prefix/include)
-file(GLOB_RECURSE private ${include}/*_internal.h ${include}/*_testing.h ${include}/*/plan/*.h)
-list(FILTER private EXCLUDE REGEX "/plan/(access|distribution)\\.h$")
+file(GLOB_RECURSE private ${include}/*_internal.h ${include}/*_testing.h ${include}/*/plan/*.h
+     ${include}/*/storage/*.h)
 if(private)
   message(FATAL_ERROR "private headers were installed: ${private}")
 endif()
@@ -42,6 +41,10 @@ endif()
 # library's build has checked it.
 set(compile ${CXX_COMPILER} -std=c++20 -fsyntax-only -Werror -Wall -Wextra -I${include} -x c++)
 file(GLOB_RECURSE headers RELATIVE ${include} ${include}/tilestone/*.h)
+list(LENGTH headers count)
+if(count GREATER 26)
+  message(FATAL_ERROR "${count} headers were installed: at most tilestone.h and 25 behind it")
+endif()
 foreach(header IN LISTS headers)
   string(REGEX REPLACE "h$" "cc" own "${SOURCE}/../../${header}")
   if(EXISTS "${own}")

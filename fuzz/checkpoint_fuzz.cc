@@ -6,8 +6,8 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace {
 

@@ -4,8 +4,7 @@
 
 #include <iostream>
 
-#include "tilestone/base/log.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/removal.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/repair.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

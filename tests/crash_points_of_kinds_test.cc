@@ -8,11 +8,13 @@
 #include <map>
 #include <regex>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

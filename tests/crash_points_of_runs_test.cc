@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/checkpoint_manager.h"
 #include "tilestone/engine/commit/staging_internal.h"

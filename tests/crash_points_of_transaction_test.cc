@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/engine_testing.h"

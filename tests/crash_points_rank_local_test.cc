@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -14,7 +14,7 @@
 #include <optional>
 #include <set>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"

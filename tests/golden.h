@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tilestone/state/value.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {
 

@@ -9,11 +9,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"

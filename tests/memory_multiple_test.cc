@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "tests/allocation_count.h"
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
@@ -22,7 +23,7 @@
 #include "tilestone/format/torch_dist/metadata_reader_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::memory_multiple_test {
 

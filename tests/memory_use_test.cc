@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/peak_memory.h"
+#include "tilestone/base/buffer_pool.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 

@@ -10,12 +10,12 @@
 
 #include "tests/random_layout.h"
 #include "tilestone/base/error.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/format/zarr/zarr.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::round_trip_test {

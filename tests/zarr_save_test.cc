@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"

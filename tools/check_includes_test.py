@@ -1,6 +1,7 @@
 """Tests of tools/check_includes: it accepts good trees, and reports bad ones at the right line."""
 
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,11 @@ def check(files: dict[str, str]) -> tuple[int, list[str]]:
             path = pathlib.Path(root, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+            for included in re.findall(r'^#include "(tilestone/.*)"$', text, re.M):
+                header = pathlib.Path(root, included)
+                header.parent.mkdir(parents=True, exist_ok=True)
+                if not header.exists() and "missing" not in included:
+                    header.touch()
         result = subprocess.run(
             [sys.executable, TOOL, "--root", root], capture_output=True, text=True, check=False
         )
@@ -77,14 +83,10 @@ class CheckIncludesTest(unittest.TestCase):
         )
 
     def test_users_of_the_library_see_only_the_umbrella_header(self):
-        for folder, layer in (
-            ("tilestone/cli", "cli"),
-            ("python/src", "python"),
-            ("examples", "examples"),
-        ):
+        for folder, layer in (("tilestone/cli", "cli"), ("examples", "examples")):
             self.assert_violation(
-                {f"{folder}/a.cc": '#include "tilestone/base/error.h"\n'},
-                f"{folder}/a.cc:1: {layer} may not include base (tilestone/base/error.h)",
+                {f"{folder}/a.cc": '#include "tilestone/state/value.h"\n'},
+                f"{folder}/a.cc:1: {layer} may not include state (tilestone/state/value.h)",
             )
 
     def test_the_library_itself_may_not_include_the_umbrella_header(self):
@@ -115,6 +117,12 @@ class CheckIncludesTest(unittest.TestCase):
         self.assert_violation(
             {"tilestone/format/a.h": text, "tilestone/format/b_internal.h": text},
             "tilestone/format/a.h:1: a public header may not include <nlohmann/json.hpp>",
+        )
+
+    def test_an_included_header_exists(self):
+        self.assert_violation(
+            {"tilestone/cli/a.cc": '#include "tilestone/cli/missing.h"\n'},
+            "tilestone/cli/a.cc:1: tilestone/cli/missing.h does not exist",
         )
 
     def test_an_unknown_folder_is_named(self):

@@ -3,6 +3,8 @@
 #include <nanobind/stl/tuple.h>
 
 #include "python/src/bindings.h"
+#include "tilestone/plan/access.h"
+#include "tilestone/state/items.h"
 
 namespace tilestone::python {
 namespace {

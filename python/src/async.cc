@@ -5,11 +5,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/base/per_process.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {

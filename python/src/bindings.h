@@ -15,7 +15,7 @@
 
 #include "python/src/call.h"
 #include "python/src/casters.h"
-#include "tilestone/engine/run/kept_leaves.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::python {
@@ -139,9 +139,8 @@ inline std::string path_of(const nb::bytes& path) { return {path.c_str(), path.s
 // The location at a path. `follow_links`: files are read through any symbolic link that leads out
 // of it.
 inline Location location_of(const nb::bytes& path, bool follow_links) {
-  PosixOptions options;
-  if (follow_links) options.links = PosixOptions::Links::kAll;
-  return {path_of(path), options};
+  const Location location(path_of(path));
+  return follow_links ? location.following_links() : location;
 }
 
 // Throw Error(kInvalidArgument) with the path of an object that can't be saved.

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "tilestone/base/call_scope.h"
+#include "tilestone/base/per_process.h"
 
 namespace tilestone::python {
 namespace {

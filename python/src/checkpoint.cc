@@ -1,6 +1,7 @@
 // A checkpoint opened for reading.
 #include "python/src/bindings.h"
 #include "python/src/writable.h"
+#include "tilestone/engine/commit/removal.h"
 
 namespace tilestone::python {
 namespace {
@@ -274,8 +275,8 @@ void bind_facts(nb::class_<Checkpoint>& bound) {
       .def_prop_ro("writer", [](const Checkpoint& c) { return c.metadata().writer; })
       .def_prop_ro("save_id", [](const Checkpoint& c) { return c.metadata().save_id; })
       .def_prop_ro("rank_local", [](const Checkpoint& c) { return c.metadata().rank_local; })
-      .def_prop_ro("format", [](const Checkpoint& c) { return c.format().name(); })
-      .def_prop_ro("dialect", [](const Checkpoint& c) { return c.dialect().name(); })
+      .def_prop_ro("format", [](const Checkpoint& c) { return c.format_name(); })
+      .def_prop_ro("dialect", [](const Checkpoint& c) { return c.dialect_name(); })
       .def_prop_ro("world_size",
                    [](const Checkpoint& c) -> std::optional<int> {
                      if (!c.save_record()) return std::nullopt;

@@ -1,6 +1,9 @@
 // Communicators: the library's own, and those written in Python.
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/base/call_scope.h"
+#include "tilestone/comm/call_port.h"
+#include "tilestone/engine/agree.h"
 
 namespace tilestone::python {
 namespace {

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "python/src/bindings.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 
 namespace tilestone::python {
 namespace {
@@ -168,7 +170,7 @@ void bind_options(nb::module_& m) {
   bind_save_options(m);
   bind_load_options(m);
   m.attr("DEFAULT_TIMEOUT") = kDefaultTimeout;
-  m.attr("DEFAULT_BUFFER_BYTES") = static_cast<uint64_t>(BufferPool::kDefaultTotal);
+  m.attr("DEFAULT_BUFFER_BYTES") = kDefaultBufferBytes;
 }
 
 }  // namespace tilestone::python

@@ -3,6 +3,8 @@
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/plan/distribution.h"
 
 namespace tilestone::python {
 namespace {

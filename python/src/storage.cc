@@ -1,4 +1,5 @@
 // Locks on names in a directory, for programs that share the directory.
+#include "tilestone/storage/storage.h"
 #include "python/src/bindings.h"
 
 namespace tilestone::python {

@@ -1,6 +1,8 @@
 // Converts Python's tensors to views of their memory, and views to arrays.
 #include "python/src/bindings.h"
 #include "python/src/dlpack.h"
+#include "tilestone/base/memory_map.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::python {
 namespace {

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "python/src/bindings.h"
+#include "tilestone/format/archive/torch_archive.h"
 
 namespace tilestone::python {
 namespace {

@@ -1,4 +1,5 @@
 #include "python/src/writable.h"
+#include "tilestone/base/memory_map.h"
 
 namespace tilestone::python {
 namespace {

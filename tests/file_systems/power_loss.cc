@@ -9,6 +9,8 @@
 
 #include "tests/kills/kill_content.h"
 #include "tilestone/base/error.h"
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/storage.h"
 
 namespace tilestone::kills {
 namespace {

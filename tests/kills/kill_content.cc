@@ -7,6 +7,14 @@
 #include <set>
 #include <stdexcept>
 
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/storage.h"
+
 namespace tilestone::kills {
 namespace {
 

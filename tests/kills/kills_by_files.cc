@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/tilestone.h"
 
 extern char** environ;

@@ -1,4 +1,4 @@
-#include "tilestone/base/interrupt.h"
+#include "tilestone/base/deadline.h"
 
 #include <utility>
 

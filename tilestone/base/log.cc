@@ -1,4 +1,4 @@
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 
 #include <pthread.h>
 #include <spdlog/sinks/stdout_sinks.h>

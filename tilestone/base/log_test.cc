@@ -1,4 +1,4 @@
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/npy.h"
 #include "tilestone/cli/opened.h"
@@ -231,13 +232,12 @@ Value read_common(const Checkpoint& checkpoint) {
   if (auto common = checkpoint.common()) return *std::move(common);
   throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no common state")
       .with_hint("only Megatron-Core's dialect has one; the dialect of this checkpoint is " +
-                 std::string(checkpoint.dialect().name()));
+                 std::string(checkpoint.dialect_name()));
 }
 
 // Whether the common state is wanted. Its key is not the key of an object.
 bool is_common(const Checkpoint& checkpoint, const CatOptions& options) {
-  const bool has_common = !checkpoint.dialect().common_object().empty();
-  return options.common || (options.key == kCommonKey && has_common);
+  return options.common || (options.key == kCommonKey && checkpoint.has_common());
 }
 
 // ---- All keys below a prefix

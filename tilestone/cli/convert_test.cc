@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/cli/cli_testing.h"
 #include "tilestone/cli/key_tree.h"
 #include "tilestone/cli/output.h"
@@ -158,7 +159,7 @@ TEST_F(Convert, RulesFromAFileAndCastsAndShardSizesApply) {
 TEST_F(Convert, SafetensorsBecomeATorchDistCheckpoint) {
   ASSERT_EQ(tilestone_command({"convert", at("ckpt"), at("hf"), "--only", "model"}).code, kOk);
   ASSERT_EQ(tilestone_command({"convert", at("hf"), at("back"), "--rename", "^=model."}).code, kOk);
-  EXPECT_EQ(Checkpoint::open(at("back")).format().name(), "torch_dist");
+  EXPECT_EQ(Checkpoint::open(at("back")).format_name(), "torch_dist");
   const Ran same = tilestone_command({"diff", at("ckpt"), at("back"), "--keys", "model.*"});
   EXPECT_EQ(same.code, kOk) << same.out;
 }

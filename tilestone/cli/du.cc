@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/key_tree.h"
 #include "tilestone/cli/opened.h"
@@ -74,11 +75,8 @@ std::vector<Usage> by_file(const Metadata& metadata, const std::vector<std::stri
 }
 
 std::vector<Usage> by_rank(const Checkpoint& checkpoint, const std::vector<std::string>& patterns) {
-  const Format& format = checkpoint.format();
   return by_file(checkpoint.metadata(), patterns, [&](const std::string& name) {
-    if (const auto parts = format.parse_data_file_name(name)) {
-      return fmt::format("rank {}", parts->rank);
-    }
+    if (const auto rank = checkpoint.rank_of_file(name)) return fmt::format("rank {}", *rank);
     return rank_of_stock_file(name);
   });
 }

@@ -114,9 +114,9 @@ void print_record(const SaveRecord& record) {
 
 Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) {
   const Metadata& metadata = checkpoint.metadata();
-  Json out = {{"format", checkpoint.format().name()},
-              {"format_version", checkpoint.format().backend_version()},
-              {"dialect", checkpoint.dialect().name()},
+  Json out = {{"format", checkpoint.format_name()},
+              {"format_version", checkpoint.format_version()},
+              {"dialect", checkpoint.dialect_name()},
               {"writer", metadata.writer},
               {"save_id", metadata.save_id},
               {"rank_local", metadata.rank_local},
@@ -142,8 +142,8 @@ Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) 
 void print_whole(const Checkpoint& checkpoint, const std::string& path) {
   const Metadata& metadata = checkpoint.metadata();
   fmt::print("location   {}\nformat     {}, version {}\ndialect    {}\nwriter     {}\n", path,
-             checkpoint.format().name(), checkpoint.format().backend_version(),
-             checkpoint.dialect().name(), printable(metadata.writer));
+             checkpoint.format_name(), checkpoint.format_version(), checkpoint.dialect_name(),
+             printable(metadata.writer));
   fmt::print("save id    {}\ncommit     {}\n",
              metadata.save_id.empty() ? "none" : printable(metadata.save_id),
              commit_text(checkpoint));

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {

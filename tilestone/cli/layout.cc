@@ -103,7 +103,7 @@ class Page {
         "4px 0}.k i{display:inline-block;width:12px;height:12px;margin-right:5px}"
         ".n{color:#666}</style></head><body>\n";
     out_ += fmt::format("<h1>{}</h1>\n<p>{}, {}; {} in {}, {}; written by {}</p>\n", escaped(path),
-                        checkpoint_.format().name(), checkpoint_.dialect().name(),
+                        checkpoint_.format_name(), checkpoint_.dialect_name(),
                         counted(metadata.tensors.size(), "tensor"),
                         counted(metadata.files.size(), "file"),
                         human_bytes(metadata.tensor_bytes()), escaped(metadata.writer));
@@ -120,9 +120,9 @@ class Page {
   // The rank of each file; -1: its name has none.
   void find_ranks() {
     for (const std::string& name : checkpoint_.metadata().files) {
-      const auto parts = checkpoint_.format().parse_data_file_name(name);
-      const std::string text = parts ? "" : rank_of_stock_file(name);
-      int rank = parts ? parts->rank : -1;
+      const auto written_by = checkpoint_.rank_of_file(name);
+      const std::string text = written_by ? "" : rank_of_stock_file(name);
+      int rank = written_by.value_or(-1);
       if (text.starts_with("rank ") && text.size() < 14) rank = std::stoi(text.substr(5));
       ranks_.push_back(rank);
     }

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"

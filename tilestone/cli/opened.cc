@@ -3,9 +3,7 @@
 namespace tilestone::cli {
 
 Location location_of(const std::string& path, bool follow_links) {
-  PosixOptions options;
-  if (follow_links) options.links = PosixOptions::Links::kAll;
-  return Location(path, options);
+  return follow_links ? Location(path).following_links() : Location(path);
 }
 
 namespace {

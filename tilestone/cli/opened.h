@@ -8,7 +8,7 @@
 
 namespace tilestone::cli {
 
-// `follow_links`: read files through any symbolic link (PosixOptions::Links::kAll).
+// `follow_links`: read files through any symbolic link.
 Location location_of(const std::string& path, bool follow_links);
 
 // Throws Error(kInvalidArgument), with similar keys, for a key that is neither a tensor's nor an

@@ -50,9 +50,7 @@ void print_text(const std::vector<UnpublishedSave>& saves) {
 
 // A misspelt path must not look like a location where everything is published.
 void expect_files(const Location& location) {
-  Storage& storage = location.storage();
-  if (!storage.list().empty()) return;
-  throw Error(ErrorCode::kNotFound, "no file at " + storage.describe());
+  if (!location.has_files()) throw Error(ErrorCode::kNotFound, "no file at " + location.describe());
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/operation_internal.h"
 

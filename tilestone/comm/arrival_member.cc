@@ -2,7 +2,7 @@
 #include <optional>
 #include <string>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/operation_internal.h"
 

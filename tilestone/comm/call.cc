@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/call_port.h"
 

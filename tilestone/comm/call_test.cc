@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "tilestone/base/interrupt.h"
+#include "tilestone/base/deadline.h"
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"

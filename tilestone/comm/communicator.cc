@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/solo.h"
 
 namespace tilestone {
 namespace {

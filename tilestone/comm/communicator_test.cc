@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/comm/comm_testing.h"
-#include "tilestone/comm/solo.h"
 
 namespace tilestone::communicator_test {
 

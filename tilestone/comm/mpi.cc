@@ -16,7 +16,7 @@
 // In gather and scatter, the root exchanges one message with each rank. In a broadcast, the root
 // sends each rank one message directly, so a rank that has died cuts off no other rank from a short
 // message (a verdict, an error). A long payload follows down a binomial tree.
-#include "tilestone/comm/mpi.h"
+#include "tilestone/comm/communicator.h"
 
 #include <pthread.h>
 
@@ -28,7 +28,7 @@
 #include <string>
 #include <thread>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/mpi_internal.h"
 #include "tilestone/comm/mpi_notices_internal.h"

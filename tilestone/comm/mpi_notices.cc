@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 
 namespace tilestone::comm_internal {
 namespace {

@@ -1,6 +1,6 @@
 // Replaces mpi.cc if MPI is not available.
 #include "tilestone/base/error.h"
-#include "tilestone/comm/mpi.h"
+#include "tilestone/comm/communicator.h"
 
 namespace tilestone {
 namespace {

@@ -1,4 +1,4 @@
-#include "tilestone/comm/solo.h"
+#include "tilestone/comm/communicator.h"
 
 #include "tilestone/comm/operation_internal.h"
 

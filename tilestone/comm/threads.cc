@@ -1,4 +1,4 @@
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 
 #include <atomic>
 #include <condition_variable>

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 
 namespace tilestone {
 

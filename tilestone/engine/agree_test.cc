@@ -6,8 +6,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/engine_testing.h"
 
 namespace tilestone::engine::agree_test {

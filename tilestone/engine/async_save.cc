@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/async_save_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"

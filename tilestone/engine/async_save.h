@@ -23,9 +23,7 @@
 #include <optional>
 #include <string>
 
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/run/pending.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "tilestone/comm/solo.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/gate_testing.h"

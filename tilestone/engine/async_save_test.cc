@@ -9,9 +9,8 @@
 #include <cstring>
 #include <thread>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/gate_testing.h"
 #include "tilestone/engine/session.h"

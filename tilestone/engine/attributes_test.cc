@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 
 namespace tilestone::attributes_test {

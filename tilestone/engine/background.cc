@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 
 namespace tilestone {
 namespace engine {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/base/interrupt.h"
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"

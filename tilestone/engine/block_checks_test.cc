@@ -10,9 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/zarr/zarr.h"

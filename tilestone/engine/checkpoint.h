@@ -6,11 +6,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"
 
@@ -67,6 +66,10 @@ class Checkpoint {
   Checkpoint with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
 
   const Metadata& metadata() const;
+  std::string_view format_name() const;  // "torch_dist"
+  int format_version() const;
+  std::optional<int> rank_of_file(std::string_view name) const;  // that wrote a data file of ours
+  std::string_view dialect_name() const;                         // "pytorch"
   const Format& format() const;
   const Dialect& dialect() const;
   const std::optional<SaveRecord>& save_record() const;  // nullopt: nothing recorded
@@ -96,6 +99,7 @@ class Checkpoint {
   // (Megatron-Core's). nullopt in other dialects. Throws Error(kCorrupt) if it is damaged or
   // missing.
   std::optional<Value> common() const;
+  bool has_common() const;  // whether the dialect is such a one
   // The decoded bytes of an object's item (in torch_dist a torch.save archive).
   Bytes read_object_bytes(const std::string& key) const;
 
@@ -110,5 +114,33 @@ class Checkpoint {
   std::shared_ptr<const State> state_;
   std::shared_ptr<const Interrupt> interrupt_;
 };
+
+// Rewrites damaged files of a checkpoint from their intact parts and from copies.
+
+struct RepairReport {
+  // As the first verification reported them. What another repair has mended meanwhile is left out.
+  std::vector<Damage> mended;
+  VerifyReport now;  // what verify finds after the repair
+};
+
+// Verifies the checkpoint, and repairs:
+//  - each damaged chunk, object, or copy of one that is intact in another file;
+//  - bytes between items, which must be zero, and extra bytes at the end of a file;
+//  - a file that is missing or too short, if everything that it should hold is intact, in the file
+//    itself or elsewhere. Otherwise the file stays as it is, and its damage in `now` lists what is
+//    intact nowhere.
+//
+// Each file is replaced as a whole, in one rename, by a file that has the checksums recorded by its
+// save. At any moment, also after a crash, the file is either the old one or the repaired one.
+// Damage without an intact copy remains, and `now` reports it. A checkpoint without a manifest is
+// only verified. Without damage, nothing is written, not even a lock file.
+//
+// `progress` reports the verifications ("verify") and between them the writing of new files
+// ("repair"). An interrupt stops verification and repair; files that were replaced before it stay
+// replaced. Throws what Checkpoint::open and verify throw; kAlreadyExists if there is damage and a
+// save or another repair is in progress; kUnsupported if the storage has no locks; kIo also if
+// bytes for a new file differ when they are read a second time.
+RepairReport repair(const Location& location, const OpenOptions& options = {},
+                    const ProgressFn& progress = {});
 
 }  // namespace tilestone

@@ -6,9 +6,10 @@
 #include <filesystem>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/solo.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::checkpoint_manager_test {

@@ -7,13 +7,12 @@
 #include <map>
 #include <span>
 
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/dialect/dialect.h"
-#include "tilestone/geometry/mesh.h"
 #include "tilestone/geometry/placement.h"
 #include "tilestone/geometry/strided_copy.h"
 #include "tilestone/plan/contents.h"

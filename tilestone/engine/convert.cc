@@ -15,6 +15,7 @@
 #include "tilestone/engine/rename_rules_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/torch_save_file_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/state/sharded.h"

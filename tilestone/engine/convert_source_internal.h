@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "tilestone/engine/convert.h"
-#include "tilestone/engine/run/location.h"
-#include "tilestone/state/dict_keys.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/tensor_view.h"
 #include "tilestone/state/value.h"

@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tilestone/comm/threads.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/transaction_internal.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/session.h"

@@ -1,4 +1,4 @@
-#include "tilestone/engine/diff.h"
+#include "tilestone/engine/convert.h"
 
 #include <fnmatch.h>
 

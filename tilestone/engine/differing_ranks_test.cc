@@ -9,13 +9,14 @@
 #include <map>
 #include <mutex>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::differing_ranks_test {

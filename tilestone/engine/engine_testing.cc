@@ -5,10 +5,11 @@
 #include <cstring>
 #include <utility>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone {
 

@@ -12,7 +12,7 @@
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cerrno>
 
+#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/relay_testing.h"
-#include "tilestone/comm/threads.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"

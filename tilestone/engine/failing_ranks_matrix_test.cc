@@ -11,13 +11,13 @@
 #include <optional>
 #include <thread>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
 

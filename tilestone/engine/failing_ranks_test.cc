@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -13,11 +13,11 @@
 #include <memory>
 #include <mutex>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/run/options_internal.h"

@@ -18,7 +18,6 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/state/tensor_view.h"

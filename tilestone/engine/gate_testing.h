@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {
 

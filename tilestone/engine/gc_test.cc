@@ -1,4 +1,4 @@
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,14 +11,14 @@
 #include <thread>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::gc_test {

@@ -1,5 +1,5 @@
 // Work that its caller ends: by an exception from the caller's own code, or by an interrupt.
-#include "tilestone/base/interrupt.h"
+#include "tilestone/base/deadline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 

@@ -1,4 +1,4 @@
-#include "tilestone/engine/keep.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 #include <algorithm>
 #include <cmath>

@@ -14,7 +14,6 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -31,6 +30,7 @@
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/plan/load_plan.h"
 

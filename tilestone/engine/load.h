@@ -1,6 +1,5 @@
 #pragma once
 
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 

@@ -9,8 +9,6 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/run/kept_leaves.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 

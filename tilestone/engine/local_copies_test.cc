@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/repair.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/posix_storage.h"

@@ -7,6 +7,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/foreign.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/megatron_mark.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/run_directory.h"
+#include "tilestone/engine/checkpoint_manager.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {

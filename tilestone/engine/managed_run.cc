@@ -1,4 +1,4 @@
-#include "tilestone/engine/managed_run.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,6 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/pruning_internal.h"

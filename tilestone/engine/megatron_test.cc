@@ -4,11 +4,11 @@
 
 #include <cerrno>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

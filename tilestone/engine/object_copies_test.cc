@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/repair.h"
 #include "tilestone/engine/session.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 

@@ -9,8 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "tilestone/engine/keep.h"
-#include "tilestone/engine/run_directory.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 namespace tilestone::engine {
 

@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"

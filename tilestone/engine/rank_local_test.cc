@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"

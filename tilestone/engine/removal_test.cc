@@ -6,13 +6,13 @@
 #include <cerrno>
 #include <thread>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

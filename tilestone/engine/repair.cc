@@ -10,7 +10,7 @@
 // At the end note and mark are removed. A crash before step 3 leaves the old file, and possibly a
 // temporary file, a note and a mark. The next repair that finds damage, save or gc recognizes them
 // by their names and removes them.
-#include "tilestone/engine/repair.h"
+#include "tilestone/engine/checkpoint.h"
 
 #include <algorithm>
 #include <iterator>

@@ -4,6 +4,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {

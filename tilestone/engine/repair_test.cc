@@ -20,12 +20,12 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/interrupt.h"
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/repair.h"
 #include "tilestone/engine/repair_file_internal.h"
 #include "tilestone/engine/repair_from_index_internal.h"
 #include "tilestone/format/dialect/dialect.h"

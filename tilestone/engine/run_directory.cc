@@ -1,4 +1,4 @@
-#include "tilestone/engine/run_directory.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/look_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"

@@ -1,4 +1,4 @@
-#include "tilestone/engine/run_directory.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -100,7 +99,7 @@ TEST(NamesOfSteps, FollowThePatternAndThoseOfOtherPrograms) {
   EXPECT_EQ(StepNames("{step}").step_of("12"), 12u);
   for (const char* pattern : {"", "step", "step-{step", "{step:8}", "{step:0x}", "{step}{step}",
                               "a/{step}", ".{step}", "a{b}{step}", "{step:021}", "v2{step}"}) {
-    expect_error([&] { StepNames names(pattern); }, ErrorCode::kInvalidArgument, "pattern");
+    expect_error([&] { StepNames bad(pattern); }, ErrorCode::kInvalidArgument, "pattern");
   }
 }
 

@@ -12,14 +12,13 @@
 #include <vector>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
-#include "tilestone/engine/save_steps.h"
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::save_by_files_again_test {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"

@@ -11,7 +11,7 @@
 #include "tilestone/engine/session.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/state/metadata.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::save_by_files_copies_test {
 

@@ -7,9 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"

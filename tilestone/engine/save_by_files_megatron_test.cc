@@ -8,16 +8,15 @@
 #include <chrono>
 #include <mutex>
 
+#include "tilestone/base/error.h"
 #include "tilestone/base/error_testing.h"
-#include "tilestone/base/log.h"
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps.h"
 #include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"

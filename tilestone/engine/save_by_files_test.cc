@@ -7,13 +7,12 @@
 #include <optional>
 #include <thread>
 
-#include "tilestone/base/log.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps.h"
 #include "tilestone/engine/save_steps_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"

@@ -9,11 +9,10 @@
 #include <optional>
 #include <string>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"

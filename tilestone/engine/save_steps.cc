@@ -1,4 +1,4 @@
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 
 #include <unistd.h>
 

@@ -9,15 +9,14 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/by_files_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
-#include "tilestone/engine/save_steps.h"
 
 namespace tilestone::engine {
 

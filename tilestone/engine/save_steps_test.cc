@@ -1,5 +1,5 @@
 // A save in steps: with a communicator and by files.
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,10 @@
 #include <thread>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 

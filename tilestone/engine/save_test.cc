@@ -8,12 +8,12 @@
 #include <functional>
 #include <thread>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"

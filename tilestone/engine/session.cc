@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/async_save_internal.h"
 #include "tilestone/engine/background_internal.h"

@@ -21,9 +21,8 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/load.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save_steps.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {

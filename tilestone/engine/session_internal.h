@@ -7,10 +7,9 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/async_save.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps.h"
 #include "tilestone/engine/session.h"
 
 namespace tilestone::engine {

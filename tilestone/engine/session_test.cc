@@ -8,8 +8,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/format/zarr/zarr.h"

@@ -5,12 +5,12 @@
 
 #include <cerrno>
 
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -7,11 +7,12 @@
 #include <string_view>
 #include <utility>
 
-#include "tilestone/comm/solo.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/storage_testing.h"
 

@@ -13,12 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/solo.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/session.h"
@@ -27,6 +26,7 @@
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::staged_save_test {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/run_directory.h"
+#include "tilestone/engine/checkpoint_manager.h"
 
 namespace tilestone {
 namespace {

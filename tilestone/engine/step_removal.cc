@@ -19,11 +19,10 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
+#include "tilestone/engine/checkpoint_manager.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/look_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/run_directory.h"
 #include "tilestone/format/index.h"
 
 namespace tilestone {

@@ -11,7 +11,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/plan/load_plan.h"
 
 namespace tilestone::engine {

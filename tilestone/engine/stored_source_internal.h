@@ -14,7 +14,6 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/context_internal.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"

@@ -1,7 +1,6 @@
 // Writes a file of torch.save whose tensors are streamed.
 #pragma once
 
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 

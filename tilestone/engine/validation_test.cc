@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include "tilestone/base/log.h"
-#include "tilestone/comm/threads.h"
+#include "tilestone/base/error.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"

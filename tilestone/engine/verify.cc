@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint_internal.h"
@@ -27,6 +28,7 @@
 #include "tilestone/engine/repair_from_index_internal.h"
 #include "tilestone/engine/verify_hashes_internal.h"
 #include "tilestone/engine/verify_plan_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {

@@ -1,4 +1,4 @@
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 #include <bit>
 #include <limits>

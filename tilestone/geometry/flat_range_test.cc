@@ -1,4 +1,4 @@
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tilestone/geometry/mesh.h"
+#include "tilestone/geometry/placement.h"
 
 #include <algorithm>
 #include <numeric>

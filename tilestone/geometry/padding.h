@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone {
 

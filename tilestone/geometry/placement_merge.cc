@@ -6,13 +6,23 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/placement.h"
 
-// How ranks are distinguished. Let m be a mesh dim of the checkpoint, and let its line be the ranks
-// that differ from this rank only in coordinate m. If, along the line, the parameter's coordinates
-// vary in a dim that it splits, the parameter treats these ranks as different shards. Otherwise it
-// treats them as replicas, or does not know them; a Shard over such a line is outer. Each
-// coordinate along the outer dims has a parameter of its own, which is one shard of the
-// checkpoint's tensor. So at this rank's outer coordinates, the rest of the checkpoint's mesh
-// contains copies of one parameter, and the rest of the parameter's mesh is one copy.
+// How ranks are distinguished. First an example: the weights of experts on 4 ranks. The
+// checkpoint's mesh has the dims edp and ep and the ranks [[0, 1], [2, 3]]; its placements are
+// (Replicate, Shard(0)), because ep divides the experts. On rank 0 the parameter has only the
+// experts of its ep coordinate. FSDP2 shards it over edp: its mesh is [0, 2], its placement
+// Shard(0). Rank 1, the next along ep, is not in that mesh: it has a parameter of its own, with
+// other experts. Rank 2, the next along edp, has another shard of the same parameter. So the Shard
+// over ep is outer: it divides the tensor first, and the parameter's Shard divides one of its
+// parts.
+//
+// In general, let m be a mesh dim of the checkpoint, and let its line be the ranks that differ from
+// this rank only in coordinate m (in the example, ranks 0 and 1 for ep). If, along the line, the
+// parameter's coordinates vary in a dim that it splits, the parameter treats these ranks as
+// different shards (ranks 0 and 2). Otherwise it treats them as replicas, or does not know them; a
+// Shard over such a line is outer. Each coordinate along the outer dims has a parameter of its own,
+// which is one shard of the checkpoint's tensor. So at this rank's outer coordinates, the rest of
+// the checkpoint's mesh contains copies of one parameter, and the rest of the parameter's mesh is
+// one copy.
 
 namespace tilestone {
 namespace {

@@ -6,7 +6,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/geometry/strided_loops_internal.h"
 
 namespace tilestone {

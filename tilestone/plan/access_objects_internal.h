@@ -9,7 +9,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone {

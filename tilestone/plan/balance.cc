@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/plan/balance_internal.h"
 
 namespace tilestone {

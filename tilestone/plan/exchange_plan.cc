@@ -10,9 +10,10 @@
 #include <limits>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checked.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/geometry/coverage.h"
-#include "tilestone/geometry/flat_range.h"
 
 namespace tilestone {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/geometry/coverage.h"
 
 namespace tilestone::exchange_plan_test {

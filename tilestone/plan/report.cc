@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/named_fields.h"
 #include "tilestone/plan/wire_internal.h"

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error_testing.h"
 #include "tilestone/plan/held.h"

@@ -1,10 +1,14 @@
 // How chunks are assigned by exchange. add() appends each rank's listings of boxes to their
 // tensors' listings. This touches memory once and needs no look-ups. Then each tensor's listings
-// are sorted by box, so that those of one box, a chunk, are adjacent. The chunks are checked. A
-// chunk that only one rank lists goes to that rank. The chunks that name their holders are
-// distributed as each holder does by rule. The others, largest first, go to the least-loaded rank
-// that lists them. If ranks make copies, all that several ranks list is assigned together, because
-// copies are load too. Contents that ranks compare: planner_contents.cc.
+// are sorted by box, so that those of one box, a chunk, are adjacent. The chunks are checked, and
+// each one gets a writer:
+//  1. Only one rank lists it: that rank.
+//  2. Several ranks list it with a hash of its content (planner_contents.cc): the lowest of them.
+//  3. Several ranks list it and name exactly these ranks as its holders: the holder that each of
+//     them would choose by rule (save_rule.cc).
+//  4. Several ranks list it in any other way: the one with the least load. These come last, the
+//     largest first.
+// If ranks make copies, 3 and 4 are one case: copies are load of all ranks of a group.
 #include <algorithm>
 #include <map>
 #include <numeric>

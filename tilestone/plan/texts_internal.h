@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tilestone/base/dtype.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone {
 

@@ -1,4 +1,5 @@
 #include "tilestone/state/chunk_blocks.h"
+#include "tilestone/base/block_sums.h"
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"

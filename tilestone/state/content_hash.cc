@@ -9,6 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/checksum.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/state/value_children.h"
 
 namespace tilestone {

@@ -1,4 +1,4 @@
-#include "tilestone/state/device_memory.h"
+#include "tilestone/state/tensor_view.h"
 
 #include <map>
 #include <typeindex>

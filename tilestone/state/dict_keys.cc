@@ -1,4 +1,4 @@
-#include "tilestone/state/dict_keys.h"
+#include "tilestone/state/metadata.h"
 
 #include <charconv>
 #include <utility>

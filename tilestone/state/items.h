@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/state/dict_keys.h"
+#include "tilestone/state/metadata.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {

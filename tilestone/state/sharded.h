@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/geometry/placement.h"
 #include "tilestone/state/tensor_view.h"
 #include "tilestone/state/value.h"

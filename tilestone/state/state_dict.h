@@ -21,6 +21,10 @@ namespace tilestone {
 
 class StateNode;
 
+// What the caller of a save says about a tensor: values of plain kinds by name. See
+// attribute_bytes() in plan/report.h.
+using Attributes = std::map<std::string, Value>;
+
 // A key of a dict: text or an int (Megatron's state dicts use both).
 using PathElement = std::variant<std::string, int64_t>;
 // The element as a part of a dotted path: text unchanged, an int in decimal.

@@ -10,6 +10,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/huge_pages.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tilestone/base/error_testing.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::tensor_view_test {
 

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "tilestone/base/error.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_internal.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {
 

@@ -23,7 +23,7 @@
 #include <string>
 #include <string_view>
 
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {
 

@@ -11,7 +11,6 @@
 #include <filesystem>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_ops_internal.h"

@@ -4,7 +4,6 @@
 #include <cerrno>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/names_internal.h"
 

@@ -22,6 +22,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/bytes.h"
+#include "tilestone/base/cache_policy.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/file_name.h"
 
@@ -96,14 +97,6 @@ struct ReadOp {
   // arrive, while they are in cache.
   uint32_t* crc32 = nullptr;
   uint64_t crc_bytes = 0;
-};
-
-// What happens to the bytes that a read brings from the disk.
-enum class CachePolicy : uint8_t {
-  kBypass,  // large ranges bypass the page cache if that is as fast, so nobody else loses memory
-  kKeep,    // the bytes stay in the page cache, so reading them again needs no disk access
-  kAuto,    // kKeep while ReadOptions::room has room; kBypass for the rest, and for everything once
-            // the storage has measured that keeping is clearly slower
 };
 
 // The bytes that reads with CachePolicy::kAuto may still leave in the page cache. Thread-safe.

@@ -7,8 +7,7 @@
 
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_internal.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"

@@ -11,12 +11,12 @@
 #include <string>
 #include <thread>
 
+#include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/interrupt.h"
 #include "tilestone/comm/call.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/comm/comm_testing.h"
-#include "tilestone/comm/mpi.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/mpi_internal.h"
 
 namespace tilestone {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/mpi.h"
+#include "tilestone/comm/communicator.h"
 
 namespace {
 

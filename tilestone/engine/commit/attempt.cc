@@ -39,9 +39,10 @@
 //    leftovers because of the outcome.
 //  - A rank that stalls while it reports: others may publish and remove its report before it
 //    continues. It removes its data files only if it finds another report that counts.
-//  - A try after a failure: a rank that joins again removes its own failure. Any rank removes the
-//    failure of a rank outside the world, which was refused. Ranks that joined before ignore for
-//    some seconds the failure that they found when they joined. A later failure counts at once.
+//  - A rank tries again after a failure: when it joins, it removes the failure that it has left.
+//    The others may find that failure first. So a rank that waits ignores for some seconds a
+//    failure that was there when it joined; one that is left later counts at once. The failure of a
+//    rank outside the world, which was refused, is removed by any rank that joins.
 //  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
 //    first switch counts, and the other attempt ends with kAlreadyExists. If one of them is
 //    rank-local, the second is refused when it joins.
@@ -64,7 +65,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"

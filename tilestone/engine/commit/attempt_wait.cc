@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"

@@ -1,4 +1,4 @@
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 
 #include <exception>
 #include <map>
@@ -6,7 +6,6 @@
 #include <set>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"

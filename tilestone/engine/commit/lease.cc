@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 
 namespace tilestone::engine {
 

@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "tilestone/base/call_scope.h"
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::engine::lease_test {
 

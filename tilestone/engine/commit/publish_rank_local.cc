@@ -16,7 +16,6 @@
 
 #include "tilestone/base/block_sums.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -24,7 +23,7 @@
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
 namespace {

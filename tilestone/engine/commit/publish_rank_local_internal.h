@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {
 

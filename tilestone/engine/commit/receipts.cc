@@ -30,7 +30,7 @@
 #include <chrono>
 #include <utility>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"

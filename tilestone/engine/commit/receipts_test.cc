@@ -10,7 +10,7 @@
 #include "tilestone/engine/open/receipt_files_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::engine::receipts_test {

@@ -21,7 +21,6 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tilestone/base/interrupt.h"
-#include "tilestone/engine/run/location.h"
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/run/options.h"
 
 namespace tilestone {
 

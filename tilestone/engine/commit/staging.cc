@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/foreign.h"

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/publish_rank_local_internal.h"

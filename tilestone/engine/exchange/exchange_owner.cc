@@ -7,12 +7,14 @@
 #include <tuple>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/block_reads_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {
 namespace {

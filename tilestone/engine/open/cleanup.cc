@@ -3,10 +3,10 @@
 #include <random>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/receipt_files_internal.h"
+#include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 

@@ -5,7 +5,7 @@
 
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/storage/memory_storage.h"
+#include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::engine::cleanup_test {
 

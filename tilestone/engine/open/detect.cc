@@ -7,6 +7,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/look_around_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {

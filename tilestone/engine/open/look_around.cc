@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/base/natural_order.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/detect_internal.h"

@@ -8,6 +8,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 
 namespace tilestone::engine {
 namespace {

@@ -7,10 +7,11 @@
 #include <mutex>
 #include <set>
 
-#include "tilestone/comm/threads.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/removal.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

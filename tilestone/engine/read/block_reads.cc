@@ -4,10 +4,11 @@
 #include <string>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
 namespace {

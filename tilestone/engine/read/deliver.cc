@@ -7,7 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/convert_internal.h"
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tilestone/base/buffer_pool.h"
-#include "tilestone/state/device_memory.h"
+#include "tilestone/state/tensor_view.h"
 
 namespace tilestone::engine {
 

@@ -7,7 +7,6 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/read/items_internal.h"
 
 namespace tilestone::engine {

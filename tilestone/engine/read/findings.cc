@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/read/key_runs_internal.h"
 #include "tilestone/state/sharded.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/engine/run/kept_leaves.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"

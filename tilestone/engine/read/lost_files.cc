@@ -3,7 +3,6 @@
 #include <string>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/read/lost_files_internal.h"
 
 namespace tilestone::engine {

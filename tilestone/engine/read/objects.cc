@@ -1,6 +1,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 
 namespace tilestone::engine {
 

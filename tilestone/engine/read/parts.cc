@@ -14,6 +14,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/plan/exchange_plan.h"
 
 namespace tilestone::engine {

@@ -5,7 +5,6 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 

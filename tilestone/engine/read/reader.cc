@@ -17,9 +17,9 @@
 #include <tuple>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/read/block_reads_internal.h"
 #include "tilestone/engine/read/deliver_internal.h"
 #include "tilestone/engine/read/items_internal.h"

@@ -8,6 +8,7 @@
 #include "tilestone/engine/read/requested_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
 #include "tilestone/engine/read/targets_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 
 namespace tilestone::engine {
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::shared_targets_test {

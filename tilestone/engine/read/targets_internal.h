@@ -1,7 +1,7 @@
 // Allocates memory for the tensors that a load fills.
 #pragma once
 
-#include "tilestone/engine/run/kept_leaves.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone::engine {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 

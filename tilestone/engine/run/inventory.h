@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tilestone/base/dtype.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/state/metadata.h"
 
 namespace tilestone {

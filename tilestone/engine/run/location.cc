@@ -1,4 +1,4 @@
-#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
 
 #include <pwd.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/storage/one_file.h"
+#include "tilestone/storage/posix_storage.h"
 
 namespace tilestone {
 namespace {
@@ -108,6 +109,8 @@ struct Location::State {
   bool given = false;  // constructed from a storage, not from a path
 };
 
+Location::Location(const std::string& path) : Location(path, PosixOptions()) {}
+
 Location::Location(const std::string& path, const PosixOptions& options)
     : state_(std::make_shared<State>()) {
   state_->path = path;
@@ -127,6 +130,10 @@ const std::shared_ptr<Storage>& Location::shared() const {
   }
   return state_->storage;
 }
+
+std::string Location::describe() const { return storage().describe(); }
+
+bool Location::has_files() const { return !storage().list().empty(); }
 
 std::string Location::identity() const {
   if (state_->given) return describe();

@@ -1,4 +1,4 @@
-#include "tilestone/engine/run/location.h"
+#include "tilestone/engine/run/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/commit/gc.h"
+#include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/storage_testing.h"
 

@@ -2,6 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/plan/report.h"
 

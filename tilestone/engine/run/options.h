@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <map>
@@ -13,18 +14,68 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
-#include "tilestone/base/buffer_pool.h"
-#include "tilestone/base/interrupt.h"
+#include "tilestone/base/cache_policy.h"
+#include "tilestone/base/deadline.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/format/dialect/dialect.h"
-#include "tilestone/format/format.h"
-#include "tilestone/state/metadata.h"
 #include "tilestone/state/state_dict.h"
-#include "tilestone/storage/storage.h"
 
 namespace tilestone {
+
+// Where a checkpoint is, or where one is saved.
+
+class Storage;
+struct PosixOptions;
+
+// A directory of a file system, or any storage. One location holds one checkpoint. The path of a
+// safetensors file is a location for reading that has only this file.
+//
+// A path is checked when the location is first used. Constructing a Location from a bad path
+// therefore never fails; the save or load fails instead, and reports the error to all ranks. A
+// relative path is resolved against the working directory at that moment. A leading "~" or "~user"
+// is the user's home directory, as in a shell ($HOME, else the system's user database). Errors at
+// first use: kUnsupported for a URL ("s3://bucket/x", and "s3:/bucket/x", which pathlib makes of
+// it); kInvalidArgument for a path that is empty or contains NUL, and for an unknown home
+// directory. "./~" and "./s3:/x" name directories that are literally called so.
+//
+// Copies of a Location share the storage. Thread-safe.
+class Location {
+ public:
+  Location(const char* path) : Location(std::string(path)) {}
+  Location(const std::string& path);
+  Location(const std::string& path, const PosixOptions& options);
+  Location(const std::filesystem::path& path) : Location(path.string()) {}
+  Location(std::shared_ptr<Storage> storage);
+
+  Storage& storage() const { return *shared(); }
+  const std::shared_ptr<Storage>& shared() const;
+  // The absolute path, or how the storage describes itself.
+  std::string describe() const;
+  bool has_files() const;  // whether any file is there
+  // The text that must be equal on every rank of a save or load: the absolute path, lexically
+  // normal (symbolic links are not followed), or how the storage describes itself.
+  std::string identity() const;
+  // identity() with symbolic links followed as far as directories exist: the same for each path
+  // that leads to one directory.
+  std::string resolved_identity() const;
+  // identity(), or "" where that fails: using the location then reports the error.
+  std::string place() const noexcept;
+  // A directory within this location, by its name. A path is continued, so that the directory may
+  // be a symbolic link; of a storage it is the child.
+  Location within(const std::string& name) const;
+  // The same location, where files are read through any symbolic link that leads out of the
+  // directory (Reading::follow_links). A location made from a storage is returned as it is.
+  Location following_links() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+class Dialect;  // format_named() and dialect_named() in known.h give these
+class Format;
 
 struct RunStep;
 
@@ -43,6 +94,7 @@ inline constexpr double kDefaultTimeout = 1800;  // seconds, for the whole of a 
 inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
 // Two buffers of 64 KiB: two-phase reading by messages leaves half of the memory to the pool.
 inline constexpr uint64_t kMinBufferBytes = 128u << 10;
+inline constexpr uint64_t kDefaultBufferBytes = 256u << 20;
 inline constexpr uint64_t kMaxBufferBytes = uint64_t{1} << 44;
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxFilesPerRank = 1024;
@@ -155,7 +207,7 @@ struct Reading {
 struct Resources {
   int threads = 0;  // 0: one per hardware thread of the machine, at most 8
   // Pooled memory, bytes; in two-phase reading also for the messages.
-  uint64_t buffer_bytes = BufferPool::kDefaultTotal;
+  uint64_t buffer_bytes = kDefaultBufferBytes;
   int files_per_rank = 1;  // data files that a save writes
 };
 
@@ -276,6 +328,42 @@ struct OpenOptions {
   Reading reading = {};
   Resources resources = {};
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, while opening
+};
+
+// The leaves of a template that a load did not fill.
+
+// The leaves of one rank's template that were not loaded, because LoadOptions's policies allowed
+// it. They keep the template's values.
+struct KeptLeaves {
+  std::unordered_set<std::string> keys;   // of items; these identify wrapped entities
+  std::unordered_set<std::string> paths;  // dotted; these identify unwrapped leaves
+};
+
+// A step of a save that ends on another thread.
+
+// Copies refer to the same step. Thread-safe. In a child process of fork() a step that has not
+// ended still belongs to the parent: every function then throws Error(kUnsupported).
+class Pending {
+ public:
+  struct State;
+  explicit Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  // Whether the step has ended, well or not.
+  bool done() const;
+  // Waits until the step has ended or the deadline has passed; returns done(). Throws the reason of
+  // the deadline's interrupt.
+  bool wait(Deadline deadline = Deadline::never()) const;
+  // Waits likewise, then throws the error with which the step has ended, if there is one.
+  // Error(kTimeout) if it has not ended after `timeout` seconds; the step goes on.
+  void get(double timeout = kNoTimeout) const { get(Deadline::after(Seconds(timeout)), timeout); }
+  void get(Deadline deadline, double timeout) const;
+  // Calls `callback` when the step has ended: on the thread that ends it, or now on the calling
+  // thread. What it throws is logged.
+  void on_done(std::function<void()> callback) const;
+
+ private:
+  using Seconds = std::chrono::duration<double>;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tilestone

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {

@@ -1,10 +1,9 @@
-#include "tilestone/engine/run/pending.h"
+#include "tilestone/engine/run/options.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/run/pending_internal.h"
 
 namespace tilestone {

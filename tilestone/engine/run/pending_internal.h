@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/run/pending.h"
+#include "tilestone/engine/run/options.h"
 
 namespace tilestone {
 

@@ -7,7 +7,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
-#include "tilestone/state/device_memory.h"
+#include "tilestone/state/tensor_view.h"
 
 namespace tilestone::engine {
 

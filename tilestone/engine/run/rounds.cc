@@ -2,7 +2,7 @@
 #include <exception>
 #include <utility>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone::engine {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tilestone/base/interrupt.h"
+#include "tilestone/base/deadline.h"
 #include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {

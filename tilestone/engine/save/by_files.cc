@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save/reported_before_internal.h"

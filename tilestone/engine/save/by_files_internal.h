@@ -11,7 +11,6 @@
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"

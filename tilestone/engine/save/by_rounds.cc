@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/save/compare_internal.h"
 #include "tilestone/engine/save/described_internal.h"

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/log.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/save/common_state_internal.h"
 #include "tilestone/state/content_parts.h"

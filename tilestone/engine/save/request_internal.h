@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/run/location.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/state_dict.h"
 

@@ -1,6 +1,6 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 
-#include "tilestone/base/log.h"
+#include "tilestone/base/error.h"
 
 namespace tilestone::engine {
 

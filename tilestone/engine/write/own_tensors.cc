@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/state/value_children.h"
 
 namespace tilestone::engine {

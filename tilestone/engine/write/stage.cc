@@ -14,6 +14,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/huge_pages.h"
 #include "tilestone/engine/write/stage_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {
 namespace {

@@ -7,6 +7,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/write/stream_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {
 namespace {

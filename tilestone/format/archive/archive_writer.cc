@@ -13,6 +13,7 @@
 #include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/archive/value_reader_internal.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/state/value_children.h"
 
 namespace tilestone::archive {

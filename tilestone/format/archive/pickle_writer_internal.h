@@ -7,7 +7,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
 #include "tilestone/format/archive/pickle_opcodes_internal.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/state/value.h"
 
 namespace tilestone::archive {

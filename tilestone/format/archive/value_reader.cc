@@ -10,6 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/pickle_schema_internal.h"
 #include "tilestone/format/archive/tensor_node_internal.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::archive {
 namespace {

@@ -12,6 +12,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/geometry/grid.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/format/dialect/dialect.h"
-#include "tilestone/format/format.h"
 
 namespace tilestone {
+
+class Dialect;
+class Format;
 
 // The formats that saves write.
 std::vector<std::shared_ptr<const Format>> known_formats();

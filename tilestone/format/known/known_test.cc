@@ -6,6 +6,8 @@
 #include <stdexcept>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 
 namespace tilestone::known_test {
 

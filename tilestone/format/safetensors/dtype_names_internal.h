@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tilestone/base/dtype.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::safetensors {
 

@@ -9,7 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::safetensors {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/geometry/coverage.h"
-#include "tilestone/geometry/flat_range.h"
 
 namespace tilestone::torch_dist {
 namespace {

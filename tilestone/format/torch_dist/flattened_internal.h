@@ -1,7 +1,7 @@
 // Restores the original shape of tensors that Megatron-Core up to 0.15 stored flattened.
 #pragma once
 
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 #include "tilestone/state/metadata.h"
 
 namespace tilestone::torch_dist {

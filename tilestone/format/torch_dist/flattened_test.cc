@@ -7,7 +7,7 @@
 #include <random>
 
 #include "tilestone/base/error.h"
-#include "tilestone/geometry/flat_range.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::torch_dist::flattened_test {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "tilestone/geometry/dims.h"
+#include "tilestone/geometry/box.h"
 
 namespace tilestone::zarr {
 

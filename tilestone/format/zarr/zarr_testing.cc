@@ -7,6 +7,7 @@
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/geometry/grid.h"
+#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::zarr {
 namespace {
