@@ -105,6 +105,30 @@ class CheckIncludesTest(unittest.TestCase):
             "tilestone/base/a.h -> tilestone/base/b.h -> tilestone/base/a.h",
         )
 
+    def test_import_cycles_are_refused_in_functions_for_types_and_through_packages(self):
+        folder = "python/tilestone/megatron"
+        self.assert_violation(
+            {
+                "python/tilestone/__init__.py": "",
+                "python/tilestone/_opaque.py": "from tilestone import _plain_types\n",
+                "python/tilestone/_plain_types.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from tilestone._opaque import Opaque\n",
+                f"{folder}/__init__.py": "from tilestone.megatron.names import load\n",
+                f"{folder}/names.py": "def load():\n    from tilestone.megatron import names_of\n",
+                f"{folder}/calls.py": "from tilestone.megatron.strategies._shares import share\n",
+                f"{folder}/strategies/__init__.py": "from tilestone.megatron.strategies import own\n",
+                f"{folder}/strategies/_shares.py": "",
+                f"{folder}/strategies/own.py": "import sys\n\n\ndef save():\n"
+                "    from tilestone.megatron import calls\n",
+            },
+            "python/tilestone/_plain_types.py:3: imports itself: python/tilestone/_opaque.py -> "
+            "python/tilestone/_plain_types.py -> python/tilestone/_opaque.py",
+            f"{folder}/names.py:2: imports itself: {folder}/__init__.py -> {folder}/names.py -> "
+            f"{folder}/__init__.py",
+            f"{folder}/strategies/own.py:5: imports itself: {folder}/calls.py -> "
+            f"{folder}/strategies/__init__.py -> {folder}/strategies/own.py -> {folder}/calls.py",
+        )
+
     def test_relative_and_angled_includes_of_our_headers_are_refused(self):
         self.assert_violation(
             {"tilestone/base/a.cc": '#include "a.h"\n#include <tilestone/base/a.h>\n'},
@@ -137,7 +161,7 @@ class CheckIncludesTest(unittest.TestCase):
             "python/tilestone/_api.py": "import sys\nfrom tilestone import _bridge, _core\n\n"
             "def load():\n    from tilestone._torch_comm import Comm\n",
             "python/tilestone/_bridge.py": "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    from tilestone._api import load\n"
+            "if TYPE_CHECKING:\n    from tilestone._steps import BegunSave\n"
             "else:\n    import tilestone._entities\n",
         }
         self.assertEqual(check(files), (0, []))

@@ -20,8 +20,8 @@ from ranks import Worlds
 from test_cache_policy import forget, from_disk
 from test_megatron_files import _megatron
 from tilestone.megatron import _shard_files, _shard_lists, exchange_utils, utils
+from tilestone.megatron._shares import built
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
-from tilestone.megatron.strategies._shares import built
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,

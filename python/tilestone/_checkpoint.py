@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilestone import _bridge, _converters, _core, _options
-from tilestone._entities import to_box
+from tilestone._boxes import to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError, NotFoundError
 from tilestone._option_values import (
     OpenOptions,

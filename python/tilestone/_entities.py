@@ -7,15 +7,13 @@ rank's part of a global tensor with its own key, which does not depend on its pl
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilestone import _converters, _core, _options, _params, _placements
+from tilestone import _boxes, _converters, _core, _options, _params, _placements
 from tilestone._converters import Call, Node
-from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
+from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._protocols import SupportsDlpack
 
 ReplicaId = int | Sequence[int]
@@ -114,7 +112,7 @@ class ShardedTensor:
             local_shape: shape of that local tensor.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = _range(key, flattened_range)
+        begin, end = _boxes.flat_range(key, flattened_range)
         return cls(
             _core.ShardedTensor.from_rank_offsets_flat,
             key,
@@ -148,7 +146,7 @@ class ShardedTensor:
         `from_param` takes, except as rules. A rank outside the mesh holds nothing.
         `Partial` raises an error.
         """
-        with _naming(key):
+        with _boxes.naming(key):
             over = _placements.to_mesh(mesh)
             return cls(
                 _core.ShardedTensor.from_placements,
@@ -216,7 +214,7 @@ class ShardedTensor:
                 save or load raises errors that depend on the key (rules, without `key=`).
             UnsupportedError: Tilestone doesn't know one of torch's placements.
         """
-        with _naming(key or ""):
+        with _boxes.naming(key or ""):
             place = _params.Param(param, checkpoint_mesh, placements, rank)
             return _OfParam(place, param, key, allow_shape_mismatch)
 
@@ -246,7 +244,7 @@ class ShardedTensor:
             allow_shape_mismatch,
             holders,
             global_shape=_options.entries("global_shape", global_shape, key),
-            box=_box(key, box),
+            box=_boxes.box_of(key, box),
             replica_id=_options.replica(replica_id, key),
             prepend_axis_num=_options.entry("prepend_axis_num", prepend_axis_num, key),
         )
@@ -273,7 +271,7 @@ class ShardedTensor:
             box: a Box, or (start, stop) for each dim. Its first prepend_axis_num dims have size 1.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = _range(key, flattened_range)
+        begin, end = _boxes.flat_range(key, flattened_range)
         return cls(
             _core.ShardedTensor.from_box_flat,
             key,
@@ -281,7 +279,7 @@ class ShardedTensor:
             allow_shape_mismatch,
             holders,
             global_shape=_options.entries("global_shape", global_shape, key),
-            box=_box(key, box),
+            box=_boxes.box_of(key, box),
             begin=begin,
             end=end,
             replica_id=_options.replica(replica_id, key),
@@ -364,7 +362,7 @@ class ShardedTensor:
             path: the place in a state, which is the key if there is no other.
         """
         key = path if self._key is None else self._key
-        with _naming(key or ""):
+        with _boxes.naming(key or ""):
             entity = self._made(key, for_load)
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
@@ -437,65 +435,6 @@ class _OfParam(ShardedTensor):
 
     def __repr__(self) -> str:
         return f"ShardedTensor.from_param(key={self._key!r})"
-
-
-def _range(key: str, flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
-    """(begin, end) of the flat range of this key."""
-    pair: Any = flattened_range
-    if isinstance(flattened_range, slice) and flattened_range.step in (None, 1):
-        pair = (flattened_range.start, flattened_range.stop)
-    try:
-        begin, end = pair
-        return operator.index(begin), operator.index(end)
-    except (TypeError, ValueError):
-        what = f"flattened_range must be slice(begin, end) or (begin, end), not {flattened_range!r}"
-        raise InvalidArgumentError(f"{what} (key {key})", message=what, key=str(key)) from None
-
-
-@contextlib.contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Adds the key to an error that does not name one."""
-    try:
-        yield
-    except CheckpointError as error:
-        error.add_key(str(key))
-        raise
-
-
-def _box(key: str, box: _core.Box | Sequence[tuple[int, int]]) -> _core.Box:
-    with _naming(key):
-        return to_box(box)
-
-
-def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
-    """A Box from (start, stop) pairs or slices with both ends.
-
-    Raises:
-        InvalidArgumentError: it is something else; a start or stop is missing or is not a 64-bit
-            whole number; or a stop is before its start.
-    """
-    if isinstance(box, _core.Box):
-        return box
-    try:
-        pairs = [_ends(part) for part in box]
-        offset, shape = [start for start, _ in pairs], [stop - start for start, stop in pairs]
-    except TypeError:
-        offset, shape = [-1], []
-    if len(offset) != len(shape) or any(not 0 <= n < 1 << 63 for n in offset + shape):
-        raise InvalidArgumentError(f"a box must be (start, stop) for each dim, not {box!r}")
-    return _core.Box(offset, shape)
-
-
-def _ends(part: Any) -> tuple[int, int]:
-    """(start, stop) of one dim of a box; TypeError if it is neither a pair nor a slice."""
-    if isinstance(part, (str, bytes)) or (isinstance(part, slice) and part.step not in (None, 1)):
-        raise TypeError
-    ends: tuple[Any, ...] = (
-        (part.start, part.stop) if isinstance(part, slice) else tuple(part)
-    )
-    if len(ends) != 2:
-        raise TypeError
-    return operator.index(ends[0]), operator.index(ends[1])
 
 
 class _NoData:
@@ -574,7 +513,7 @@ class ShardedTensorFactory:
         flattened_range: slice | tuple[int, int] | None = None,
     ) -> None:
         if isinstance(flattened_range, slice):
-            flattened_range = _range(key, flattened_range)
+            flattened_range = _boxes.flat_range(key, flattened_range)
         self.key = _options.entity_key(key)
         self.data = data
         self.build_fn = build_fn

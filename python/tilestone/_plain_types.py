@@ -19,15 +19,30 @@ import re
 import sys
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy
 
-if TYPE_CHECKING:
-    from tilestone._opaque import Opaque
 
-Maker = Callable[["Opaque"], Any]
+class Description(Protocol):
+    """What a pickle says about an object; see `tilestone.Opaque` for the attributes."""
+
+    kind: str
+    module: str
+    name: str
+    args: tuple[Any, ...]
+    state: Any
+    has_state: bool
+    appended: list[Any]
+    entries: dict[Any, Any]
+    keywords: dict[str, Any]
+
+    @property
+    def full_name(self) -> str: ...
+
+
+Maker = Callable[[Description], Any]
 
 _MAKERS: dict[str, Maker] = {}
 _GLOBALS: dict[str, Any] = {
@@ -64,18 +79,18 @@ def _all_are(kind: type, values: Any) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def _check_call(opaque: Opaque, *others: str) -> None:
+def _check_call(opaque: Description, *others: str) -> None:
     """Checks for a call with positional arguments, after which only `others` are set."""
     _check(opaque.kind == "call")
     _check_bare(opaque, *others)
 
 
-def _check_bare(opaque: Opaque, *others: str) -> None:
+def _check_bare(opaque: Description, *others: str) -> None:
     parts = ("keywords", "appended", "entries", "has_state")
     _check(not any(getattr(opaque, part) for part in parts if part not in others))
 
 
-def _bare(opaque: Opaque, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
+def _bare(opaque: Description, kinds: tuple[str, ...] = ("call",)) -> tuple[Any, ...]:
     """The arguments of an object that is created from positional arguments only."""
     _check(opaque.kind in kinds)
     _check_bare(opaque, "has_state")
@@ -95,21 +110,21 @@ def _maker(*names: str) -> Callable[[Maker], Maker]:
 
 
 @_maker("builtins.complex")
-def _complex(opaque: Opaque) -> complex:
+def _complex(opaque: Description) -> complex:
     args = _bare(opaque, ("call", "new"))
     _check(len(args) == 2 and _all_are(float, args))
     return complex(*args)
 
 
 @_maker("builtins.range")
-def _range(opaque: Opaque) -> range:
+def _range(opaque: Description) -> range:
     args = _bare(opaque)
     _check(len(args) == 3 and _all_are(int, args))
     return range(*args)
 
 
 @_maker("_io.BytesIO")
-def _bytes_io(opaque: Opaque) -> io.BytesIO:
+def _bytes_io(opaque: Description) -> io.BytesIO:
     """The state is (content, position, attributes or None)."""
     _check(opaque.kind in ("call", "new") and not opaque.args)
     _check_bare(opaque, "has_state")
@@ -124,21 +139,21 @@ def _bytes_io(opaque: Opaque) -> io.BytesIO:
 
 
 @_maker("builtins.slice")
-def _slice(opaque: Opaque) -> slice:
+def _slice(opaque: Description) -> slice:
     args = _bare(opaque)
     _check(len(args) == 3)
     return slice(*args)
 
 
 @_maker("builtins.set", "builtins.frozenset")
-def _set(opaque: Opaque) -> Any:
+def _set(opaque: Description) -> Any:
     args = _bare(opaque)
     _check(not args or (len(args) == 1 and type(args[0]) is list))
     return set(*args) if opaque.name == "set" else frozenset(*args)
 
 
 @_maker("builtins.bytearray")
-def _bytearray(opaque: Opaque) -> bytearray:
+def _bytearray(opaque: Description) -> bytearray:
     args = _bare(opaque)
     if len(args) == 2:
         _check(type(args[0]) is str and args[1] in ("latin-1", "latin1"))
@@ -151,14 +166,14 @@ def _bytearray(opaque: Opaque) -> bytearray:
 
 
 @_maker("datetime.date")
-def _date(opaque: Opaque) -> datetime.date:
+def _date(opaque: Description) -> datetime.date:
     args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is bytes and len(args[0]) == 4)
     return datetime.date(*args)
 
 
 @_maker("datetime.time", "datetime.datetime")
-def _time(opaque: Opaque) -> Any:
+def _time(opaque: Description) -> Any:
     args = _bare(opaque)
     size = 6 if opaque.name == "time" else 10
     _check(1 <= len(args) <= 2 and type(args[0]) is bytes and len(args[0]) == size)
@@ -167,14 +182,14 @@ def _time(opaque: Opaque) -> Any:
 
 
 @_maker("datetime.timedelta")
-def _timedelta(opaque: Opaque) -> datetime.timedelta:
+def _timedelta(opaque: Description) -> datetime.timedelta:
     args = _bare(opaque)
     _check(len(args) == 3 and _all_are(int, args))
     return datetime.timedelta(*args)
 
 
 @_maker("datetime.timezone")
-def _timezone(opaque: Opaque) -> datetime.timezone:
+def _timezone(opaque: Description) -> datetime.timezone:
     args = _bare(opaque)
     _check(1 <= len(args) <= 2 and type(args[0]) is datetime.timedelta)
     _check(_all_are(str, args[1:]))
@@ -182,14 +197,14 @@ def _timezone(opaque: Opaque) -> datetime.timezone:
 
 
 @_maker("decimal.Decimal")
-def _decimal(opaque: Opaque) -> decimal.Decimal:
+def _decimal(opaque: Description) -> decimal.Decimal:
     args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is str)
     return decimal.Decimal(args[0])
 
 
 @_maker("fractions.Fraction")
-def _fraction(opaque: Opaque) -> fractions.Fraction:
+def _fraction(opaque: Description) -> fractions.Fraction:
     args = _bare(opaque)
     if len(args) == 1:  # up to Python 3.11; no exponent, which could be an enormous power of ten
         _check(type(args[0]) is str and re.fullmatch(r"-?[0-9]+(/[0-9]+)?", args[0]) is not None)
@@ -199,14 +214,14 @@ def _fraction(opaque: Opaque) -> fractions.Fraction:
 
 
 @_maker("uuid.SafeUUID")
-def _safe_uuid(opaque: Opaque) -> uuid.SafeUUID:
+def _safe_uuid(opaque: Description) -> uuid.SafeUUID:
     args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) in (int, type(None)))
     return uuid.SafeUUID(args[0])
 
 
 @_maker("uuid.UUID")
-def _uuid(opaque: Opaque) -> uuid.UUID:
+def _uuid(opaque: Description) -> uuid.UUID:
     _check(opaque.kind == "new" and not opaque.args and not opaque.keywords and opaque.has_state)
     _check(not opaque.appended and not opaque.entries and type(opaque.state) is dict)
     state = dict(opaque.state)
@@ -219,7 +234,7 @@ _PATHS = ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "
 
 
 @_maker(*(f"pathlib.{name}" for name in _PATHS))
-def _path(opaque: Opaque) -> pathlib.PurePath:
+def _path(opaque: Description) -> pathlib.PurePath:
     args = _bare(opaque)
     _check(_all_are(str, args))
     made: pathlib.PurePath = getattr(pathlib, opaque.name)(*args)
@@ -230,7 +245,7 @@ def _path(opaque: Opaque) -> pathlib.PurePath:
 
 
 @_maker("collections.Counter")
-def _counter(opaque: Opaque) -> collections.Counter[Any]:
+def _counter(opaque: Description) -> collections.Counter[Any]:
     args = _bare(opaque)
     _check(not args or (len(args) == 1 and type(args[0]) is dict))
     made: collections.Counter[Any] = collections.Counter()
@@ -239,14 +254,14 @@ def _counter(opaque: Opaque) -> collections.Counter[Any]:
 
 
 @_maker("collections.defaultdict")
-def _defaultdict(opaque: Opaque) -> collections.defaultdict[Any, Any]:
+def _defaultdict(opaque: Description) -> collections.defaultdict[Any, Any]:
     _check_call(opaque, "entries")
     _check(len(opaque.args) <= 1 and all(any(f is a for f in _FACTORIES) for a in opaque.args))
     return collections.defaultdict(opaque.args[0] if opaque.args else None, opaque.entries)
 
 
 @_maker("collections.deque")
-def _deque(opaque: Opaque) -> collections.deque[Any]:
+def _deque(opaque: Description) -> collections.deque[Any]:
     _check_call(opaque, "appended")
     items, limit = [], None
     if opaque.args:
@@ -278,7 +293,7 @@ def _numpy_names(place: str, name: str) -> tuple[str, str]:
 
 
 @_maker("numpy.dtype")
-def _dtype(opaque: Opaque) -> numpy.dtype[Any]:
+def _dtype(opaque: Description) -> numpy.dtype[Any]:
     """args (code, False, True); state (3 or 4, byte order, (dtype, shape), names, fields, ...)."""
     _check_call(opaque, "has_state")
     _check(len(opaque.args) in (1, 3))
@@ -366,14 +381,14 @@ def _array(
 
 
 @_maker(*_numpy_names("multiarray", "scalar"))
-def _scalar(opaque: Opaque) -> Any:
+def _scalar(opaque: Description) -> Any:
     args = _bare(opaque)
     _check(len(args) == 2)
     return _array(args[1], args[0], (), "C")[()]
 
 
 @_maker(*_numpy_names("multiarray", "_reconstruct"))
-def _reconstructed(opaque: Opaque) -> numpy.ndarray[Any, Any]:
+def _reconstructed(opaque: Description) -> numpy.ndarray[Any, Any]:
     """args (numpy.ndarray, (0,), b"b"); state (1, shape, dtype, is Fortran order, bytes)."""
     _check_call(opaque, "has_state")
     _check(len(opaque.args) == 3 and opaque.args[0] is numpy.ndarray)
@@ -383,7 +398,7 @@ def _reconstructed(opaque: Opaque) -> numpy.ndarray[Any, Any]:
 
 
 @_maker(*_numpy_names("numeric", "_frombuffer"))
-def _from_buffer(opaque: Opaque) -> numpy.ndarray[Any, Any]:
+def _from_buffer(opaque: Description) -> numpy.ndarray[Any, Any]:
     args = _bare(opaque)
     _check(len(args) == 4 and args[3] in ("C", "F"))
     return _array(args[0], args[1], args[2], args[3], (bytes, bytearray))
@@ -399,14 +414,14 @@ def _torch() -> Any:
 
 
 @_maker("torch.Size")
-def _size(opaque: Opaque) -> Any:
+def _size(opaque: Description) -> Any:
     args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) in (tuple, list) and _all_are(int, args[0]))
     return _torch().Size(args[0])
 
 
 @_maker("torch.device")
-def _device(opaque: Opaque) -> Any:
+def _device(opaque: Description) -> Any:
     args = _bare(opaque)
     _check(1 <= len(args) <= 2 and type(args[0]) is str and _all_are(int, args[1:]))
     try:
@@ -416,7 +431,7 @@ def _device(opaque: Opaque) -> Any:
 
 
 @_maker("torch.serialization._get_layout")
-def _layout(opaque: Opaque) -> Any:
+def _layout(opaque: Description) -> Any:
     args = _bare(opaque)
     _check(len(args) == 1 and type(args[0]) is str)
     torch = _torch()
@@ -426,7 +441,7 @@ def _layout(opaque: Opaque) -> Any:
 
 
 @_maker("torch._utils._rebuild_parameter_with_state")
-def _parameter(opaque: Opaque) -> Any:
+def _parameter(opaque: Description) -> Any:
     """args (tensor, requires_grad, no hooks, attributes); the tensor is created already."""
     args = _bare(opaque)
     torch = _torch()
@@ -467,7 +482,7 @@ def _is_torch_constant(name: str) -> bool:
     return True
 
 
-def made(opaque: Opaque) -> Any:
+def made(opaque: Description) -> Any:
     """The object if it is of a plain type, otherwise `opaque` itself.
 
     Args:

@@ -22,8 +22,8 @@ from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
+from tilestone.megatron._together import deadline_or_default
 from tilestone.megatron.mapping import ShardedObject, is_main_replica
-from tilestone.megatron.strategies._together import deadline_or_default
 
 _WORK = "check of the ranks' entities"
 _OBJECT_ROW = 4  # entries

@@ -21,7 +21,7 @@ from tilestone._steps import BegunSave, run_begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._stored import literal
 from tilestone.megatron._waiting import Line
-from tilestone.megatron.strategies._together import Deadline, together
+from tilestone.megatron._together import Deadline, together
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 
 _NOT_HEARD = (

@@ -15,8 +15,10 @@ from tilestone import _api, _core, _entities, _torch_parts
 from tilestone._calls import Prepared
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_values import LoadReport
-from tilestone.megatron import _integrity, _ranks
+from tilestone.megatron import _common_state, _integrity, _ranks
+from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
+from tilestone.megatron._together import within_call
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -33,10 +35,7 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.strategies._shares import OwnReplicas, without_copies
-from tilestone.megatron.strategies._together import within_call
 from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
-from tilestone.megatron.validation import _validate_common_state_dict
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -388,7 +387,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _validate_common_state_dict(compared, self._group)
+            _common_state.log_differences(compared, self._group)
 
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""

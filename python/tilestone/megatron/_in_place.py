@@ -14,12 +14,12 @@ from tilestone import _api, _calls, _core, _megatron_entities
 from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone.megatron import _engine_calls, _ranks
 from tilestone.megatron._files import sync_folder
+from tilestone.megatron._shares import OwnReplicas
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
+from tilestone.megatron._together import within_call
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
-from tilestone.megatron.strategies._shares import OwnReplicas
-from tilestone.megatron.strategies._together import within_call
 
 Path = str | os.PathLike[str]
 

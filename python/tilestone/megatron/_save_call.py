@@ -16,7 +16,7 @@ from tilestone.megatron import (
     _save_arguments,
     _user_strategies,
 )
-from tilestone.megatron.strategies._together import Deadline
+from tilestone.megatron._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     StrategyAction,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tilestone import _core, _forked
 from tilestone._session import Session
 from tilestone._torch_comm import TorchCommunicator
-from tilestone.megatron.strategies._together import Deadline, agreed
+from tilestone.megatron._together import Deadline, agreed
 
 _MOST_FREE = 1  # free sessions that a group keeps, because each one has memory for a whole save
 

@@ -30,8 +30,8 @@ from tilestone.megatron._stored import (
     remove_keys,
     tensors_metadata,
 )
+from tilestone.megatron._together import within_call
 from tilestone.megatron.dict_utils import dict_list_map_outplace
-from tilestone.megatron.strategies._together import within_call
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

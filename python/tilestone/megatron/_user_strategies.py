@@ -16,9 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone._errors import StorageError, UnsupportedError
-from tilestone.megatron import _access, _engine_calls, _ranks
+from tilestone.megatron import _access, _common_state, _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
+from tilestone.megatron._shares import copied
 from tilestone.megatron._stored import literal
+from tilestone.megatron._together import then_one, together
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -34,12 +36,9 @@ from tilestone.megatron.mapping import (
     apply_factory_merges,
 )
 from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
-from tilestone.megatron.strategies._shares import copied
-from tilestone.megatron.strategies._together import then_one, together
 from tilestone.megatron.utils import extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
-    _validate_common_state_dict,
     determine_global_metadata,
     validate_integrity_and_strict_load,
     validate_sharded_objects_handling,
@@ -127,7 +126,7 @@ class Save:
         sharded, common, compared = together("preparation of a save", group, prepared)
         if self.validate_access_integrity:
             _access.check_together(lambda: nested_values(sharded), group)
-            _validate_common_state_dict(compared, group)
+            _common_state.log_differences(compared, group)
         then_one("directory of a save", group, _nothing, self._make_directory)
         together("save of the common state", group, lambda: self._save_common(common))
         # A fully parallel save marks in the entities who saves what; the caller's must not change.

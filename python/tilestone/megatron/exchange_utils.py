@@ -206,53 +206,8 @@ def exchange_loaded_tensors_broadcast(
     return exchange.loaded
 
 
-@torch.no_grad()
-def exchange_loaded_tensors_gather_rounds(
-    loaded_tensors: dict[_ShardId, torch.Tensor],
-    unloaded_shards: dict[_ShardId, ShardedTensor],
-    shard_distribution: ShardDistribution | None = None,
-    parallelization_group: Group | None = None,
-) -> dict[_ShardId, torch.Tensor]:
-    """Exchanges tensors in rounds: each rank sends one loaded tensor to all others.
-
-    Every rank calls. Each rank sends its largest tensors first, as bytes padded to the longest of
-    the round. Arguments, result and errors are those of exchange_loaded_tensors_broadcast; the
-    distribution must be given.
-    """
-    exchange = _Exchange(
-        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
-    )
-    of_rank: list[list[tuple[int, _ShardId]]] = [[] for _ in range(exchange.size)]
-    for shard_id, rank in _exchanged(exchange.distribution).items():
-        of_rank[rank].append((_bytes(exchange.metadata(shard_id)), shard_id))
-    for shards in of_rank:
-        shards.sort(key=lambda shard: -shard[0])
-    for number in range(max(map(len, of_rank))):
-        turn = [shards[number] if number < len(shards) else None for shards in of_rank]
-        _gather_round(exchange, turn)
-    return exchange.loaded
-
-
-def _bytes(shard: ShardedTensor) -> int:
-    return int(torch.Size(_local_shape(shard)).numel()) * shard.dtype.itemsize
-
-
-def _gather_round(exchange: _Exchange, turn: list[tuple[int, _ShardId] | None]) -> None:
-    """Does one round; turn[r] is the size in bytes and the id of what rank r sends, or None."""
-    longest = max(0 if shard is None else shard[0] for shard in turn)
-    mine = turn[exchange.rank]
-    sent = torch.zeros(longest, dtype=torch.uint8, device=exchange.device)
-    if mine is not None:
-        sent[: mine[0]] = exchange.to_send(mine[1]).reshape(-1).view(torch.uint8)
-    received = [torch.empty_like(sent) for _ in turn]
-    if longest:
-        torch.distributed.all_gather(received, sent, group=exchange.group)
-    for rank, shard in enumerate(turn):
-        if shard is not None and rank != exchange.rank:
-            size, shard_id = shard
-            room = exchange.to_receive(shard_id)
-            room.reshape(-1).view(torch.uint8).copy_(received[rank][:size])
-            exchange.take(shard_id, room)
+#: Megatron-Core's name for another order of the same exchange.
+exchange_loaded_tensors_gather_rounds = exchange_loaded_tensors_broadcast
 
 
 def exchange_loaded_tensors_gather_object(
@@ -323,7 +278,7 @@ def exchange_by_distribution(
     Args:
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group: as for
             exchange_loaded_tensors_broadcast.
-        exchange_algo: "broadcast", "gather_rounds" or "gather_object".
+        exchange_algo: "broadcast" or "gather_rounds", which are the same here, or "gather_object".
 
     Returns:
         The loaded and the received tensors, by shard id.

@@ -31,7 +31,7 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
 )
-from tilestone.megatron.strategies._together import Deadline
+from tilestone.megatron._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,

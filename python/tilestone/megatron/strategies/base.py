@@ -35,15 +35,6 @@ default_strategies: DefaultDict[str, dict[tuple[str, int], Any]] = defaultdict(d
 async_calls = AsyncCallsQueue()
 
 
-def _register_own() -> None:
-    """Registers Tilestone's strategies for backends that have no other strategy."""
-    from tilestone.megatron.strategies import common, torch, zarr
-
-    common.register_default_common_strategies()
-    torch.register_default_torch_strategies()
-    zarr.register_default_zarr_strategies()
-
-
 def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
     """Returns the strategy that is registered for a backend.
 
@@ -56,7 +47,6 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
     Raises:
         CheckpointingException: there is none; the message lists the existing ones.
     """
-    _register_own()
     known = default_strategies[action.value]
     try:
         return known[(backend, version)]
@@ -78,11 +68,6 @@ def register_default_strategy(
         strategy: a SaveStrategyBase or LoadStrategyBase.
     """
     default_strategies[action.value][(backend, version)] = strategy
-
-
-def register_own(action: StrategyAction, backend: str, version: int, strategy: Any) -> None:
-    """Does the same, but keeps a strategy that is already registered."""
-    default_strategies[action.value].setdefault((backend, version), strategy)
 
 
 class LoadStrategyBase(ABC):

@@ -23,19 +23,11 @@ from tilestone.megatron.strategies.base import (
     Directory,
     LoadCommonStrategy,
     SaveCommonStrategy,
-    StrategyAction,
-    register_own,
 )
 
 logger = logging.getLogger(__name__)
 
 COMMON_STATE_FNAME = _stored.COMMON_FILE
-
-
-def register_default_common_strategies() -> None:
-    """Registers the strategies of this module for the backend ("torch", 1)."""
-    register_own(StrategyAction.LOAD_COMMON, "torch", 1, TorchCommonLoadStrategy())
-    register_own(StrategyAction.SAVE_COMMON, "torch", 1, TorchCommonSaveStrategy("torch", 1))
 
 
 def _write(value: Any, path: str) -> None:

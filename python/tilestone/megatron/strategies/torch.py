@@ -8,16 +8,8 @@ from typing import Any
 
 from tilestone._option_values import LocalCopies
 from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
-from tilestone.megatron.strategies.base import StrategyAction, register_own
 
 _log = logging.getLogger("tilestone")
-
-
-def register_default_torch_strategies() -> None:
-    """Registers the strategies of this module for the backend ("torch_dist", 1)."""
-    load, save = TorchDistLoadShardedStrategy(), TorchDistSaveShardedStrategy("torch_dist", 1)
-    register_own(StrategyAction.LOAD_SHARDED, "torch_dist", 1, load)
-    register_own(StrategyAction.SAVE_SHARDED, "torch_dist", 1, save)
 
 
 class TorchDistSaveShardedStrategy(EngineSaveStrategy):

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
-from tilestone.megatron.strategies.base import StrategyAction, register_own
-
-
-def register_default_zarr_strategies() -> None:
-    """Registers the strategies of this module for the backend ("zarr", 1)."""
-    register_own(StrategyAction.LOAD_SHARDED, "zarr", 1, ZarrLoadShardedStrategy())
-    register_own(StrategyAction.SAVE_SHARDED, "zarr", 1, ZarrSaveShardedStrategy("zarr", 1))
 
 
 class ZarrSaveShardedStrategy(EngineSaveStrategy):

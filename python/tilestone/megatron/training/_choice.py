@@ -24,7 +24,7 @@ from tilestone._errors import (
 )
 from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron.strategies._together import Deadline, then_one
+from tilestone.megatron._together import Deadline, then_one
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError
 

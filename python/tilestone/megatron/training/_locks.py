@@ -25,7 +25,7 @@ from tilestone._errors import (
     UnsupportedError,
 )
 from tilestone.megatron._stored import literal
-from tilestone.megatron.strategies._together import Deadline
+from tilestone.megatron._together import Deadline
 
 logger = logging.getLogger("tilestone.megatron")
 

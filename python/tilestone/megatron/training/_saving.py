@@ -12,8 +12,8 @@ from typing import Any, Dict, List
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
 from tilestone.megatron import _files, _save_call, serialization
+from tilestone.megatron._together import Deadline
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies._together import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from tilestone.megatron.training import _arguments, _decisions, _removal, names
 from tilestone.megatron.training._choice import (

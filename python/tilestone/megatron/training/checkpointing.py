@@ -17,12 +17,12 @@ import torch.distributed as dist
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
+from tilestone.megatron._together import Deadline, then_one, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.strategies._together import Deadline, then_one, together
 from tilestone.megatron.training import _arguments, _megatron_globals, state
 from tilestone.megatron.training.async_utils import Finalizing, scheduler
-from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._choice import Places, load_latest
+from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._look import Found
 from tilestone.megatron.training._resume import Resume
