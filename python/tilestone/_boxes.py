@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
+
+BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
 
 
 def flat_range(key: str, flattened_range: slice | tuple[int, int]) -> tuple[int, int]:
@@ -40,7 +42,7 @@ def box_of(key: str, box: _core.Box | Sequence[tuple[int, int]]) -> _core.Box:
         return to_box(box)
 
 
-def to_box(box: _core.Box | Sequence[tuple[int, int] | slice]) -> _core.Box:
+def to_box(box: BoxLike) -> _core.Box:
     """A Box from (start, stop) pairs or slices with both ends.
 
     Raises:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tilestone import _bridge, _converters, _core, _options
-from tilestone._boxes import to_box
+from tilestone._boxes import BoxLike, to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError, NotFoundError
 from tilestone._option_values import (
     OpenOptions,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tilestone._option_types import OpenKeywords
-
-BoxLike: TypeAlias = _core.Box | Sequence[tuple[int, int] | slice]
 
 
 class Checkpoint:
@@ -100,7 +98,7 @@ class Checkpoint:
             NotFoundError (a KeyError): there is no such key; the hint names similar ones.
         """
         if self._handle.is_tensor(_options.word("key", key)):
-            return StoredTensor(self, key)
+            return StoredTensor(self._handle, self.read, key)
         return self.object(key)
 
     def get(self, key: str, default: Any = None) -> Any:

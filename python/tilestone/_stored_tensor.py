@@ -10,9 +10,10 @@ from tilestone._dtypes import DType
 from tilestone._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import EllipsisType
 
-    from tilestone._checkpoint import BoxLike, Checkpoint
+    from tilestone._boxes import BoxLike
     from tilestone._protocols import SupportsDlpack
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
@@ -27,23 +28,25 @@ class StoredTensor:
         dtype: a DType, which is equal to its name.
     """
 
-    __slots__ = ("_checkpoint", "dtype", "key", "shape")
+    __slots__ = ("_handle", "_read", "dtype", "key", "shape")
 
-    def __init__(self, checkpoint: Checkpoint, key: str) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, handle: _core.Checkpoint, read: Callable[..., Any], key: str) -> None:
+        """Called by the checkpoint; read(key, box, framework=, out=) is its `Checkpoint.read`."""
+        self._handle = handle
+        self._read = read
         self.key = key
-        self.shape: tuple[int, ...] = checkpoint._handle.shape(key)
-        self.dtype = DType(checkpoint._handle.dtype(key))
+        self.shape: tuple[int, ...] = handle.shape(key)
+        self.dtype = DType(handle.dtype(key))
 
     @property
     def boxes(self) -> list[_core.Box]:
         """The boxes of the stored chunks; in rank-local checkpoints they may overlap."""
-        return self._checkpoint._handle.boxes(self.key)
+        return self._handle.boxes(self.key)
 
     @property
     def files(self) -> list[str]:
         """The file of each box in `boxes`."""
-        return self._checkpoint._handle.files_of(self.key)
+        return self._handle.files_of(self.key)
 
     @property
     def ndim(self) -> int:
@@ -71,7 +74,7 @@ class StoredTensor:
         out: SupportsDlpack | None = None,
     ) -> Any:
         """Reads the tensor or one box of it, as `Checkpoint.read` does."""
-        return self._checkpoint.read(self.key, box, framework=framework, out=out)
+        return self._read(self.key, box, framework=framework, out=out)
 
     def numpy(self) -> Any:
         """Reads the whole tensor as a numpy array."""
