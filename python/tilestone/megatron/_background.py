@@ -19,10 +19,10 @@ from tilestone._calls import Prepared
 from tilestone._errors import InterruptedError
 from tilestone._steps import BegunSave, run_begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
+from tilestone.megatron._async_requests import AsyncRequest
 from tilestone.megatron._stored import literal
-from tilestone.megatron._waiting import Line
 from tilestone.megatron._together import Deadline, together
-from tilestone.megatron.strategies.async_utils import AsyncRequest
+from tilestone.megatron._waiting import Line
 
 _NOT_HEARD = (
     "the save was abandoned: the process that waited for its writing ended early, or the request was "

@@ -24,6 +24,7 @@ from tilestone.megatron import (
     _save_call,
     _user_strategies,
 )
+from tilestone.megatron._together import Deadline
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -31,7 +32,6 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
 )
-from tilestone.megatron._together import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     LoadCommonStrategy,

@@ -20,13 +20,13 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._together import Deadline, then_one, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.training import _arguments, _megatron_globals, state
-from tilestone.megatron.training.async_utils import Finalizing, scheduler
 from tilestone.megatron.training._choice import Places, load_latest
 from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._look import Found
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
+from tilestone.megatron.training.async_utils import Finalizing, scheduler
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
     get_checkpoint_tracker_filename,
