@@ -174,7 +174,7 @@ class _Exchange:
 def exchange_loaded_tensors_broadcast(
     loaded_tensors: dict[_ShardId, torch.Tensor],
     unloaded_shards: dict[_ShardId, ShardedTensor],
-    shard_distribution: ShardDistribution,
+    shard_distribution: ShardDistribution | None,
     parallelization_group: Group | None = None,
 ) -> dict[_ShardId, torch.Tensor]:
     """Broadcasts each loaded tensor that other ranks need to the whole group. Every rank calls.
@@ -195,19 +195,28 @@ def exchange_loaded_tensors_broadcast(
     exchange = _Exchange(
         loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
     )
-    for shard_id, rank in _exchanged(shard_distribution).items():
+    for shard_id, rank in _exchanged(exchange.distribution).items():
         mine = rank == exchange.rank
         moving = exchange.to_send(shard_id) if mine else exchange.to_receive(shard_id)
         if moving.numel():
             source = torch.distributed.get_global_rank(exchange.group, rank)
-            torch.distributed.broadcast(moving, src=source, group=exchange.group)
+            elements = moving.reshape(-1).view(torch.uint8)  # backends know few dtypes
+            torch.distributed.broadcast(elements, src=source, group=exchange.group)
         if not mine:
             exchange.take(shard_id, moving)
     return exchange.loaded
 
 
-#: Megatron-Core's name for another order of the same exchange.
-exchange_loaded_tensors_gather_rounds = exchange_loaded_tensors_broadcast
+def exchange_loaded_tensors_gather_rounds(
+    loaded_tensors: dict[_ShardId, torch.Tensor],
+    unloaded_shards: dict[_ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution | None = None,
+    parallelization_group: Group | None = None,
+) -> dict[_ShardId, torch.Tensor]:
+    """Is exchange_loaded_tensors_broadcast. In Megatron-Core, only the order of messages differs."""
+    return exchange_loaded_tensors_broadcast(
+        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
+    )
 
 
 def exchange_loaded_tensors_gather_object(
