@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import ranks
@@ -88,6 +89,54 @@ def test_every_operation_and_size_and_root(worlds: ranks.Worlds, size: int) -> N
 @pytest.mark.parametrize("size", [2, 3])
 def test_200_random_operations(worlds: ranks.Worlds, size: int) -> None:
     worlds[size].run(many_operations)
+
+
+class _CountingStore:
+    """Counts the keys in a rank's requests to the store."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.keys = 0
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self._store, name)
+
+        def counted(keys: Any, *more: Any) -> Any:
+            self.keys += len(keys) if isinstance(keys, list) else 1
+            return request(keys, *more)
+
+        return counted
+
+
+def sends_to_the_next_rank_only(rank: int, world: int) -> tuple[int, int]:
+    comm = TorchCommunicator()
+    comm.gather(b"", 0, PLENTY)
+    shared, moved, send = comm._shared, 0, dist.batch_isend_irecv
+
+    def counted(moves: list[Any]) -> Any:
+        nonlocal moved
+        moved += len(moves)
+        return send(moves)
+
+    store, to = shared.store, [b""] * world
+    to[(rank + 1) % world] = bytes([rank])
+    shared._store = counting = _CountingStore(store)
+    comm._arrivals.longest_pause = lambda: 0.5  # type: ignore[method-assign]
+    try:
+        with mock.patch.object(dist, "batch_isend_irecv", counted):
+            found = comm.all_to_all(to, PLENTY)
+    finally:
+        shared._store = store
+    before = (rank - 1) % world
+    assert found == [bytes([before]) if each == before else b"" for each in range(world)]
+    dist.barrier()
+    return counting.keys, moved
+
+
+def test_empty_messages_of_an_exchange_cost_nothing(worlds: ranks.Worlds) -> None:
+    keys, moved = zip(*worlds[4].run(sends_to_the_next_rank_only), strict=True)
+    assert moved == (2, 2, 2, 2)  # one message each way
+    assert max(keys[1:]) < 30, keys  # polls; no key for each other rank
 
 
 def two_groups_in_turn(rank: int, world: int) -> None:
@@ -280,7 +329,7 @@ def test_no_rank_waits_for_the_transfer_of_a_rank_that_pauses_at_the_end(
 def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
     comm = TorchCommunicator()
     comm.all_to_all([b"x"] * world, PLENTY)
-    exchange = comm._transfer.exchange_sizes
+    exchange = comm._transfer.exchange
     said, missing = "", []
     if rank == 1:  # all ranks have agreed to continue by then
 
@@ -288,12 +337,12 @@ def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
             time.sleep(5)
             return exchange(*arguments)
 
-        comm._transfer.exchange_sizes = slow  # type: ignore[method-assign]
+        comm._transfer.exchange = slow  # type: ignore[method-assign]
     try:
         comm.all_to_all([b"x"] * world, PLENTY if rank == 1 else 0.5)
     except TimeoutError as error:
         said, missing = str(error), error.ranks  # type: ignore[attr-defined]
-    comm._transfer.exchange_sizes = exchange  # type: ignore[method-assign]
+    comm._transfer.exchange = exchange  # type: ignore[method-assign]
     assert comm.all_to_all([bytes([rank])] * world, PLENTY) == [bytes([r]) for r in range(world)]
     dist.barrier()
     return said, missing
@@ -318,7 +367,7 @@ def last_rank_dies(rank: int, world: int, when: str) -> tuple[list[int], float]:
         die()
     if rank == world - 1:
         # All ranks have agreed to continue by then.
-        comm._transfer.exchange_sizes = die  # type: ignore[assignment]
+        comm._transfer.exchange = die  # type: ignore[assignment]
     begin = time.monotonic()
     with pytest.raises((TimeoutError, ConnectionError)) as caught:
         comm.all_to_all([b"x"] * world, 2.0)

@@ -17,7 +17,8 @@ arrived. The steps of one operation are:
 
 A rank's record of its arrival contains its message, if that is short, or else the message's size.
 In the same way the root of a scatter leaves a record for each rank, and the root of a broadcast one
-in the verdict. So only long messages need a transfer.
+in the verdict. So only long messages need a transfer. In an all_to_all a rank's record has the sizes
+of all messages that it sends, and rank 0 leaves for each rank those of the messages that it gets.
 
 If a caller's deadline passes during the transfer, the caller raises an error while the transfer
 goes on. The process group is only broken if a rank dies, or is cut off for long, between verdict
@@ -42,10 +43,11 @@ The store's entries of an operation are deleted once all ranks have arrived at a
 
 from __future__ import annotations
 
+import array
 import contextlib
-import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -55,17 +57,11 @@ import torch.distributed as dist
 from tilestone import _forked
 from tilestone._comm_errors import CallEndedError, RanksLostError, RanksMissingError
 from tilestone._helper_thread import LAST_WORDS, Check, StuckError, Task, poll
+from tilestone._torch_arrivals import Arrivals
 from tilestone._torch_group import Shared, shared_by
 from tilestone._torch_transfer import Transfer, rank_list
 
 _FRAGMENT_BYTES = 1 << 30  # the most bytes of one send, receive or broadcast
-_LONGEST_POLL = 0.05  # seconds
-_QUICK_POLL = 0.002  # seconds: the longest pause if there are few ranks
-_PAUSE_OF_RANK = 0.0002  # seconds per rank: all ranks together poll at most 5,000 times a second
-# The least time, in seconds, for a transfer that all ranks have agreed on. The caller only waits
-# until its deadline. But a transfer that is given up breaks the process group, and a busy machine
-# may take seconds for it.
-_LEAST_TRANSFER = 60.0
 # How long, in seconds, the root of a call's last message waits for the ranks that have not taken it.
 _WAIT_FOR_TAKERS = 5.0
 _NEVER = math.inf
@@ -74,12 +70,20 @@ _NEVER = math.inf
 _RECORDS_BYTES = 1 << 20
 _LONGEST_RECORD = 1 << 14
 _SHORTEST_RECORD = 64
-_UNUSED_KEYS = 8  # the most keys that a rank no longer needs and leaves in the store
 
 
 def _size_in(record: bytes) -> int | None:
     """The size of a message that is too long for its record, or None."""
     return int(record[1:]) if record[:1] == b"#" else None
+
+
+def _sizes_record(sizes: Sequence[int]) -> bytes:
+    """A record of one size for each rank. Most sizes of a large group are 0."""
+    return zlib.compress(array.array("q", sizes).tobytes(), 1)
+
+
+def _sizes_in(record: bytes) -> Sequence[int]:
+    return array.array("q", zlib.decompress(record))
 
 
 def _end_of(timeout_s: float | None) -> float:
@@ -136,6 +140,7 @@ class TorchCommunicator:
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         longest = min(_LONGEST_RECORD, _RECORDS_BYTES // self.size)
+        self._arrivals = Arrivals(self._shared, self.rank, self.size)
         self._longest_record = max(_SHORTEST_RECORD, longest)
 
     @property
@@ -223,7 +228,7 @@ class TorchCommunicator:
         waits = _end_of(wait_s)
 
         def work(task: Task) -> None:
-            poll(look, self._longest_pause(), task, waits)
+            poll(look, self._arrivals.longest_pause(), task, waits)
 
         self._do("a notice", work, _end_of(timeout_s), check)
         found, shared.inbox = shared.inbox, []
@@ -257,7 +262,7 @@ class TorchCommunicator:
 
         def work(task: Task) -> None:
             if self._shared.ending is not None:
-                self._end_operation(self._own_verdict([]))
+                self._arrivals.end_operation(self._arrivals.own_verdict([]))
 
         self._do("ending a call", work, time.monotonic() + LAST_WORDS)
 
@@ -342,9 +347,9 @@ class TorchCommunicator:
     def _gather(self, task: Task, mine: bytes, root: int) -> list[bytes]:
         self._check_root("gather", root)
         record = self._record_of(mine)
-        end, _ = self._begin("gather", root, task, record)
+        end, _ = self._arrivals.begin("gather", root, task, record)
         if self.rank == root:
-            received = self._receive("gather", self._records(), end)
+            received = self._receive("gather", self._arrivals.records(), end)
             return [received.get(rank, mine) for rank in range(self.size)]
         if _size_in(record) is not None:
             self._transfer.exchange("gather", {root: mine}, {}, end)
@@ -366,7 +371,7 @@ class TorchCommunicator:
 
         if self.rank != root:
             self._shared.old_keys.append(own_key)
-        end, _ = self._begin("scatter", root, task, b"", leave_records)
+        end, _ = self._arrivals.begin("scatter", root, task, b"", leave_records)
         if self.rank == root:
             self._transfer.exchange("scatter", long, {}, end)
             self._see_taken(task, root)
@@ -381,7 +386,7 @@ class TorchCommunicator:
         if self.size == 1:
             return mine
         own = self._record_of(mine) if self.rank == root else b""
-        end, told = self._begin("broadcast", root, task, b"", in_verdict=own)
+        end, told = self._arrivals.begin("broadcast", root, task, b"", in_verdict=own)
         size = _size_in(told)
         if size is not None:
             mine = self._transfer.broadcast(mine, size, root, end)
@@ -392,12 +397,27 @@ class TorchCommunicator:
 
     def _all_to_all(self, task: Task, to: Sequence[bytes]) -> list[bytes]:
         self._check_parts("all_to_all", to)
-        end, _ = self._begin("all_to_all", 0, task)
-        others = self._others()
-        lengths = {rank: len(to[rank]) for rank in others}
-        sizes = self._transfer.exchange_sizes("all_to_all", lengths, others, end)
-        outgoing = {rank: to[rank] for rank in others}
-        received = self._transfer.exchange("all_to_all", outgoing, sizes, end)
+        if self.size == 1:
+            return list(to)
+        own_key = f"{self._shared.operation + 1}/to/{self.rank}"
+        sizes = [len(part) for part in to]
+        incoming: Sequence[int] = sizes
+
+        def leave_sizes() -> None:
+            nonlocal incoming
+            rows = [sizes, *(_sizes_in(record) for record in self._arrivals.records().values())]
+            incoming, *columns = zip(*rows, strict=True)
+            keys = [f"{self._shared.operation}/to/{rank}" for rank in self._others()]
+            self._shared.store.multi_set(keys, [_sizes_record(column) for column in columns])
+
+        if self.rank != 0:
+            self._shared.old_keys.append(own_key)
+        end, _ = self._arrivals.begin("all_to_all", 0, task, _sizes_record(sizes), leave_sizes)
+        if self.rank != 0:
+            incoming = _sizes_in(bytes(self._shared.store.get(own_key)))
+        outgoing = {rank: to[rank] for rank in self._others()}
+        awaited = {rank: incoming[rank] for rank in self._others()}
+        received = self._transfer.exchange("all_to_all", outgoing, awaited, end)
         return [received.get(rank, to[self.rank]) for rank in range(self.size)]
 
     def _see_taken(self, task: Task, root: int) -> None:
@@ -417,7 +437,7 @@ class TorchCommunicator:
             shared.old_keys.append(key)
             end = time.monotonic() + _WAIT_FOR_TAKERS
             others = self.size - 1
-            poll(lambda: shared.store.add(key, 0) >= others, self._longest_pause(), task, end)
+            poll(lambda: shared.store.add(key, 0) >= others, self._arrivals.longest_pause(), task, end)
 
     # Records: short messages in the store.
 
@@ -426,165 +446,12 @@ class TorchCommunicator:
             return b"=" + message
         return b"#%d" % len(message)
 
-    def _records(self) -> dict[int, bytes]:
-        """The records of all other ranks' arrivals at this operation."""
-        others = self._others()
-        if not others:
-            return {}
-        keys = [f"{self._shared.operation}/{rank}" for rank in others]
-        return dict(zip(others, map(bytes, self._shared.store.multi_get(keys)), strict=True))
-
     def _receive(self, name: str, records: dict[int, bytes], end: float) -> dict[int, bytes]:
         """The messages of these records, by rank."""
         sizes = {rank: _size_in(record) for rank, record in records.items()}
         long = {rank: size for rank, size in sizes.items() if size is not None}
         received = self._transfer.exchange(name, {}, long, end)
         return {rank: received.get(rank, record[1:]) for rank, record in records.items()}
-
-    # Agreeing that all ranks have arrived.
-
-    def _begin(
-        self,
-        name: str,
-        decider: int,
-        task: Task,
-        record: bytes = b"",
-        before_go: Callable[[], None] | None = None,
-        in_verdict: bytes = b"",
-    ) -> tuple[float, bytes]:
-        """Waits until all ranks have arrived.
-
-        Args:
-            record: of this rank's arrival.
-            before_go: called on the decider before the others can learn that all have arrived.
-            in_verdict: on the decider, a record for the others.
-
-        Returns:
-            The deadline of the transfer, and the record in the verdict.
-        """
-        told = b""
-        if self.size > 1:
-            if self._shared.ended is not None:
-                raise CallEndedError(
-                    f"{name}: a rank has ended the call", bytes.fromhex(self._shared.ended)
-                )
-            verdict = self._verdict(decider, task, record, before_go, in_verdict)
-            self._raise_unless_go(name, verdict)
-            told = bytes.fromhex(verdict["record"])
-            self._shared.last = verdict["last"]
-        return max(task.end, time.monotonic() + _LEAST_TRANSFER), told
-
-    def _raise_unless_go(self, name: str, verdict: dict[str, Any]) -> None:
-        by: int = verdict["by"]
-        missing: list[int] = verdict["missing"]
-        if missing:
-            finder = "" if by == self.rank else f" (found by rank {by})"
-            raise RanksMissingError(
-                f"{name}: the deadline passed while waiting for {rank_list(missing)}{finder}",
-                missing,
-            )
-        if verdict["error"]:
-            raise CallEndedError(
-                f"{name}: rank {by} has ended the call", bytes.fromhex(verdict["error"])
-            )
-        if verdict["refused"]:
-            raise RanksLostError(f"{name}: rank {by} refused: {verdict['refused']}", [by])
-
-    def _verdict(
-        self,
-        decider: int,
-        task: Task,
-        record: bytes,
-        before_go: Callable[[], None] | None,
-        in_verdict: bytes,
-    ) -> dict[str, Any]:
-        arrivals = self._count()
-        self._arrive(arrivals, record)
-        decided = [self._verdict_key()]
-        store = self._shared.store
-
-        def done() -> bool:
-            if self._shared.ending is not None:
-                return True
-            if self.rank == decider and store.check(arrivals):
-                return True
-            return bool(store.check(decided))
-
-        # While this rank waits, deleting takes no time from anyone.
-        if not done() or len(self._shared.unused_keys) > _UNUSED_KEYS:
-            self._delete_unused_keys()
-        came = poll(done, self._longest_pause(), task)
-        missing = [] if came else self._who_is_missing(arrivals, decider)
-        goes = not missing and self._shared.ending is None
-        if goes and self.rank == decider and before_go is not None:
-            before_go()
-        return self._decide(self._own_verdict(missing, record=in_verdict))
-
-    def _arrive(self, arrivals: Sequence[str], record: bytes = b"") -> None:
-        self._shared.store.set(arrivals[self.rank], record or "here")
-
-    def _own_verdict(
-        self, missing: list[int], refused: str = "", record: bytes = b""
-    ) -> dict[str, Any]:
-        return {
-            "by": self.rank,
-            "missing": missing,
-            "refused": refused,
-            "error": self._shared.ending or "",
-            "record": record.hex(),
-            "last": self._shared.last,
-        }
-
-    def _longest_pause(self) -> float:
-        return min(_LONGEST_POLL, max(_QUICK_POLL, self.size * _PAUSE_OF_RANK))
-
-    def _verdict_key(self) -> str:
-        return f"{self._shared.operation}/verdict"
-
-    def _count(self) -> list[str]:
-        """Counts the operation; returns the keys under which the ranks record their arrival."""
-        self._shared.operation += 1
-        return [f"{self._shared.operation}/{rank}" for rank in range(self.size)]
-
-    def _end_operation(self, verdict: dict[str, Any]) -> None:
-        """Takes part in an operation only to propose a verdict that is not "go".
-
-        The proposal comes before this rank's arrival, because the deciding rank proposes "go" once
-        all ranks have arrived.
-        """
-        arrivals = self._count()
-        self._decide(verdict)
-        self._arrive(arrivals)
-
-    def _decide(self, proposal: dict[str, Any]) -> dict[str, Any]:
-        """Returns the verdict: this proposal, or an earlier one."""
-        key = self._verdict_key()
-        shared = self._shared
-        kept = shared.store.compare_set(key, "", json.dumps(proposal))
-        verdict: dict[str, Any] = json.loads(kept)
-        if verdict["error"]:
-            shared.ending = None
-            if shared.call != 0:  # all ranks know, and make no more operations of the call
-                shared.ended = verdict["error"]
-        if not any(verdict[why] for why in ("missing", "refused", "error")):
-            # All ranks are past the earlier operations.
-            shared.unused_keys += shared.old_keys
-            shared.old_keys.clear()
-        shared.old_keys.append(f"{shared.operation}/{self.rank}")
-        if self.rank == 0:
-            shared.old_keys.append(key)
-        return verdict
-
-    def _delete_unused_keys(self) -> None:
-        while self._shared.unused_keys:
-            self._shared.store.delete_key(self._shared.unused_keys.pop())
-
-    def _who_is_missing(self, arrivals: Sequence[str], decider: int) -> list[int]:
-        store = self._shared.store
-        missing = [rank for rank, key in enumerate(arrivals) if not store.check([key])]
-        if missing or self.rank == decider:
-            return missing
-        return [decider]  # all have arrived, but it has not decided
 
     # Checks of arguments. A refused operation still counts, because it counts on the other ranks,
     # which get an error.
@@ -601,7 +468,7 @@ class TorchCommunicator:
 
     def _refuse(self, message: str) -> NoReturn:
         if self.size > 1:
-            self._end_operation(self._own_verdict([], message))
+            self._arrivals.end_operation(self._arrivals.own_verdict([], message))
         raise ValueError(message)
 
     def _others(self) -> list[int]:

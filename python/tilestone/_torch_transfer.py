@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,15 +74,6 @@ class Transfer:
             self._land(fragment, landed)
         return {rank: bytes(data) for rank, data in buffers.items()}
 
-    def exchange_sizes(
-        self, name: str, outgoing: Mapping[int, int], incoming: Iterable[int], end: float
-    ) -> dict[int, int]:
-        """Sends a size to some ranks and receives sizes from others."""
-        sizes = {rank: self._number(0) for rank in incoming}
-        leaving = [(rank, self._number(size)) for rank, size in outgoing.items()]
-        self._move(name, leaving, list(sizes.items()), end)
-        return {rank: int(size.item()) for rank, size in sizes.items()}
-
     def broadcast(self, data: bytes, size: int, root: int, end: float) -> bytes:
         """Returns the `size` bytes that are `data` on rank `root`."""
         rank = dist.get_rank(self._group)
@@ -143,9 +134,6 @@ class Transfer:
     def _lost(name: str, peers: list[int], error: RuntimeError) -> RanksLostError:
         who = rank_list(peers) if peers else "a rank"
         return RanksLostError(f"{name}: lost the connection to {who}: {error}", peers)
-
-    def _number(self, value: int) -> torch.Tensor:
-        return torch.tensor([value], dtype=torch.int64, device=self.device)
 
     def _view(self, buffer: bytearray, begin: int) -> torch.Tensor:
         """The fragment of the buffer that starts at `begin`, as a tensor; `begin` < len(buffer)."""
