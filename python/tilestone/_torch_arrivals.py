@@ -101,20 +101,24 @@ class Arrivals:
         decided = [self._verdict_key()]
         store = self._shared.store
 
+        all_here = False
+
         def done() -> bool:
+            nonlocal all_here
             if self._shared.ending is not None:
                 return True
-            if self._rank == decider and store.check(arrivals):
-                return True
-            return bool(store.check(decided))
+            all_here = self._rank == decider and store.check(arrivals)
+            return all_here or bool(store.check(decided))
 
         # While this rank waits, deleting takes no time from anyone.
         if not done() or len(self._shared.unused_keys) > _UNUSED_KEYS:
             self._delete_unused_keys()
-        came = poll(done, self.longest_pause(), task)
-        missing = [] if came else self._who_is_missing(arrivals, decider)
-        goes = not missing and self._shared.ending is None
-        if goes and self._rank == decider and before_go is not None:
+        missing: list[int] = []
+        if not poll(done, self.longest_pause(), task):
+            missing = self._who_is_missing(arrivals, decider)
+            all_here = not missing
+        # A rank that has not arrived has no record, also if another rank has decided to stop.
+        if all_here and before_go is not None and self._rank == decider:
             before_go()
         return self._decide(self.own_verdict(missing, record=in_verdict))
 
