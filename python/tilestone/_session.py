@@ -224,8 +224,7 @@ class Session:
                 unknown.
             Also everything that `tilestone.async_save` raises.
         """
-        who = {"session": self._open(), **self._next_save(path, options)}
-        return run_async_save(state, path, **who, **options)
+        return run_async_save(state, path, **self._next_save(path, options), **options)
 
     def _who(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The arguments that say who takes part in a save. `options`: the caller's options."""

@@ -34,54 +34,50 @@ def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
     return options.get("copies") is not None
 
 
-def unsupported(common_strategy: Any) -> Exception | None:
-    """Returns an error for the kinds of saves that only Megatron-Core has."""
-    if common_strategy is not None:
-        return NotImplementedError(
-            "common state is always saved in one way: leave common_strategy None"
-        )
-    return None
-
-
-def conflict(
-    strategy: Any, options: Dict[str, Any] | None, copies: LocalCopies | None
-) -> Exception | None:
-    """Returns an error if there are copies, but the strategy chooses the writers itself.
+def check(
+    common_strategy: Any,
+    strategy: Any,
+    options: Dict[str, Any] | None,
+    copies: LocalCopies | None,
+) -> None:
+    """Raises an error for arguments that contradict each other, or that only Megatron-Core has.
 
     Args:
         options: the engine's options for the strategy; None: it saves without the engine.
         copies: the caller's copies, or the strategy's.
     """
-    if copies is None or (options is not None and not hasattr(strategy, "engine_state")):
-        return None
-    return InvalidArgumentError(
-        f"copies can't be combined with {type(strategy).__name__}, which chooses the writers"
-    )
+    if common_strategy is not None:
+        raise NotImplementedError(
+            "common state is always saved in one way: leave common_strategy None"
+        )
+    if copies is not None and (options is None or hasattr(strategy, "engine_state")):
+        raise InvalidArgumentError(
+            f"copies can't be combined with {type(strategy).__name__}, which chooses the writers"
+        )
 
 
-def needs_communicator(
-    strategy: Any, process_group: Any, verify_integrity: bool
-) -> Exception | None:
-    """Returns an error if an option of this save is not available by files."""
+def check_by_files(
+    strategy: Any, options: Dict[str, Any] | None, process_group: Any, verify_integrity: bool
+) -> None:
+    """Raises an error if something of this save is not available by files."""
     if process_group is not None:
-        return InvalidArgumentError("process_group and by_files exclude each other")
+        raise InvalidArgumentError("process_group and by_files exclude each other")
     if verify_integrity:
-        return UnsupportedError(
+        raise UnsupportedError(
             "verify_integrity needs a communicator: the ranks send their hashes to one another",
             hint="leave verify_integrity False: a load checks every item's checksum in any case",
         )
     if hasattr(strategy, "engine_state"):
-        return UnsupportedError(
+        raise UnsupportedError(
             f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",
             hint="leave sharded_strategy None: by files the holders of a ShardedTensor "
             "(`holders=`) share the writing",
         )
-    if strategy is not None and engine_options_of(strategy) is None:
-        return UnsupportedError(
+    if options is None:
+        raise UnsupportedError(
             f"{type(strategy).__name__} needs a communicator: it saves without the engine",
             hint="leave sharded_strategy None, or save without by_files",
         )
-    return None
 
 
 def with_content_metadata(state: Any, content_metadata: Any) -> Any:

@@ -49,56 +49,32 @@ def save(
     given: dict[str, Any] = {**_save_arguments.OWN, **own}
     by_files, copies = given["by_files"], given["copies"]
     group, deadline = given["process_group"], Deadline(given["timeout"])
-    state: Any = sharded_state_dict
     strategy, failure = _strategy(sharded_strategy)
-    try:
-        state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
-    except InvalidArgumentError as error:
-        failure = error
-    failure = _save_arguments.unsupported(common_strategy) or failure
     options = {} if strategy is None else engine_options_of(strategy)
     if copies is None and options is not None:
         copies = options.get("copies")
-    if failure is None:
-        failure = _save_arguments.conflict(strategy, options, copies)
+    chooses = hasattr(strategy, "engine_state")  # it chooses the writers, and checks the access
+    state, checks = sharded_state_dict, Checks()
+    try:
+        state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
+        checks = Checks(
+            access=validate_access_integrity and by_files is None and not chooses,
+            common_differs=given["common_differs"] if validate_access_integrity else "ignore",
+        )
+        _save_arguments.check(common_strategy, strategy, options, copies)
+        if by_files is not None:
+            _save_arguments.check_by_files(strategy, options, group, verify_integrity)
+    except Exception as error:
+        failure = failure or error
     hashes = _integrity.Hashes(checkpoint_dir, group, deadline) if verify_integrity else None
     if options is None and by_files is None:
         common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
         call = _user_strategies.Save(
             state, checkpoint_dir, strategy, common, validate_access_integrity, preprocess
         )
-
-        def check() -> None:
-            deadline.check()
-            _engine_calls.raiser(failure)()
-
-        with _ranks.call_of(group, deadline):
-            request = call.begin(check) if async_sharded_save else call.run(check)
-        if hashes is not None and async_sharded_save:
-            request.finalize_fns.append(hashes.write)
-        elif hashes is not None:
-            hashes.write()
-        return request  # type: ignore[no-any-return]
-    if by_files is not None and failure is None:
-        failure = _save_arguments.needs_communicator(strategy, group, verify_integrity)
-    unchecked = validate_access_integrity and by_files is None
-    if failure is None and hasattr(strategy, "engine_state"):
-        try:
-            if validate_access_integrity:
-                strategy.validate_access(state, group, deadline.timeout())
-            state = strategy.engine_state(state, group, deadline.timeout())
-            unchecked = False
-        except (TimeoutError, RankFailedError):
-            raise  # raised on every rank, so no rank waits in the save
-        except Exception as error:
-            failure = error
-
-    checks = Checks()
-    try:
-        compares = given["common_differs"] if validate_access_integrity else "ignore"
-        checks = Checks(access=unchecked, common_differs=compares)
-    except InvalidArgumentError as error:
-        failure = error
+        return _by_strategy(call, failure, group, deadline, hashes, async_sharded_save)
+    if chooses and failure is None:
+        state, failure = _chosen(strategy, state, group, deadline, validate_access_integrity)
     made = _engine_calls.Given(
         state, checkpoint_dir, _engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
@@ -115,6 +91,43 @@ def save(
         hashes=hashes,
         **(options or {}) | {"copies": copies},
     )
+
+
+def _by_strategy(
+    call: _user_strategies.Save,
+    failure: Exception | None,
+    group: Any,
+    deadline: Deadline,
+    hashes: _integrity.Hashes | None,
+    in_background: bool,
+) -> AsyncRequest | None:
+    """Saves with a strategy of the user; returns None, or the request of a save in the background."""
+
+    def check() -> None:
+        deadline.check()
+        _engine_calls.raiser(failure)()
+
+    with _ranks.call_of(group, deadline):
+        request: AsyncRequest | None = call.begin(check) if in_background else call.run(check)
+    if hashes is not None and request is not None:
+        request.finalize_fns.append(hashes.write)
+    elif hashes is not None:
+        hashes.write()
+    return request
+
+
+def _chosen(
+    strategy: Any, state: Any, group: Any, deadline: Deadline, validates: bool
+) -> Tuple[Any, Exception | None]:
+    """The state in which a strategy has marked who writes what, or this rank's error."""
+    try:
+        if validates:
+            strategy.validate_access(state, group, deadline.timeout())
+        return strategy.engine_state(state, group, deadline.timeout()), None
+    except (TimeoutError, RankFailedError):
+        raise  # raised on every rank, so no rank waits in the save
+    except Exception as error:
+        return state, error
 
 
 def _strategy(given: Any) -> Tuple[Any, Exception | None]:

@@ -365,10 +365,10 @@ def save(
     """Saves a sharded state dict. Every rank calls.
 
     When the call returns, or an asynchronous save is finalized, the checkpoint is complete and
-    durable. Until then an existing checkpoint
-    in the directory stays valid; it is replaced as a whole. An unfinished save of Megatron-Core is
-    replaced too. A warning says what is replaced. The directory is created if it does not exist. If
-    it holds files that belong to neither, the save fails and names them.
+    durable. Until then an existing checkpoint in the directory stays valid; it is replaced as a
+    whole. An unfinished save of Megatron-Core is replaced too. A warning says what is replaced. The
+    directory is created if it does not exist. If it holds files that belong to neither, the save
+    fails and names them.
 
     Args:
         sharded_state_dict: entities in nested dicts and lists. All other values are common state,
@@ -397,17 +397,10 @@ def save(
             a checksum in any case, which is compared when the item is read.)
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
-        by_files: a `tilestone.ByFiles`: the ranks communicate only through small files in the
-            directory, as for `tilestone.save`. torch.distributed is not used and need not be
-            initialised. The holders of each ShardedTensor share the writing; if its holders are not
-            known (as in Megatron's own modules), the rank of the main replica writes. Nothing is
-            replaced, so the directory must not hold a checkpoint or a file with a name that
-            Megatron-Core uses. Also with validate_access_integrity=False, the save is not published
-            if a part has no main replica; a part with several is accepted if their bytes are the
-            same. With True the common state is compared too, but the message does not name the
-            paths that differ. sharded_strategy must be None or ("torch_dist", 1), and process_group
-            None. `tilestone.unpublished` reports what is missing, and `tilestone.publish` completes
-            a save whose ranks have died.
+        by_files: a `tilestone.ByFiles`: the ranks coordinate only through small files in the
+            directory, without torch.distributed, and nothing is replaced. process_group must be
+            None, and sharded_strategy None or ("torch_dist", 1). docs/megatron.md ("Groups and
+            timeouts") says what else differs.
         copies: a `tilestone.LocalCopies`: each rank also writes to its own data file what it holds
             and another rank of the copies' group writes, as for `tilestone.save`. The group is a
             process group, a `groups.Group`, or ranks in process_group; None: the model-parallel
@@ -422,11 +415,11 @@ def save(
     Returns:
         With async_sharded_save the request: an AsyncRequest with Megatron-Core's interface, to be
         scheduled in `AsyncCallsQueue` (of `strategies.async_utils` here, or of Megatron-Core).
-        Otherwise what `tilestone.save` returns, such as the number and bytes of this rank's local copies, if
-        the call has an argument that Megatron-Core's save does not have (from process_group on,
-        with another value than the default), or a strategy that makes local copies. Otherwise None,
-        as in Megatron-Core: its programs end if a save that is not asynchronous returns something
-        else. None also if a strategy class of the user has saved.
+        Otherwise what `tilestone.save` returns, such as the number and bytes of this rank's local
+        copies, if the call has an argument that Megatron-Core's save does not have (from
+        process_group on, with another value than the default), or a strategy that makes local
+        copies. Otherwise None, as in Megatron-Core: its programs end if a save that is not
+        asynchronous returns something else. None also if a strategy class of the user has saved.
 
     Raises:
         CheckpointingException: the save failed; raised on every rank. An existing checkpoint in the
