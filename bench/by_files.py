@@ -45,12 +45,12 @@ def by_files(case: Case, plan: Plan) -> Case:
         f"the save of one rank, {CHUNKS} tensors of 32 bytes",
         "Ranks are threads of one process, a few at a time, each with its own storage. All files "
         "are real files and synced. Calls are calls of the storage. The maxima belong to ranks "
-        "that are the last of their group, and therefore merge the group's reports.",
+        "that are the last of their group, and therefore merge the group's receipts.",
         ["ranks", "s, median", "s, maximum", "calls, median", "calls, maximum", "syncs",
          "maximum entries listed", "small files", "their MB"])
     published = Table(
-        "from the last rank's report to the checkpoint",
-        f"The last rank runs in a process of its own. It merges all reports and publishes, "
+        "from the last rank's receipt to the checkpoint",
+        f"The last rank runs in a process of its own. It merges all receipts and publishes, "
         f"{PUBLISHED} times, each time in a copy of what the others have left. \"cleaned\" means "
         "that it has also removed the small files. Entries are those that are read: all of a listed "
         "directory. The columns after \"published\" are of the median run.",
@@ -84,7 +84,7 @@ def _dcp(case: Case, sizes: dict[int, tuple[int, int, int]]) -> Table:
         "for comparison: stock DCP's coordinator",
         f"{CHUNKS} shards per rank; all plans are made in one process. DCP gathers all ranks' "
         "pickled plans, unpickles them, makes the global plan, pickles it and scatters it before "
-        "any rank writes. Nothing is sent here, and the reports after writing are not counted. "
+        "any rank writes. Nothing is sent here, and the receipts after writing are not counted. "
         "CPU time.",
         ["ranks", "gathered MB", "coordinator s", "of this, unpickling s", "scattered MB",
          "peak MiB"])

@@ -205,7 +205,7 @@ def all_targets() -> list[Target]:
         _at_most("planning by rule: a rank's time at 16,384 ranks ÷ at 64", 1.2, _rule_grows, "×"),
         _at_most("restart with local copies, 8 ranks: data files that a rank opens", 1,
                  _figure("restart", "data files of a rank, tilestone, replicate=local"), "files"),
-        _at_most("by files, 16,384 ranks: from the last report to the checkpoint", 10,
+        _at_most("by files, 16,384 ranks: from the last receipt to the checkpoint", 10,
                  _figure("by_files", "published 16384, s"), "s"),
         _at_most("by files, 16,384 ranks: entries of a directory that a rank lists", 256,
                  _figure("by_files", "listed 16384"), "entries"),

@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const ByteView bytes(reinterpret_cast<const std::byte*>(data), size);
   for (const Bytes& input : {Bytes(bytes.begin(), bytes.end()), sealed(bytes)}) {
     attempt<AttemptHead>(input);
-    attempt<LeftReport>(input);
+    attempt<AttemptReceipt>(input);
     attempt<LeftFailure>(input);
     attempt<Group>(input);
   }

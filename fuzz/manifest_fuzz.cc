@@ -1,4 +1,4 @@
-// Takes any bytes as a manifest, and as a rank's report in it: as they are, and with corrected
+// Takes any bytes as a manifest, and as a rank's receipt in it: as they are, and with corrected
 // checksums.
 #include <cstring>
 
@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
        {Bytes(bytes.begin(), bytes.end()), sealed(bytes), with_sealed_head(bytes)}) {
     attempt([&] { tilestone::Manifest::decode(input, "manifest"); });
   }
-  attempt([&] { tilestone::RankReport::decode(bytes); });
-  attempt([&] { tilestone::RankReport::decode(sealed(bytes)); });
+  attempt([&] { tilestone::Receipt::decode(bytes); });
+  attempt([&] { tilestone::Receipt::decode(sealed(bytes)); });
   return 0;
 }

@@ -93,13 +93,13 @@ class Saving {
       place = engine::staging_storage(*place, transaction_.staging());
     const engine::WriteTask task{&share.items, &share.local,     share.assignment, false,
                                  share.rank,   share.world_size, share.save_id};
-    reports_.push_back(write_items(*place, *share.format, task, share.options, Deadline::never()));
-    encoded_.push_back(reports_.back().encode());
+    receipts_.push_back(write_items(*place, *share.format, task, share.options, Deadline::never()));
+    encoded_.push_back(receipts_.back().encode());
   }
 
   void prepare() {
     const engine::SaveShare& own = shares_[0];
-    transaction_.prepare({.save = {.reports = reports_,
+    transaction_.prepare({.save = {.receipts = receipts_,
                                    .encoded = encoded_,
                                    .of_dialect = own.dialect->encode_index(own.items, *own.format)},
                           .threads = 1},
@@ -122,7 +122,7 @@ class Saving {
     try {
       for (const auto& step : steps()) step();
     } catch (const Error&) {
-      if (!committed_) transaction_.abandon(reports_.empty());
+      if (!committed_) transaction_.abandon(receipts_.empty());
       throw;
     }
   }
@@ -131,7 +131,7 @@ class Saving {
   std::vector<engine::SaveShare> shares_;  // by rank
   const Client client_;
   engine::Transaction transaction_;
-  std::vector<RankReport> reports_;
+  std::vector<Receipt> receipts_;
   std::vector<Bytes> encoded_;
   bool committed_ = false;
 };

@@ -187,42 +187,42 @@ TEST(MemoryMultiple, OfManifests) {
 }
 
 TEST(MemoryMultiple, OfReports) {
-  Meter meter("rank report", 64, [](ByteView bytes) {
+  Meter meter("receipt", 64, [](ByteView bytes) {
     ByteWriter sealed;
     sealed.raw(bytes);
     sealed.u64(xxh3_64(bytes));
-    RankReport::decode(sealed.bytes());
+    Receipt::decode(sealed.bytes());
   });
-  RankReport report;
-  report.files = {{"f", 1}};
-  report.tensors = {{"w", {}, DType::kInt8, {1}}};
+  Receipt receipt;
+  receipt.files = {{"f", 1}};
+  receipt.tensors = {{"w", {}, DType::kInt8, {1}}};
   const auto feed = [&](const std::string& name) {
-    const Bytes bytes = report.encode();
+    const Bytes bytes = receipt.encode();
     meter.feed(name, ByteView(bytes).first(bytes.size() - sizeof(uint64_t)));
   };
   const BlockSums two{(64u << 10) + 1, 64u << 10, {1, 2}};
-  report.files = {{"f", 1u << 30}};
-  report.chunks.assign(10'000, {0, {{0}, {1}}, {0, 0, 1u << 30, {}}});
-  for (RankReport::Chunk& chunk : report.chunks) {
+  receipt.files = {{"f", 1u << 30}};
+  receipt.chunks.assign(10'000, {0, {{0}, {1}}, {0, 0, 1u << 30, {}}});
+  for (Receipt::Chunk& chunk : receipt.chunks) {
     chunk.at.checksums.blocks = std::make_shared<const BlockSums>(two);
   }
   feed("two blocks of each chunk");
-  report.chunks.clear();
-  report.copies.assign(10'000, {0, {{0}, {1}}, {}});
+  receipt.chunks.clear();
+  receipt.copies.assign(10'000, {0, {{0}, {1}}, {}});
   feed("copies");
-  report.copies.clear();
-  report.object_copies.assign(10'000, {});
+  receipt.copies.clear();
+  receipt.object_copies.assign(10'000, {});
   feed("copies of objects");
-  report.object_copies.clear();
-  report.parts.assign(10'000, {});
+  receipt.object_copies.clear();
+  receipt.parts.assign(10'000, {});
   feed("parts");
-  report.parts.clear();
-  report.attributes[0]["a"] = Value::list(Value::List(100'000));
+  receipt.parts.clear();
+  receipt.attributes[0]["a"] = Value::list(Value::List(100'000));
   feed("a list of nulls");
-  report.attributes[0]["a"] = Value::dict(Value::Dict(10'000, {"", nullptr}));
+  receipt.attributes[0]["a"] = Value::dict(Value::Dict(10'000, {"", nullptr}));
   feed("a dict of nulls");
-  report.attributes.clear();
-  for (int i = 0; i < 10'000; ++i) report.attributes[0][std::to_string(i)] = nullptr;
+  receipt.attributes.clear();
+  for (int i = 0; i < 10'000; ++i) receipt.attributes[0][std::to_string(i)] = nullptr;
   feed("many attributes");
 }
 

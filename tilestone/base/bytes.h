@@ -1,5 +1,5 @@
 // Views of raw memory, and the little-endian reader and writer for Tilestone's own messages and
-// files (rank reports, plans, manifests).
+// files (receipts, plans, manifests).
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ class ByteWriter {
 };
 
 // Reads what ByteWriter wrote. The bytes must outlive the reader and the views that it returns.
-// Every call checks its bounds and throws Error(kCorrupt), whose message has `what` ("rank report
-// of rank 3") and the offset.
+// Every call checks its bounds and throws Error(kCorrupt), whose message has `what` ("receipt of
+// rank 3") and the offset.
 class ByteReader {
  public:
   explicit ByteReader(ByteView bytes, std::string what);

@@ -88,7 +88,7 @@ TEST_F(Unpublished, WhatMayStillBePublishedIsListedWithWhatCanBeDone) {
   EXPECT_THAT(listed.out, testing::Not(HasSubstr("only abandoning")));
 }
 
-TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndReports) {
+TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndReceipts) {
   for (const int rank : {0, 1}) save_rank(rank, true);
   const Ran shown = tilestone_command({"inspect", path_});
   EXPECT_EQ(shown.code, kOk);

@@ -52,7 +52,7 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& stora
     return record;
   }
   record.world_size = opened.manifest->world_size;
-  for (const RankReport& report : opened.manifest->reports) record.hosts.push_back(report.host);
+  for (const Receipt& receipt : opened.manifest->receipts) record.hosts.push_back(receipt.host);
   record.attributes = opened.manifest->attributes;
   return record;
 }

@@ -1,4 +1,4 @@
-// Checkpoints whose reports list copies: of chunks, in files that no index names.
+// Checkpoints whose receipts list copies: of chunks, in files that no index names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ void save_rows(const std::shared_ptr<Storage>& storage, int64_t first) {
 // What two ranks have written. Rank 0's row of "w" is also in a second file of rank 1.
 struct Written {
   FileImage files;
-  std::vector<RankReport> reports;
+  std::vector<Receipt> receipts;
   std::string save_id;
   std::string copy_file;
 };
@@ -47,19 +47,19 @@ Written with_copy() {
   const Manifest manifest = manifest_in(image);
   Written written;
   written.save_id = manifest.save_id;
-  written.reports = manifest.reports;
+  written.receipts = manifest.receipts;
   written.copy_file = torch_dist_format()->data_file_name(written.save_id, 1, 1);
-  for (const RankReport& report : manifest.reports) {
-    for (const ReportedFile& file : report.files) written.files[file.name] = image.at(file.name);
+  for (const Receipt& receipt : manifest.receipts) {
+    for (const ReceiptFile& file : receipt.files) written.files[file.name] = image.at(file.name);
   }
-  const RankReport& zero = written.reports[0];
-  for (const RankReport::Chunk& chunk : zero.chunks) {
+  const Receipt& zero = written.receipts[0];
+  for (const Receipt::Chunk& chunk : zero.chunks) {
     if (zero.tensors[chunk.tensor].key != "w") continue;
     const Bytes& from = image.at(zero.files[chunk.at.file].name);
     const auto begin = from.begin() + static_cast<ptrdiff_t>(chunk.at.offset);
     Bytes& copy = written.files[written.copy_file];
     copy.assign(begin, begin + static_cast<ptrdiff_t>(chunk.at.length));
-    RankReport& one = written.reports[1];
+    Receipt& one = written.receipts[1];
     one.files.push_back({written.copy_file, copy.size()});
     for (uint32_t t = 0; t < one.tensors.size(); ++t) {
       if (one.tensors[t].key != "w") continue;
@@ -80,9 +80,9 @@ void publish(const std::shared_ptr<Storage>& storage, const Written& written, Co
     file->close();
   }
   std::vector<Bytes> encoded;
-  for (const RankReport& report : written.reports) encoded.push_back(report.encode());
+  for (const Receipt& receipt : written.receipts) encoded.push_back(receipt.encode());
   transaction.prepare(
-      {.save = {.reports = written.reports, .encoded = encoded, .copies = policy}, .threads = 1},
+      {.save = {.receipts = written.receipts, .encoded = encoded, .copies = policy}, .threads = 1},
       Deadline::never());
   transaction.commit(Deadline::never());
   transaction.clean();

@@ -14,7 +14,7 @@
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone {
 namespace {
@@ -88,77 +88,77 @@ ShareItems items_of(const ForeignShare& share) {
   return made;
 }
 
-ForeignPlace place_of(const RankReport& report, const ReportedItem& at) {
-  return {report.files.at(at.file).name, at.offset, at.length};
+ForeignPlace place_of(const Receipt& receipt, const ReceiptItem& at) {
+  return {receipt.files.at(at.file).name, at.offset, at.length};
 }
 
 // Reports the transformed chunks, which were written as objects, as what they are.
-void move_chunks(const ForeignShare& share, RankReport& report) {
-  std::vector<RankReport::Object> objects;
+void move_chunks(const ForeignShare& share, Receipt& receipt) {
+  std::vector<Receipt::Object> objects;
   for (size_t i = 0; i < share.encoded.size(); ++i) {
     const auto& chunk = share.encoded[i].chunk;
     if (!chunk) {
-      objects.push_back(std::move(report.objects[i]));
+      objects.push_back(std::move(receipt.objects[i]));
       continue;
     }
-    const auto tensor = static_cast<uint32_t>(report.tensors.size());
-    report.tensors.push_back({share.encoded[i].key, {}, chunk->dtype, chunk->global_shape});
-    report.chunks.push_back({tensor, chunk->box, report.objects[i].at});
+    const auto tensor = static_cast<uint32_t>(receipt.tensors.size());
+    receipt.tensors.push_back({share.encoded[i].key, {}, chunk->dtype, chunk->global_shape});
+    receipt.chunks.push_back({tensor, chunk->box, receipt.objects[i].at});
   }
-  report.objects = std::move(objects);
+  receipt.objects = std::move(objects);
 }
 
 // Adds what a later call of the same rank has written.
-void append(RankReport& report, RankReport&& more) {
-  const auto files = static_cast<uint32_t>(report.files.size());
-  const auto tensors = static_cast<uint32_t>(report.tensors.size());
-  std::move(more.files.begin(), more.files.end(), std::back_inserter(report.files));
-  std::move(more.tensors.begin(), more.tensors.end(), std::back_inserter(report.tensors));
-  for (RankReport::Chunk& chunk : more.chunks) {
+void append(Receipt& receipt, Receipt&& more) {
+  const auto files = static_cast<uint32_t>(receipt.files.size());
+  const auto tensors = static_cast<uint32_t>(receipt.tensors.size());
+  std::move(more.files.begin(), more.files.end(), std::back_inserter(receipt.files));
+  std::move(more.tensors.begin(), more.tensors.end(), std::back_inserter(receipt.tensors));
+  for (Receipt::Chunk& chunk : more.chunks) {
     chunk.tensor += tensors;
     chunk.at.file += files;
-    report.chunks.push_back(std::move(chunk));
+    receipt.chunks.push_back(std::move(chunk));
   }
-  for (RankReport::Object& object : more.objects) {
+  for (Receipt::Object& object : more.objects) {
     object.at.file += files;
-    report.objects.push_back(std::move(object));
+    receipt.objects.push_back(std::move(object));
   }
 }
 
-std::vector<RankReport> reports_of(std::span<const Bytes> receipts, int world_size,
-                                   const std::string& save_id) {
-  std::vector<RankReport> reports(static_cast<size_t>(world_size));
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    reports[rank].rank = static_cast<int>(rank);
-    reports[rank].world_size = world_size;
-    reports[rank].save_id = save_id;
+std::vector<Receipt> receipts_of(std::span<const Bytes> encoded, int world_size,
+                                 const std::string& save_id) {
+  std::vector<Receipt> receipts(static_cast<size_t>(world_size));
+  for (size_t rank = 0; rank < receipts.size(); ++rank) {
+    receipts[rank].rank = static_cast<int>(rank);
+    receipts[rank].world_size = world_size;
+    receipts[rank].save_id = save_id;
   }
-  for (const Bytes& receipt : receipts) {
-    RankReport report = RankReport::decode(receipt);
-    if (report.save_id != save_id || report.world_size != world_size || report.rank < 0 ||
-        report.rank >= world_size) {
-      throw Error(ErrorCode::kInvalidArgument, "a receipt of rank " + std::to_string(report.rank) +
-                                                   " of " + std::to_string(report.world_size) +
-                                                   " belongs to the save " + report.save_id +
+  for (const Bytes& one : encoded) {
+    Receipt receipt = Receipt::decode(one);
+    if (receipt.save_id != save_id || receipt.world_size != world_size || receipt.rank < 0 ||
+        receipt.rank >= world_size) {
+      throw Error(ErrorCode::kInvalidArgument, "a receipt of rank " + std::to_string(receipt.rank) +
+                                                   " of " + std::to_string(receipt.world_size) +
+                                                   " belongs to the save " + receipt.save_id +
                                                    ", but this is the save " + save_id + " of " +
                                                    std::to_string(world_size) + " ranks")
-          .with_rank(report.rank);
+          .with_rank(receipt.rank);
     }
-    RankReport& all = reports[static_cast<size_t>(report.rank)];
-    all.host = report.host;
-    append(all, std::move(report));
+    Receipt& all = receipts[static_cast<size_t>(receipt.rank)];
+    all.host = receipt.host;
+    append(all, std::move(receipt));
   }
-  return reports;
+  return receipts;
 }
 
-// Reports that say only which files exist.
-std::vector<RankReport> only_files(std::vector<RankReport> reports) {
-  for (RankReport& report : reports) {
-    report.tensors.clear();
-    report.chunks.clear();
-    report.objects.clear();
+// Receipts that say only which files exist.
+std::vector<Receipt> only_files(std::vector<Receipt> receipts) {
+  for (Receipt& receipt : receipts) {
+    receipt.tensors.clear();
+    receipt.chunks.clear();
+    receipt.objects.clear();
   }
-  return reports;
+  return receipts;
 }
 
 }  // namespace
@@ -177,20 +177,20 @@ ForeignWritten write_foreign(const Location& location, const ForeignShare& share
   task.world_size = share.world_size;
   task.save_id = share.save_id;
   task.first_file = share.first_file;
-  RankReport report =
+  Receipt receipt =
       engine::write_items(*place, *engine::format_of(options), task, options, deadline);
 
   ForeignWritten written;
-  written.files = static_cast<int>(report.files.size());
-  for (const RankReport::Object& object : report.objects) {
-    written.encoded.push_back(place_of(report, object.at));
+  written.files = static_cast<int>(receipt.files.size());
+  for (const Receipt::Object& object : receipt.objects) {
+    written.encoded.push_back(place_of(receipt, object.at));
   }
   written.chunks.resize(share.chunks.size());
-  for (size_t i = 0; i < report.chunks.size(); ++i) {
-    written.chunks[made.order[i]] = place_of(report, report.chunks[i].at);
+  for (size_t i = 0; i < receipt.chunks.size(); ++i) {
+    written.chunks[made.order[i]] = place_of(receipt, receipt.chunks[i].at);
   }
-  move_chunks(share, report);
-  written.receipt = report.encode();
+  move_chunks(share, receipt);
+  written.receipt = receipt.encode();
   return written;
 }
 
@@ -202,21 +202,21 @@ struct ForeignSave::State {
   std::optional<engine::Transaction> transaction;  // absent once the save is over
   pid_t process;                                   // that has begun the save
 
-  void prepare(std::vector<RankReport> reports, Index index, bool manifest, Deadline deadline) {
+  void prepare(std::vector<Receipt> receipts, Index index, bool manifest, Deadline deadline) {
     std::vector<Bytes> encoded;
-    for (const RankReport& report : reports) encoded.push_back(report.encode());
-    transaction->prepare({.save = {.reports = std::move(reports),
+    for (const Receipt& receipt : receipts) encoded.push_back(receipt.encode());
+    transaction->prepare({.save = {.receipts = std::move(receipts),
                                    .encoded = encoded,
                                    .of_dialect = std::move(index)},
                           .manifest = manifest},
                          deadline);
   }
 
-  void prepare_without_manifest(std::vector<RankReport> reports, Index index,
-                                const std::string& why, Deadline deadline) {
+  void prepare_without_manifest(std::vector<Receipt> receipts, Index index, const std::string& why,
+                                Deadline deadline) {
     log(LogLevel::kWarning, "the checkpoint at " + location.describe() +
                                 " has no manifest, and so no checksums: " + why);
-    prepare(only_files(std::move(reports)), std::move(index), false, deadline);
+    prepare(only_files(std::move(receipts)), std::move(index), false, deadline);
   }
 };
 
@@ -263,21 +263,21 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
   const Index described = {{kIndexName, std::move(index), IndexRole::kSwitch}};
   bool tried = false;
   try {
-    std::vector<RankReport> reports = reports_of(receipts, world_size, state_->save_id);
+    std::vector<Receipt> decoded = receipts_of(receipts, world_size, state_->save_id);
     for (const std::string& name : files) {
       const auto found = state_->transaction->place()->stat(name);
       if (!found) throw Error(ErrorCode::kNotFound, "a data file is missing").with_file(name);
-      reports.front().files.push_back({name, found->size});
+      decoded.front().files.push_back({name, found->size});
     }
     if (!files.empty()) {
-      state_->prepare_without_manifest(std::move(reports), described,
+      state_->prepare_without_manifest(std::move(decoded), described,
                                        "the program wrote some of its files itself", deadline);
     } else {
       try {
-        state_->prepare(reports, described, true, deadline);
+        state_->prepare(decoded, described, true, deadline);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kCoverage) throw;
-        state_->prepare_without_manifest(std::move(reports), described, error.what(), deadline);
+        state_->prepare_without_manifest(std::move(decoded), described, error.what(), deadline);
       }
     }
     tried = true;

@@ -72,11 +72,11 @@ class LoadByRounds::Loading {
     };
     const auto judge = [&](const std::vector<Bytes>& of_ranks) {
       const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
-      return std::vector<Bytes>(of_ranks.size(), encode_report(report));
+      return std::vector<Bytes>(of_ranks.size(), encode_receipt(report));
     };
     const Bytes answer =
         last ? rounds_.run_last("loading", load, judge) : rounds_.run("loading", load, judge);
-    result.report = decode_report(answer);
+    result.report = decode_receipt(answer);
     result.kept = requested_.kept();
     return result;
   }

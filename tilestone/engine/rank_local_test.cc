@@ -126,7 +126,7 @@ std::shared_ptr<Storage> interrupted(const std::shared_ptr<Storage>& inner, Stor
       ->storage();
 }
 
-TEST(RankLocalSave, ARankWhoseReportGoesIntoItsGroupsWhileItReadsItGoesOn) {
+TEST(RankLocalSave, ARankWhoseReceiptGoesIntoItsGroupsWhileItReadsItGoesOn) {
   const auto inner = memory_storage();
   bool merged = false;
   const auto storage = interrupted(inner, StorageOp::kOpen, "/0/0.report", [&] {
@@ -139,7 +139,7 @@ TEST(RankLocalSave, ARankWhoseReportGoesIntoItsGroupsWhileItReadsItGoesOn) {
   expect_state(inner);
 }
 
-TEST(RankLocalSave, RanksWhoseReportsGoIntoTheirGroupsDuringALookAreNotMissing) {
+TEST(RankLocalSave, RanksWhoseReceiptsGoIntoTheirGroupsDuringALookAreNotMissing) {
   const auto inner = memory_storage();
   save_rank(inner, 0);
   bool merged = false;
@@ -290,7 +290,7 @@ TEST(RankLocalSave, ReplicasThatDifferCantBePublishedAndAreNamed) {
   }
 }
 
-TEST(RankLocalSave, DamagedMetadataOfARankIsRemovedAndPublishedFromItsReport) {
+TEST(RankLocalSave, DamagedMetadataOfARankIsRemovedAndPublishedFromItsReceipt) {
   FileImage image = memory_image(*saved());
   image.at("__1.metadata").resize(10);
   const auto storage = memory_storage(image);
@@ -400,7 +400,7 @@ TEST(RankLocalSave, AnAbandonedOneTakesItsMetadataBackAndGcTheRest) {
   save(other_state(), Location(storage));
 }
 
-// ---- Checksums from the ranks' reports
+// ---- Checksums from the ranks' receipts
 
 // The data file of a rank: its save has only one.
 std::string data_file_of(const FileImage& image, int rank) {
@@ -465,7 +465,7 @@ TEST(RankLocalDamage, EveryChangedByteOfARanksMetadataIsFound) {
   }
 }
 
-TEST(RankLocalDamage, VerifySaysIfAReportIsMissing) {
+TEST(RankLocalDamage, VerifySaysIfAReceiptIsMissing) {
   const auto storage = saved();
   const std::string id = Checkpoint::open(Location(storage)).metadata().save_id;
   for (const std::string& name : storage->list(".tilestone/" + id + "/")) storage->remove(name);
@@ -489,7 +489,7 @@ TEST(RankLocalDamage, WhereADataFileIsGoneNothingIsPublishedAndVerifyNamesIt) {
   EXPECT_EQ(report.damages.front().file, lost);
 }
 
-TEST(RankLocalDamage, ADamagedReportIsAnErrorThatNamesItsFile) {
+TEST(RankLocalDamage, ADamagedReceiptIsAnErrorThatNamesItsFile) {
   FileImage image = memory_image(*saved());
   std::string merged;
   for (auto& [name, bytes] : image) {
@@ -512,7 +512,7 @@ TEST(RankLocalDamage, ADamagedReportIsAnErrorThatNamesItsFile) {
   expect_state(storage);
 }
 
-TEST(RankLocalDamage, ALoadOfOneRankNeedsOnlyItsOwnReport) {
+TEST(RankLocalDamage, ALoadOfOneRankNeedsOnlyItsOwnReceipt) {
   const auto storage = memory_storage();
   for (int rank = 0; rank < kRanks; ++rank) save_rank(storage, rank);
   FileImage image = memory_image(*storage);

@@ -33,8 +33,8 @@ FileMaker::FileMaker(Storage& storage, const Opened& opened, const std::set<uint
       deadline_(std::move(deadline)),
       from_index_(opened),
       buffers_(BufferPool::create(4 * kBlock)) {
-  for (const RankReport& report : opened.manifest->reports) {
-    for (const ReportedFile& file : report.files) written_.emplace(file.name, file.size);
+  for (const Receipt& receipt : opened.manifest->receipts) {
+    for (const ReceiptFile& file : receipt.files) written_.emplace(file.name, file.size);
   }
   list_items(files);
   list_parts(files);
@@ -79,9 +79,9 @@ void FileMaker::list(const StoredObject& object, const std::set<uint32_t>& files
 void FileMaker::list_parts(const std::set<uint32_t>& files) {
   std::unordered_map<std::string_view, uint32_t> numbers;
   for (const uint32_t file : files) numbers.emplace(metadata_.files[file], file);
-  for (const RankReport& report : opened_.manifest->reports) {
-    for (const RankReport::FilePart& part : report.parts) {
-      const auto file = numbers.find(report.files[part.file].name);
+  for (const Receipt& receipt : opened_.manifest->receipts) {
+    for (const Receipt::FilePart& part : receipt.parts) {
+      const auto file = numbers.find(receipt.files[part.file].name);
       if (file == numbers.end()) continue;
       const ItemChecksums sums{0, 0, part.crc32};
       parts_.push_back({file->second, Codec::kNone, part.offset, part.length, sums});

@@ -76,9 +76,9 @@ Inventory inventory_of(const Location& location) {
   const engine::Opened opened = engine::open_description(std::move(found.description), nullptr);
   std::vector<std::vector<std::string>> files;
   if (opened.manifest) {
-    for (const RankReport& report : opened.manifest->reports) {
+    for (const Receipt& receipt : opened.manifest->receipts) {
       files.emplace_back();
-      for (const ReportedFile& file : report.files) files.back().push_back(file.name);
+      for (const ReceiptFile& file : receipt.files) files.back().push_back(file.name);
     }
   }
   return inventory_of(opened.metadata, files);

@@ -64,10 +64,10 @@ void write_file(Storage& storage, const std::string& name, const std::string& te
   file->close();
 }
 
-// ---- Ranks that die or leave between their report and the end
+// ---- Ranks that die or leave between their receipt and the end
 
-// Ranks 2 and 3 of 4 are a group: no other rank would merge its reports.
-TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedAfterTheirReports) {
+// Ranks 2 and 3 of 4 are a group: no other rank would merge its receipts.
+TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedAfterTheirReceipts) {
   const auto storage = memory_storage();
   const Location location(storage);
   for (const int rank : {3, 2}) {
@@ -143,7 +143,7 @@ TEST(SaveByFilesAgain, RanksThatAllTryAgainDoNotFailByTheFailureOfTheirFirstTry)
   error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
   ASSERT_TRUE(storage->stat(engine::failed_name(engine::save_id_of(kToken, 0))));
   std::thread late([&] {
-    wait_for(*storage, engine::report_name(head_for(2), 0));
+    wait_for(*storage, engine::attempt_receipt_name(head_for(2), 0));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 waits
     EXPECT_NO_THROW(save(row_state(1, 2), location, by_files(1, 2, kToken, true)));
   });
@@ -221,7 +221,7 @@ TEST(SaveByFilesAgain, WhoHasReportedGoesOnWithItsStateAndIsRefusedWithAStateOfA
       {"step", spoiled([](StateDict& state) { state = without(state, "step"); })},
       {"w", spoiled([](StateDict& state) { state["w"] = row_state(1, 2)["w"]; })},
   };
-  // The rank's report is a file of its own (2 ranks), or merged with its group's (3 ranks).
+  // The rank's receipt is a file of its own (2 ranks), or merged with its group's (3 ranks).
   for (const int ranks : {2, 3}) {
     const auto storage = memory_storage();
     const Location location(storage);
@@ -251,7 +251,7 @@ TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorAtOnceIfAnotherCheckpointCameFirst
   const Location location(storage);
   Clock::time_point told;
   std::thread late([&] {
-    wait_for(*storage, engine::report_name(head_for(2), 0));
+    wait_for(*storage, engine::attempt_receipt_name(head_for(2), 0));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 waits
     save(row_state(0, 1, 9), location, by_files(0, 1, "another run of it"));
     expect_in("another checkpoint was published",
@@ -272,7 +272,7 @@ TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorAtOnceIfAnotherCheckpointCameFirst
 TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorIfItsSaveWasTakenBackWhereItBegan) {
   const auto storage = memory_storage();
   std::thread other([&] {
-    wait_for(*storage, engine::report_name(head_for(2), 0));
+    wait_for(*storage, engine::attempt_receipt_name(head_for(2), 0));
     storage->remove(engine::attempt_name(engine::save_id_of(kToken, 0)));
   });
   SaveOptions options = by_files(0, 2, kToken, true);
@@ -317,7 +317,7 @@ TEST(SaveByFilesAgain, ASaveWhoseHeadIsDamagedCanBeAbandoned) {
 
 // ---- What other ranks do at the same time
 
-// Ranks 0 and 1 are one group. Their reports are merged while rank 0 looks for missing reports.
+// Ranks 0 and 1 are one group. Their receipts are merged while rank 0 looks for missing receipts.
 TEST(SaveByFilesAgain, ARankThatReportsDuringTheLastLookIsNotSaidToBeMissing) {
   const auto inner = memory_storage();
   const auto begin = Clock::now();
@@ -354,7 +354,7 @@ TEST(SaveByFilesAgain, AbandoningARankLocalSaveReadsEachGroupsFileOnce) {
   });
   abandon(Location(disk->storage()), {.period = 0});
   EXPECT_GE(opened, 9);
-  EXPECT_LE(opened, 30);  // one per complete group; the last group has no report
+  EXPECT_LE(opened, 30);  // one per complete group; the last group has no receipt
   EXPECT_FALSE(inner->stat("__0.metadata"));
   EXPECT_FALSE(inner->stat("__98.metadata"));
 }

@@ -38,11 +38,11 @@ void expect_in(const std::string& part, const std::string& text) {
 
 std::string save_id() { return engine::save_id_of(kToken, 0); }
 
-std::string report_of(int rank, int ranks) {
+std::string receipt_of(int rank, int ranks) {
   engine::AttemptHead head;
   head.save_id = save_id();
   head.world_size = ranks;
-  return engine::report_name(head, rank);
+  return engine::attempt_receipt_name(head, rank);
 }
 
 void write_file(Storage& storage, const std::string& name, const std::string& text) {
@@ -214,10 +214,10 @@ TEST(SaveByFilesFailures, FilesThatAreLargerThanAnyOfTheirKindAreDamagedOnesAndN
   }
 }
 
-// ---- Reports
+// ---- Receipts
 
 // The first answer of a file server may be lost.
-TEST(SaveByFilesFailures, AReportThatIsWrittenAndSyncedCountsWhateverTheCallReturns) {
+TEST(SaveByFilesFailures, AReceiptThatIsWrittenAndSyncedCountsWhateverTheCallReturns) {
   const auto inner = memory_storage();
   save(row_state(0, 2), Location(inner), by_files(0, 2));
   const auto disk = failing_once(
@@ -250,12 +250,12 @@ void expect_synced_after_others_made(const std::string& name, const std::vector<
   EXPECT_FALSE(removed_before) << name;
 }
 
-TEST(SaveByFilesFailures, WhatAnotherProcessHasMadeIsSyncedBeforeReportsGo) {
+TEST(SaveByFilesFailures, WhatAnotherProcessHasMadeIsSyncedBeforeReceiptsGo) {
   expect_synced_after_others_made("/merged", {0, 1});
   expect_synced_after_others_made("/0.report", {0});
 }
 
-TEST(SaveByFilesFailures, WhoCannotLeaveItsReportTakesItsFilesAway) {
+TEST(SaveByFilesFailures, WhoCannotLeaveItsReceiptTakesItsFilesAway) {
   const auto inner = memory_storage();
   const auto disk = failing_once(
       inner, [](const StorageCall& call) { return names(call, "/1.report"); },
@@ -263,15 +263,15 @@ TEST(SaveByFilesFailures, WhoCannotLeaveItsReportTakesItsFilesAway) {
   save(row_state(0, 2), Location(inner), by_files(0, 2));
   ASSERT_EQ(files_of(*inner, 0), 1u);
   error_of([&] { save(row_state(1, 2), Location(disk->storage()), by_files(1, 2)); });
-  EXPECT_FALSE(inner->stat(report_of(1, 2)));
+  EXPECT_FALSE(inner->stat(receipt_of(1, 2)));
   EXPECT_EQ(files_of(*inner, 1), 0u);
   EXPECT_TRUE(save(row_state(1, 2), Location(inner), by_files(1, 2)).published);
   EXPECT_EQ(files_of(*inner, 1), 1u);
   expect_rows(Location(inner), 3, 2);
 }
 
-// If the disk does not answer, it is unknown whether the report exists.
-TEST(SaveByFilesFailures, ARankWhoseReportMayExistKeepsItsFiles) {
+// If the disk does not answer, it is unknown whether the receipt exists.
+TEST(SaveByFilesFailures, ARankWhoseReceiptMayExistKeepsItsFiles) {
   const auto inner = memory_storage();
   bool named = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -290,7 +290,7 @@ TEST(SaveByFilesFailures, ARankWhoseReportMayExistKeepsItsFiles) {
 // ---- Signs of life
 
 TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeaves) {
-  for (const bool reports : {false, true}) {
+  for (const bool receipts : {false, true}) {
     const auto storage = memory_storage();
     engine::AttemptHead head;
     head.save_id = save_id();
@@ -299,14 +299,14 @@ TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeave
     {
       PlannedSave planned = begin_save(row_state(1, 2), Location(storage), by_files(1, 2));
       EXPECT_TRUE(storage->stat(lease));
-      if (reports) {
+      if (receipts) {
         WrittenSave written = std::move(planned).stage(Payload::kStaged).write();
         EXPECT_TRUE(storage->stat(lease));
         std::move(written).report();
       }
     }
     EXPECT_FALSE(storage->stat(lease));
-    EXPECT_EQ(storage->stat(report_of(1, 2)).has_value(), reports);
+    EXPECT_EQ(storage->stat(receipt_of(1, 2)).has_value(), receipts);
   }
 }
 

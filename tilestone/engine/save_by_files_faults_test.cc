@@ -221,7 +221,7 @@ TEST_F(SaveByFilesFaults, EightPublishersAtOnceMakeOneCheckpoint) {
   for (uint64_t seed = 0; seed < kRounds / 10; ++seed) {
     const auto inner = memory_storage();
     const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
-      // The last rank dies before it merges the reports, so the publishers do the rest.
+      // The last rank dies before it merges the receipts, so the publishers do the rest.
       const bool merges = call.client == 1 && call.op == StorageOp::kCreate &&
                           call.name.find("/merged.") != std::string_view::npos;
       if (merges) return FaultAction::die();

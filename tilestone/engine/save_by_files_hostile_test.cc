@@ -44,9 +44,9 @@ void expect_whole(const Location& location, int64_t first, int ranks) {
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
 }
 
-// The rank stalls after its report was renamed. Meanwhile another process publishes and removes the
-// report's directory.
-TEST(SaveByFilesHostile, ARankWhoseReportIsPublishedBeforeItsCallEndsKeepsItsFiles) {
+// The rank stalls after its receipt was renamed. Meanwhile another process publishes and removes
+// the receipt's directory.
+TEST(SaveByFilesHostile, ARankWhoseReceiptIsPublishedBeforeItsCallEndsKeepsItsFiles) {
   const auto inner = memory_storage();
   bool reported = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -84,7 +84,7 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
   }
 }
 
-TEST(SaveByFilesHostile, AReportThatDoesNotCountIsNotCountedAsWritten) {
+TEST(SaveByFilesHostile, AReceiptThatDoesNotCountIsNotCountedAsWritten) {
   const auto inner = memory_storage();
   bool twin = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
@@ -111,7 +111,7 @@ TEST(SaveByFilesHostile, AReportThatDoesNotCountIsNotCountedAsWritten) {
 }
 
 // As on a network file system whose client repeats a request: the second answer is wrong.
-TEST(SaveByFilesHostile, ARankWhoseReportIsTakenForAnothersKeepsItsFiles) {
+TEST(SaveByFilesHostile, ARankWhoseReceiptIsTakenForAnothersKeepsItsFiles) {
   const auto inner = memory_storage();
   bool again = false;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {

@@ -568,16 +568,16 @@ TEST(SaveByFilesMegatron, WhatNoFilesCanCoordinateIsRefusedWithTheReason) {
   EXPECT_THAT(storage->list(), IsEmpty());
 }
 
-// A report that Tilestone itself never writes.
-TEST(SaveByFilesMegatron, AReportOfRank0WithoutTheDialectsFilesIsRefused) {
+// A receipt that Tilestone itself never writes.
+TEST(SaveByFilesMegatron, AReceiptOfRank0WithoutTheDialectsFilesIsRefused) {
   const auto storage = memory_storage();
   save_rank(Location(storage), 0, 2, 3);
   const engine::AttemptHead head = *engine::read_head(*storage, id_of(kFirst));
-  const std::string name = engine::report_name(head, 0);
-  const auto left = engine::LeftReport::decode(read_file(*storage, name, UINT64_MAX), name);
+  const std::string name = engine::attempt_receipt_name(head, 0);
+  const auto left = engine::AttemptReceipt::decode(read_file(*storage, name, UINT64_MAX), name);
   ASSERT_EQ(left.of_dialect.size(), 2u);
   const auto refused = [&](const std::function<void(Index&)>& change) {
-    engine::LeftReport changed = left;
+    engine::AttemptReceipt changed = left;
     change(changed.of_dialect);
     storage->publish(name, "x.tmp", changed.encode(), true, Deadline::never());
     FileImage before = memory_image(*storage);

@@ -80,7 +80,7 @@ TEST(SaveByFilesScale, ARanksCallsDontGrowWithTheWorldAndNobodyListsMoreThanSome
     // A rank that completes a group opens the files of its ranks: a few calls for each rank.
     const auto completes = [](const Costs& costs) { return costs.calls[costs.calls.size() - 2]; };
     EXPECT_LE(completes(large), median(large) + 10 * 16);
-    // Only the last rank does more: it reads each group's reports, and removes what is left.
+    // Only the last rank does more: it reads each group's receipts, and removes what is left.
     EXPECT_LE(large.calls.back(), completes(large) + 12 * 16);
     EXPECT_LE(small.most_listed, 3u * 8);
     EXPECT_LE(large.most_listed, 3u * 16);

@@ -252,7 +252,7 @@ TEST(SaveByFiles, GcLeavesNoEmptyDirectoriesOfAnAbandonedSave) {
   EXPECT_EQ(storage->list_directories(".tilestone/"), std::vector<std::string>{other});
 }
 
-TEST(SaveByFiles, TheFirstReportOfARankCountsAndATwinsFilesGo) {
+TEST(SaveByFiles, TheFirstReceiptOfARankCountsAndATwinsFilesGo) {
   const auto storage = memory_storage();
   const Location location(storage);
   SaveOptions options = by_files(0, 2);

@@ -109,11 +109,11 @@ class Verifier {
   void take_parts() {
     if (!opened_.manifest) return;
     std::unordered_map<std::string_view, uint32_t> files;
-    for (const RankReport& report : opened_.manifest->reports) {
-      if (report.parts.empty()) continue;
+    for (const Receipt& receipt : opened_.manifest->receipts) {
+      if (receipt.parts.empty()) continue;
       if (files.empty()) files = files_by_name();
-      for (const RankReport::FilePart& part : report.parts) {
-        const uint32_t file = files.at(report.files[part.file].name);
+      for (const Receipt::FilePart& part : receipt.parts) {
+        const uint32_t file = files.at(receipt.files[part.file].name);
         const ItemChecksums sums{0, 0, part.crc32};
         parts_.push_back({file, Codec::kNone, part.offset, part.length, sums});
       }
@@ -131,22 +131,22 @@ class Verifier {
   std::map<std::string, uint64_t> written_sizes() const {
     std::map<std::string, uint64_t> sizes;
     if (!opened_.manifest) return sizes;
-    for (const RankReport& rank : opened_.manifest->reports) {
-      for (const ReportedFile& file : rank.files) sizes.emplace(file.name, file.size);
+    for (const Receipt& rank : opened_.manifest->receipts) {
+      for (const ReceiptFile& file : rank.files) sizes.emplace(file.name, file.size);
     }
     return sizes;
   }
 
   // Reports data files with Tilestone names without the manifest of their save: the manifest is
   // missing, or the save id in the metadata is damaged. For a rank-local checkpoint, reports that a
-  // rank's report is missing.
+  // rank's receipt is missing.
   void check_manifest_is_there() {
     if (opened_.manifest) return;
     const std::string& save_id = opened_.metadata.save_id;
     if (opened_.metadata.rank_local) {
       if (!is_save_id(save_id) || !read_head(context_.storage, save_id)) return;
       return damage(attempt_name(save_id), 0, 0, "",
-                    "the report of a rank is missing, so data files were checked only against the "
+                    "the receipt of a rank is missing, so data files were checked only against the "
                     "checksums in themselves");
     }
     const auto ours = std::find_if(context_.metadata.files.begin(), context_.metadata.files.end(),

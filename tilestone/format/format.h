@@ -69,7 +69,7 @@ class ItemEncoder {
  public:
   virtual ~ItemEncoder() = default;
   // begin_file() and end_file() return the bytes before the first item and after the last one, in
-  // formats where files_have_ends() is true. These bytes belong to no item. Reports contain their
+  // formats where files_have_ends() is true. These bytes belong to no item. Receipts contain their
   // checksums, and verify compares them.
   // begin_file() is called first, with all items that the file will have, in file order.
   virtual Bytes begin_file(std::span<const FileItem>) { return {}; }

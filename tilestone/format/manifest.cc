@@ -14,14 +14,14 @@ namespace {
 // Constants of the file format (docs/formats/manifest.md).
 constexpr std::string_view kMagic = "TILEMAN\n";
 constexpr uint32_t kFormatVersion = 3;
-constexpr uint32_t kWithoutTable = 2;  // an earlier version without a table of reports
+constexpr uint32_t kWithoutTable = 2;  // an earlier version without a table of receipts
 constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kMaxSaveIdSize = 200;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
 constexpr uint64_t kSmallestSum = 18;    // bytes of an encoded IndexSum
 constexpr uint64_t kManifestStart = 20;  // bytes: magic, version and the size of the head
-constexpr uint64_t kSmallestPlace = 9;   // bytes of an encoded ReportPlace
+constexpr uint64_t kSmallestPlace = 9;   // bytes of an encoded ReceiptPlace
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -145,20 +145,20 @@ void decode_optional_fields(ByteReader& reader, ManifestHead& head) {
 uint64_t read_count(ByteReader& reader, const ManifestHead& head, uint64_t smallest) {
   const uint64_t count = reader.count(smallest);
   if (count != static_cast<uint64_t>(head.world_size)) {
-    reader.fail("expected one report for each of " + std::to_string(head.world_size) +
-                " ranks, found " + std::to_string(count) + " reports");
+    reader.fail("expected one receipt for each of " + std::to_string(head.world_size) +
+                " ranks, found " + std::to_string(count) + " receipts");
   }
   return count;
 }
 
-RankReport report_of(const ManifestHead& head, uint64_t rank, ByteView bytes) {
-  RankReport report = RankReport::decode(bytes);
-  if (static_cast<uint64_t>(report.rank) != rank || report.world_size != head.world_size ||
-      report.save_id != head.save_id) {
-    corrupt("the report in the place of rank " + std::to_string(rank) +
+Receipt receipt_of(const ManifestHead& head, uint64_t rank, ByteView bytes) {
+  Receipt receipt = Receipt::decode(bytes);
+  if (static_cast<uint64_t>(receipt.rank) != rank || receipt.world_size != head.world_size ||
+      receipt.save_id != head.save_id) {
+    corrupt("the receipt in the place of rank " + std::to_string(rank) +
             " belongs to another rank, world size or save");
   }
-  return report;
+  return receipt;
 }
 
 Manifest decode_without_table(ByteView bytes) {
@@ -166,24 +166,24 @@ Manifest decode_without_table(ByteView bytes) {
   Manifest manifest;
   decode_first_fields(reader, manifest);
   const uint64_t count = read_count(reader, manifest, 1);
-  manifest.reports.reserve(count);
+  manifest.receipts.reserve(count);
   for (uint64_t rank = 0; rank < count; ++rank) {
-    manifest.reports.push_back(report_of(manifest, rank, reader.blob()));
+    manifest.receipts.push_back(receipt_of(manifest, rank, reader.blob()));
   }
   decode_optional_fields(reader, manifest);
   return manifest;
 }
 
-// Where a rank's report is in the manifest.
-struct ReportPlace {
+// Where a rank's receipt is in the manifest.
+struct ReceiptPlace {
   uint64_t offset = 0;  // bytes
   uint64_t size = 0;    // bytes
-  uint64_t xxh3 = 0;    // of the report's bytes
+  uint64_t xxh3 = 0;    // of the receipt's bytes
 };
 
 struct ManifestTable {
   ManifestHead head;
-  std::vector<ReportPlace> places;  // by rank
+  std::vector<ReceiptPlace> places;  // by rank
 };
 
 ManifestTable decode_head(ByteView head) {
@@ -197,14 +197,14 @@ ManifestTable decode_head(ByteView head) {
     const uint64_t size = reader.varint();
     table.places.push_back({offset, size, reader.u64()});
     const auto end = try_add(offset, size);
-    if (!end) reader.fail("the end of a report exceeds 64 bits");
+    if (!end) reader.fail("the end of a receipt exceeds 64 bits");
     offset = *end;
   }
   decode_optional_fields(reader, table.head);
   return table;
 }
 
-// `start`: the first bytes of a manifest with a table of reports.
+// `start`: the first bytes of a manifest with a table of receipts.
 uint64_t head_bytes(ByteView start) {
   ByteReader reader(start.subspan(kMagic.size() + sizeof(uint32_t)), "manifest");
   const uint64_t bytes = reader.u64();
@@ -212,12 +212,12 @@ uint64_t head_bytes(ByteView start) {
   return bytes;
 }
 
-RankReport report_in(const ManifestTable& table, size_t rank, ByteView bytes) {
-  const ReportPlace& place = table.places.at(rank);
+Receipt receipt_in(const ManifestTable& table, size_t rank, ByteView bytes) {
+  const ReceiptPlace& place = table.places.at(rank);
   if (bytes.size() != place.size || xxh3_64(bytes) != place.xxh3) {
-    corrupt("the report of rank " + std::to_string(rank) + " does not match its checksum");
+    corrupt("the receipt of rank " + std::to_string(rank) + " does not match its checksum");
   }
-  return report_of(table.head, rank, bytes);
+  return receipt_of(table.head, rank, bytes);
 }
 
 Manifest decode_with_table(ByteView bytes) {
@@ -230,10 +230,10 @@ Manifest decode_with_table(ByteView bytes) {
     corrupt("expected " + std::to_string(end) + " bytes, found " + std::to_string(bytes.size()));
   }
   Manifest manifest{table.head, {}};
-  manifest.reports.reserve(table.places.size());
+  manifest.receipts.reserve(table.places.size());
   for (size_t rank = 0; rank < table.places.size(); ++rank) {
-    const ReportPlace& place = table.places[rank];
-    manifest.reports.push_back(report_in(table, rank, bytes.subspan(place.offset, place.size)));
+    const ReceiptPlace& place = table.places[rank];
+    manifest.receipts.push_back(receipt_in(table, rank, bytes.subspan(place.offset, place.size)));
   }
   return manifest;
 }
@@ -242,11 +242,11 @@ Manifest decode_with_table(ByteView bytes) {
 
 Bytes Manifest::encode() const {
   std::vector<Bytes> encoded;
-  for (const RankReport& report : reports) encoded.push_back(report.encode());
+  for (const Receipt& receipt : receipts) encoded.push_back(receipt.encode());
   return encode(encoded);
 }
 
-Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
+Bytes Manifest::encode(std::span<const Bytes> encoded_receipts) const {
   ByteWriter fields;
   fields.string(save_id);
   fields.varint(static_cast<uint64_t>(world_size));
@@ -260,12 +260,12 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
     fields.u64(sum.xxh3);
     fields.u8(static_cast<uint8_t>(sum.role));
   }
-  fields.varint(encoded_reports.size());
-  uint64_t report_bytes = 0;
-  for (const Bytes& report : encoded_reports) {
-    fields.varint(report.size());
-    fields.u64(xxh3_64(report));
-    report_bytes += report.size();
+  fields.varint(encoded_receipts.size());
+  uint64_t receipt_bytes = 0;
+  for (const Bytes& receipt : encoded_receipts) {
+    fields.varint(receipt.size());
+    fields.u64(xxh3_64(receipt));
+    receipt_bytes += receipt.size();
   }
   std::vector<NamedField> optional;
   if (!attributes.empty()) optional.emplace_back(kAttributes, encode_attributes(attributes));
@@ -273,13 +273,13 @@ Bytes Manifest::encode(std::span<const Bytes> encoded_reports) const {
   write_named_fields(fields, optional);
   ByteWriter out;
   const uint64_t head_size = kManifestStart + fields.size() + kChecksumSize;
-  out.reserve(head_size + report_bytes);
+  out.reserve(head_size + receipt_bytes);
   out.raw(as_bytes(kMagic));
   out.u32(kFormatVersion);
   out.u64(head_size);
   out.raw(fields.bytes());
   out.u64(xxh3_64(out.bytes()));
-  for (const Bytes& report : encoded_reports) out.raw(report);
+  for (const Bytes& receipt : encoded_receipts) out.raw(receipt);
   return std::move(out).take();
 }
 

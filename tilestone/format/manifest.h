@@ -1,4 +1,4 @@
-// The commit manifest: one file with the reports of all ranks, beside the format's own index. It
+// The commit manifest: one file with the receipts of all ranks, beside the format's own index. It
 // holds what that index has no place for: checksums of whole items, payload offsets, file sizes.
 // docs/formats/manifest.md specifies the file format.
 //
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tilestone/format/index.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone {
 
@@ -44,11 +44,11 @@ struct ManifestHead {
 };
 
 struct Manifest : ManifestHead {
-  std::vector<RankReport> reports;  // by rank
+  std::vector<Receipt> receipts;  // by rank
 
   Bytes encode() const;
-  // The same for reports that RankReport::encode() has already encoded, by rank. Ignores `reports`.
-  Bytes encode(std::span<const Bytes> encoded_reports) const;
+  // The same for receipts that Receipt::encode() has already encoded, by rank. Ignores `receipts`.
+  Bytes encode(std::span<const Bytes> encoded_receipts) const;
   // Decodes every supported version. Error(kCorrupt); kUnsupported for another version. `file` is
   // named in errors, here and below.
   static Manifest decode(ByteView bytes, const std::string& file);

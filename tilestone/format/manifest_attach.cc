@@ -13,7 +13,7 @@ namespace {
 
 // One item in the manifest.
 struct Entry {
-  const ReportedItem* item = nullptr;
+  const ReceiptItem* item = nullptr;
   const std::string* key = nullptr;
   const Box* box = nullptr;  // null: an object
   bool is_copy = false;      // reported as a copy
@@ -27,11 +27,11 @@ class ItemIndex {
  public:
   ItemIndex(Metadata& metadata, const Manifest& manifest) : metadata_(metadata) {
     size_t most = metadata.files.size();
-    for (const RankReport& report : manifest.reports) most += report.files.size();
+    for (const Receipt& receipt : manifest.receipts) most += receipt.files.size();
     metadata.files.reserve(most);  // files_ borrows the names
     for (uint32_t i = 0; i < metadata.files.size(); ++i) files_.emplace(metadata.files[i], i);
     by_file_.resize(metadata.files.size());
-    for (const RankReport& report : manifest.reports) add(report);
+    for (const Receipt& receipt : manifest.receipts) add(receipt);
     const auto before = [](const Entry& a, const Entry& b) {
       return a.item->offset < b.item->offset;
     };
@@ -59,26 +59,26 @@ class ItemIndex {
   const std::vector<std::vector<Entry>>& by_file() const { return by_file_; }
 
  private:
-  void add(const RankReport& report) {
-    items_ += report.copies.size() + report.objects.size() + report.object_copies.size();
-    std::vector<uint32_t> files;  // index into Metadata::files, by index into report.files
-    for (const ReportedFile& file : report.files) files.push_back(index_of(file.name));
-    for (const RankReport::Chunk& chunk : report.chunks) {
+  void add(const Receipt& receipt) {
+    items_ += receipt.copies.size() + receipt.objects.size() + receipt.object_copies.size();
+    std::vector<uint32_t> files;  // index into Metadata::files, by index into receipt.files
+    for (const ReceiptFile& file : receipt.files) files.push_back(index_of(file.name));
+    for (const Receipt::Chunk& chunk : receipt.chunks) {
       // An item without bytes (safetensors) begins where the next one does, and no index names it.
       if (chunk.at.length == 0) continue;
       ++items_;
       by_file_[files[chunk.at.file]].push_back(
-          {&chunk.at, &report.tensors[chunk.tensor].key, &chunk.box});
+          {&chunk.at, &receipt.tensors[chunk.tensor].key, &chunk.box});
     }
-    for (const RankReport::Chunk& copy : report.copies) {
+    for (const Receipt::Chunk& copy : receipt.copies) {
       by_file_[files[copy.at.file]].push_back(
-          {&copy.at, &report.tensors[copy.tensor].key, &copy.box, true});
+          {&copy.at, &receipt.tensors[copy.tensor].key, &copy.box, true});
     }
-    for (const RankReport::Object& object : report.objects) {
+    for (const Receipt::Object& object : receipt.objects) {
       by_file_[files[object.at.file]].push_back(
           {&object.at, &object.key, nullptr, false, false, object.content});
     }
-    for (const RankReport::Object& copy : report.object_copies) {
+    for (const Receipt::Object& copy : receipt.object_copies) {
       by_file_[files[copy.at.file]].push_back(
           {&copy.at, &copy.key, nullptr, true, false, copy.content});
     }
@@ -177,7 +177,7 @@ class CopyFinder {
   }
 
   static ItemLocation location(const Entry& entry, uint32_t file) {
-    const ReportedItem& item = *entry.item;
+    const ReceiptItem& item = *entry.item;
     return {file, Codec::kNone, item.offset, item.length, item.checksums};
   }
 
@@ -205,11 +205,11 @@ bool has_paths(const Metadata& metadata) {
 // Takes the paths from the manifest, for an index that has only keys (zarr's).
 void take_paths(Metadata& metadata, const Manifest& manifest) {
   std::unordered_map<std::string_view, const Path*> paths;
-  for (const RankReport& report : manifest.reports) {
-    for (const auto& tensor : report.tensors) {
+  for (const Receipt& receipt : manifest.receipts) {
+    for (const auto& tensor : receipt.tensors) {
       if (!tensor.path.empty()) paths.emplace(tensor.key, &tensor.path);
     }
-    for (const auto& object : report.objects) {
+    for (const auto& object : receipt.objects) {
       if (!object.path.empty()) paths.emplace(object.key, &object.path);
     }
   }
@@ -223,10 +223,10 @@ void take_paths(Metadata& metadata, const Manifest& manifest) {
 }
 
 void take_attributes_and_keys(Metadata& metadata, const Manifest& manifest) {
-  for (const RankReport& report : manifest.reports) {
-    add_keys(metadata.dict_keys, report.dict_keys);
-    for (const auto& [tensor, attributes] : report.attributes) {
-      metadata.attributes[report.tensors[tensor].key].insert(attributes.begin(), attributes.end());
+  for (const Receipt& receipt : manifest.receipts) {
+    add_keys(metadata.dict_keys, receipt.dict_keys);
+    for (const auto& [tensor, attributes] : receipt.attributes) {
+      metadata.attributes[receipt.tensors[tensor].key].insert(attributes.begin(), attributes.end());
     }
   }
 }

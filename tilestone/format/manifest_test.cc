@@ -18,20 +18,20 @@ Manifest example() {
   manifest.dialect = "pytorch";
   manifest.index = {{".metadata", 320, 77, IndexRole::kSwitch}};
   for (int rank = 0; rank < 2; ++rank) {
-    RankReport report;
-    report.rank = rank;
-    report.world_size = 2;
-    report.save_id = "a1";
-    report.files = {{"a1__" + std::to_string(rank) + "_0.distcp", 4096}};
-    report.tensors = {{"w", {std::string("w")}, DType::kFloat32, {4, 4}}};
-    report.chunks = {{0, {{2 * rank, 0}, {2, 4}}, {0, 64, 900, {448, 1u + rank, 3u + rank}}}};
-    if (rank == 0) report.objects = {{"lr", {std::string("lr")}, {0, 1024, 500, {0, 0, 9}}}};
-    manifest.reports.push_back(std::move(report));
+    Receipt receipt;
+    receipt.rank = rank;
+    receipt.world_size = 2;
+    receipt.save_id = "a1";
+    receipt.files = {{"a1__" + std::to_string(rank) + "_0.distcp", 4096}};
+    receipt.tensors = {{"w", {std::string("w")}, DType::kFloat32, {4, 4}}};
+    receipt.chunks = {{0, {{2 * rank, 0}, {2, 4}}, {0, 64, 900, {448, 1u + rank, 3u + rank}}}};
+    if (rank == 0) receipt.objects = {{"lr", {std::string("lr")}, {0, 1024, 500, {0, 0, 9}}}};
+    manifest.receipts.push_back(std::move(receipt));
   }
   return manifest;
 }
 
-Metadata metadata_of(const Manifest& manifest) { return merge_reports(manifest.reports); }
+Metadata metadata_of(const Manifest& manifest) { return merge_receipts(manifest.receipts); }
 
 void forget_checksums(Metadata& metadata) {
   for (StoredTensor& tensor : metadata.tensors) {
@@ -49,14 +49,14 @@ TEST(Manifest, WhatIsWrittenReadsBack) {
   EXPECT_EQ(found.writer, "Tilestone 0.1.0");
   EXPECT_EQ(found.dialect, "pytorch");
   EXPECT_EQ(found.index, example().index);
-  EXPECT_EQ(found.reports.size(), 2u);
+  EXPECT_EQ(found.receipts.size(), 2u);
 }
 
-TEST(Manifest, ReportsThatAreEncodedAlreadyAreTakenAsTheyAre) {
+TEST(Manifest, ReceiptsThatAreEncodedAlreadyAreTakenAsTheyAre) {
   Manifest manifest = example();
   const Bytes bytes = manifest.encode();
-  const std::vector<Bytes> encoded = {manifest.reports[0].encode(), manifest.reports[1].encode()};
-  manifest.reports.clear();
+  const std::vector<Bytes> encoded = {manifest.receipts[0].encode(), manifest.receipts[1].encode()};
+  manifest.receipts.clear();
   EXPECT_EQ(manifest.encode(encoded), bytes);
 }
 
@@ -75,11 +75,11 @@ TEST(Manifest, EveryFlippedBitAndTruncationIsFound) {
 TEST(Manifest, AttributesAndHostsAreOptional) {
   Manifest manifest = example();
   manifest.attributes = {{"iteration", "100"}, {"job", ""}};
-  manifest.reports[1].host = "node1";
+  manifest.receipts[1].host = "node1";
   const Manifest found = Manifest::decode(manifest.encode(), "m");
   EXPECT_EQ(found.attributes, manifest.attributes);
-  EXPECT_EQ(found.reports[0].host, "");
-  EXPECT_EQ(found.reports[1].host, "node1");
+  EXPECT_EQ(found.receipts[0].host, "");
+  EXPECT_EQ(found.receipts[1].host, "node1");
   EXPECT_TRUE(Manifest::decode(example().encode(), "m").attributes.empty());
 }
 
@@ -100,8 +100,8 @@ Bytes version_2(const Manifest& manifest, ByteView optional_fields) {
     out.u64(sum.xxh3);
     out.u8(static_cast<uint8_t>(sum.role));
   }
-  out.varint(manifest.reports.size());
-  for (const RankReport& report : manifest.reports) out.blob(report.encode());
+  out.varint(manifest.receipts.size());
+  for (const Receipt& receipt : manifest.receipts) out.blob(receipt.encode());
   out.raw(optional_fields);
   out.u64(xxh3_64(out.bytes()));
   return std::move(out).take();
@@ -167,16 +167,16 @@ TEST(Manifest, ErrorsNameTheFile) {
   }
 }
 
-TEST(Manifest, ReportsOfAnotherSaveOrRankAreRefused) {
+TEST(Manifest, ReceiptsOfAnotherSaveOrRankAreRefused) {
   const auto check = [](void (*change)(Manifest&)) {
     Manifest manifest = example();
     change(manifest);
     EXPECT_THROW(Manifest::decode(manifest.encode(), "m"), Error);
   };
-  check([](Manifest& m) { m.reports[1].save_id = "b2"; });
-  check([](Manifest& m) { std::swap(m.reports[0], m.reports[1]); });
-  check([](Manifest& m) { m.reports[1].world_size = 3; });
-  check([](Manifest& m) { m.reports.pop_back(); });
+  check([](Manifest& m) { m.receipts[1].save_id = "b2"; });
+  check([](Manifest& m) { std::swap(m.receipts[0], m.receipts[1]); });
+  check([](Manifest& m) { m.receipts[1].world_size = 3; });
+  check([](Manifest& m) { m.receipts.pop_back(); });
   check([](Manifest& m) { m.world_size = 3; });
 }
 
@@ -231,9 +231,9 @@ TEST(Manifest, ChecksumsComeToTheirItems) {
 // The example with a copy of rank 0's chunk in another file of rank 1, which no index names.
 Manifest with_copy() {
   Manifest manifest = example();
-  RankReport& report = manifest.reports[1];
-  report.files.push_back({"a1__1_1.distcp", 2048});
-  report.copies = {{0, {{0, 0}, {2, 4}}, {1, 128, 900, {448, 1, 9}}}};
+  Receipt& receipt = manifest.receipts[1];
+  receipt.files.push_back({"a1__1_1.distcp", 2048});
+  receipt.copies = {{0, {{0, 0}, {2, 4}}, {1, 128, 900, {448, 1, 9}}}};
   return manifest;
 }
 
@@ -251,7 +251,7 @@ TEST(Manifest, CopiesComeWithTheirFilesAndOutsideTheIndexsItems) {
 
 TEST(Manifest, ACopyOfNoChunkAndAnIndexThatNamesACopyAreContradictions) {
   Manifest manifest = with_copy();
-  manifest.reports[1].copies[0].box = {{1, 0}, {2, 4}};
+  manifest.receipts[1].copies[0].box = {{1, 0}, {2, 4}};
   Metadata metadata = metadata_of(example());
   Error error = error_of([&] { attach_manifest(metadata, manifest); });
   EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
@@ -266,9 +266,9 @@ TEST(Manifest, ACopyOfNoChunkAndAnIndexThatNamesACopyAreContradictions) {
   EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
 }
 
-TEST(Manifest, AttributesAndPathsThatTheIndexLacksComeFromTheReports) {
+TEST(Manifest, AttributesAndPathsThatTheIndexLacksComeFromTheReceipts) {
   Manifest manifest = example();
-  manifest.reports[1].attributes[0] = {{"kind", "glu"}};
+  manifest.receipts[1].attributes[0] = {{"kind", "glu"}};
   Metadata metadata = metadata_of(example());
   metadata.tensors[0].path.clear();
   metadata.objects[0].path.clear();

@@ -1,4 +1,4 @@
-// Copies in plans and reports, and the choice of the file to read from.
+// Copies in plans and receipts, and the choice of the file to read from.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "tilestone/base/error_testing.h"
 #include "tilestone/plan/exchange_plan.h"
 #include "tilestone/plan/nearest.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone::copy_plan_test {
@@ -193,65 +193,65 @@ TEST(CopyPlan, AnAssignmentComesBackWithItsCopies) {
   EXPECT_EQ(Assignment::decode(assignment.encode()), assignment);
 }
 
-RankReport report_of(int rank, bool copies) {
-  RankReport report;
-  report.rank = rank;
-  report.world_size = 2;
-  report.save_id = "0123456789abcdef";
-  report.files = {{"file-" + std::to_string(rank), 100}};
-  report.tensors = {{"w", {}, DType::kFloat32, {4}}};
-  const RankReport::Chunk chunk{0, Box::whole({4}), {0, 0, 100, {0, 7, 8}}};
-  (copies ? report.copies : report.chunks).push_back(chunk);
-  return report;
+Receipt receipt_of(int rank, bool copies) {
+  Receipt receipt;
+  receipt.rank = rank;
+  receipt.world_size = 2;
+  receipt.save_id = "0123456789abcdef";
+  receipt.files = {{"file-" + std::to_string(rank), 100}};
+  receipt.tensors = {{"w", {}, DType::kFloat32, {4}}};
+  const Receipt::Chunk chunk{0, Box::whole({4}), {0, 0, 100, {0, 7, 8}}};
+  (copies ? receipt.copies : receipt.chunks).push_back(chunk);
+  return receipt;
 }
 
-TEST(CopyPlan, ReportedCopiesAreNoExcuseForAnElementWrittenTwice) {
+TEST(CopyPlan, CopiesInReceiptsAreNoExcuseForAnElementWrittenTwice) {
   EXPECT_EQ(
-      merge_reports({report_of(0, false), report_of(1, true)}, CopyPolicy::kReported).copies.size(),
+      merge_receipts({receipt_of(0, false), receipt_of(1, true)}, CopyPolicy::kNoted).copies.size(),
       1u);
   const Error error = error_of(
-      [] { merge_reports({report_of(0, false), report_of(1, false)}, CopyPolicy::kReported); });
+      [] { merge_receipts({receipt_of(0, false), receipt_of(1, false)}, CopyPolicy::kNoted); });
   EXPECT_EQ(error.code(), ErrorCode::kCoverage);
   EXPECT_EQ(error.key(), "w");
 }
 
-RankReport object_report(int rank, bool copy, const std::string& file) {
-  RankReport report;
-  report.rank = rank;
-  report.world_size = 2;
-  report.save_id = "0123456789abcdef";
-  report.files = {{file, 100}};
-  const RankReport::Object object{"o", {}, {0, 10, 50, {0, 0, 8}}, 77};
-  (copy ? report.object_copies : report.objects).push_back(object);
-  return report;
+Receipt object_receipt(int rank, bool copy, const std::string& file) {
+  Receipt receipt;
+  receipt.rank = rank;
+  receipt.world_size = 2;
+  receipt.save_id = "0123456789abcdef";
+  receipt.files = {{file, 100}};
+  const Receipt::Object object{"o", {}, {0, 10, 50, {0, 0, 8}}, 77};
+  (copy ? receipt.object_copies : receipt.objects).push_back(object);
+  return receipt;
 }
 
-TEST(CopyPlan, AReportComesBackWithItsCopiesOfObjectsAndContents) {
+TEST(CopyPlan, AReceiptComesBackWithItsCopiesOfObjectsAndContents) {
   for (const bool copy : {false, true}) {
-    const RankReport report = object_report(1, copy, "file");
-    const RankReport decoded = RankReport::decode(report.encode());
+    const Receipt receipt = object_receipt(1, copy, "file");
+    const Receipt decoded = Receipt::decode(receipt.encode());
     ASSERT_EQ(decoded.objects.size(), copy ? 0u : 1u);
     ASSERT_EQ(decoded.object_copies.size(), copy ? 1u : 0u);
-    const RankReport::Object& object = copy ? decoded.object_copies[0] : decoded.objects[0];
+    const Receipt::Object& object = copy ? decoded.object_copies[0] : decoded.objects[0];
     EXPECT_EQ(object.key, "o");
     EXPECT_EQ(object.at.offset, 10u);
     EXPECT_EQ(object.at.checksums.item_crc32, 8u);
     EXPECT_EQ(object.content, 77u);
-    EXPECT_EQ(decoded.encode(), report.encode());
+    EXPECT_EQ(decoded.encode(), receipt.encode());
   }
 }
 
 TEST(CopyPlan, ACopyOfAnObjectThatNobodyWroteIsRefused) {
   const auto merged = [](bool written, CopyPolicy policy) {
     return error_of([&] {
-      merge_reports({object_report(0, !written, "a"), object_report(1, true, "b")}, policy);
+      merge_receipts({object_receipt(0, !written, "a"), object_receipt(1, true, "b")}, policy);
     });
   };
-  EXPECT_EQ(merged(false, CopyPolicy::kReported).code(), ErrorCode::kCoverage);
+  EXPECT_EQ(merged(false, CopyPolicy::kNoted).code(), ErrorCode::kCoverage);
   EXPECT_EQ(merged(true, CopyPolicy::kRefuse).code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(merged(true, CopyPolicy::kRefuse).rank(), 1);
-  EXPECT_EQ(merge_reports({object_report(0, false, "a"), object_report(1, true, "b")},
-                          CopyPolicy::kReported)
+  EXPECT_EQ(merge_receipts({object_receipt(0, false, "a"), object_receipt(1, true, "b")},
+                           CopyPolicy::kNoted)
                 .objects.size(),
             1u);
 }

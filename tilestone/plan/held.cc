@@ -24,11 +24,11 @@ uint64_t hash_of(const std::vector<int>& holders) {
 // The first rank that has something of one set, and how many ranks have.
 struct Holders {
   int first = 0;
-  RankReport::Held of_first;
+  Receipt::Held of_first;
   uint32_t ranks = 0;
 };
 
-[[noreturn]] void throw_differing(const Holders& holders, int rank, const RankReport::Held& held) {
+[[noreturn]] void throw_differing(const Holders& holders, int rank, const Receipt::Held& held) {
   const bool objects = held.holders == kObjects;
   const uint32_t others = holders.of_first.parts;
   std::string problem = rank_text(rank) + " and " + rank_text(holders.first) + " differ in the " +
@@ -53,22 +53,22 @@ struct Holders {
 
 }  // namespace
 
-std::vector<RankReport::Held> held_by_rule(const LocalSavePlan& plan, int world_size) {
-  std::vector<RankReport::Held> sets(plan.holder_sets.size());
+std::vector<Receipt::Held> held_by_rule(const LocalSavePlan& plan, int world_size) {
+  std::vector<Receipt::Held> sets(plan.holder_sets.size());
   for (const PlanChunk& chunk : plan.chunks) {
     if (chunk.holders == PlanChunk::kUnknown || chunk.box.empty()) continue;
-    RankReport::Held& held = sets[chunk.holders];
+    Receipt::Held& held = sets[chunk.holders];
     ++held.parts;
     held.content += id_of(plan.tensors[chunk.tensor], chunk.box);
   }
-  std::vector<RankReport::Held> found;
+  std::vector<Receipt::Held> found;
   for (size_t i = 0; i < sets.size(); ++i) {
     if (sets[i].parts == 0 || plan.holder_sets[i].size() == 1) continue;
     sets[i].holders = hash_of(plan.holder_sets[i]);
     sets[i].ranks = static_cast<uint32_t>(plan.holder_sets[i].size());
     found.push_back(sets[i]);
   }
-  RankReport::Held objects{kObjects, static_cast<uint32_t>(world_size), 0, 0};
+  Receipt::Held objects{kObjects, static_cast<uint32_t>(world_size), 0, 0};
   for (const PlanObject& object : plan.objects) {
     if (!object.common) continue;
     ++objects.parts;
@@ -78,15 +78,15 @@ std::vector<RankReport::Held> held_by_rule(const LocalSavePlan& plan, int world_
   return found;
 }
 
-void expect_holders_have_the_same(std::span<RankReport* const> reports) {
+void expect_holders_have_the_same(std::span<Receipt* const> receipts) {
   std::map<uint64_t, Holders> known;
-  for (const RankReport* report : reports) {
-    for (const RankReport::Held& held : report->held) {
+  for (const Receipt* receipt : receipts) {
+    for (const Receipt::Held& held : receipt->held) {
       Holders& holders =
-          known.try_emplace(held.holders, Holders{report->rank, held, 0}).first->second;
+          known.try_emplace(held.holders, Holders{receipt->rank, held, 0}).first->second;
       ++holders.ranks;
       if (held == holders.of_first) continue;
-      throw_differing(holders, report->rank, held);
+      throw_differing(holders, receipt->rank, held);
     }
   }
   for (const auto& [set, holders] : known) {

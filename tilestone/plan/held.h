@@ -5,17 +5,17 @@
 #include <span>
 #include <vector>
 
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/plan/save_plan.h"
 
 namespace tilestone {
 
 // What a rank of a world of this size has of each set of declared holders, and of the objects that
 // every rank has and rank 0 writes. Shards without elements are left out.
-std::vector<RankReport::Held> held_by_rule(const LocalSavePlan& plan, int world_size);
+std::vector<Receipt::Held> held_by_rule(const LocalSavePlan& plan, int world_size);
 
 // Throws Error(kMismatch), naming the first rank that differs from the lowest one, if the holders
-// of a set don't have the same. reports: ordered by rank.
-void expect_holders_have_the_same(std::span<RankReport* const> reports);
+// of a set don't have the same. receipts: ordered by rank.
+void expect_holders_have_the_same(std::span<Receipt* const> receipts);
 
 }  // namespace tilestone

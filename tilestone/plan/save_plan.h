@@ -25,7 +25,7 @@
 // By exchange: common objects whatever the group, because one rank writes them for all ranks, and
 // other objects if their writer is in the group. By rule, a rank knows neither the writer of an
 // object nor its content, so it copies every object that it holds and does not write. Whether a
-// copy has the same content is then determined when the reports are merged.
+// copy has the same content is then determined when the receipts are merged.
 //
 // By exchange, copies count as load: if any rank has a group, all chunks are assigned as if their
 // holders were unknown. The chunk goes to the group whose most loaded holder has the least, and in
@@ -179,7 +179,7 @@ Assignment plan_save_alone(const LocalSavePlan& plan);
 // What `rank` writes, by rule. Chunks with known holders are balanced among these; other chunks and
 // objects are written by their main replica, and common objects by rank 0. The cost does not depend
 // on the size of the world. Validation over all ranks is left to the commit, which sees all
-// reports. group: the ranks whose chunks it copies, ascending; empty: it copies nothing. Throws
+// receipts. group: the ranks whose chunks it copies, ascending; empty: it copies nothing. Throws
 // Error(kInvalidArgument) if a chunk's holders do not include `rank`.
 Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group = {});
 

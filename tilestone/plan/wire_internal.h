@@ -1,4 +1,4 @@
-// Parts of the encodings of plans and reports: keys with shared prefixes, dims, boxes.
+// Parts of the encodings of plans and receipts: keys with shared prefixes, dims, boxes.
 #pragma once
 
 #include <string>

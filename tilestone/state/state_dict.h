@@ -22,7 +22,7 @@ namespace tilestone {
 class StateNode;
 
 // What the caller of a save says about a tensor: values of plain kinds by name. See
-// attribute_bytes() in plan/report.h.
+// attribute_bytes() in plan/receipt.h.
 using Attributes = std::map<std::string, Value>;
 
 // A key of a dict: text or an int (Megatron's state dicts use both).

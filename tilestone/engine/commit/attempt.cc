@@ -1,18 +1,18 @@
 // Saves without a communicator.
 //
-// Each rank derives the attempt's save id by itself (save_id_of). It leaves its report, or its
-// error, as a small file. A process that finds all reports merges and publishes them.
+// Each rank derives the attempt's save id by itself (save_id_of). It leaves its receipt, or its
+// error, as a small file. A process that finds all receipts merges and publishes them.
 //
 //  1. Join. The first rank refuses a location that has a checkpoint, makes the attempt's directory
 //     and publishes its head. The other ranks compare their own terms with the head. The head is
 //     durable before any data file is written: it serves as the note that the save began here.
 //  2. Until it has reported, each rank shows by a lease that it is working. It writes data files
-//     under new names, syncs them and their directory, and publishes its report under its own name,
-//     never over another report. If a rank was restarted, its first report counts, and the data
-//     files of the other run are leftovers. (attempt_reports.cc)
-//  3. A process that finds all reports of a group opens every data file that they name, merges the
-//     reports into one file, and then removes them. From then on the group's file decides which
-//     reports count. A process that finds all groups' files merges them, checks coverage, and
+//     under new names, syncs them and their directory, and publishes its receipt under its own
+//     name, never over another receipt. If a rank was restarted, its first receipt counts, and the
+//     data files of the other run are leftovers. (attempt_receipts.cc)
+//  3. A process that finds all receipts of a group opens every data file that they name, merges the
+//     receipts into one file, and then removes them. From then on the group's file decides which
+//     receipts count. A process that finds all groups' files merges them, checks coverage, and
 //     publishes the manifest. Several processes may do so at the same time: they write the same
 //     bytes. A publisher's lease shows that one is at work, so that waiting ranks don't all start.
 //  4. The publisher makes the outcome "published", unless there is an outcome. If that is
@@ -24,7 +24,7 @@
 //
 // To abandon an attempt means to make the outcome "abandoned" before any of its files are removed.
 // abandon() (gc's --abandon) does so only if the attempt was seen unchanged for a period and can't
-// be published, because a report is missing or the reports contradict each other. In torch's
+// be published, because a receipt is missing or the receipts contradict each other. In torch's
 // rank-local mode, the next number under the same token also does so, only if a rank has failed and
 // none has begun to write (end_earlier_try).
 //
@@ -35,10 +35,10 @@
 //    never removed, so it can't be made again. Between steps 4 and 5, others publish. In step 5, it
 //    finds another checkpoint's switch, or its temporary file is gone with the directory; then it
 //    changes nothing.
-//  - A report that comes late: after "abandoned", no process merges it. Its data files are
+//  - A receipt that comes late: after "abandoned", no process merges it. Its data files are
 //    leftovers because of the outcome.
-//  - A rank that stalls while it reports: others may publish and remove its report before it
-//    continues. It removes its data files only if it finds another report that counts.
+//  - A rank that stalls while it reports: others may publish and remove its receipt before it
+//    continues. It removes its data files only if it finds another receipt that counts.
 //  - A rank tries again after a failure: when it joins, it removes the failure that it has left.
 //    The others may find that failure first. So a rank that waits ignores for some seconds a
 //    failure that was there when it joined; one that is left later counts at once. The failure of a
@@ -53,10 +53,10 @@
 //    the save with a communicator looks for attempts once more just before its switch.
 //
 // A crash at any point: before step 5 there is no switch, and the location had no checkpoint
-// before. Reports that are durable count, and their ranks need not write again. In step 5 all files
-// that the switch names are durable, because a report is published after its data, and the manifest
-// before the switch. A file that another process made may not be synced yet, so it is synced before
-// any step relies on it.
+// before. Receipts that are durable count, and their ranks need not write again. In step 5 all
+// files that the switch names are durable, because a receipt is published after its data, and the
+// manifest before the switch. A file that another process made may not be synced yet, so it is
+// synced before any step relies on it.
 #include "tilestone/engine/commit/attempt_internal.h"
 
 #include <algorithm>
@@ -232,14 +232,14 @@ void Attempt::expect_same_head(const AttemptHead& other) const {
 
 // ---- Steps 3 to 6
 
-// Looks first for the report that was missing before: as long as many are missing, one look is
+// Looks first for the receipt that was missing before: as long as many are missing, one look is
 // usually enough.
-bool Attempt::all_reported(int group) {
+bool Attempt::all_left(int group) {
   const int begin = head_.group_begin(group), count = head_.group_end(group) - begin;
   const int first = head_.group_of(next_rank_) == group ? next_rank_ - begin : 0;
   for (int i = 0; i < count; ++i) {
     const int rank = begin + (first + i) % count;
-    if (location_->stat(report_name(head_, rank))) continue;
+    if (location_->stat(attempt_receipt_name(head_, rank))) continue;
     next_rank_ = rank;
     return false;
   }
@@ -264,26 +264,26 @@ Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) 
     return location_->stat(name) ? Merged::kBefore : Merged::kIncomplete;
   };
   if (location_->stat(name)) return Merged::kBefore;
-  if (!all_reported(group)) return current();
+  if (!all_left(group)) return current();
   std::vector<Bytes> left;
-  std::vector<RankReport> reports;
+  std::vector<Receipt> receipts;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    const std::string file = report_name(head_, rank);
+    const std::string file = attempt_receipt_name(head_, rank);
     auto bytes = read_if_there(*location_, file);
     if (!bytes) return current();
-    reports.push_back(RankReport::decode(LeftReport::decode(*bytes, file).report));
-    if (reports.back().rank != rank || reports.back().save_id != head_.save_id) {
-      throw Error(ErrorCode::kCorrupt, "the file has the report of rank " +
-                                           std::to_string(reports.back().rank) + " of the save " +
-                                           reports.back().save_id)
+    receipts.push_back(Receipt::decode(AttemptReceipt::decode(*bytes, file).receipt));
+    if (receipts.back().rank != rank || receipts.back().save_id != head_.save_id) {
+      throw Error(ErrorCode::kCorrupt, "the file has the receipt of rank " +
+                                           std::to_string(receipts.back().rank) + " of the save " +
+                                           receipts.back().save_id)
           .with_file(file);
     }
     left.push_back(std::move(*bytes));
   }
-  expect_files(*location_, reports, threads, deadline);
+  expect_files(*location_, receipts, threads, deadline);
   if (!head_.rank_local) refuse_rank_metadata(head_.group_begin(group), head_.group_end(group));
   if (head_.rank_local) {
-    for (RankReport& report : reports) publish_rank_file(std::move(report), deadline);
+    for (Receipt& receipt : receipts) publish_rank_file(std::move(receipt), deadline);
     location_->sync_directory("");
   }
   location_->sync_directory(group_directory(head_.save_id, group));
@@ -291,11 +291,11 @@ Attempt::Merged Attempt::merge_group(int group, int threads, Deadline deadline) 
   return Merged::kNow;
 }
 
-// Removes a merged group's reports, so that the publisher need not remove those of all ranks.
-void Attempt::remove_reports(int group) const {
+// Removes a merged group's receipts, so that the publisher need not remove those of all ranks.
+void Attempt::remove_receipts(int group) const {
   std::vector<std::string> names;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    names.push_back(report_name(head_, rank));
+    names.push_back(attempt_receipt_name(head_, rank));
   }
   remove_files(*location_, names);
 }
@@ -340,7 +340,7 @@ bool Attempt::merge_groups(std::optional<int> group, int threads, Deadline deadl
     const Merged merged = merge_group(*group, threads, deadline);
     if (merged == Merged::kIncomplete) return false;
     if (all_merged()) return true;
-    if (merged == Merged::kNow) remove_reports(*group);
+    if (merged == Merged::kNow) remove_receipts(*group);
     return false;
   }
   while (!all_merged()) {
@@ -366,7 +366,7 @@ bool Attempt::publish_if_complete(std::optional<int> group, int threads, Deadlin
   }
 }
 
-void Attempt::expect_same_keys(const std::vector<LeftReport>& left) {
+void Attempt::expect_same_keys(const std::vector<AttemptReceipt>& left) {
   std::vector<int> other_keys;
   for (size_t rank = 1; rank < left.size(); ++rank) {
     const auto number = static_cast<int>(rank);
@@ -383,11 +383,11 @@ void Attempt::expect_same_keys(const std::vector<LeftReport>& left) {
 
 // Finds objects that no rank wrote because no rank has their main replica. Nothing else would
 // report them.
-void Attempt::expect_all_objects(const std::vector<LeftReport>& left,
-                                 const std::vector<RankReport>& reports) {
+void Attempt::expect_all_objects(const std::vector<AttemptReceipt>& left,
+                                 const std::vector<Receipt>& receipts) {
   std::set<std::string_view> written;
-  for (const RankReport& report : reports) {
-    for (const RankReport::Object& object : report.objects) written.insert(object.key);
+  for (const Receipt& receipt : receipts) {
+    for (const Receipt::Object& object : receipt.objects) written.insert(object.key);
   }
   for (size_t rank = 0; rank < left.size(); ++rank) {
     for (const std::string& key : left[rank].unwritten_objects) {
@@ -424,7 +424,7 @@ std::optional<Error> Attempt::contradiction() const {
   try {
     std::vector<Bytes> left;
     for (int group = 0; group < head_.group_count(); ++group) {
-      for (std::optional<Bytes>& one : counted_reports(*location_, head_, group)) {
+      for (std::optional<Bytes>& one : counted_receipts(*location_, head_, group)) {
         if (!one) return std::nullopt;
         left.push_back(*std::move(one));
       }
@@ -438,31 +438,31 @@ std::optional<Error> Attempt::contradiction() const {
 }
 
 Attempt::Described Attempt::describe(const std::vector<Bytes>& left_by_rank) const {
-  std::vector<LeftReport> left;
-  std::vector<RankReport> reports;
+  std::vector<AttemptReceipt> left;
+  std::vector<Receipt> receipts;
   std::vector<Bytes> encoded;
   for (const Bytes& bytes : left_by_rank) {
     const int group = head_.group_of(static_cast<int>(left.size()));
-    left.push_back(LeftReport::decode(bytes, group_name(head_.save_id, group)));
-    reports.push_back(RankReport::decode(left.back().report));
-    encoded.push_back(std::move(left.back().report));
+    left.push_back(AttemptReceipt::decode(bytes, group_name(head_.save_id, group)));
+    receipts.push_back(Receipt::decode(left.back().receipt));
+    encoded.push_back(std::move(left.back().receipt));
   }
   Described described;
   std::set<std::string> remains;
   ReplicaNames replicas;
-  for (const LeftReport& one : left) merge_replica_names(replicas, one.replicas);
+  for (const AttemptReceipt& one : left) merge_replica_names(replicas, one.replicas);
   expect_same_lists(left);
   if (head_.rank_local) {
-    described.replaced = rank_files_of(reports);
-    remains = unite_objects(reports, encoded);
+    described.replaced = rank_files_of(receipts);
+    remains = unite_objects(receipts, encoded);
   } else {
     expect_same_keys(left);
-    expect_all_objects(left, reports);
-    expect_same_contents(left, reports);
+    expect_all_objects(left, receipts);
+    expect_same_contents(left, receipts);
   }
   try {
     described.made = describe_save(
-        {std::move(reports), encoded, CopyPolicy::kAccept, head_.save_id, head_.writer,
+        {std::move(receipts), encoded, CopyPolicy::kAccept, head_.save_id, head_.writer,
          head_.attributes, files_of_dialect(left.front()), std::move(remains), std::move(replicas)},
         *format_, *dialect_);
   } catch (const Error& error) {

@@ -1,5 +1,5 @@
 // Compares what the ranks of a save without a communicator hold (plan/contents.h), when it is
-// published. Each rank's report has a hash for everything that ranks compare.
+// published. Each rank's receipt has a hash for everything that ranks compare.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -17,10 +17,10 @@ namespace tilestone::engine {
 namespace {
 
 // The ids with which ranks hold different contents.
-std::set<uint64_t> differing_ids(const std::vector<LeftReport>& left) {
+std::set<uint64_t> differing_ids(const std::vector<AttemptReceipt>& left) {
   std::map<uint64_t, uint64_t> first;
   std::set<uint64_t> differing;
-  for (const LeftReport& one : left) {
+  for (const AttemptReceipt& one : left) {
     for (const HeldContent& held : one.held) {
       if (held.content == 0) continue;
       const auto [known, is_new] = first.emplace(held.id, held.content);
@@ -31,13 +31,13 @@ std::set<uint64_t> differing_ids(const std::vector<LeftReport>& left) {
 }
 
 // The keys of what a rank has written, by id.
-std::map<uint64_t, std::string> written_keys(const RankReport& report) {
+std::map<uint64_t, std::string> written_keys(const Receipt& receipt) {
   std::map<uint64_t, std::string> keys;
-  for (const RankReport::Object& object : report.objects) {
+  for (const Receipt::Object& object : receipt.objects) {
     keys.emplace(id_of(object.key), object.key);
   }
-  for (const RankReport::Chunk& chunk : report.chunks) {
-    const RankReport::Tensor& tensor = report.tensors[chunk.tensor];
+  for (const Receipt::Chunk& chunk : receipt.chunks) {
+    const Receipt::Tensor& tensor = receipt.tensors[chunk.tensor];
     keys.emplace(id_of(PlanTensor{tensor.key, tensor.dtype, tensor.global_shape}, chunk.box),
                  tensor.key);
   }
@@ -46,22 +46,22 @@ std::map<uint64_t, std::string> written_keys(const RankReport& report) {
 
 }  // namespace
 
-void Attempt::expect_same_lists(const std::vector<LeftReport>& left) const {
+void Attempt::expect_same_lists(const std::vector<AttemptReceipt>& left) const {
   std::vector<std::vector<ListLength>> lists;
-  for (const LeftReport& one : left) lists.push_back(one.lists);
+  for (const AttemptReceipt& one : left) lists.push_back(one.lists);
   expect_same_lengths(lists, !dialect_->common_object().empty());
 }
 
-void Attempt::expect_same_contents(const std::vector<LeftReport>& left,
-                                   const std::vector<RankReport>& reports) const {
+void Attempt::expect_same_contents(const std::vector<AttemptReceipt>& left,
+                                   const std::vector<Receipt>& receipts) const {
   const auto common_differs = static_cast<Checks::Differing>(head_.common_differs);
   if (common_differs == Checks::Differing::kIgnore) return;
   const std::set<uint64_t> ids = differing_ids(left);
   if (ids.empty()) return;
   std::vector<std::map<uint64_t, std::string>> written;
   std::map<uint64_t, std::string> keys;
-  for (const RankReport& report : reports) {
-    written.push_back(written_keys(report));
+  for (const Receipt& receipt : receipts) {
+    written.push_back(written_keys(receipt));
     for (const uint64_t id : ids) {
       const auto found = written.back().find(id);
       if (found != written.back().end()) keys.emplace(id, found->second);
@@ -87,9 +87,9 @@ void Attempt::expect_same_contents(const std::vector<LeftReport>& left,
   tell_of_differing(differing, common_differs, dialect_->name());
 }
 
-// Names what only some of its declared holders have. Reports' sums of hashes show only that there
+// Names what only some of its declared holders have. Receipts' sums of hashes show only that there
 // is something (plan/held.h).
-void Attempt::expect_declared(const std::vector<LeftReport>& left,
+void Attempt::expect_declared(const std::vector<AttemptReceipt>& left,
                               const std::vector<Bytes>& encoded) {
   struct Holders {
     uint32_t declared = 0;
@@ -105,8 +105,8 @@ void Attempt::expect_declared(const std::vector<LeftReport>& left,
       of_id.declared = held.ranks;
     }
   }
-  for (const Bytes& report : encoded) {
-    for (const auto& [id, key] : written_keys(RankReport::decode(report))) {
+  for (const Bytes& receipt : encoded) {
+    for (const auto& [id, key] : written_keys(Receipt::decode(receipt))) {
       const auto found = holders.find(id);
       if (found == holders.end() || found->second.found >= found->second.declared) continue;
       const Holders& of_id = found->second;

@@ -4,8 +4,8 @@
 // follows:
 //
 //  1. Join, as there. Also refused if one of the dialect's files exists.
-//  2. As there. Rank 0's report contains the dialect's files, because only rank 0 knows the common
-//     state that is saved. So all processes that merge the reports make the same bytes.
+//  2. As there. Rank 0's receipt contains the dialect's files, because only rank 0 knows the common
+//     state that is saved. So all processes that merge the receipts make the same bytes.
 //  3. and 4. As there.
 //  5. Publish the index file by file, never over another file. An existing file with the same bytes
 //     belongs to this save: another process has made it.
@@ -89,14 +89,14 @@ void Attempt::expect_still_free(Deadline deadline) const {
 
 // ---- Step 5
 
-Index Attempt::files_of_dialect(LeftReport& of_rank_0) const {
+Index Attempt::files_of_dialect(AttemptReceipt& of_rank_0) const {
   std::vector<std::string> names;
   for (const IndexFile& file : of_rank_0.of_dialect) names.push_back(file.name);
   std::sort(names.begin(), names.end());
   const bool known = dialect_->index_files(names) == names;
   if (known && dialect_->has_fixed_names() != names.empty()) return std::move(of_rank_0.of_dialect);
   throw Error(ErrorCode::kCorrupt,
-              "the report of rank 0 lacks the index files of the dialect " + head_.dialect)
+              "the receipt of rank 0 lacks the index files of the dialect " + head_.dialect)
       .with_rank(0);
 }
 

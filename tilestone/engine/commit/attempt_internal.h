@@ -16,7 +16,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -47,17 +47,18 @@ class Attempt {
   // numbers.
   int first_free_file(int rank, int count) const;
 
-  // Whether a report of this rank exists, in its own file or in its group's merged file.
-  bool has_report(int rank) const;
-  // That report; nullopt if there is none.
-  std::optional<LeftReport> report_of(int rank) const;
-  // Once the save is published: the report in its manifest; nullopt if that has been removed since.
-  std::optional<RankReport> published_report_of(int rank) const;
-  // Whether it is certain that no report exists. Also false where that can't be determined.
-  bool surely_lacks_report(int rank) const noexcept;
-  // Publishes this rank's report. Returns false if another report of this rank exists and counts.
-  // If it throws, the report may have been published all the same.
-  bool leave_report(int rank, const LeftReport& left, Deadline deadline);
+  // Whether a receipt of this rank exists, in its own file or in its group's merged file.
+  bool has_receipt(int rank) const;
+  // That receipt; nullopt if there is none.
+  std::optional<AttemptReceipt> receipt_of(int rank) const;
+  // Once the save is published: the receipt in its manifest; nullopt if that has been removed
+  // since.
+  std::optional<Receipt> published_receipt_of(int rank) const;
+  // Whether it is certain that no receipt exists. Also false where that can't be determined.
+  bool surely_lacks_receipt(int rank) const noexcept;
+  // Publishes this rank's receipt. Returns false if another receipt of this rank exists and counts.
+  // If it throws, the receipt may have been published all the same.
+  bool leave_receipt(int rank, const AttemptReceipt& left, Deadline deadline);
   // Leaves a rank's error for the ranks that wait, unless an error is already there. Failures are
   // logged.
   void leave_failure(int rank, const Error& error, Deadline deadline) noexcept;
@@ -67,11 +68,11 @@ class Attempt {
   // (wait_published).
   void take_back_failure(int rank);
 
-  // Merges and publishes as far as the existing reports allow. Returns true once the checkpoint
+  // Merges and publishes as far as the existing receipts allow. Returns true once the checkpoint
   // exists. With `group`, looks at that group first, and at the others only if it is complete;
   // without, looks at all groups.
   // Errors: kRankFailed where the attempt was abandoned; kAlreadyExists where another checkpoint
-  // was published first; the errors of merging reports that contradict each other.
+  // was published first; the errors of merging receipts that contradict each other.
   bool publish_if_complete(std::optional<int> group, int threads, Deadline deadline);
 
   // In torch's rank-local mode: publishes the metadata of a rank that has reported. Errors:
@@ -83,15 +84,15 @@ class Attempt {
   bool finish(std::optional<int> group, int threads, Deadline deadline);
   // In the rank-local mode, once the attempt is abandoned: removes the metadata of its ranks.
   void withdraw_rank_metadata();
-  // Looks once more for the files of the ranks whose reports have been merged: one may have been
+  // Looks once more for the files of the ranks whose receipts have been merged: one may have been
   // lost since. Throws the errors of expect_files() in presence_internal.h.
   void expect_files_of_merged(int threads, Deadline deadline) const;
   // Throws what publishing on request would throw: if all ranks have reported, the errors of their
-  // reports and of missing files, and kAlreadyExists where the location has another checkpoint.
-  // Publishes no index; it may merge groups' reports.
+  // receipts and of missing files, and kAlreadyExists where the location has another checkpoint.
+  // Publishes no index; it may merge groups' receipts.
   void expect_publishable(int threads, Deadline deadline);
 
-  // The error of reports that contradict each other, if all ranks have reported; nullopt: there is
+  // The error of receipts that contradict each other, if all ranks have reported; nullopt: there is
   // none. Changes nothing.
   std::optional<Error> contradiction() const;
 
@@ -114,7 +115,7 @@ class Attempt {
   };
 
   bool is_over() const;
-  bool sync_report(int group) const;  // false: the report may not be durable
+  bool sync_receipt(int group) const;  // false: the receipt may not be durable
   bool is_published() const;
   bool is_published_and_clean() const;
   bool has_ended() const;
@@ -130,26 +131,26 @@ class Attempt {
   std::vector<int> missing_of(int group) const;
   std::optional<Error> failure_to_throw(std::optional<Outcome> outcome, bool is_patient);
   void expect_begun() const;
-  bool all_reported(int group);
+  bool all_left(int group);
   bool all_merged();
   Merged merge_group(int group, int threads, Deadline deadline);
   bool merge_groups(std::optional<int> group, int threads, Deadline deadline);
-  void remove_reports(int group) const;
+  void remove_receipts(int group) const;
   std::optional<Described> describe() const;
   Described describe(const std::vector<Bytes>& left_by_rank) const;
   bool publish(Deadline deadline);  // false: another process has published it
   bool publish_or_find(const IndexFile& file, Deadline deadline) const;
   void publish_once(const std::string& name, const std::string& temp_name, ByteView bytes,
                     Deadline deadline) const;
-  static void expect_same_keys(const std::vector<LeftReport>& left);
-  static void expect_all_objects(const std::vector<LeftReport>& left,
-                                 const std::vector<RankReport>& reports);
+  static void expect_same_keys(const std::vector<AttemptReceipt>& left);
+  static void expect_all_objects(const std::vector<AttemptReceipt>& left,
+                                 const std::vector<Receipt>& receipts);
   void report_differing(const std::string& what, int rank) const;
   // What the ranks hold (attempt_contents.cc)
-  void expect_same_lists(const std::vector<LeftReport>& left) const;
-  void expect_same_contents(const std::vector<LeftReport>& left,
-                            const std::vector<RankReport>& reports) const;
-  static void expect_declared(const std::vector<LeftReport>& left,
+  void expect_same_lists(const std::vector<AttemptReceipt>& left) const;
+  void expect_same_contents(const std::vector<AttemptReceipt>& left,
+                            const std::vector<Receipt>& receipts) const;
+  static void expect_declared(const std::vector<AttemptReceipt>& left,
                               const std::vector<Bytes>& encoded);
   bool merge_if_complete(std::optional<int> group, int threads, Deadline deadline);
   void clean() const;
@@ -157,7 +158,7 @@ class Attempt {
   // Dialects whose files have fixed names (attempt_fixed_names.cc)
   void refuse_fixed_names(const std::vector<std::string>& names) const;
   void expect_still_free(Deadline deadline) const;
-  Index files_of_dialect(LeftReport& of_rank_0) const;
+  Index files_of_dialect(AttemptReceipt& of_rank_0) const;
   void publish_index(const Index& index, Deadline deadline) const;
   void expect_own_or_none(const IndexFile& file) const;
   [[noreturn]] void fail_not_first(const std::string& file) const;
@@ -169,10 +170,10 @@ class Attempt {
   bool may_be_open_beside(const std::string& save_id) const;
   void refuse_rank_metadata(int begin, int end) const;
   bool end_earlier_try(const std::string& save_id, Deadline deadline) const;
-  void publish_rank_file(RankReport report, Deadline deadline) const;
-  std::set<std::string> unite_objects(std::vector<RankReport>& reports,
+  void publish_rank_file(Receipt receipt, Deadline deadline) const;
+  std::set<std::string> unite_objects(std::vector<Receipt>& receipts,
                                       std::vector<Bytes>& encoded) const;
-  Replaced rank_files_of(const std::vector<RankReport>& reports) const;
+  Replaced rank_files_of(const std::vector<Receipt>& receipts) const;
   void expect_only(const Replaced& replaced) const;
   void mark_replaced(const Replaced& replaced, Deadline deadline) const;
   void remove_replaced(const Replaced& replaced) const;
@@ -182,7 +183,7 @@ class Attempt {
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::optional<Bytes> old_failure_;  // found when this process joined; reset once it is gone
-  int next_rank_ = 0;                 // where to look first for a missing report
+  int next_rank_ = 0;                 // where to look first for a missing receipt
   int next_group_ = 0;                // likewise, for a missing group
 };
 

@@ -5,12 +5,12 @@
 //  1. Join, as there. Also refused if another save without a communicator has begun. Exception: an
 //     earlier number under this token that failed before any rank wrote is ended instead.
 //  2. As there. Then the rank publishes `__RANK.metadata`, never over another file. It is made from
-//     the report that counts, so that two runs of a rank make the same file.
-//  3. A process that finds all reports of a group publishes its ranks' missing metadata, and then
+//     the receipt that counts, so that two runs of a rank make the same file.
+//  3. A process that finds all receipts of a group publishes its ranks' missing metadata, and then
 //     the group's file. Once all groups' files exist, the location has a rank-local checkpoint. No
 //     further step is taken without a request. The attempt's files stay, so that readers know how
 //     many ranks there are, and whose metadata is missing.
-//  4. On request (publish()) it becomes an ordinary checkpoint. The reports are merged: the lowest
+//  4. On request (publish()) it becomes an ordinary checkpoint. The receipts are merged: the lowest
 //     rank's replica counts, the others become copies. The manifest is published, then the note
 //     (kReplacedName) that the save of this id replaces exactly these rank-local files, then
 //     outcome and switch as in steps 4 and 5 there.
@@ -85,7 +85,7 @@ bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) con
   bool has_failed = false;
   for (const std::string& name : location_->list(directory)) {
     has_failed |= name == failed_name(save_id);
-    // A file in a group's directory is a lease, a report or a temporary file of one.
+    // A file in a group's directory is a lease, a receipt or a temporary file of one.
     if (name.find('/', directory.size()) != std::string::npos) return false;
   }
   if (!has_failed) return false;
@@ -120,16 +120,16 @@ void Attempt::refuse_rank_metadata(int begin, int end) const {
 
 void Attempt::publish_rank_metadata(int rank, Deadline deadline) {
   if (read_outcome(*location_, head_.save_id) == Outcome::kAbandoned) fail_abandoned();
-  const std::string name = report_name(head_, rank);
-  const auto bytes = counted_report(*location_, head_, rank);
+  const std::string name = attempt_receipt_name(head_, rank);
+  const auto bytes = counted_receipt(*location_, head_, rank);
   if (!bytes && is_published()) return;
-  if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's report is gone").with_file(name);
-  publish_rank_file(RankReport::decode(LeftReport::decode(*bytes, name).report), deadline);
+  if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's receipt is gone").with_file(name);
+  publish_rank_file(Receipt::decode(AttemptReceipt::decode(*bytes, name).receipt), deadline);
   location_->sync_directory("");  // the process that made it may have died before its sync
 }
 
-void Attempt::publish_rank_file(RankReport report, Deadline deadline) const {
-  const IndexFile file = describe_rank(std::move(report), *format_);
+void Attempt::publish_rank_file(Receipt receipt, Deadline deadline) const {
+  const IndexFile file = describe_rank(std::move(receipt), *format_);
   const auto standing = read_if_there(*location_, file.name);
   if (standing == file.bytes) return;
   const std::string whole = format_->encode_index(Metadata()).front().name;
@@ -152,12 +152,12 @@ bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline 
 
 // ---- Steps 4 and 5
 
-std::set<std::string> Attempt::unite_objects(std::vector<RankReport>& reports,
+std::set<std::string> Attempt::unite_objects(std::vector<Receipt>& receipts,
                                              std::vector<Bytes>& encoded) const {
   std::map<std::string, int> differing;  // key -> the first rank whose object differs
   std::set<std::string> remains = drop_equal_objects(
-      reports, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
-  for (size_t rank = 0; rank < reports.size(); ++rank) encoded[rank] = reports[rank].encode();
+      receipts, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
+  for (size_t rank = 0; rank < receipts.size(); ++rank) encoded[rank] = receipts[rank].encode();
   if (differing.empty()) return remains;
   std::string what = std::to_string(differing.size()) +
                      " objects differ between ranks, and the lowest rank's is saved:";
@@ -170,10 +170,10 @@ std::set<std::string> Attempt::unite_objects(std::vector<RankReport>& reports,
   return remains;
 }
 
-Replaced Attempt::rank_files_of(const std::vector<RankReport>& reports) const {
+Replaced Attempt::rank_files_of(const std::vector<Receipt>& receipts) const {
   Replaced replaced{head_.save_id, {}};
-  for (const RankReport& report : reports) {
-    const IndexFile file = describe_rank(report, *format_);
+  for (const Receipt& receipt : receipts) {
+    const IndexFile file = describe_rank(receipt, *format_);
     replaced.files.emplace(file.name, xxh3_64(file.bytes));
   }
   return replaced;
@@ -190,7 +190,7 @@ void Attempt::expect_only(const Replaced& replaced) const {
                                                head_.save_id + ", or is damaged")
         .with_file(name)
         .with_hint(
-            "if it is only damaged, remove it and publish again: the report of its rank is kept; "
+            "if it is only damaged, remove it and publish again: the receipt of its rank is kept; "
             "if a later save wrote it, the older save can't be published");
   }
 }
@@ -219,11 +219,11 @@ void Attempt::withdraw_rank_metadata() {
   std::vector<std::string> names;
   for (int group = 0; group < head_.group_count(); ++group) {
     int rank = head_.group_begin(group);
-    for (const std::optional<Bytes>& left : counted_reports(*location_, head_, group)) {
-      const std::string file = report_name(head_, rank++);
+    for (const std::optional<Bytes>& left : counted_receipts(*location_, head_, group)) {
+      const std::string file = attempt_receipt_name(head_, rank++);
       if (!left) continue;
       const IndexFile own =
-          describe_rank(RankReport::decode(LeftReport::decode(*left, file).report), *format_);
+          describe_rank(Receipt::decode(AttemptReceipt::decode(*left, file).receipt), *format_);
       if (read_if_there(*location_, own.name) == own.bytes) names.push_back(own.name);
     }
   }

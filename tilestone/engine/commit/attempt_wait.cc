@@ -78,9 +78,10 @@ std::vector<int> Attempt::missing_of(int group) const {
   if (location_->stat(merged)) return {};
   std::vector<int> missing;
   for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    if (!location_->stat(report_name(head_, rank))) missing.push_back(rank);
+    if (!location_->stat(attempt_receipt_name(head_, rank))) missing.push_back(rank);
   }
-  std::erase_if(missing, [&](int rank) { return location_->stat(report_name(head_, rank)); });
+  std::erase_if(missing,
+                [&](int rank) { return location_->stat(attempt_receipt_name(head_, rank)); });
   if (!missing.empty() && location_->stat(merged)) missing.clear();
   return missing;
 }

@@ -9,11 +9,11 @@ namespace tilestone::engine {
 
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect) {
   std::vector<std::vector<std::string>> written;  // files by rank
-  for (const RankReport& report : save.reports) {
+  for (const Receipt& receipt : save.receipts) {
     written.emplace_back();
-    for (const ReportedFile& file : report.files) written.back().push_back(file.name);
+    for (const ReceiptFile& file : receipt.files) written.back().push_back(file.name);
   }
-  Metadata metadata = merge_reports(std::move(save.reports), save.copies);
+  Metadata metadata = merge_receipts(std::move(save.receipts), save.copies);
   metadata.save_id = save.save_id;
   metadata.writer = save.writer;
   metadata.dialect = dialect.read_as();
@@ -37,7 +37,7 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
 }
 
 std::set<std::string> drop_equal_objects(
-    std::vector<RankReport>& reports,
+    std::vector<Receipt>& receipts,
     const std::function<void(const std::string& key, int lowest, int rank)>& differs) {
   struct First {
     int rank = 0;
@@ -46,14 +46,14 @@ std::set<std::string> drop_equal_objects(
   };
   std::map<std::string, First> first;
   std::set<std::string> remains;
-  for (RankReport& report : reports) {
-    std::erase_if(report.objects, [&](const RankReport::Object& object) {
-      const First here{report.rank, object.at.length, object.at.checksums.item_crc32};
+  for (Receipt& receipt : receipts) {
+    std::erase_if(receipt.objects, [&](const Receipt::Object& object) {
+      const First here{receipt.rank, object.at.length, object.at.checksums.item_crc32};
       const auto [known, is_new] = first.emplace(object.key, here);
       const First& lowest = known->second;
       const bool same = lowest.length == here.length && lowest.crc32 == here.crc32;
       if (!is_new && !same) differs(object.key, lowest.rank, here.rank);
-      if (!is_new) remains.insert(report.files.at(object.at.file).name);
+      if (!is_new) remains.insert(receipt.files.at(object.at.file).name);
       return !is_new;
     });
   }

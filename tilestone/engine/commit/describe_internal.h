@@ -1,4 +1,4 @@
-// Makes the files that describe a checkpoint from its ranks' reports. The bytes are the same in
+// Makes the files that describe a checkpoint from its ranks' receipts. The bytes are the same in
 // whichever process it runs.
 #pragma once
 
@@ -14,13 +14,13 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/index.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 
 struct DescribedSave {
-  std::vector<RankReport> reports;  // by rank
-  std::span<const Bytes> encoded;   // encoded[i] is the result of reports[i].encode()
+  std::vector<Receipt> receipts;   // by rank
+  std::span<const Bytes> encoded;  // encoded[i] is the result of receipts[i].encode()
   CopyPolicy copies = CopyPolicy::kRefuse;
   std::string save_id = {};
   std::string writer = {};                             // "Tilestone 0.1.0"
@@ -38,15 +38,15 @@ struct Descriptions {
   Inventory inventory = {};
 };
 
-// Throws the errors of merge_reports() and add_replica_names().
+// Throws the errors of merge_receipts() and add_replica_names().
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
 
-// Keeps each object in the lowest rank's report only: in torch's rank-local mode, each rank writes
+// Keeps each object in the lowest rank's receipt only: in torch's rank-local mode, each rank writes
 // the objects that all ranks have. `differs` is called for each dropped object whose bytes are not
 // those of the lowest rank, with the object's key and the two ranks. Returns the names of the files
 // that still contain bytes of dropped objects.
 std::set<std::string> drop_equal_objects(
-    std::vector<RankReport>& reports,
+    std::vector<Receipt>& receipts,
     const std::function<void(const std::string& key, int lowest, int rank)>& differs);
 
 }  // namespace tilestone::engine

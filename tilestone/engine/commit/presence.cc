@@ -25,7 +25,7 @@ constexpr Seconds kFirstPause{0.02};   // between two looks; doubles each time
 constexpr Seconds kLongestPause{2};
 
 struct Expected {
-  const ReportedFile* file = nullptr;
+  const ReceiptFile* file = nullptr;
   int rank = 0;
   std::optional<uint64_t> found;  // size in bytes as found; nullopt if the file is missing
 };
@@ -88,11 +88,11 @@ std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expecte
 
 }  // namespace
 
-void expect_files(Storage& storage, std::span<const RankReport> reports, int threads,
+void expect_files(Storage& storage, std::span<const Receipt> receipts, int threads,
                   Deadline deadline) {
   std::vector<Expected> missing;
-  for (const RankReport& report : reports) {
-    for (const ReportedFile& file : report.files) missing.push_back({&file, report.rank, {}});
+  for (const Receipt& receipt : receipts) {
+    for (const ReceiptFile& file : receipt.files) missing.push_back({&file, receipt.rank, {}});
   }
   // For a small group with one file per rank, threads cost more than they save.
   constexpr size_t kWorthThreads = 16;

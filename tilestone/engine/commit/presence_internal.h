@@ -4,7 +4,7 @@
 #include <span>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -16,7 +16,7 @@ namespace tilestone::engine {
 // Errors: kMismatch with file and rank for a file that stays missing or has another size: the
 // rank's path leads to another directory, or the file was lost since; kTimeout past the deadline;
 // otherwise the errors of the storage.
-void expect_files(Storage& storage, std::span<const RankReport> reports, int threads,
+void expect_files(Storage& storage, std::span<const Receipt> receipts, int threads,
                   Deadline deadline);
 
 }  // namespace tilestone::engine

@@ -1,7 +1,7 @@
-// Turns each rank's metadata into the report that the rank would have left if Tilestone had written
-// its files. The report needs the size of each file and the checksums of each item, so all data is
-// read once. The rest is an ordinary save that replaces a rank-local checkpoint (transaction.cc,
-// kReplacedName), except that its data files are those of the replaced checkpoint.
+// Turns each rank's metadata into the receipt that the rank would have left if Tilestone had
+// written its files. The receipt needs the size of each file and the checksums of each item, so all
+// data is read once. The rest is an ordinary save that replaces a rank-local checkpoint
+// (transaction.cc, kReplacedName), except that its data files are those of the replaced checkpoint.
 //
 // A manifest states where the elements of an item begin, and implies that they are in C order. If
 // an item of stock torch has them in another order, no manifest is published.
@@ -30,7 +30,7 @@ namespace {
 
 constexpr uint64_t kMaxReadBytes = 1u << 20;  // the most that one checksummed read takes
 
-// Makes one rank's report from its metadata and the contents of its files.
+// Makes one rank's receipt from its metadata and the contents of its files.
 class RankReader {
  public:
   RankReader(Storage& storage, const Format& format, const Metadata& metadata, ThreadPool& threads,
@@ -47,8 +47,8 @@ class RankReader {
   // Whether the elements of all items are in C order, so that a manifest can describe them.
   bool in_c_order() const { return in_c_order_; }
 
-  RankReport report(int rank, int world_size, const std::string& save_id) {
-    RankReport made;
+  Receipt receipt(int rank, int world_size, const std::string& save_id) {
+    Receipt made;
     made.rank = rank;
     made.world_size = world_size;
     made.save_id = save_id;
@@ -62,7 +62,7 @@ class RankReader {
       made.objects.push_back({object.key, object.path, item_of(object.at)});
     }
     for (size_t i = 0; i < made.chunks.size(); ++i) request(made.chunks[i].at, payloads_[i].size);
-    for (RankReport::Object& object : made.objects) request(object.at, 0);
+    for (Receipt::Object& object : made.objects) request(object.at, 0);
     sum();
     check_records(made);
     return made;
@@ -76,7 +76,7 @@ class RankReader {
   };
   // A read for the checksum of an item, and for that of its elements if it is within them.
   struct SummedRead {
-    ReportedItem* item = nullptr;
+    ReceiptItem* item = nullptr;
     uint64_t within = 0;   // offset from the item's start, bytes
     uint64_t payload = 0;  // if within the elements: their size, bytes
   };
@@ -89,11 +89,9 @@ class RankReader {
         .with_hint("load the checkpoint, and save it");
   }
 
-  static ReportedItem item_of(const ItemLocation& at) {
-    return {at.file, at.offset, at.length, {}};
-  }
+  static ReceiptItem item_of(const ItemLocation& at) { return {at.file, at.offset, at.length, {}}; }
 
-  void add_tensors(RankReport& made) {
+  void add_tensors(Receipt& made) {
     std::vector<ChunkRef> refs;
     for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
       const StoredTensor& tensor = metadata_.tensors[t];
@@ -138,7 +136,7 @@ class RankReader {
 
   // Adds reads of the whole item. No read has both elements and other bytes, or bytes of two
   // blocks.
-  void request(ReportedItem& item, uint64_t payload_size) {
+  void request(ReceiptItem& item, uint64_t payload_size) {
     const uint64_t begin = payload_size == 0 ? item.length : item.checksums.payload_offset;
     const uint64_t end = begin + payload_size;
     const uint64_t step = std::min<uint64_t>(kMaxReadBytes, context_.buffers->buffer_bytes() / 2);
@@ -191,7 +189,7 @@ class RankReader {
     if (blocks.crc32.size() > 1) sums.blocks = std::make_shared<const BlockSums>(std::move(blocks));
   }
 
-  void check_records(const RankReport& made) const {
+  void check_records(const Receipt& made) const {
     for (size_t i = 0; i < made.chunks.size(); ++i) {
       const auto expected = payloads_[i].crc32;
       if (!expected) continue;
@@ -223,22 +221,22 @@ void expect_unchanged(const Found& before, const Found& now) {
       .with_hint("publish again");
 }
 
-struct ReadReports {
-  std::vector<RankReport> reports;  // by rank
+struct ReadReceipts {
+  std::vector<Receipt> receipts;  // by rank
   bool in_c_order = true;
 };
-ReadReports read_reports(const Found& found, const std::string& save_id, int threads,
-                         Deadline deadline) {
+ReadReceipts read_receipts(const Found& found, const std::string& save_id, int threads,
+                           Deadline deadline) {
   const Format& format = *found.format.format;
   const DirectoryFiles& files = found.description.files;
   const auto world = static_cast<int>(format.rank_local_files(files.names).size());
   ThreadPool pool(thread_count(threads));
-  ReadReports read;
+  ReadReceipts read;
   for (int rank = 0; rank < world; ++rank) {
     const Metadata metadata = format.parse_rank_index(files, rank);
     RankReader reader(*found.storage, format, metadata, pool, deadline);
     try {
-      read.reports.push_back(reader.report(rank, world, save_id));
+      read.receipts.push_back(reader.receipt(rank, world, save_id));
     } catch (Error& error) {
       error.with_rank(rank);
       throw;
@@ -253,8 +251,8 @@ ReadReports read_reports(const Found& found, const std::string& save_id, int thr
   return read;
 }
 
-std::set<std::string> unite_objects(std::vector<RankReport>& reports) {
-  return drop_equal_objects(reports, [](const std::string& key, int lowest, int rank) {
+std::set<std::string> unite_objects(std::vector<Receipt>& receipts) {
+  return drop_equal_objects(receipts, [](const std::string& key, int lowest, int rank) {
     log(LogLevel::kWarning, "the object " + key + " of rank " + std::to_string(rank) +
                                 " differs from that of rank " + std::to_string(lowest) +
                                 ", which is kept");
@@ -276,11 +274,11 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
   const std::string save_id = random_save_id();
   const Found found = find_rank_local(location);
   const Format& format = *found.format.format;
-  ReadReports read = read_reports(found, save_id, threads, deadline);
-  std::set<std::string> remains = unite_objects(read.reports);
+  ReadReceipts read = read_receipts(found, save_id, threads, deadline);
+  std::set<std::string> remains = unite_objects(read.receipts);
   std::vector<Bytes> encoded;
-  for (const RankReport& report : read.reports) encoded.push_back(report.encode());
-  DescribedSave save{.reports = std::move(read.reports),
+  for (const Receipt& receipt : read.receipts) encoded.push_back(receipt.encode());
+  DescribedSave save{.receipts = std::move(read.receipts),
                      .encoded = encoded,
                      .copies = CopyPolicy::kAccept,
                      .of_dialect = found.format.dialect->encode_index(Items(), format),

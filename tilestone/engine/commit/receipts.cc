@@ -93,13 +93,13 @@ void Receipts::write(const std::string& name, const std::string& what, ByteView 
   }
 }
 
-void Receipts::leave(ByteView report, Deadline deadline) {
+void Receipts::leave(ByteView receipt, Deadline deadline) {
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before this rank could leave its receipt")
         .with_rank(rank_);
   }
   write(receipt_name(save_id_, rank_), "receipt-" + std::to_string(rank_),
-        LeftReceipt{std::nullopt, Bytes(report.begin(), report.end())}.encode());
+        LeftReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
 }
 
 // On a full disk there may be room for an empty file.
@@ -174,8 +174,8 @@ void Receipts::tidy_own() noexcept {
 }
 
 std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
-  std::vector<Bytes> reports(static_cast<size_t>(ranks_));
-  reports[static_cast<size_t>(rank_)] = std::move(own);
+  std::vector<Bytes> receipts(static_cast<size_t>(ranks_));
+  receipts[static_cast<size_t>(rank_)] = std::move(own);
   std::vector<int> missing;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_) missing.push_back(rank);
@@ -187,10 +187,10 @@ std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
       if (!receipt) return false;
       seen_[static_cast<size_t>(rank)] = true;
       if (receipt->error) throw receipt->error->with_rank(rank);
-      reports[static_cast<size_t>(rank)] = std::move(receipt->report);
+      receipts[static_cast<size_t>(rank)] = std::move(receipt->receipt);
       return true;
     });
-    if (missing.empty()) return reports;
+    if (missing.empty()) return receipts;
     if (!deadline.expired()) continue;
     throw Error(ErrorCode::kTimeout, "the rank has left no receipt before the save's deadline")
         .with_rank(missing.front())

@@ -24,8 +24,8 @@ class Receipts {
 
   // ---- Every rank but the coordinator
 
-  // Leaves what this rank has written (RankReport::encode()).
-  void leave(ByteView report, Deadline deadline);
+  // Leaves what this rank has written (Receipt::encode()).
+  void leave(ByteView receipt, Deadline deadline);
   // Leaves why this rank has not. Failures are logged.
   void leave(const Error& error) noexcept;
   // Waits for the outcome. nullopt: the checkpoint is published. `location`, `format`: where it
@@ -44,7 +44,7 @@ class Receipts {
 
   // ---- The coordinator
 
-  // Waits for the receipts of all other ranks. Returns the reports by rank, with `own`. Throws the
+  // Waits for the receipts of all other ranks. Returns the receipts by rank, with `own`. Throws the
   // first error that a rank has left, as soon as it is there. Error(kTimeout) names a rank whose
   // receipt is missing.
   std::vector<Bytes> gather(Bytes own, Deadline deadline);

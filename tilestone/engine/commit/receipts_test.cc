@@ -21,7 +21,7 @@ const std::string kId = "01234567-89ab-4cde-8f01-23456789abcd";
 
 Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
 
-Bytes report_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
+Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 
 // A location whose coordinator holds the lock.
 struct Place {
@@ -47,13 +47,13 @@ TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
     for (int rank = 1; rank < ranks; ++rank) {
       others.emplace_back([&, rank] {
         Receipts mine = place.of(rank, ranks);
-        mine.leave(report_of(rank), in_time());
+        mine.leave(receipt_of(rank), in_time());
         EXPECT_FALSE(place.outcome_of(mine));
       });
     }
-    const std::vector<Bytes> reports = coordinator.gather(report_of(0), in_time());
+    const std::vector<Bytes> receipts = coordinator.gather(receipt_of(0), in_time());
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_EQ(reports[static_cast<size_t>(rank)], report_of(rank));
+      EXPECT_EQ(receipts[static_cast<size_t>(rank)], receipt_of(rank));
     }
     coordinator.end({});
     coordinator.tidy();
@@ -67,7 +67,7 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   Receipts coordinator = place.of(0, 3), failed = place.of(1, 3), other = place.of(2, 3);
   failed.leave(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
   try {
-    coordinator.gather(report_of(0), in_time());  // the receipt of rank 2 is missing
+    coordinator.gather(receipt_of(0), in_time());  // the receipt of rank 2 is missing
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.rank(), 1);
@@ -75,7 +75,7 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
     coordinator.end(Receipts::Failed{error, true});
   }
   failed.tidy_own();
-  other.leave(report_of(2), in_time());
+  other.leave(receipt_of(2), in_time());
   const auto outcome = place.outcome_of(other);
   ASSERT_TRUE(outcome);
   EXPECT_THAT(outcome->error.what(), HasSubstr("the disk is full"));
@@ -95,9 +95,9 @@ TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
   });
   const Place place(disk->storage());
   Receipts coordinator = place.of(0, 2), full = place.of(1, 2);
-  EXPECT_THROW(full.leave(report_of(1), in_time()), Error);
+  EXPECT_THROW(full.leave(receipt_of(1), in_time()), Error);
   full.leave(Error(ErrorCode::kIo, "the disk is full"));
-  expect_error([&] { coordinator.gather(report_of(0), in_time()); }, ErrorCode::kIo,
+  expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
                "could not say why");
   EXPECT_THAT(place.names(),
               testing::UnorderedElementsAre(std::string(kLockName), receipt_name(kId, 1)));
@@ -111,7 +111,7 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
                            Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
     Receipts coordinator = place.of(0, 2);
     try {
-      coordinator.gather(report_of(0), in_time());
+      coordinator.gather(receipt_of(0), in_time());
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.file(), name);
@@ -122,23 +122,23 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
 TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
   const Place place;
   Receipts coordinator = place.of(0, 3), other = place.of(1, 3);
-  other.leave(report_of(1), in_time());
+  other.leave(receipt_of(1), in_time());
   const Deadline soon = Deadline::after(std::chrono::milliseconds(20));
   try {
-    coordinator.gather(report_of(0), soon);
+    coordinator.gather(receipt_of(0), soon);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kTimeout);
     EXPECT_EQ(error.rank(), 2);
   }
   expect_error([&] { place.outcome_of(other, soon); }, ErrorCode::kTimeout, "no outcome");
-  expect_error([&] { other.leave(report_of(1), soon); }, ErrorCode::kTimeout, "its receipt");
+  expect_error([&] { other.leave(receipt_of(1), soon); }, ErrorCode::kTimeout, "its receipt");
 }
 
 TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
   Place place;
   Receipts other = place.of(1, 2);
-  other.leave(report_of(1), in_time());
+  other.leave(receipt_of(1), in_time());
   place.lock.reset();
   expect_error([&] { place.outcome_of(other); }, ErrorCode::kRankFailed,
                "ended before it published");

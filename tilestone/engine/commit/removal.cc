@@ -117,36 +117,36 @@ Plan plan_removal(const std::shared_ptr<Storage>& storage, std::string_view pref
   return plan;
 }
 
-// One rank's report without the removed keys, as if the rank had never written them.
+// One rank's receipt without the removed keys, as if the rank had never written them.
 class Without {
  public:
-  Without(const RankReport& report, const std::set<std::string>& keys,
+  Without(const Receipt& receipt, const std::set<std::string>& keys,
           const std::set<std::string>& kept_files)
-      : report_(report), keys_(keys) {
-    left_.rank = report.rank;
-    left_.world_size = report.world_size;
-    left_.save_id = report.save_id;
-    left_.host = report.host;
-    left_.dict_keys = report.dict_keys;
-    for (const ReportedFile& file : report.files) {
+      : receipt_(receipt), keys_(keys) {
+    left_.rank = receipt.rank;
+    left_.world_size = receipt.world_size;
+    left_.save_id = receipt.save_id;
+    left_.host = receipt.host;
+    left_.dict_keys = receipt.dict_keys;
+    for (const ReceiptFile& file : receipt.files) {
       files_.push_back(place_of(left_.files, file, kept_files.contains(file.name)));
     }
-    for (const RankReport::Tensor& tensor : report.tensors) {
+    for (const Receipt::Tensor& tensor : receipt.tensors) {
       tensors_.push_back(place_of(left_.tensors, tensor, !keys.contains(tensor.key)));
     }
   }
 
-  RankReport report() && {
-    keep_chunks(report_.chunks, left_.chunks);
-    keep_chunks(report_.copies, left_.copies);
-    keep_objects(report_.objects, left_.objects);
-    keep_objects(report_.object_copies, left_.object_copies);
-    for (RankReport::FilePart part : report_.parts) {
+  Receipt receipt() && {
+    keep_chunks(receipt_.chunks, left_.chunks);
+    keep_chunks(receipt_.copies, left_.copies);
+    keep_objects(receipt_.objects, left_.objects);
+    keep_objects(receipt_.object_copies, left_.object_copies);
+    for (Receipt::FilePart part : receipt_.parts) {
       if (!files_[part.file]) continue;
       part.file = *files_[part.file];
       left_.parts.push_back(part);
     }
-    for (const auto& [tensor, attributes] : report_.attributes) {
+    for (const auto& [tensor, attributes] : receipt_.attributes) {
       if (tensors_[tensor]) left_.attributes.emplace(*tensors_[tensor], attributes);
     }
     return std::move(left_);
@@ -163,9 +163,9 @@ class Without {
   }
 
   // Also drops copies in files that are removed because they contain nothing else that is kept.
-  void keep_chunks(const std::vector<RankReport::Chunk>& from,
-                   std::vector<RankReport::Chunk>& kept) const {
-    for (RankReport::Chunk chunk : from) {
+  void keep_chunks(const std::vector<Receipt::Chunk>& from,
+                   std::vector<Receipt::Chunk>& kept) const {
+    for (Receipt::Chunk chunk : from) {
       if (!tensors_[chunk.tensor] || !files_[chunk.at.file]) continue;
       chunk.tensor = *tensors_[chunk.tensor];
       chunk.at.file = *files_[chunk.at.file];
@@ -173,19 +173,19 @@ class Without {
     }
   }
 
-  void keep_objects(const std::vector<RankReport::Object>& from,
-                    std::vector<RankReport::Object>& kept) const {
-    for (RankReport::Object object : from) {
+  void keep_objects(const std::vector<Receipt::Object>& from,
+                    std::vector<Receipt::Object>& kept) const {
+    for (Receipt::Object object : from) {
       if (keys_.contains(object.key) || !files_[object.at.file]) continue;
       object.at.file = *files_[object.at.file];
       kept.push_back(std::move(object));
     }
   }
 
-  const RankReport& report_;
+  const Receipt& receipt_;
   const std::set<std::string>& keys_;
-  std::vector<Place> files_, tensors_;  // by their number in the old report
-  RankReport left_;
+  std::vector<Place> files_, tensors_;  // by their number in the old receipt
+  Receipt left_;
 };
 
 class Remover {
@@ -251,10 +251,10 @@ class Remover {
     Manifest made = old;
     const std::set<std::string> keys(plan_.keys.begin(), plan_.keys.end());
     made.save_id = save_id_;
-    made.reports.clear();
-    for (const RankReport& report : old.reports) {
-      made.reports.push_back(Without(report, keys, kept_files_).report());
-      made.reports.back().save_id = save_id_;
+    made.receipts.clear();
+    for (const Receipt& receipt : old.receipts) {
+      made.receipts.push_back(Without(receipt, keys, kept_files_).receipt());
+      made.receipts.back().save_id = save_id_;
     }
     for (IndexSum& sum : made.index) {
       if (sum.name != index_.name) continue;

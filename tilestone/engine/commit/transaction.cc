@@ -12,7 +12,7 @@
 //     The note is durable before step 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
 //  3. The coordinator opens each file that a rank reported, so that a rank that wrote to another
-//     directory is found. It merges the reports, which checks coverage. It publishes the manifest:
+//     directory is found. It merges the receipts, which checks coverage. It publishes the manifest:
 //     written to a temporary file, synced, renamed, directory synced. Files of the index that come
 //     before the switch have new names and mean nothing without the switch. They are written under
 //     their final names, many at a time, and synced, and then their directories are (new_files.cc).
@@ -399,7 +399,7 @@ void Transaction::remove_leftovers(const std::set<std::string>& referenced,
 }
 
 void Transaction::prepare(Reported reported, Deadline deadline) {
-  expect_files(*storage_, reported.save.reports, reported.threads, deadline);
+  expect_files(*storage_, reported.save.receipts, reported.threads, deadline);
   reported.save.save_id = save_id_;
   reported.save.writer = writer_name();
   reported.save.inventory = reported.step != nullptr;
@@ -500,7 +500,7 @@ void Transaction::remove_rank_local() {
   remove_files(*storage_, std::vector{note});
 }
 
-// A replaced rank-local checkpoint of a save by files has left directories for its reports.
+// A replaced rank-local checkpoint of a save by files has left directories for its receipts.
 void Transaction::remove_directories_of_replaced() {
   const std::string own(kOwnDirectory);
   for (const std::string& name : storage_->list_directories(own + "/")) {

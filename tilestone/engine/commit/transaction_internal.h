@@ -1,6 +1,6 @@
 // One save at one location: begin it, write, commit or abandon. transaction.cc describes the
 // protocol. A transaction knows no ranks and calls nobody back: whoever drives a save lets ranks
-// write their items (write/writer_internal.h) at place() and hands their reports to prepare().
+// write their items (write/writer_internal.h) at place() and hands their receipts to prepare().
 #pragma once
 
 #include <memory>
@@ -44,10 +44,10 @@ class Transaction {
   struct Reported {
     DescribedSave save;    // the save id and the writer are set by prepare()
     int threads = 0;       // the save's option
-    bool manifest = true;  // false: no manifest can describe the reports, and none is published
+    bool manifest = true;  // false: no manifest can describe the receipts, and none is published
     std::shared_ptr<RunStep> step = nullptr;  // SaveOptions::step
   };
-  // Step 3. Checks the reports, and that every file that they name exists here. Makes everything
+  // Step 3. Checks the receipts, and that every file that they name exists here. Makes everything
   // durable except the switch of the index and the files that are published after it. Before that,
   // compares what is saved with the run's step before (compare_with_before()). Also throws
   // the errors of begin(), if a checkpoint or a save without a communicator has appeared at the

@@ -92,7 +92,7 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
   return sizes;
 }
 
-// Whether all ranks have reported, their reports do not contradict each other, and there is no
+// Whether all ranks have reported, their receipts do not contradict each other, and there is no
 // other checkpoint.
 bool can_be_published(Attempt attempt, Deadline deadline) {
   try {

@@ -19,7 +19,7 @@ struct UnpublishedSave {
   std::string format, dialect;    // "torch_dist", "pytorch"
   size_t missing_count = 0;       // ranks that have not reported
   std::vector<int> missing = {};  // the lowest of them, at most 16
-  // The error that a rank has left, or that of reports that contradict each other; "" if none.
+  // The error that a rank has left, or that of receipts that contradict each other; "" if none.
   std::string failure = {};
   bool abandoned = false;  // it can't become a checkpoint any more; gc removes its files
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if
@@ -59,7 +59,7 @@ struct PublishOptions {
 // Errors: kNotFound where there is no unpublished save, or none with this id; kInvalidArgument
 // where there are several and no id is given; kRankFailed where ranks have not written (it names
 // them) or the save was abandoned; kAlreadyExists where another checkpoint exists; kTimeout;
-// kMismatch and kCoverage where ranks' reports contradict each other, or a data file is missing.
+// kMismatch and kCoverage where ranks' receipts contradict each other, or a data file is missing.
 std::string publish(const Location& location, const PublishOptions& options = {});
 
 struct AbandonOptions {

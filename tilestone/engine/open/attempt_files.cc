@@ -111,7 +111,7 @@ std::string group_directory(std::string_view save_id, int group) {
 std::string group_name(std::string_view save_id, int group) {
   return group_directory(save_id, group) + "/merged";
 }
-std::string report_name(const AttemptHead& head, int rank) {
+std::string attempt_receipt_name(const AttemptHead& head, int rank) {
   return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) +
          ".report";
 }
@@ -180,7 +180,7 @@ AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
   });
 }
 
-Bytes LeftReport::encode() const {
+Bytes AttemptReceipt::encode() const {
   ByteWriter out;
   out.u8(kVersion);
   out.u64(common_keys);
@@ -191,7 +191,7 @@ Bytes LeftReport::encode() const {
     out.varint(one.ranks);
   }
   write_lists(out, lists);
-  out.blob(report);
+  out.blob(receipt);
   if (!unwritten_objects.empty() || !of_dialect.empty() || !replicas.empty()) {
     out.varint(unwritten_objects.size());
     for (const std::string& key : unwritten_objects) out.string(key);
@@ -228,9 +228,9 @@ Index decode_index_files(ByteReader& in) {
 
 }  // namespace
 
-LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
+AttemptReceipt AttemptReceipt::decode(ByteView bytes, const std::string& file) {
   return decoded(bytes, file, [](ByteReader& in) {
-    LeftReport left;
+    AttemptReceipt left;
     left.common_keys = in.u64();
     left.held.resize(in.count(2 * sizeof(uint64_t) + 1));
     for (HeldContent& one : left.held) {
@@ -239,8 +239,8 @@ LeftReport LeftReport::decode(ByteView bytes, const std::string& file) {
       one.ranks = static_cast<uint32_t>(std::min<uint64_t>(in.varint(), UINT32_MAX));
     }
     left.lists = read_lists(in);
-    const ByteView report = in.blob();
-    left.report.assign(report.begin(), report.end());
+    const ByteView receipt = in.blob();
+    left.receipt.assign(receipt.begin(), receipt.end());
     if (in.remaining() == 0) return left;
     left.unwritten_objects.resize(in.count());
     for (std::string& key : left.unwritten_objects) key = in.string();
@@ -309,12 +309,12 @@ std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead
   std::vector<Bytes> left = decode_group(*bytes, name);
   const int ranks = head.group_end(group) - head.group_begin(group);
   if (left.size() == static_cast<size_t>(ranks)) return left;
-  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) + " reports for " +
-                                       std::to_string(ranks) + " ranks")
+  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) +
+                                       " receipts for " + std::to_string(ranks) + " ranks")
       .with_file(name);
 }
 
-std::optional<Bytes> counted_report(Storage& storage, const AttemptHead& head, int rank) {
+std::optional<Bytes> counted_receipt(Storage& storage, const AttemptHead& head, int rank) {
   const int group = head.group_of(rank);
   const auto in_group = [&]() -> std::optional<Bytes> {
     auto merged = read_group(storage, head, group);
@@ -322,18 +322,18 @@ std::optional<Bytes> counted_report(Storage& storage, const AttemptHead& head, i
     return std::move((*merged)[static_cast<size_t>(rank - head.group_begin(group))]);
   };
   if (auto counted = in_group()) return counted;
-  if (auto single = read_if_there(storage, report_name(head, rank))) return single;
-  return in_group();  // the report may have been merged and removed between the two looks
+  if (auto single = read_if_there(storage, attempt_receipt_name(head, rank))) return single;
+  return in_group();  // the receipt may have been merged and removed between the two looks
 }
 
-std::vector<std::optional<Bytes>> counted_reports(Storage& storage, const AttemptHead& head,
-                                                  int group) {
+std::vector<std::optional<Bytes>> counted_receipts(Storage& storage, const AttemptHead& head,
+                                                   int group) {
   if (auto merged = read_group(storage, head, group)) {
     return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
   }
   std::vector<std::optional<Bytes>> counted;
   for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-    counted.push_back(counted_report(storage, head, rank));
+    counted.push_back(counted_receipt(storage, head, rank));
   }
   return counted;
 }
@@ -404,9 +404,9 @@ AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
     if (exists(group_name(head.save_id, group))) continue;
     std::vector<int> missing;
     for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-      if (!exists(report_name(head, rank))) missing.push_back(rank);
+      if (!exists(attempt_receipt_name(head, rank))) missing.push_back(rank);
     }
-    // The reports may have been merged and removed since the check for the group's file.
+    // The receipts may have been merged and removed since the check for the group's file.
     if (missing.empty() || storage.stat(group_name(head.save_id, group))) continue;
     state.missing_count += missing.size();
     missing.resize(std::min(missing.size(), names - std::min(names, state.missing.size())));

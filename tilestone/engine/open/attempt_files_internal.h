@@ -4,7 +4,7 @@
 //   .tilestone/SAVE_ID.attempt             the head: the terms on which all ranks agree
 //   .tilestone/SAVE_ID/GROUP/RANK.lease    rewritten while the rank works
 //   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
-//   .tilestone/SAVE_ID/GROUP/merged        all reports of the group, which are then removed
+//   .tilestone/SAVE_ID/GROUP/merged        all receipts of the group, which are then removed
 //   .tilestone/SAVE_ID/publisher           rewritten while a process publishes
 //   .tilestone/SAVE_ID/failed              a rank's first error, until that rank tries again
 //   .tilestone/SAVE_ID.outcome             published or abandoned; made once, and never removed.
@@ -72,7 +72,7 @@ std::string outcome_name(std::string_view save_id);
 std::string attempt_directory(std::string_view save_id);
 std::string group_directory(std::string_view save_id, int group);
 std::string group_name(std::string_view save_id, int group);
-std::string report_name(const AttemptHead& head, int rank);
+std::string attempt_receipt_name(const AttemptHead& head, int rank);
 std::string lease_name(const AttemptHead& head, int rank);
 std::string failed_name(std::string_view save_id);
 std::string publisher_name(std::string_view save_id);
@@ -82,9 +82,9 @@ std::string attempt_temporary(std::string_view save_id, std::string_view what);
 // The same in a group's directory.
 std::string group_temporary(std::string_view save_id, int group, std::string_view what);
 
-// The content of a rank's report file.
-struct LeftReport {
-  Bytes report;              // RankReport::encode()
+// The content of a rank's receipt file.
+struct AttemptReceipt {
+  Bytes receipt;             // Receipt::encode()
   uint64_t common_keys = 0;  // hash of the keys of its common objects, which rank 0 writes
   // What it holds, by id, with the contents that the ranks compare (plan/contents.h).
   std::vector<HeldContent> held = {};
@@ -95,7 +95,7 @@ struct LeftReport {
   ReplicaNames replicas = {};  // SaveOptions::tp_replica_names: the replicas that this rank holds
 
   Bytes encode() const;
-  static LeftReport decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
+  static AttemptReceipt decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
 // The content of the failure file: the error of the rank that failed first. `rank` is the rank that
@@ -108,18 +108,18 @@ struct LeftFailure {
   static LeftFailure decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
-// The reports of a group's ranks, ordered by rank. Each is the result of LeftReport::encode().
+// The receipts of a group's ranks, ordered by rank. Each is the result of AttemptReceipt::encode().
 Bytes encode_group(const std::vector<Bytes>& left);
 std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 
-// What a rank has left (LeftReport::encode()): in its group's merged file if that exists, else in a
-// file of its own. nullopt if there is none. counted_reports() returns those of all the group's
-// ranks, and reads each file once.
-std::optional<Bytes> counted_report(Storage& storage, const AttemptHead& head, int rank);
-std::vector<std::optional<Bytes>> counted_reports(Storage& storage, const AttemptHead& head,
-                                                  int group);
+// What a rank has left (AttemptReceipt::encode()): in its group's merged file if that exists, else
+// in a file of its own. nullopt if there is none. counted_receipts() returns those of all the
+// group's ranks, and reads each file once.
+std::optional<Bytes> counted_receipt(Storage& storage, const AttemptHead& head, int rank);
+std::vector<std::optional<Bytes>> counted_receipts(Storage& storage, const AttemptHead& head,
+                                                   int group);
 // The group's merged file, by rank; nullopt if it does not exist. Error(kCorrupt) if it has another
-// number of reports.
+// number of receipts.
 std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead& head, int group);
 
 // nullopt if the file does not exist (yet). If the head is damaged, the hint of Error(kCorrupt)
@@ -140,11 +140,11 @@ std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 // The state of an attempt according to its files.
 struct AttemptState {
   std::optional<Outcome> outcome;
-  size_t missing_count = 0;  // ranks that have left no report
+  size_t missing_count = 0;  // ranks that have left no receipt
   std::vector<int> missing;  // the lowest of them
   std::optional<Error> failed;
-  // Set by callers that check it: another checkpoint was published first; the error of reports that
-  // contradict each other.
+  // Set by callers that check it: another checkpoint was published first; the error of receipts
+  // that contradict each other.
   bool is_late = false;
   std::optional<Error> contradiction = {};
 };
@@ -165,7 +165,7 @@ Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Dea
 // The file's bytes; nullopt if it does not exist. Error(kCorrupt) if it has more than `most` bytes.
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,
                                    uint64_t most = UINT64_MAX);
-// The limit for a head, an outcome, a failure or a lease, bytes. Reports have no limit.
+// The limit for a head, an outcome, a failure or a lease, bytes. Receipts have no limit.
 inline constexpr uint64_t kMaxSmallFile = 4u << 20;
 
 }  // namespace tilestone::engine

@@ -21,8 +21,8 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
 
 bool has_all_files(Storage& storage, const Manifest& manifest) {
-  for (const RankReport& report : manifest.reports) {
-    for (const ReportedFile& file : report.files) {
+  for (const Receipt& receipt : manifest.receipts) {
+    for (const ReceiptFile& file : receipt.files) {
       const auto info = storage.stat(file.name);
       if (!info || !info->regular || info->size != file.size) return false;
     }

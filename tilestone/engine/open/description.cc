@@ -85,12 +85,12 @@ void expect_unchanged(Storage& storage, const DirectoryFiles& files,
   }
 }
 
-// Whether to read the reports of a rank-local save's ranks.
-enum class Reports : uint8_t { kRead, kIgnored };
+// Whether to read the receipts of a rank-local save's ranks.
+enum class Receipts : uint8_t { kRead, kIgnored };
 
 // Reads the index among these names, and its manifest if there is one.
 Description read_once(Storage& storage, const DetectedFormat& found, std::vector<std::string> names,
-                      Reports reports) {
+                      Receipts receipts) {
   if (replaced_of(storage, *found.format, names)) {
     const std::vector<std::string> rank_local = found.format->rank_local_files(names);
     names = without(std::move(names), rank_local);
@@ -114,9 +114,9 @@ Description read_once(Storage& storage, const DetectedFormat& found, std::vector
     const Metadata& metadata = *description.metadata;
     expect_own_files(storage, *found.format, names, metadata);
     expect_no_other_ranks(*found.format, names, metadata);
-    if (reports == Reports::kRead) {
+    if (receipts == Receipts::kRead) {
       description.manifest =
-          manifest_of_reports(storage, *found.format, *found.dialect, metadata.save_id);
+          manifest_of_receipts(storage, *found.format, *found.dialect, metadata.save_id);
     }
     return description;
   }
@@ -145,10 +145,10 @@ bool same_files(const Description& a, const Description& b) {
 // A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
 // may be outdated, and is read again until two reads are equal.
 Description read_description(Storage& storage, const DetectedFormat& detected,
-                             std::vector<std::string> names, Reports reports) {
-  Description found = read_once(storage, detected, std::move(names), reports);
+                             std::vector<std::string> names, Receipts receipts) {
+  Description found = read_once(storage, detected, std::move(names), receipts);
   for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
-    Description next = read_once(storage, detected, names_of_checkpoint(storage), reports);
+    Description next = read_once(storage, detected, names_of_checkpoint(storage), receipts);
     const bool same = same_files(next, found);
     found = std::move(next);
     if (same) break;
@@ -174,7 +174,7 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
   description.metadata = format.parse_rank_index(description.files, rank);
   expect_own_files(storage, format, names, *description.metadata);
   description.manifest =
-      manifest_of_reports(storage, format, *found.dialect, description.metadata->save_id, rank);
+      manifest_of_receipts(storage, format, *found.dialect, description.metadata->save_id, rank);
   return description;
 }
 
@@ -220,7 +220,7 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
       }
       if (!found.of_own_rank) {
         found.description =
-            read_description(*found.storage, found.format, std::move(names), Reports::kRead);
+            read_description(*found.storage, found.format, std::move(names), Receipts::kRead);
       }
       if (unmarked != nullptr && may_be_of(found.description, *unmarked)) {
         found.format.dialect = unmarked;
@@ -250,7 +250,7 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   const bool rank_local = is_rank_local(*found.format, names);
   Description description;
   try {
-    description = read_description(storage, found, std::move(names), Reports::kIgnored);
+    description = read_description(storage, found, std::move(names), Receipts::kIgnored);
   } catch (const Error& error) {
     if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
     return standing;  // ranks are missing: the files belong to an incomplete save
@@ -267,8 +267,8 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
   standing.files.insert(description.manifest_file);
   // The index does not name the files that contain only copies.
   const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
-  for (const RankReport& report : manifest.reports) {
-    for (const ReportedFile& file : report.files) standing.files.insert(file.name);
+  for (const Receipt& receipt : manifest.receipts) {
+    for (const ReceiptFile& file : receipt.files) standing.files.insert(file.name);
   }
   // A save of stock Megatron-Core over this checkpoint, if it failed, has removed metadata.json,
   // and without that file the checkpoint has no common.pt.

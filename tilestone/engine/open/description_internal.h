@@ -19,7 +19,7 @@ struct Description {
   std::string format;
   std::string dialect;
   DirectoryFiles files;  // the index; `names` has the names in contents and sizes
-  // The file's bytes; for a rank-local checkpoint, manifest_of_reports(). Empty if there is none.
+  // The file's bytes; for a rank-local checkpoint, manifest_of_receipts(). Empty if there is none.
   Bytes manifest;
   std::string manifest_file;         // not encoded
   std::optional<Metadata> metadata;  // parsed from `files`, on the rank that read them; not encoded

@@ -21,7 +21,7 @@ struct Opened {
   // The object with the common state, if the dialect keeps it in an object. It is not in
   // `metadata`.
   std::optional<StoredObject> common;
-  std::optional<Manifest> manifest;   // of a rank-local checkpoint: made from the ranks' reports
+  std::optional<Manifest> manifest;   // of a rank-local checkpoint: made from the ranks' receipts
   ReplicaNames replica_names = {};    // second names that the index has and `metadata` lacks
   ReplicaPlaces replica_places = {};  // of tensors that were united
 

@@ -30,10 +30,10 @@ std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std:
   return heads;
 }
 
-// Collects the reports of an attempt for manifest_of_reports().
-class ReportCollector {
+// Collects the receipts of an attempt for manifest_of_receipts().
+class ReceiptCollector {
  public:
-  ReportCollector(const AttemptHead& head, const Format& format, const Dialect& dialect)
+  ReceiptCollector(const AttemptHead& head, const Format& format, const Dialect& dialect)
       : head_(head), format_(format) {
     manifest_.save_id = head.save_id;
     manifest_.world_size = head.world_size;
@@ -43,10 +43,10 @@ class ReportCollector {
     manifest_.attributes = head.attributes;
   }
 
-  // Both return false if a report is missing.
+  // Both return false if a receipt is missing.
   bool take_all(Storage& storage) {
     for (int group = 0; group < head_.group_count(); ++group) {
-      for (const std::optional<Bytes>& left : counted_reports(storage, head_, group)) {
+      for (const std::optional<Bytes>& left : counted_receipts(storage, head_, group)) {
         if (!left) return false;
         add(*left);
       }
@@ -55,7 +55,7 @@ class ReportCollector {
   }
   bool take_only(Storage& storage, int rank) {
     if (rank >= head_.world_size) return false;
-    const std::optional<Bytes> left = counted_report(storage, head_, rank);
+    const std::optional<Bytes> left = counted_receipt(storage, head_, rank);
     if (!left) return false;
     while (next() < rank) add_empty();
     add(*left);
@@ -69,7 +69,7 @@ class ReportCollector {
   int next() const { return static_cast<int>(encoded_.size()); }
 
   void add_empty() {
-    RankReport empty;
+    Receipt empty;
     empty.rank = next();
     empty.world_size = head_.world_size;
     empty.save_id = head_.save_id;
@@ -77,26 +77,26 @@ class ReportCollector {
   }
 
   void add(ByteView left) {
-    LeftReport of_rank = LeftReport::decode(left, report_name(head_, next()));
-    RankReport report = RankReport::decode(of_rank.report);
-    const size_t copies = report.object_copies.size();
-    std::vector<RankReport::Object> own;
-    for (const RankReport::Object& object : report.objects) {
-      (keys_.insert(object.key).second ? own : report.object_copies).push_back(object);
+    AttemptReceipt of_rank = AttemptReceipt::decode(left, attempt_receipt_name(head_, next()));
+    Receipt receipt = Receipt::decode(of_rank.receipt);
+    const size_t copies = receipt.object_copies.size();
+    std::vector<Receipt::Object> own;
+    for (const Receipt::Object& object : receipt.objects) {
+      (keys_.insert(object.key).second ? own : receipt.object_copies).push_back(object);
     }
     // Another version may encode the metadata in another way.
     if (head_.writer == writer_name()) {
-      manifest_.index.push_back(sums_of({describe_rank(report, format_)}).front());
+      manifest_.index.push_back(sums_of({describe_rank(receipt, format_)}).front());
     }
-    const bool is_changed = report.object_copies.size() != copies;
-    report.objects = std::move(own);
-    encoded_.push_back(is_changed ? report.encode() : std::move(of_rank.report));
+    const bool is_changed = receipt.object_copies.size() != copies;
+    receipt.objects = std::move(own);
+    encoded_.push_back(is_changed ? receipt.encode() : std::move(of_rank.receipt));
   }
 
   const AttemptHead& head_;
   const Format& format_;
   Manifest manifest_;
-  std::vector<Bytes> encoded_;  // the reports, by rank
+  std::vector<Bytes> encoded_;  // the receipts, by rank
   std::set<std::string> keys_;  // of the objects so far
 };
 
@@ -166,42 +166,42 @@ void expect_no_other_ranks(const Format& format, std::span<const std::string> na
   }
 }
 
-IndexFile describe_rank(RankReport report, const Format& format) {
+IndexFile describe_rank(Receipt receipt, const Format& format) {
   Metadata metadata;
-  metadata.save_id = report.save_id;
+  metadata.save_id = receipt.save_id;
   metadata.writer = writer_name();
-  for (ReportedFile& file : report.files) metadata.files.push_back(std::move(file.name));
-  const auto place_of = [](const ReportedItem& item) {
+  for (ReceiptFile& file : receipt.files) metadata.files.push_back(std::move(file.name));
+  const auto place_of = [](const ReceiptItem& item) {
     return ItemLocation{item.file, Codec::kNone, item.offset, item.length, item.checksums};
   };
-  for (RankReport::Tensor& tensor : report.tensors) {
+  for (Receipt::Tensor& tensor : receipt.tensors) {
     metadata.tensors.push_back({std::move(tensor.key),
                                 std::move(tensor.path),
                                 tensor.dtype,
                                 std::move(tensor.global_shape),
                                 {}});
   }
-  for (RankReport::Chunk& chunk : report.chunks) {
+  for (Receipt::Chunk& chunk : receipt.chunks) {
     metadata.tensors.at(chunk.tensor).chunks.push_back({std::move(chunk.box), place_of(chunk.at)});
   }
-  for (RankReport::Object& object : report.objects) {
+  for (Receipt::Object& object : receipt.objects) {
     metadata.objects.push_back(
         {std::move(object.key), std::move(object.path), place_of(object.at)});
   }
   metadata.index();
-  return {format.rank_index_name(report.rank), format.encode_rank_index(metadata),
+  return {format.rank_index_name(receipt.rank), format.encode_rank_index(metadata),
           IndexRole::kSwitch};
 }
 
-Bytes manifest_of_reports(Storage& storage, const Format& format, const Dialect& dialect,
-                          const std::string& save_id, std::optional<int> rank) {
+Bytes manifest_of_receipts(Storage& storage, const Format& format, const Dialect& dialect,
+                           const std::string& save_id, std::optional<int> rank) {
   if (!is_save_id(save_id)) return {};
   const auto head = read_head(storage, save_id);
   if (!head || !head->rank_local) return {};
-  ReportCollector reports(*head, format, dialect);
+  ReceiptCollector receipts(*head, format, dialect);
   try {
-    if (rank ? reports.take_only(storage, *rank) : reports.take_all(storage)) {
-      return reports.encode();
+    if (rank ? receipts.take_only(storage, *rank) : receipts.take_all(storage)) {
+      return receipts.encode();
     }
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCorrupt && error.hint().empty()) {

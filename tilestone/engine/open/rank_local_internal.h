@@ -1,5 +1,5 @@
 // A rank-local checkpoint: each rank has published its own metadata. Checks whether it is complete,
-// and makes what the metadata of the ranks lacks from their reports.
+// and makes what the metadata of the ranks lacks from their receipts.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/index.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/storage/storage.h"
 
@@ -36,14 +36,14 @@ void expect_no_other_ranks(const Format& format, std::span<const std::string> na
 
 // The metadata file of one rank, as in torch's rank-local mode. Does not check coverage.
 // Error(kUnsupported) for a format that has no such file.
-IndexFile describe_rank(RankReport report, const Format& format);
+IndexFile describe_rank(Receipt receipt, const Format& format);
 
-// What the reports of a rank-local save of ours say beyond the ranks' metadata (checksums above
+// What the receipts of a rank-local save of ours say beyond the ranks' metadata (checksums above
 // all), as an encoded manifest whose sums of the index are those of the ranks' metadata files. An
-// object that several ranks have is in the lowest rank's report, and a copy in the others. `rank`:
-// only this rank's report has content. Returns nothing if the reports are not at the location:
+// object that several ranks have is in the lowest rank's receipt, and a copy in the others. `rank`:
+// only this rank's receipt has content. Returns nothing if the receipts are not at the location:
 // another program made the save, or it was copied without its hidden files.
-Bytes manifest_of_reports(Storage& storage, const Format& format, const Dialect& dialect,
-                          const std::string& save_id, std::optional<int> rank = std::nullopt);
+Bytes manifest_of_receipts(Storage& storage, const Format& format, const Dialect& dialect,
+                           const std::string& save_id, std::optional<int> rank = std::nullopt);
 
 }  // namespace tilestone::engine

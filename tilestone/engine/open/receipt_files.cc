@@ -41,7 +41,7 @@ Bytes LeftReceipt::encode() const {
   out.u8(static_cast<uint8_t>(!error      ? Status::kWell
                               : may_exist ? Status::kUnknown
                                           : Status::kFailed));
-  out.blob(error ? Bytes(error->encode()) : report);
+  out.blob(error ? Bytes(error->encode()) : receipt);
   const uint64_t sum = xxh3_64(out.bytes());
   out.u64(sum);
   return std::move(out).take();
@@ -68,7 +68,7 @@ LeftReceipt LeftReceipt::decode(ByteView bytes, const std::string& file) {
       left.error = Error::decode(content);
       left.may_exist = status == Status::kUnknown;
     } else {
-      left.report.assign(content.begin(), content.end());
+      left.receipt.assign(content.begin(), content.end());
     }
     return left;
   } catch (Error& error) {

@@ -22,7 +22,7 @@ bool is_receipt_suffix(std::string_view base);
 // The content of both files.
 struct LeftReceipt {
   std::optional<Error> error;  // nullopt: the rank has written, or the checkpoint is published
-  Bytes report = {};           // RankReport::encode(); empty in an outcome
+  Bytes receipt = {};          // Receipt::encode(); empty in an outcome
   // In an outcome with an error: it came while the checkpoint was published, which may exist.
   bool may_exist = false;
 

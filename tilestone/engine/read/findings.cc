@@ -252,7 +252,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   return report;
 }
 
-Bytes encode_report(const LoadReport& report) {
+Bytes encode_receipt(const LoadReport& report) {
   ByteWriter writer;
   write(writer, report.not_in_checkpoint);
   write(writer, report.not_requested);
@@ -260,7 +260,7 @@ Bytes encode_report(const LoadReport& report) {
   return std::move(writer).take();
 }
 
-LoadReport decode_report(ByteView bytes) {
+LoadReport decode_receipt(ByteView bytes) {
   LoadReport report;
   if (bytes.empty()) return report;
   ByteReader reader(bytes, "report of a load");

@@ -28,17 +28,17 @@ Places::Places(const Opened& opened, int rank, int world)
 }
 
 void Places::find_writers() {
-  std::unordered_map<std::string_view, const RankReport*> reports;
+  std::unordered_map<std::string_view, const Receipt*> receipts;
   if (opened_.manifest) {
-    for (const RankReport& report : opened_.manifest->reports) {
-      for (const ReportedFile& file : report.files) reports.emplace(file.name, &report);
+    for (const Receipt& receipt : opened_.manifest->receipts) {
+      for (const ReceiptFile& file : receipt.files) receipts.emplace(file.name, &receipt);
     }
   }
   int ranks = 0;  // at least so many ranks saved
   for (const std::string& file : metadata_.files) {
     FileWriter writer;
-    const auto found = reports.find(file);
-    if (found != reports.end()) {
+    const auto found = receipts.find(file);
+    if (found != receipts.end()) {
       writer = {found->second->rank, found->second->host};
     } else if (const auto name = opened_.format->parse_data_file_name(file)) {
       writer.rank = name->rank;

@@ -4,7 +4,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 namespace {

@@ -107,7 +107,7 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
     warn_of_undeclared(share);
   }
   // Only after planning, because the planner copies every common object whose content is noted.
-  // Even if the ranks compare nothing: a restarted rank compares its state with its own report.
+  // Even if the ranks compare nothing: a restarted rank compares its state with its own receipt.
   note_contents(share, false);
   if (asked.compared != nullptr) note_compared(share, *asked.compared);
 }
@@ -126,8 +126,8 @@ void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept 
   try {
     const Deadline deadline = Deadline::after(kFailureTime);
     if (!attempt.join(deadline)) return;
-    if (attempt.has_report(saving.files.rank)) return;  // from before a restart
-    attempt.take_back_failure(saving.files.rank);       // likewise
+    if (attempt.has_receipt(saving.files.rank)) return;  // from before a restart
+    attempt.take_back_failure(saving.files.rank);        // likewise
     attempt.leave_failure(saving.files.rank, error, deadline);
   } catch (...) {
     log(LogLevel::kDebug,
@@ -158,24 +158,25 @@ void make_lease(SavingByFiles& saving) {
                        group_temporary(head.save_id, group, "lease"));
 }
 
-// Joins the attempt, and creates the lease that shows that this rank is working. Returns the report
-// that this rank left before a restart, if there is one.
-std::optional<LeftReport> join(SavingByFiles& saving) {
+// Joins the attempt, and creates the lease that shows that this rank is working. Returns the
+// receipt that this rank left before a restart, if there is one.
+std::optional<AttemptReceipt> join(SavingByFiles& saving) {
   Attempt& attempt = saving.attempt;
   saving.is_done = !attempt.join(saving.deadline);
   if (saving.is_done) return std::nullopt;
   attempt.take_back_failure(saving.files.rank);
-  saving.is_reported = attempt.has_report(saving.files.rank);
-  if (saving.is_reported) return attempt.report_of(saving.files.rank);
+  saving.is_reported = attempt.has_receipt(saving.files.rank);
+  if (saving.is_reported) return attempt.receipt_of(saving.files.rank);
   make_lease(saving);
   return std::nullopt;
 }
 
-void expect_state_of_before(const SavingByFiles& saving, const std::optional<LeftReport>& before) {
+void expect_state_of_before(const SavingByFiles& saving,
+                            const std::optional<AttemptReceipt>& before) {
   const SaveShare& share = saving.planned.share;
-  if (before) return expect_reported_state(RankReport::decode(before->report), &*before, share);
+  if (before) return expect_reported_state(Receipt::decode(before->receipt), &*before, share);
   if (!saving.is_done) return;
-  const auto published = saving.attempt.published_report_of(saving.files.rank);
+  const auto published = saving.attempt.published_receipt_of(saving.files.rank);
   if (published) expect_reported_state(*published, nullptr, share);
 }
 
@@ -193,7 +194,7 @@ void write_nothing(SavingByFiles& saving) {
 
 // ---- Writing and reporting
 
-RankReport write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
+Receipt write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
   const int count = saving.planned.share.options.resources.files_per_rank;
   for (int tries = 1;; ++tries) {
     try {
@@ -216,10 +217,10 @@ std::vector<std::string> unwritten_objects(const SaveShare& share) {
   return keys;
 }
 
-LeftReport left_by(const SavingByFiles& saving) {
+AttemptReceipt left_by(const SavingByFiles& saving) {
   const SaveShare& share = saving.planned.share;
-  LeftReport left;
-  left.report = saving.report->encode();
+  AttemptReceipt left;
+  left.receipt = saving.receipt->encode();
   std::set<std::string_view> common;
   for (const PlanObject& object : share.local.objects) {
     if (object.common) common.insert(object.key);
@@ -235,7 +236,7 @@ LeftReport left_by(const SavingByFiles& saving) {
   return left;
 }
 
-// Another process has reported as this rank, and its report counts.
+// Another process has reported as this rank, and its receipt counts.
 void withdraw_written(SavingByFiles& saving) {
   PlannedShare& planned = saving.planned;
   discard(planned);
@@ -246,12 +247,12 @@ void withdraw_written(SavingByFiles& saving) {
                               planned.result.save_id);
 }
 
-// Not a failure of the save: the report that counts can be published.
+// Not a failure of the save: the receipt that counts can be published.
 void expect_same_as_counted(const SavingByFiles& saving) {
-  const auto left = saving.attempt.report_of(saving.files.rank);
-  const auto counted = left ? std::optional(RankReport::decode(left->report))
-                            : saving.attempt.published_report_of(saving.files.rank);
-  if (counted) expect_same_report(*counted, *saving.report);
+  const auto left = saving.attempt.receipt_of(saving.files.rank);
+  const auto counted = left ? std::optional(Receipt::decode(left->receipt))
+                            : saving.attempt.published_receipt_of(saving.files.rank);
+  if (counted) expect_same_receipt(*counted, *saving.receipt);
 }
 
 void refuse(bool refused, const std::string& what, const std::string& hint) {
@@ -282,7 +283,7 @@ void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionPar
     leave_planning_failure(saving, current_error());
     throw;
   }
-  std::optional<LeftReport> before;
+  std::optional<AttemptReceipt> before;
   try {
     before = join(saving);
   } catch (...) {
@@ -290,7 +291,7 @@ void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionPar
     throw;
   }
   if (!saving.is_done && !saving.is_reported) return;
-  // The report that is there can still be published, whatever state this rank has now.
+  // The receipt that is there can still be published, whatever state this rank has now.
   expect_state_of_before(saving, before);
   write_nothing(saving);
 }
@@ -302,9 +303,9 @@ void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept {
     // Encode this now, while the tensors of the common state still have memory.
     if (share.rank == 0)
       saving.of_dialect = share.dialect->encode_index(share.items, *share.format);
-    saving.report = write_under_free_names(saving, kept);
-    saving.report->state = state_of(share);
-    if (saving.files.torch_rank_local) saving.report->held.clear();  // each writes all that it has
+    saving.receipt = write_under_free_names(saving, kept);
+    saving.receipt->state = state_of(share);
+    if (saving.files.torch_rank_local) saving.receipt->held.clear();  // each writes all that it has
   } catch (...) {
     saving.failed = std::current_exception();
     saving.lease.reset();
@@ -318,8 +319,8 @@ void report_by_files(SavingByFiles& saving) {
   const int rank = saving.files.rank;
   bool counts = true;
   try {
-    if (saving.report) {
-      counts = saving.attempt.leave_report(rank, left_by(saving), saving.deadline);
+    if (saving.receipt) {
+      counts = saving.attempt.leave_receipt(rank, left_by(saving), saving.deadline);
       if (!counts) withdraw_written(saving);
       saving.is_reported = true;
     }
@@ -328,8 +329,8 @@ void report_by_files(SavingByFiles& saving) {
   } catch (...) {
     saving.lease.reset();
     const Error error = current_error();
-    const bool reports = saving.report && !saving.is_reported;
-    if (reports && saving.attempt.surely_lacks_report(rank)) discard(saving.planned);
+    const bool receipts = saving.receipt && !saving.is_reported;
+    if (receipts && saving.attempt.surely_lacks_receipt(rank)) discard(saving.planned);
     leave_failure(saving, error);
     throw;
   }

@@ -17,7 +17,7 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/format/index.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 
@@ -35,9 +35,9 @@ struct SavingByFiles {
   bool is_done = false;      // already published: this rank has nothing to do
   bool is_reported = false;  // by this process, or before a restart
   std::optional<Lease> lease;
-  std::optional<RankReport> report;  // of what this process has written
-  Index of_dialect = {};             // on rank 0: the dialect's files
-  std::exception_ptr failed;         // in writing; already left for the other ranks
+  std::optional<Receipt> receipt;  // of what this process has written
+  Index of_dialect = {};           // on rank 0: the dialect's files
+  std::exception_ptr failed;       // in writing; already left for the other ranks
 };
 
 // Plans by rule, and joins the attempt. `session`: null without one.

@@ -150,19 +150,19 @@ void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written) {
         "writing",
         [&](Deadline) {
           if (const Error* const failed = std::get_if<Error>(&written)) throw *failed;
-          return std::get<RankReport>(written).encode();
+          return std::get<Receipt>(written).encode();
         },
         [&](const std::vector<Bytes>& payloads) {
-          std::vector<RankReport> reports;
+          std::vector<Receipt> receipts;
           for (size_t rank = 0; rank < payloads.size(); ++rank) {
-            reports.push_back(rank == own ? std::move(std::get<RankReport>(written))
-                                          : RankReport::decode(payloads[rank]));
+            receipts.push_back(rank == own ? std::move(std::get<Receipt>(written))
+                                           : Receipt::decode(payloads[rank]));
           }
-          prepare_commit(planned, std::move(reports), payloads, coordinator_deadline(rounds));
+          prepare_commit(planned, std::move(receipts), payloads, coordinator_deadline(rounds));
           return std::vector<Bytes>();
         });
   } catch (...) {
-    // The coordinator will accept no report of this rank, so the save can't be published.
+    // The coordinator will accept no receipt of this rank, so the save can't be published.
     discard(planned);
     throw;
   }

@@ -13,7 +13,7 @@
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 
@@ -21,7 +21,7 @@ namespace tilestone::engine {
 PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session);
 
 // What a rank has written, or why it has not.
-using Written = std::variant<RankReport, Error>;
+using Written = std::variant<Receipt, Error>;
 
 // Writes this rank's share. A failure is returned, because the other ranks learn of it when this
 // rank reports. Throws only an interrupt's reason, which the others are told at once.

@@ -32,18 +32,18 @@ Assignment take_what_exceeds(SaveShare& share, uint64_t most) {
   return live;
 }
 
-// Writes what is not staged. The report of the rest says what the rank holds.
-std::optional<RankReport> write_what_exceeds(PlannedShare& planned, uint64_t most,
-                                             KeptResources* kept, const Deadline& deadline) {
+// Writes what is not staged. The receipt of the rest says what the rank holds.
+std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, KeptResources* kept,
+                                          const Deadline& deadline) {
   SaveShare& share = planned.share;
   Assignment live = take_what_exceeds(share, most);
   if (live.chunks.empty() && live.copies.empty()) return std::nullopt;
   Assignment staged = std::exchange(share.assignment, std::move(live));
   const bool held = std::exchange(share.report_held, false);
-  RankReport report = write_share(planned, kept, deadline);
+  Receipt receipt = write_share(planned, kept, deadline);
   share.assignment = std::move(staged);
   share.report_held = held;
-  return report;
+  return receipt;
 }
 
 // If this rank has lost the outcome of the last round, the others may have begun to write in the
@@ -68,7 +68,7 @@ KeptResources* kept_of(SessionParts* session) {
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
                             SessionParts* session) {
   std::shared_ptr<StagingMemory> memory;
-  std::optional<RankReport> written;
+  std::optional<Receipt> written;
   try {
     rounds.run(
         "staging",
@@ -123,13 +123,13 @@ void InBackground::give_up(const Error& why) noexcept {
   receipts_.leave(why);
 }
 
-RankReport InBackground::write() {
+Receipt InBackground::write() {
   const int first = before_ ? planned_.share.options.resources.files_per_rank : 0;
-  RankReport report = write_share(planned_, kept_of(session_.get()), deadline_, first);
-  if (before_) report = joined_reports(*std::exchange(before_, std::nullopt), std::move(report));
-  planned_.result.items_written = report.chunks.size() + report.objects.size();
+  Receipt receipt = write_share(planned_, kept_of(session_.get()), deadline_, first);
+  if (before_) receipt = joined_receipts(*std::exchange(before_, std::nullopt), std::move(receipt));
+  planned_.result.items_written = receipt.chunks.size() + receipt.objects.size();
   release();
-  return report;
+  return receipt;
 }
 
 // The next save may use the memory.
@@ -143,15 +143,15 @@ void InBackground::release() {
 void InBackground::publish() {
   bool tried = false;
   try {
-    RankReport own = write();
+    Receipt own = write();
     const Deadline deadline = deadline_.sooner(kShareOfCoordinator);
     const std::vector<Bytes> encoded = receipts_.gather(own.encode(), deadline);
-    std::vector<RankReport> reports;
+    std::vector<Receipt> receipts;
     for (size_t rank = 0; rank < encoded.size(); ++rank) {
       const bool is_own = static_cast<int>(rank) == planned_.share.rank;
-      reports.push_back(is_own ? std::move(own) : RankReport::decode(encoded[rank]));
+      receipts.push_back(is_own ? std::move(own) : Receipt::decode(encoded[rank]));
     }
-    prepare_commit(planned_, std::move(reports), encoded, deadline);
+    prepare_commit(planned_, std::move(receipts), encoded, deadline);
     if (deadline_.expired()) {
       throw Error(ErrorCode::kTimeout, "the save's deadline passed before it was published");
     }
@@ -184,8 +184,8 @@ void InBackground::end_badly(const Error& error, bool tried) noexcept {
 
 void InBackground::report_and_wait() {
   try {
-    const RankReport report = write();
-    receipts_.leave(report.encode(), deadline_);
+    const Receipt receipt = write();
+    receipts_.leave(receipt.encode(), deadline_);
   } catch (...) {
     has_left_error_ = true;
     discard(planned_);

@@ -12,7 +12,7 @@
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 
@@ -20,7 +20,7 @@ namespace tilestone::engine {
 struct StagedShare {
   PlannedShare planned;
   std::shared_ptr<StagingMemory> memory;
-  std::optional<RankReport> written;  // what was not staged
+  std::optional<Receipt> written;  // what was not staged
 };
 
 // The last round of the call: each rank stages its share, at most `most` bytes of it, and writes
@@ -43,7 +43,7 @@ class InBackground {
   void give_up(const Error& why) noexcept;
 
  private:
-  RankReport write();
+  Receipt write();
   void release();
   void publish();
   void end_badly(const Error& error, bool tried) noexcept;
@@ -51,7 +51,7 @@ class InBackground {
 
   PlannedShare planned_;
   std::shared_ptr<StagingMemory> memory_;
-  std::optional<RankReport> before_;
+  std::optional<Receipt> before_;
   std::shared_ptr<SessionParts> session_;
   const Deadline deadline_;
   const bool is_coordinator_;

@@ -48,20 +48,19 @@ void open_storage(PlannedShare& planned) {
                         : staging_storage(*planned.location, planned.staging_name);
 }
 
-RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
-                       int first_file) {
+Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline, int first_file) {
   const SaveShare& share = planned.share;
   if (planned.storage == nullptr) open_storage(planned);
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
   task.kept = kept;
-  RankReport report = write_items(*planned.storage, *share.format, task, share.options, deadline);
-  planned.result.items_written = report.chunks.size() + report.objects.size();
-  for (const ReportedFile& file : report.files) {
+  Receipt receipt = write_items(*planned.storage, *share.format, task, share.options, deadline);
+  planned.result.items_written = receipt.chunks.size() + receipt.objects.size();
+  for (const ReceiptFile& file : receipt.files) {
     planned.result.bytes_written += file.size;
     planned.written.push_back(file.name);
   }
-  return report;
+  return receipt;
 }
 
 void release_tensors(SaveShare& share) {
@@ -83,14 +82,14 @@ std::map<std::string, std::string> all_attributes(const SaveOptions& options) {
 
 }  // namespace
 
-void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
+void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline) {
   const SaveShare& share = planned.share;
   const bool copies = share.options.copies.has_value();
   planned.transaction->prepare(
-      {.save = {.reports = std::move(reports),
+      {.save = {.receipts = std::move(receipts),
                 .encoded = encoded,
-                .copies = copies ? CopyPolicy::kReported : CopyPolicy::kRefuse,
+                .copies = copies ? CopyPolicy::kNoted : CopyPolicy::kRefuse,
                 .attributes = all_attributes(share.options),
                 .of_dialect = share.dialect->encode_index(share.items, *share.format),
                 .replicas = std::move(planned.replicas)},

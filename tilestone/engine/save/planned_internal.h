@@ -19,7 +19,7 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -54,13 +54,13 @@ void open_storage(PlannedShare& planned);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
 // Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
 // found. `kept`: of a session; null: none. `first_file`: see WriteTask.
-RankReport write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
-                       int first_file = 0);
+Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                    int first_file = 0);
 // Forgets the tensors, which are not read again once the data is durable.
 void release_tensors(SaveShare& share);
 
-// Transaction::prepare() with the reports of all ranks. encoded[r] is reports[r].encode().
-void prepare_commit(PlannedShare& planned, std::vector<RankReport> reports,
+// Transaction::prepare() with the receipts of all ranks. encoded[r] is receipts[r].encode().
+void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline);
 // The save will not be committed. Removes the data files that this rank has written, and abandons
 // the transaction. Failures are logged.

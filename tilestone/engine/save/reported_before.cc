@@ -27,12 +27,12 @@ namespace {
 
 class Comparison {
  public:
-  Comparison(const RankReport& report, const LeftReport* left, const SaveShare& share)
-      : report_(report), left_(left), share_(share), plan_(share.local) {
+  Comparison(const Receipt& receipt, const AttemptReceipt* left, const SaveShare& share)
+      : receipt_(receipt), left_(left), share_(share), plan_(share.local) {
     for (const PlanTensor& tensor : plan_.tensors) tensors_.emplace(tensor.key, &tensor);
     for (const PlanObject& object : plan_.objects) objects_.emplace(object.key, &object);
-    for (const RankReport::Tensor& tensor : report.tensors) before_.emplace(tensor.key, &tensor);
-    for (const RankReport::Object& object : report.objects) written_.insert(object.key);
+    for (const Receipt::Tensor& tensor : receipt.tensors) before_.emplace(tensor.key, &tensor);
+    for (const Receipt::Object& object : receipt.objects) written_.insert(object.key);
   }
 
   void expect_same() const {
@@ -42,20 +42,20 @@ class Comparison {
     expect_written();
     expect_objects();
     expect_elements();
-    if (report_.state == 0 || report_.state == state_of(share_)) return;
+    if (receipt_.state == 0 || receipt_.state == state_of(share_)) return;
     fail("", "other values or tensors that another rank writes");
   }
 
  private:
   [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    fail_other_state(report_.rank, key, what);
+    fail_other_state(receipt_.rank, key, what);
   }
   [[noreturn]] void fail(std::string_view key, const std::string& then,
                          const std::string& now) const {
     fail(key, then + " then, but " + now + " now");
   }
 
-  // Everything in the report, which has all that this rank wrote, is still there.
+  // Everything in the receipt, which has all that this rank wrote, is still there.
   void expect_reported_keys() const {
     for (const auto& [key, tensor] : before_) {
       const std::string then = described(tensor->dtype, tensor->global_shape);
@@ -71,7 +71,7 @@ class Comparison {
     }
   }
 
-  // What this rank would write now and has not: the report of its own tensors has each key.
+  // What this rank would write now and has not: the receipt of its own tensors has each key.
   void expect_planned_keys() const {
     if (left_ != nullptr) return;  // expect_held() knows more
     for (const uint32_t i : share_.assignment.chunks) {
@@ -122,14 +122,14 @@ class Comparison {
 
   // Its part must be the same: otherwise another rank's state was another one.
   void expect_written() const {
-    for (const RankReport::Chunk& chunk : report_.chunks) {
-      const std::string& key = report_.tensors[chunk.tensor].key;
+    for (const Receipt::Chunk& chunk : receipt_.chunks) {
+      const std::string& key = receipt_.tensors[chunk.tensor].key;
       if (!chunk.box.empty() && !piece_of(key, chunk.box)) {
         fail(key, "box " + to_string(chunk.box), "other boxes");
       }
     }
     const auto has_elements = [](const auto& chunk) { return !chunk.box.empty(); };
-    const auto then = std::count_if(report_.chunks.begin(), report_.chunks.end(), has_elements);
+    const auto then = std::count_if(receipt_.chunks.begin(), receipt_.chunks.end(), has_elements);
     const auto now = std::count_if(share_.assignment.chunks.begin(), share_.assignment.chunks.end(),
                                    [&](uint32_t i) { return !plan_.chunks[i].box.empty(); });
     if (then != now) {
@@ -138,7 +138,7 @@ class Comparison {
   }
 
   void expect_objects() const {
-    for (const RankReport::Object& object : report_.objects) {
+    for (const Receipt::Object& object : receipt_.objects) {
       const uint64_t now = objects_.at(object.key)->content;
       if (object.content == 0 || now == 0 || object.content == now) continue;
       fail(object.key, "an object with another value");
@@ -147,9 +147,9 @@ class Comparison {
 
   // Reads all elements that the rank has written.
   void expect_elements() const {
-    for (const auto* chunks : {&report_.chunks, &report_.copies}) {
-      for (const RankReport::Chunk& chunk : *chunks) {
-        const std::string& key = report_.tensors[chunk.tensor].key;
+    for (const auto* chunks : {&receipt_.chunks, &receipt_.copies}) {
+      for (const Receipt::Chunk& chunk : *chunks) {
+        const std::string& key = receipt_.tensors[chunk.tensor].key;
         const Piece* const piece = piece_of(key, chunk.box);
         if (piece == nullptr || chunk.box.empty()) continue;
         uint32_t crc = 0;
@@ -173,13 +173,13 @@ class Comparison {
     return nullptr;
   }
 
-  const RankReport& report_;
-  const LeftReport* const left_;
+  const Receipt& receipt_;
+  const AttemptReceipt* const left_;
   const SaveShare& share_;
   const LocalSavePlan& plan_;
   std::map<std::string_view, const PlanTensor*> tensors_;
   std::map<std::string_view, const PlanObject*> objects_;
-  std::map<std::string_view, const RankReport::Tensor*> before_;
+  std::map<std::string_view, const Receipt::Tensor*> before_;
   std::set<std::string_view> written_;  // objects
   mutable std::map<std::string_view, std::vector<const Piece*>> pieces_;
 };
@@ -195,18 +195,18 @@ uint64_t state_of(const SaveShare& share) {
   return std::max<uint64_t>(xxh3_64(out.bytes()), 1);
 }
 
-void expect_reported_state(const RankReport& report, const LeftReport* left,
+void expect_reported_state(const Receipt& receipt, const AttemptReceipt* left,
                            const SaveShare& share) {
-  Comparison(report, left, share).expect_same();
+  Comparison(receipt, left, share).expect_same();
 }
 
-void expect_same_report(const RankReport& counted, const RankReport& own) {
+void expect_same_receipt(const Receipt& counted, const Receipt& own) {
   std::map<std::pair<std::string_view, Box>, uint32_t> written;
-  for (const RankReport::Chunk& chunk : counted.chunks) {
+  for (const Receipt::Chunk& chunk : counted.chunks) {
     written.emplace(std::pair(std::string_view(counted.tensors[chunk.tensor].key), chunk.box),
                     chunk.at.checksums.payload_crc32);
   }
-  for (const RankReport::Chunk& chunk : own.chunks) {
+  for (const Receipt::Chunk& chunk : own.chunks) {
     const std::string& key = own.tensors[chunk.tensor].key;
     const auto found = written.find(std::pair(std::string_view(key), chunk.box));
     if (found == written.end()) fail_other_state(own.rank, key, "other boxes");

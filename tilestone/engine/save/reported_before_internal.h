@@ -1,28 +1,28 @@
-// For a save by files: checks that a restarted rank saves the same state as the report that it left
-// before.
+// For a save by files: checks that a restarted rank saves the same state as the receipt that it
+// left before.
 #pragma once
 
 #include <optional>
 
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/save/share_internal.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 namespace tilestone::engine {
 
-// RankReport::state of this share, whose contents are noted.
+// Receipt::state of this share, whose contents are noted.
 uint64_t state_of(const SaveShare& share);
 
-// Compares what the report says with what the rank would save now: keys, dtypes, shapes, boxes, and
-// then contents: the elements of all that it wrote, and of the replicas that ranks compare
+// Compares what the receipt says with what the rank would save now: keys, dtypes, shapes, boxes,
+// and then contents: the elements of all that it wrote, and of the replicas that ranks compare
 // (plan/contents.h). Reads the elements only if all else is the same. `left`: what the rank left
-// with its report, if that still exists. Throws Error(kMismatch) that names the rank and, if it can
-// be named, the first key that differs.
-void expect_reported_state(const RankReport& report, const LeftReport* left,
+// with its receipt, if that still exists. Throws Error(kMismatch) that names the rank and, if it
+// can be named, the first key that differs.
+void expect_reported_state(const Receipt& receipt, const AttemptReceipt* left,
                            const SaveShare& share);
 
-// The same for two reports of one rank, of which `counted` counts, and `own` is what this process
+// The same for two receipts of one rank, of which `counted` counts, and `own` is what this process
 // has written at the same time.
-void expect_same_report(const RankReport& counted, const RankReport& own);
+void expect_same_receipt(const Receipt& counted, const Receipt& own);
 
 }  // namespace tilestone::engine

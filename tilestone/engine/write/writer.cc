@@ -80,17 +80,17 @@ class RankWriter {
     prepare_fetching(options.resources.buffer_bytes);
   }
 
-  RankReport run() {
-    report_.rank = task_.rank;
-    report_.world_size = task_.world_size;
-    report_.save_id = task_.save_id;
-    report_.host = host_name();
-    report_.files.resize(shares_.size());
+  Receipt run() {
+    receipt_.rank = task_.rank;
+    receipt_.world_size = task_.world_size;
+    receipt_.save_id = task_.save_id;
+    receipt_.host = host_name();
+    receipt_.files.resize(shares_.size());
     int data_files = task_.first_file;
     for (size_t i = 0; i < shares_.size(); ++i) {
-      report_.files[i].name = shares_[i].name.empty()
-                                  ? format_.data_file_name(task_.save_id, task_.rank, data_files++)
-                                  : shares_[i].name;
+      receipt_.files[i].name = shares_[i].name.empty()
+                                   ? format_.data_file_name(task_.save_id, task_.rank, data_files++)
+                                   : shares_[i].name;
     }
     describe_items();
     try {
@@ -100,10 +100,10 @@ class RankWriter {
       discard();
       throw;
     }
-    // Orders the parts by file, so that the report does not depend on the threads.
-    std::stable_sort(report_.parts.begin(), report_.parts.end(),
+    // Orders the parts by file, so that the receipt does not depend on the threads.
+    std::stable_sort(receipt_.parts.begin(), receipt_.parts.end(),
                      [](const auto& a, const auto& b) { return a.file < b.file; });
-    return std::move(report_);
+    return std::move(receipt_);
   }
 
  private:
@@ -115,9 +115,9 @@ class RankWriter {
     const std::vector<uint32_t>& chunks = task_.assignment.chunks;
     return i < chunks.size() ? chunks[i] : task_.assignment.copies[i - chunks.size()];
   }
-  RankReport::Chunk& reported(uint32_t i) {
-    const size_t chunks = report_.chunks.size();
-    return i < chunks ? report_.chunks[i] : report_.copies[i - chunks];
+  Receipt::Chunk& reported(uint32_t i) {
+    const size_t chunks = receipt_.chunks.size();
+    return i < chunks ? receipt_.chunks[i] : receipt_.copies[i - chunks];
   }
 
   // The same for objects.
@@ -130,9 +130,9 @@ class RankWriter {
     return i < objects.size() ? objects[i] : task_.assignment.object_copies[i - objects.size()];
   }
   const ObjectItem& object(uint32_t i) const { return task_.items->objects[object_at(i)]; }
-  RankReport::Object& reported_object(uint32_t i) {
-    const size_t objects = report_.objects.size();
-    return i < objects ? report_.objects[i] : report_.object_copies[i - objects];
+  Receipt::Object& reported_object(uint32_t i) {
+    const size_t objects = receipt_.objects.size();
+    return i < objects ? receipt_.objects[i] : receipt_.object_copies[i - objects];
   }
 
   const Piece& piece(uint32_t chunk) const {
@@ -213,19 +213,19 @@ class RankWriter {
     return bytes;
   }
 
-  // Fills in the parts of the report that are known before the bytes are written.
+  // Fills in the parts of the receipt that are known before the bytes are written.
   void describe_items() {
     std::unordered_map<std::string_view, uint32_t> known;
     const auto describe = [&](const TensorItem& item) {
-      const auto next = static_cast<uint32_t>(report_.tensors.size());
+      const auto next = static_cast<uint32_t>(receipt_.tensors.size());
       const auto [found, is_new] = known.try_emplace(item.key, next);
       if (is_new) {
-        report_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape});
+        receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape});
       }
       return found->second;
     };
-    report_.chunks.resize(task_.assignment.chunks.size());
-    report_.copies.resize(task_.assignment.copies.size());
+    receipt_.chunks.resize(task_.assignment.chunks.size());
+    receipt_.copies.resize(task_.assignment.copies.size());
     for (uint32_t i = 0; i < chunk_count(); ++i) {
       const PieceRef ref = refs_[chunk_at(i)];
       reported(i).tensor = describe(task_.items->tensors[ref.item]);
@@ -234,26 +234,26 @@ class RankWriter {
     for (const TensorItem& item : task_.items->tensors) {
       const bool without_elements = numel(item.global_shape) == 0;
       // If the holders are known, only the first one reports the tensor.
-      const bool reports = item.holders.empty() || item.holders.front() == task_.rank;
-      const bool held = task_.report_held && reports;
+      const bool receipts = item.holders.empty() || item.holders.front() == task_.rank;
+      const bool held = task_.report_held && receipts;
       const auto attributes = attributes_.empty() ? attributes_.end() : attributes_.find(item.key);
-      if (attributes != attributes_.end()) report_.attributes[describe(item)] = attributes->second;
+      if (attributes != attributes_.end()) receipt_.attributes[describe(item)] = attributes->second;
       // `held`: also if this rank has no chunk, so that a tensor of which no rank has one is
       // missed.
       if (held || (without_elements && !item.pieces.empty())) describe(item);
     }
-    report_.dict_keys = task_.items->dict_keys;
-    if (task_.report_held) report_.held = held_by_rule(*task_.plan, task_.world_size);
+    receipt_.dict_keys = task_.items->dict_keys;
+    if (task_.report_held) receipt_.held = held_by_rule(*task_.plan, task_.world_size);
     describe_objects();
   }
 
   // Reports the objects' content hashes if there are copies, to find equal ones, or if the ranks
   // plan by rule, so that a restarted rank can compare them.
   void describe_objects() {
-    report_.objects.resize(task_.assignment.objects.size());
-    report_.object_copies.resize(task_.assignment.object_copies.size());
+    receipt_.objects.resize(task_.assignment.objects.size());
+    receipt_.object_copies.resize(task_.assignment.object_copies.size());
     for (uint32_t i = 0; i < object_count(); ++i) {
-      RankReport::Object& described = reported_object(i);
+      Receipt::Object& described = reported_object(i);
       described.key = object(i).key;
       described.path = object(i).path;
       if (copies_ || task_.report_held)
@@ -263,7 +263,7 @@ class RankWriter {
 
   void write_files() {
     Directories directories;
-    for (const ReportedFile& file : report_.files) directories.add_parents_of(file.name);
+    for (const ReceiptFile& file : receipt_.files) directories.add_parents_of(file.name);
     directories.make(storage_);
     if (streams_ == 1) {
       for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
@@ -277,19 +277,19 @@ class RankWriter {
 
   void write_file(size_t index) {
     const FileShare& share = shares_[index];
-    const auto file = storage_.create(report_.files[index].name, expected_bytes(share));
-    note_made(report_.files[index].name);
+    const auto file = storage_.create(receipt_.files[index].name, expected_bytes(share));
+    note_made(receipt_.files[index].name);
     FileStream stream(*file, context_, fetched_by(share));
     const auto encoder = format_.encoder();
     if (format_.files_have_ends()) begin_file(index, stream, *encoder);
-    each_item(share, [&](const FileItem& item, ReportedItem& at) {
+    each_item(share, [&](const FileItem& item, ReceiptItem& at) {
       write_item(index, stream, *encoder, item, at);
     });
     if (format_.files_have_ends()) end_file(index, stream, *encoder);
     stream.finish();
     file->sync(context_.deadline);
     file->close();
-    report_.files[index].size = stream.position();
+    receipt_.files[index].size = stream.position();
   }
 
   FetchAhead fetched_by(const FileShare& share) {
@@ -304,7 +304,7 @@ class RankWriter {
   }
 
   // Calls `take` for each item that write_file() writes, in that order, with the item's place in
-  // the report.
+  // the receipt.
   template <typename Take>
   void each_item(const FileShare& share, const Take& take) {
     for (uint32_t i : share.objects) {
@@ -320,13 +320,13 @@ class RankWriter {
   void begin_file(size_t index, FileStream& stream, ItemEncoder& encoder) {
     std::vector<FileItem> items;
     each_item(shares_[index],
-              [&](const FileItem& item, const ReportedItem&) { items.push_back(item); });
+              [&](const FileItem& item, const ReceiptItem&) { items.push_back(item); });
     write_part(index, stream, encoder.begin_file(items));
   }
 
   void end_file(size_t index, FileStream& stream, ItemEncoder& encoder) {
     std::vector<WrittenItem> items;
-    each_item(shares_[index], [&](const FileItem& item, const ReportedItem& at) {
+    each_item(shares_[index], [&](const FileItem& item, const ReceiptItem& at) {
       items.push_back({item, at.offset, at.length, at.checksums});
     });
     write_part(index, stream, encoder.end_file(items));
@@ -334,14 +334,14 @@ class RankWriter {
 
   void write_part(size_t index, FileStream& stream, const Bytes& bytes) {
     if (bytes.empty()) return;
-    RankReport::FilePart part{static_cast<uint32_t>(index), stream.position(), bytes.size(), 0};
+    Receipt::FilePart part{static_cast<uint32_t>(index), stream.position(), bytes.size(), 0};
     part.crc32 = stream.write(ByteView(bytes));
     std::lock_guard lock(parts_mutex_);
-    report_.parts.push_back(part);
+    receipt_.parts.push_back(part);
   }
 
   void write_item(size_t file, FileStream& stream, ItemEncoder& encoder, const FileItem& item,
-                  ReportedItem& at) {
+                  ReceiptItem& at) {
     const std::string& key = item.object != nullptr ? item.object->key : item.tensor->key;
     if (context_.deadline.expired()) {
       throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_key(key);
@@ -380,13 +380,13 @@ class RankWriter {
   std::shared_ptr<BufferPool> fetching_;  // null: no tensor is in device memory
   std::mutex parts_mutex_;
   std::vector<std::string> made_;  // names of files; guarded by parts_mutex_ during writing
-  RankReport report_;              // its parts: likewise
+  Receipt receipt_;                // its parts: likewise
 };
 
 }  // namespace
 
-RankReport write_items(Storage& storage, const Format& format, const WriteTask& task,
-                       const SaveOptions& options, Deadline deadline) {
+Receipt write_items(Storage& storage, const Format& format, const WriteTask& task,
+                    const SaveOptions& options, Deadline deadline) {
   return RankWriter(storage, format, task, options, deadline).run();
 }
 

@@ -12,7 +12,7 @@
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/format.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/items.h"
 #include "tilestone/storage/storage.h"
@@ -36,7 +36,7 @@ struct WriteTask {
 
 // Writes the assigned items to new files, objects before tensors. Files and directory entries are
 // durable when it returns. On failure removes the files that it made; failures of that are logged.
-RankReport write_items(Storage& storage, const Format& format, const WriteTask& task,
-                       const SaveOptions& options, Deadline deadline);
+Receipt write_items(Storage& storage, const Format& format, const WriteTask& task,
+                    const SaveOptions& options, Deadline deadline);
 
 }  // namespace tilestone::engine

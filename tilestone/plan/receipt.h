@@ -1,4 +1,4 @@
-// Rank reports: what a rank has durably written. They are the only source of a checkpoint's
+// Receipts: what a rank has durably written. They are the only source of a checkpoint's
 // metadata. A process that has all of them can check the checkpoint and publish it.
 #pragma once
 
@@ -12,24 +12,24 @@
 
 namespace tilestone {
 
-struct ReportedFile {
+struct ReceiptFile {
   std::string name;
   uint64_t size = 0;  // bytes
 };
 
-struct ReportedItem {
-  uint32_t file = 0;    // index into RankReport::files
+struct ReceiptItem {
+  uint32_t file = 0;    // index into Receipt::files
   uint64_t offset = 0;  // in the file, in bytes
   uint64_t length = 0;  // bytes
   ItemChecksums checksums;
 };
 
-struct RankReport {
+struct Receipt {
   int rank = 0;
   int world_size = 1;
   std::string save_id;  // also the nonce of the attempt: new for each attempt
   std::string host;     // where the rank ran; "" if unknown
-  std::vector<ReportedFile> files;
+  std::vector<ReceiptFile> files;
   struct Tensor {
     std::string key;
     Path path;
@@ -40,7 +40,7 @@ struct RankReport {
   struct Chunk {
     uint32_t tensor = 0;  // index into tensors
     Box box;
-    ReportedItem at;
+    ReceiptItem at;
   };
   std::vector<Chunk> chunks;
   // Chunks that are also in another file, from this rank or another one: same key, same box.
@@ -48,7 +48,7 @@ struct RankReport {
   struct Object {
     std::string key;
     Path path;
-    ReportedItem at;
+    ReceiptItem at;
     uint64_t content = 0;  // content_hash of its value if the save makes copies, else 0
   };
   std::vector<Object> objects;
@@ -80,31 +80,32 @@ struct RankReport {
   // The encoding: compact keys and paths, numbers as varints, then optional fields
   // (base/named_fields.h), and finally the XXH3 of all that.
   Bytes encode() const;
-  static RankReport decode(ByteView bytes);  // throws Error(kCorrupt)
+  static Receipt decode(ByteView bytes);  // throws Error(kCorrupt)
 };
 
-// The report of a rank that has written in two parts, each into files of its own.
-RankReport joined_reports(RankReport first, RankReport second);
+// The receipt of a rank that has written in two parts, each into files of its own.
+Receipt joined_receipts(Receipt first, Receipt second);
 
-// The number of bytes that the attributes take in a report. Throws Error(kInvalidArgument), naming
+// The number of bytes that the attributes take in a receipt. Throws Error(kInvalidArgument), naming
 // the attribute, if a value is not null, bool, int, float, string, bytes, list, tuple or dict, if a
 // dict's key is neither text nor int, or if values are nested deeper than 16 levels.
 uint64_t attribute_bytes(const Attributes& attributes);
 
 // How a merge treats elements that were written twice.
 enum class CopyPolicy : uint8_t {
-  kRefuse,    // reports must not have copies, and no element may be written twice
-  kReported,  // copies in reports go to Metadata::copies; otherwise as kRefuse
-  kAccept,    // of chunks with the same box, the lowest rank's is used; the others and the copies
-              // in reports go to Metadata::copies
+  kRefuse,  // receipts must not have copies, and no element may be written twice
+  kNoted,   // copies in receipts go to Metadata::copies; otherwise as kRefuse
+  kAccept,  // of chunks with the same box, the lowest rank's is used; the others and the copies
+            // in receipts go to Metadata::copies
 };
 
-// Checks the reports and makes the checkpoint's metadata. The reports must be from one save (all
+// Checks the receipts and makes the checkpoint's metadata. The receipts must be from one save (all
 // ranks, one world size, one save id). Dtypes and shapes must agree. Every element of every tensor
 // must be written exactly once, and every object at most once. The result does not depend on the
-// order of the reports. Empty chunks are left out, except one (the lowest rank's) for a tensor
+// order of the receipts. Empty chunks are left out, except one (the lowest rank's) for a tensor
 // without elements. Throws, naming key, box and ranks:
-//  kInvalidArgument - the reports are from several saves, a rank is missing or has two reports, two
+//  kInvalidArgument - the receipts are from several saves, a rank is missing or has two receipts,
+//  two
 //      files have the same name, an item is outside its file, or a copy is not accepted or is in
 //      the same file as its original;
 //  kMismatch - ranks disagree on a key's dtype, shape or attribute, or on whether it is a tensor or
@@ -112,6 +113,6 @@ enum class CopyPolicy : uint8_t {
 //      different checksum than its chunk's: per-rank data under one key;
 //  kCoverage - an element was not written or was written twice, an object was written twice, or a
 //      copy has no chunk with its box or no object with its key.
-Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies = CopyPolicy::kRefuse);
+Metadata merge_receipts(std::vector<Receipt> receipts, CopyPolicy copies = CopyPolicy::kRefuse);
 
 }  // namespace tilestone

@@ -1,4 +1,4 @@
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,10 +15,10 @@
 namespace tilestone {
 namespace {
 
-constexpr uint8_t kReportVersion = 1;
+constexpr uint8_t kReceiptFormat = 1;
 constexpr uint64_t kTrailerSize = 8;
 
-// Optional fields. A report only contains those that are not empty.
+// Optional fields. A receipt only contains those that are not empty.
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kBlocks = "blocks";
 constexpr std::string_view kContents = "contents";
@@ -30,7 +30,7 @@ constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
 constexpr std::string_view kState = "state";
 
-void write_item(ByteWriter& out, const ReportedItem& item) {
+void write_item(ByteWriter& out, const ReceiptItem& item) {
   out.varint(item.file);
   out.varint(item.offset);
   out.varint(item.length);
@@ -40,8 +40,8 @@ void write_item(ByteWriter& out, const ReportedItem& item) {
 }
 constexpr uint64_t kMinItemSize = 12;
 
-ReportedItem read_item(ByteReader& in, const std::vector<ReportedFile>& files) {
-  ReportedItem item;
+ReceiptItem read_item(ByteReader& in, const std::vector<ReceiptFile>& files) {
+  ReceiptItem item;
   item.file = wire::read_index(in, files.size(), "an item's file");
   item.offset = in.varint();
   item.length = in.varint();
@@ -58,24 +58,24 @@ ReportedItem read_item(ByteReader& in, const std::vector<ReportedFile>& files) {
 
 // Returns the bytes before the trailer after verifying their checksum.
 ByteView checked_body(ByteView bytes) {
-  ByteReader in(bytes, "rank report");
+  ByteReader in(bytes, "receipt");
   if (bytes.size() < kTrailerSize) in.fail("it is too short");
   const ByteView body = in.raw(bytes.size() - kTrailerSize);
   if (in.u64() != xxh3_64(body)) in.fail("the checksum does not match");
   return body;
 }
 
-void read_files(ByteReader& in, RankReport& report) {
-  report.files.resize(in.count(2));
-  for (ReportedFile& file : report.files) {
+void read_files(ByteReader& in, Receipt& receipt) {
+  receipt.files.resize(in.count(2));
+  for (ReceiptFile& file : receipt.files) {
     file.name = in.string();
     file.size = in.varint();
   }
 }
 
-void read_tensors(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
-  report.tensors.resize(in.count(5));
-  for (RankReport::Tensor& tensor : report.tensors) {
+void read_tensors(ByteReader& in, wire::KeyReader& keys, Receipt& receipt) {
+  receipt.tensors.resize(in.count(5));
+  for (Receipt::Tensor& tensor : receipt.tensors) {
     tensor.key = keys.read(in);
     tensor.path = wire::read_path(in, tensor.key);
     tensor.dtype = wire::read_dtype(in);
@@ -83,83 +83,83 @@ void read_tensors(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
   }
 }
 
-void write_chunks(ByteWriter& out, const std::vector<RankReport::Chunk>& chunks) {
+void write_chunks(ByteWriter& out, const std::vector<Receipt::Chunk>& chunks) {
   out.varint(chunks.size());
-  for (const RankReport::Chunk& chunk : chunks) {
+  for (const Receipt::Chunk& chunk : chunks) {
     out.varint(chunk.tensor);
     wire::write_box(out, chunk.box);
     write_item(out, chunk.at);
   }
 }
 
-void read_chunks(ByteReader& in, const RankReport& report, std::vector<RankReport::Chunk>& chunks) {
+void read_chunks(ByteReader& in, const Receipt& receipt, std::vector<Receipt::Chunk>& chunks) {
   chunks.resize(in.count(1 + kMinItemSize));
-  for (RankReport::Chunk& chunk : chunks) {
-    chunk.tensor = wire::read_index(in, report.tensors.size(), "a chunk's tensor");
-    chunk.box = wire::read_box(in, report.tensors[chunk.tensor].global_shape);
-    chunk.at = read_item(in, report.files);
+  for (Receipt::Chunk& chunk : chunks) {
+    chunk.tensor = wire::read_index(in, receipt.tensors.size(), "a chunk's tensor");
+    chunk.box = wire::read_box(in, receipt.tensors[chunk.tensor].global_shape);
+    chunk.at = read_item(in, receipt.files);
   }
 }
 
-void read_object(ByteReader& in, wire::KeyReader& keys, const RankReport& report,
-                 RankReport::Object& object) {
+void read_object(ByteReader& in, wire::KeyReader& keys, const Receipt& receipt,
+                 Receipt::Object& object) {
   object.key = keys.read(in);
   object.path = wire::read_path(in, object.key);
-  object.at = read_item(in, report.files);
+  object.at = read_item(in, receipt.files);
 }
 
-void read_objects(ByteReader& in, wire::KeyReader& keys, RankReport& report) {
-  report.objects.resize(in.count(3 + kMinItemSize));
-  for (RankReport::Object& object : report.objects) read_object(in, keys, report, object);
+void read_objects(ByteReader& in, wire::KeyReader& keys, Receipt& receipt) {
+  receipt.objects.resize(in.count(3 + kMinItemSize));
+  for (Receipt::Object& object : receipt.objects) read_object(in, keys, receipt, object);
 }
 
-void write_object(ByteWriter& out, wire::KeyWriter& keys, const RankReport::Object& object) {
+void write_object(ByteWriter& out, wire::KeyWriter& keys, const Receipt::Object& object) {
   keys.write(out, object.key);
   wire::write_path(out, object.key, object.path);
   write_item(out, object.at);
 }
 
-Bytes encode_contents(const RankReport& report) {
+Bytes encode_contents(const Receipt& receipt) {
   ByteWriter out;
-  for (const RankReport::Object& object : report.objects) out.u64(object.content);
+  for (const Receipt::Object& object : receipt.objects) out.u64(object.content);
   return std::move(out).take();
 }
 
-void read_contents(ByteReader& in, RankReport& report) {
-  for (RankReport::Object& object : report.objects) object.content = in.u64();
+void read_contents(ByteReader& in, Receipt& receipt) {
+  for (Receipt::Object& object : receipt.objects) object.content = in.u64();
 }
 
-Bytes encode_object_copies(const RankReport& report) {
+Bytes encode_object_copies(const Receipt& receipt) {
   ByteWriter out;
   wire::KeyWriter keys;
-  out.varint(report.object_copies.size());
-  for (const RankReport::Object& object : report.object_copies) {
+  out.varint(receipt.object_copies.size());
+  for (const Receipt::Object& object : receipt.object_copies) {
     write_object(out, keys, object);
     out.u64(object.content);
   }
   return std::move(out).take();
 }
 
-void read_object_copies(ByteReader& in, RankReport& report) {
+void read_object_copies(ByteReader& in, Receipt& receipt) {
   wire::KeyReader keys;
-  report.object_copies.resize(in.count(3 + kMinItemSize + sizeof(uint64_t)));
-  for (RankReport::Object& object : report.object_copies) {
-    read_object(in, keys, report, object);
+  receipt.object_copies.resize(in.count(3 + kMinItemSize + sizeof(uint64_t)));
+  for (Receipt::Object& object : receipt.object_copies) {
+    read_object(in, keys, receipt, object);
     object.content = in.u64();
   }
 }
 
-Bytes encode_copies(const RankReport& report) {
+Bytes encode_copies(const Receipt& receipt) {
   ByteWriter out;
-  write_chunks(out, report.copies);
+  write_chunks(out, receipt.copies);
   return std::move(out).take();
 }
 
 // Copies have the blocks of their chunks, so their blocks are not written.
-Bytes encode_blocks(const RankReport& report) {
+Bytes encode_blocks(const Receipt& receipt) {
   ByteWriter out;
-  for (size_t i = 0; i < report.chunks.size(); ++i) {
-    const BlockSums* const blocks = report.chunks[i].at.checksums.blocks.get();
+  for (size_t i = 0; i < receipt.chunks.size(); ++i) {
+    const BlockSums* const blocks = receipt.chunks[i].at.checksums.blocks.get();
     if (blocks == nullptr) continue;
     out.varint(i);
     out.varint(blocks->bytes);
@@ -169,7 +169,7 @@ Bytes encode_blocks(const RankReport& report) {
   return std::move(out).take();
 }
 
-BlockSums read_block_sums(ByteReader& in, const ReportedItem& item) {
+BlockSums read_block_sums(ByteReader& in, const ReceiptItem& item) {
   BlockSums sums;
   sums.bytes = in.varint();
   if (sums.bytes > item.length - item.checksums.payload_offset) {
@@ -188,20 +188,20 @@ BlockSums read_block_sums(ByteReader& in, const ReportedItem& item) {
   return sums;
 }
 
-void read_blocks(ByteReader& in, RankReport& report) {
+void read_blocks(ByteReader& in, Receipt& receipt) {
   for (uint64_t next = 0; in.remaining() > 0;) {
-    const uint32_t chunk = wire::read_index(in, report.chunks.size(), "a block's chunk");
+    const uint32_t chunk = wire::read_index(in, receipt.chunks.size(), "a block's chunk");
     if (chunk < next) in.fail("the chunks of blocks are not in ascending order");
     next = uint64_t{chunk} + 1;
-    ReportedItem& at = report.chunks[chunk].at;
+    ReceiptItem& at = receipt.chunks[chunk].at;
     at.checksums.blocks = std::make_shared<const BlockSums>(read_block_sums(in, at));
   }
 }
 
-Bytes encode_parts(const RankReport& report) {
+Bytes encode_parts(const Receipt& receipt) {
   ByteWriter out;
-  out.varint(report.parts.size());
-  for (const RankReport::FilePart& part : report.parts) {
+  out.varint(receipt.parts.size());
+  for (const Receipt::FilePart& part : receipt.parts) {
     out.varint(part.file);
     out.varint(part.offset);
     out.varint(part.length);
@@ -210,44 +210,44 @@ Bytes encode_parts(const RankReport& report) {
   return std::move(out).take();
 }
 
-void read_parts(ByteReader& in, RankReport& report) {
-  report.parts.resize(in.count(7));
-  for (RankReport::FilePart& part : report.parts) {
-    part.file = wire::read_index(in, report.files.size(), "a part's file");
+void read_parts(ByteReader& in, Receipt& receipt) {
+  receipt.parts.resize(in.count(7));
+  for (Receipt::FilePart& part : receipt.parts) {
+    part.file = wire::read_index(in, receipt.files.size(), "a part's file");
     part.offset = in.varint();
     part.length = in.varint();
     part.crc32 = in.u32();
-    const uint64_t size = report.files[part.file].size;
+    const uint64_t size = receipt.files[part.file].size;
     if (part.offset > size || part.length > size - part.offset) {
       in.fail("a part lies outside its file");
     }
   }
 }
 
-Bytes encode_attributes(const RankReport& report) {
+Bytes encode_attributes(const Receipt& receipt) {
   ByteWriter out;
-  out.varint(report.attributes.size());
-  for (const auto& [tensor, attributes] : report.attributes) {
+  out.varint(receipt.attributes.size());
+  for (const auto& [tensor, attributes] : receipt.attributes) {
     out.varint(tensor);
     wire::write_attributes(out, attributes);
   }
   return std::move(out).take();
 }
 
-void read_attributes(ByteReader& in, RankReport& report) {
+void read_attributes(ByteReader& in, Receipt& receipt) {
   for (uint64_t left = in.count(2); left > 0; --left) {
-    const uint32_t tensor = wire::read_index(in, report.tensors.size(), "an attribute's tensor");
-    if (!report.attributes.empty() && tensor <= report.attributes.rbegin()->first) {
+    const uint32_t tensor = wire::read_index(in, receipt.tensors.size(), "an attribute's tensor");
+    if (!receipt.attributes.empty() && tensor <= receipt.attributes.rbegin()->first) {
       in.fail("the tensors of attributes are not in ascending order");
     }
-    report.attributes.emplace_hint(report.attributes.end(), tensor, wire::read_attributes(in));
+    receipt.attributes.emplace_hint(receipt.attributes.end(), tensor, wire::read_attributes(in));
   }
 }
 
-Bytes encode_keys(const RankReport& report) {
+Bytes encode_keys(const Receipt& receipt) {
   ByteWriter out;
-  out.varint(report.dict_keys.size());
-  for (const auto& [path, keys] : report.dict_keys) {
+  out.varint(receipt.dict_keys.size());
+  for (const auto& [path, keys] : receipt.dict_keys) {
     wire::write_path(out, "", path);
     out.u8(keys.ints ? 1 : 0);
     wire::write_attributes(out, keys.others);
@@ -255,23 +255,23 @@ Bytes encode_keys(const RankReport& report) {
   return std::move(out).take();
 }
 
-void read_keys(ByteReader& in, RankReport& report) {
+void read_keys(ByteReader& in, Receipt& receipt) {
   for (uint64_t left = in.count(3); left > 0; --left) {
     Path path = wire::read_path(in, "");
-    if (!report.dict_keys.empty() && path <= report.dict_keys.rbegin()->first) {
+    if (!receipt.dict_keys.empty() && path <= receipt.dict_keys.rbegin()->first) {
       in.fail("the dicts with keys are not in ascending order");
     }
     const uint8_t ints = in.u8();
     if (ints > 1) in.fail("keys have an unknown encoding");
-    report.dict_keys.emplace_hint(report.dict_keys.end(), std::move(path),
-                                  DictKeys{ints == 1, wire::read_attributes(in)});
+    receipt.dict_keys.emplace_hint(receipt.dict_keys.end(), std::move(path),
+                                   DictKeys{ints == 1, wire::read_attributes(in)});
   }
 }
 
-Bytes encode_held(const RankReport& report) {
+Bytes encode_held(const Receipt& receipt) {
   ByteWriter out;
-  out.varint(report.held.size());
-  for (const RankReport::Held& held : report.held) {
+  out.varint(receipt.held.size());
+  for (const Receipt::Held& held : receipt.held) {
     out.u64(held.holders);
     out.varint(held.ranks);
     out.varint(held.parts);
@@ -280,9 +280,9 @@ Bytes encode_held(const RankReport& report) {
   return std::move(out).take();
 }
 
-void read_held(ByteReader& in, RankReport& report) {
-  report.held.resize(in.count(18));
-  for (RankReport::Held& held : report.held) {
+void read_held(ByteReader& in, Receipt& receipt) {
+  receipt.held.resize(in.count(18));
+  for (Receipt::Held& held : receipt.held) {
     held.holders = in.u64();
     held.ranks = static_cast<uint32_t>(wire::read_int(in, "the number of holders"));
     held.parts = static_cast<uint32_t>(wire::read_int(in, "the number of shards"));
@@ -290,55 +290,55 @@ void read_held(ByteReader& in, RankReport& report) {
   }
 }
 
-std::vector<NamedField> optional_fields(const RankReport& report) {
+std::vector<NamedField> optional_fields(const Receipt& receipt) {
   std::vector<NamedField> fields;
   const auto add = [&](std::string_view name, Bytes value) {
     fields.emplace_back(std::string(name), std::move(value));
   };
-  if (!report.attributes.empty()) add(kAttributes, encode_attributes(report));
-  if (Bytes blocks = encode_blocks(report); !blocks.empty()) add(kBlocks, std::move(blocks));
-  const auto noted = [](const RankReport::Object& object) { return object.content != 0; };
-  if (std::any_of(report.objects.begin(), report.objects.end(), noted)) {
-    add(kContents, encode_contents(report));
+  if (!receipt.attributes.empty()) add(kAttributes, encode_attributes(receipt));
+  if (Bytes blocks = encode_blocks(receipt); !blocks.empty()) add(kBlocks, std::move(blocks));
+  const auto noted = [](const Receipt::Object& object) { return object.content != 0; };
+  if (std::any_of(receipt.objects.begin(), receipt.objects.end(), noted)) {
+    add(kContents, encode_contents(receipt));
   }
-  if (!report.copies.empty()) add(kCopies, encode_copies(report));
-  if (!report.held.empty()) add(kHeld, encode_held(report));
-  if (!report.host.empty()) add(kHost, to_bytes(report.host));
-  if (!report.dict_keys.empty()) add(kKeys, encode_keys(report));
-  if (!report.object_copies.empty()) add(kObjectCopies, encode_object_copies(report));
-  if (!report.parts.empty()) add(kParts, encode_parts(report));
-  if (report.state != 0) {
+  if (!receipt.copies.empty()) add(kCopies, encode_copies(receipt));
+  if (!receipt.held.empty()) add(kHeld, encode_held(receipt));
+  if (!receipt.host.empty()) add(kHost, to_bytes(receipt.host));
+  if (!receipt.dict_keys.empty()) add(kKeys, encode_keys(receipt));
+  if (!receipt.object_copies.empty()) add(kObjectCopies, encode_object_copies(receipt));
+  if (!receipt.parts.empty()) add(kParts, encode_parts(receipt));
+  if (receipt.state != 0) {
     ByteWriter out;
-    out.u64(report.state);
+    out.u64(receipt.state);
     add(kState, std::move(out).take());
   }
   return fields;
 }
 
-void read_optional_field(std::string_view name, ByteView value, RankReport& report) {
+void read_optional_field(std::string_view name, ByteView value, Receipt& receipt) {
   if (name == kHost) {
-    report.host = as_text(value);
+    receipt.host = as_text(value);
     return;
   }
-  ByteReader in(value, "rank report: " + std::string(name));
+  ByteReader in(value, "receipt: " + std::string(name));
   if (name == kAttributes) {
-    read_attributes(in, report);
+    read_attributes(in, receipt);
   } else if (name == kBlocks) {
-    read_blocks(in, report);
+    read_blocks(in, receipt);
   } else if (name == kContents) {
-    read_contents(in, report);
+    read_contents(in, receipt);
   } else if (name == kCopies) {
-    read_chunks(in, report, report.copies);
+    read_chunks(in, receipt, receipt.copies);
   } else if (name == kHeld) {
-    read_held(in, report);
+    read_held(in, receipt);
   } else if (name == kKeys) {
-    read_keys(in, report);
+    read_keys(in, receipt);
   } else if (name == kObjectCopies) {
-    read_object_copies(in, report);
+    read_object_copies(in, receipt);
   } else if (name == kParts) {
-    read_parts(in, report);
+    read_parts(in, receipt);
   } else if (name == kState) {
-    report.state = in.u64();
+    receipt.state = in.u64();
   } else {
     return;  // from a later version
   }
@@ -353,11 +353,11 @@ uint64_t attribute_bytes(const Attributes& attributes) {
   return out.size();
 }
 
-RankReport joined_reports(RankReport first, RankReport second) {
+Receipt joined_receipts(Receipt first, Receipt second) {
   std::map<std::string, uint32_t> known;
   for (uint32_t i = 0; i < first.tensors.size(); ++i) known.emplace(first.tensors[i].key, i);
-  std::vector<uint32_t> place;  // of the second report's tensors in the joined one
-  for (RankReport::Tensor& tensor : second.tensors) {
+  std::vector<uint32_t> place;  // of the second receipt's tensors in the joined one
+  for (Receipt::Tensor& tensor : second.tensors) {
     const auto [found, is_new] =
         known.try_emplace(tensor.key, static_cast<uint32_t>(first.tensors.size()));
     if (is_new) first.tensors.push_back(std::move(tensor));
@@ -365,9 +365,8 @@ RankReport joined_reports(RankReport first, RankReport second) {
   }
   const auto files = static_cast<uint32_t>(first.files.size());
   std::move(second.files.begin(), second.files.end(), std::back_inserter(first.files));
-  const auto add_chunks = [&](std::vector<RankReport::Chunk>& to,
-                              std::vector<RankReport::Chunk>& from) {
-    for (RankReport::Chunk& chunk : from) {
+  const auto add_chunks = [&](std::vector<Receipt::Chunk>& to, std::vector<Receipt::Chunk>& from) {
+    for (Receipt::Chunk& chunk : from) {
       chunk.tensor = place.at(chunk.tensor);
       chunk.at.file += files;
       to.push_back(std::move(chunk));
@@ -375,16 +374,16 @@ RankReport joined_reports(RankReport first, RankReport second) {
   };
   add_chunks(first.chunks, second.chunks);
   add_chunks(first.copies, second.copies);
-  const auto add_objects = [&](std::vector<RankReport::Object>& to,
-                               std::vector<RankReport::Object>& from) {
-    for (RankReport::Object& object : from) {
+  const auto add_objects = [&](std::vector<Receipt::Object>& to,
+                               std::vector<Receipt::Object>& from) {
+    for (Receipt::Object& object : from) {
       object.at.file += files;
       to.push_back(std::move(object));
     }
   };
   add_objects(first.objects, second.objects);
   add_objects(first.object_copies, second.object_copies);
-  for (RankReport::FilePart& part : second.parts) {
+  for (Receipt::FilePart& part : second.parts) {
     part.file += files;
     first.parts.push_back(part);
   }
@@ -397,15 +396,15 @@ RankReport joined_reports(RankReport first, RankReport second) {
   return first;
 }
 
-Bytes RankReport::encode() const {
+Bytes Receipt::encode() const {
   ByteWriter out;
   out.reserve(64 * (tensors.size() + chunks.size() + objects.size() + files.size() + 1));
-  out.u8(kReportVersion);
+  out.u8(kReceiptFormat);
   out.varint(static_cast<uint64_t>(rank));
   out.varint(static_cast<uint64_t>(world_size));
   out.string(save_id);
   out.varint(files.size());
-  for (const ReportedFile& file : files) {
+  for (const ReceiptFile& file : files) {
     out.string(file.name);
     out.varint(file.size);
   }
@@ -425,22 +424,23 @@ Bytes RankReport::encode() const {
   return std::move(out).take();
 }
 
-RankReport RankReport::decode(ByteView bytes) {
-  ByteReader in(checked_body(bytes), "rank report");
-  if (in.u8() != kReportVersion) in.fail("the version is unknown");
-  RankReport report;
-  report.rank = wire::read_int(in, "the rank");
-  report.world_size = wire::read_int(in, "the world size");
-  if (report.rank >= report.world_size) in.fail("the rank is not less than the world size");
-  report.save_id = in.string();
-  read_files(in, report);
+Receipt Receipt::decode(ByteView bytes) {
+  ByteReader in(checked_body(bytes), "receipt");
+  if (in.u8() != kReceiptFormat) in.fail("the version is unknown");
+  Receipt receipt;
+  receipt.rank = wire::read_int(in, "the rank");
+  receipt.world_size = wire::read_int(in, "the world size");
+  if (receipt.rank >= receipt.world_size) in.fail("the rank is not less than the world size");
+  receipt.save_id = in.string();
+  read_files(in, receipt);
   wire::KeyReader keys;
-  read_tensors(in, keys, report);
-  read_chunks(in, report, report.chunks);
-  read_objects(in, keys, report);
-  read_named_fields(
-      in, [&](std::string_view name, ByteView value) { read_optional_field(name, value, report); });
-  return report;
+  read_tensors(in, keys, receipt);
+  read_chunks(in, receipt, receipt.chunks);
+  read_objects(in, keys, receipt);
+  read_named_fields(in, [&](std::string_view name, ByteView value) {
+    read_optional_field(name, value, receipt);
+  });
+  return receipt;
 }
 
 }  // namespace tilestone

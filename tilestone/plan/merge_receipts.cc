@@ -9,62 +9,62 @@
 #include "tilestone/base/error.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/held.h"
-#include "tilestone/plan/report.h"
+#include "tilestone/plan/receipt.h"
 #include "tilestone/plan/texts_internal.h"
 #include "tilestone/version.h"
 
 namespace tilestone {
 namespace {
 
-// Returns the reports ordered by rank. Throws unless they are all the reports of one save.
-std::vector<RankReport*> by_rank(std::span<RankReport> reports) {
-  if (reports.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no rank reports");
-  const RankReport& first = reports.front();
-  const auto refuse = [](const RankReport& report, const std::string& problem) {
-    throw Error(ErrorCode::kInvalidArgument, problem).with_rank(report.rank);
+// Returns the receipts ordered by rank. Throws unless they are all the receipts of one save.
+std::vector<Receipt*> by_rank(std::span<Receipt> receipts) {
+  if (receipts.empty()) throw Error(ErrorCode::kInvalidArgument, "there are no receipts");
+  const Receipt& first = receipts.front();
+  const auto refuse = [](const Receipt& receipt, const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument, problem).with_rank(receipt.rank);
   };
-  std::vector<RankReport*> sorted(reports.size(), nullptr);
-  for (const RankReport& report : reports) {
-    if (report.save_id != first.save_id) {
-      refuse(report, "the report of " + rank_text(report.rank) + " is from save " + report.save_id +
-                         ", but that of " + rank_text(first.rank) + " is from save " +
-                         first.save_id);
+  std::vector<Receipt*> sorted(receipts.size(), nullptr);
+  for (const Receipt& receipt : receipts) {
+    if (receipt.save_id != first.save_id) {
+      refuse(receipt, "the receipt of " + rank_text(receipt.rank) + " is from save " +
+                          receipt.save_id + ", but that of " + rank_text(first.rank) +
+                          " is from save " + first.save_id);
     }
-    if (report.world_size != first.world_size) {
-      refuse(report, "the report of " + rank_text(report.rank) + " is from a save by " +
-                         std::to_string(report.world_size) + " ranks, but that of " +
-                         rank_text(first.rank) + " is from a save by " +
-                         std::to_string(first.world_size));
+    if (receipt.world_size != first.world_size) {
+      refuse(receipt, "the receipt of " + rank_text(receipt.rank) + " is from a save by " +
+                          std::to_string(receipt.world_size) + " ranks, but that of " +
+                          rank_text(first.rank) + " is from a save by " +
+                          std::to_string(first.world_size));
     }
-    if (report.rank < 0 || report.rank >= report.world_size) {
-      refuse(report, rank_text(report.rank) + " is outside a world of " +
-                         std::to_string(report.world_size) + " ranks");
+    if (receipt.rank < 0 || receipt.rank >= receipt.world_size) {
+      refuse(receipt, rank_text(receipt.rank) + " is outside a world of " +
+                          std::to_string(receipt.world_size) + " ranks");
     }
   }
-  for (RankReport& report : reports) {
-    const auto rank = static_cast<size_t>(report.rank);
-    if (rank >= sorted.size()) continue;  // then the report of another rank is missing
-    if (sorted[rank] != nullptr) refuse(report, rank_text(report.rank) + " has two reports");
-    sorted[rank] = &report;
+  for (Receipt& receipt : receipts) {
+    const auto rank = static_cast<size_t>(receipt.rank);
+    if (rank >= sorted.size()) continue;  // then the receipt of another rank is missing
+    if (sorted[rank] != nullptr) refuse(receipt, rank_text(receipt.rank) + " has two receipts");
+    sorted[rank] = &receipt;
   }
   const auto world = static_cast<size_t>(first.world_size);
   for (size_t rank = 0; rank < world; ++rank) {
     if (rank < sorted.size() && sorted[rank] != nullptr) continue;
-    throw Error(ErrorCode::kInvalidArgument, "the report of rank " + std::to_string(rank) + " of " +
-                                                 std::to_string(world) + " is missing")
+    throw Error(ErrorCode::kInvalidArgument, "the receipt of rank " + std::to_string(rank) +
+                                                 " of " + std::to_string(world) + " is missing")
         .with_rank(static_cast<int>(rank));
   }
   return sorted;
 }
 
-class ReportMerger {
+class ReceiptMerger {
  public:
-  explicit ReportMerger(CopyPolicy policy) : policy_(policy) {}
+  explicit ReceiptMerger(CopyPolicy policy) : policy_(policy) {}
 
-  Metadata merge(std::span<RankReport* const> reports) {
-    metadata_.save_id = reports.front()->save_id;
+  Metadata merge(std::span<Receipt* const> receipts) {
+    metadata_.save_id = receipts.front()->save_id;
     metadata_.writer = writer_name();
-    for (RankReport* report : reports) add(*report);
+    for (Receipt* receipt : receipts) add(*receipt);
     for (size_t t = 0; t < metadata_.tensors.size(); ++t) finish(t);
     metadata_.index();
     place_copies();
@@ -80,62 +80,62 @@ class ReportMerger {
     int rank = 0;
   };
 
-  // Moves keys, paths and boxes out of the report.
-  void add(RankReport& report) {
+  // Moves keys, paths and boxes out of the receipt.
+  void add(Receipt& receipt) {
     first_file_ = static_cast<uint32_t>(metadata_.files.size());
-    for (const ReportedFile& file : report.files) {
-      const auto [other, is_new] = writers_.emplace(file.name, report.rank);
+    for (const ReceiptFile& file : receipt.files) {
+      const auto [other, is_new] = writers_.emplace(file.name, receipt.rank);
       if (!is_new) {
         throw Error(
             ErrorCode::kInvalidArgument,
-            rank_text(other->second) + " and " + rank_text(report.rank) + " report the same file")
+            rank_text(other->second) + " and " + rank_text(receipt.rank) + " report the same file")
             .with_file(file.name);
       }
       metadata_.files.push_back(file.name);
     }
     std::vector<uint32_t> tensors;
-    tensors.reserve(report.tensors.size());
-    tensors_.reserve(tensors_.size() + report.tensors.size());
-    for (RankReport::Tensor& tensor : report.tensors) {
-      tensors.push_back(tensor_of(report, tensor));
+    tensors.reserve(receipt.tensors.size());
+    tensors_.reserve(tensors_.size() + receipt.tensors.size());
+    for (Receipt::Tensor& tensor : receipt.tensors) {
+      tensors.push_back(tensor_of(receipt, tensor));
     }
-    for (RankReport::Chunk& chunk : report.chunks) {
+    for (Receipt::Chunk& chunk : receipt.chunks) {
       const uint32_t t = tensors.at(chunk.tensor);
       metadata_.tensors[t].chunks.push_back(
-          {std::move(chunk.box), location(report, chunk.at, metadata_.tensors[t].key)});
-      ranks_[t].push_back(report.rank);
+          {std::move(chunk.box), location(receipt, chunk.at, metadata_.tensors[t].key)});
+      ranks_[t].push_back(receipt.rank);
     }
-    for (RankReport::Chunk& copy : report.copies) add_copy(report, copy, tensors.at(copy.tensor));
-    for (RankReport::Object& object : report.objects) add(report, object);
-    for (RankReport::Object& copy : report.object_copies) add_object_copy(report, copy);
-    add_keys(metadata_.dict_keys, report.dict_keys);
-    for (auto& [tensor, attributes] : report.attributes) {
-      add_attributes(report.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
+    for (Receipt::Chunk& copy : receipt.copies) add_copy(receipt, copy, tensors.at(copy.tensor));
+    for (Receipt::Object& object : receipt.objects) add(receipt, object);
+    for (Receipt::Object& copy : receipt.object_copies) add_object_copy(receipt, copy);
+    add_keys(metadata_.dict_keys, receipt.dict_keys);
+    for (auto& [tensor, attributes] : receipt.attributes) {
+      add_attributes(receipt.rank, metadata_.tensors[tensors.at(tensor)].key, attributes);
     }
   }
 
-  void add_copy(const RankReport& report, RankReport::Chunk& copy, uint32_t t) {
+  void add_copy(const Receipt& receipt, Receipt::Chunk& copy, uint32_t t) {
     const std::string& key = metadata_.tensors[t].key;
     if (policy_ == CopyPolicy::kRefuse) {
-      throw Error(ErrorCode::kInvalidArgument, rank_text(report.rank) + " reports a copy of box " +
+      throw Error(ErrorCode::kInvalidArgument, rank_text(receipt.rank) + " reports a copy of box " +
                                                    to_string(copy.box) +
                                                    ", but this save does not accept copies")
           .with_key(key)
-          .with_rank(report.rank);
+          .with_rank(receipt.rank);
     }
-    copies_.push_back({key, std::move(copy.box), location(report, copy.at, key), report.rank});
+    copies_.push_back({key, std::move(copy.box), location(receipt, copy.at, key), receipt.rank});
   }
 
-  void add_object_copy(const RankReport& report, RankReport::Object& copy) {
+  void add_object_copy(const Receipt& receipt, Receipt::Object& copy) {
     if (policy_ == CopyPolicy::kRefuse) {
       throw Error(ErrorCode::kInvalidArgument,
-                  rank_text(report.rank) +
+                  rank_text(receipt.rank) +
                       " reports a copy of an object, but this save does not accept copies")
           .with_key(copy.key)
-          .with_rank(report.rank);
+          .with_rank(receipt.rank);
     }
-    const ItemLocation at = location(report, copy.at, copy.key);
-    object_copies_.push_back({std::move(copy.key), {}, at, report.rank});
+    const ItemLocation at = location(receipt, copy.at, copy.key);
+    object_copies_.push_back({std::move(copy.key), {}, at, receipt.rank});
   }
 
   // Contents are not compared here. Ranks may have different objects under one key; the lowest
@@ -170,34 +170,34 @@ class ReportMerger {
     }
   }
 
-  ItemLocation location(const RankReport& report, const ReportedItem& item,
+  ItemLocation location(const Receipt& receipt, const ReceiptItem& item,
                         const std::string& key) const {
-    const bool known = item.file < report.files.size();
-    const uint64_t size = known ? report.files[item.file].size : 0;
+    const bool known = item.file < receipt.files.size();
+    const uint64_t size = known ? receipt.files[item.file].size : 0;
     if (!known || item.offset > size || item.length > size - item.offset) {
       throw Error(ErrorCode::kInvalidArgument,
                   "an item of " + std::to_string(item.length) + " bytes at offset " +
                       std::to_string(item.offset) + " is outside its file of " +
                       std::to_string(size) + " bytes")
           .with_key(key)
-          .with_file(known ? report.files[item.file].name : "")
-          .with_rank(report.rank);
+          .with_file(known ? receipt.files[item.file].name : "")
+          .with_rank(receipt.rank);
     }
     return {first_file_ + item.file, Codec::kNone, item.offset, item.length, item.checksums};
   }
 
-  uint32_t tensor_of(const RankReport& report, RankReport::Tensor& tensor) {
+  uint32_t tensor_of(const Receipt& receipt, Receipt::Tensor& tensor) {
     const auto next = static_cast<uint32_t>(metadata_.tensors.size());
     const auto [known, is_new] = tensors_.emplace(tensor.key, next);
     if (is_new) {
-      refuse_as_both(tensor.key, objects_, "an object", report.rank);
+      refuse_as_both(tensor.key, objects_, "an object", receipt.rank);
       metadata_.tensors.push_back({std::move(tensor.key),
                                    std::move(tensor.path),
                                    tensor.dtype,
                                    std::move(tensor.global_shape),
                                    {}});
       ranks_.emplace_back();
-      first_ranks_.push_back(report.rank);
+      first_ranks_.push_back(receipt.rank);
       return next;
     }
     StoredTensor& stored = metadata_.tensors[known->second];
@@ -205,7 +205,7 @@ class ReportMerger {
       throw Error(ErrorCode::kMismatch,
                   "two ranks disagree on a tensor: " + rank_text(first_ranks_[known->second]) +
                       " has " + std::string(to_string(stored.dtype)) + " " +
-                      to_string(stored.shape) + ", " + rank_text(report.rank) + " has " +
+                      to_string(stored.shape) + ", " + rank_text(receipt.rank) + " has " +
                       std::string(to_string(tensor.dtype)) + " " + to_string(tensor.global_shape))
           .with_key(tensor.key);
     }
@@ -213,16 +213,16 @@ class ReportMerger {
     return known->second;
   }
 
-  void add(const RankReport& report, RankReport::Object& object) {
-    const auto [other, is_new] = objects_.emplace(object.key, static_cast<uint32_t>(report.rank));
+  void add(const Receipt& receipt, Receipt::Object& object) {
+    const auto [other, is_new] = objects_.emplace(object.key, static_cast<uint32_t>(receipt.rank));
     if (!is_new) {
       throw Error(ErrorCode::kCoverage, "an object is written twice, by " +
                                             rank_text(static_cast<int>(other->second)) +
-                                            " and by " + rank_text(report.rank))
+                                            " and by " + rank_text(receipt.rank))
           .with_key(object.key);
     }
-    refuse_as_both(object.key, tensors_, "a tensor", report.rank);
-    const ItemLocation at = location(report, object.at, object.key);
+    refuse_as_both(object.key, tensors_, "a tensor", receipt.rank);
+    const ItemLocation at = location(receipt, object.at, object.key);
     metadata_.objects.push_back({std::move(object.key), std::move(object.path), at});
   }
 
@@ -365,9 +365,9 @@ class ReportMerger {
 
 }  // namespace
 
-Metadata merge_reports(std::vector<RankReport> reports, CopyPolicy copies) {
-  const std::vector<RankReport*> sorted = by_rank(reports);
-  Metadata merged = ReportMerger(copies).merge(sorted);
+Metadata merge_receipts(std::vector<Receipt> receipts, CopyPolicy copies) {
+  const std::vector<Receipt*> sorted = by_rank(receipts);
+  Metadata merged = ReceiptMerger(copies).merge(sorted);
   expect_holders_have_the_same(sorted);  // last, because it names no key
   return merged;
 }
