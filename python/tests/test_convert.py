@@ -64,6 +64,36 @@ def test_dtypes_that_safetensors_lacks_are_refused_by_key(
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
+def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib.Path) -> None:
+    keys = {(1, 2): torch.ones(1), True: torch.ones(2), 1.5: torch.ones(3), None: 4, 7: 5}
+    torch.save({"": torch.zeros(2), "d": keys}, tmp_path / "a.pt")
+    tilestone.convert(tmp_path / "a.pt", tmp_path / "ckpt")
+    tilestone.convert(tmp_path / "ckpt", tmp_path / "b.pt")
+    back = torch.load(tmp_path / "b.pt")
+    assert set(back["d"]) == set(keys)
+    assert torch.equal(back["d"][1.5], keys[1.5])
+    assert torch.equal(back[""], torch.zeros(2))
+    tilestone.save({"d": torch.zeros(1)}, tmp_path / "other")
+    tilestone.save({"": torch.zeros(2), "d": torch.zeros(1)}, tmp_path / "empty key")
+    command = [sys.executable, "-m", "tilestone", "diff", "--json", "empty key", "other"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert [found["key"] for found in json.loads(ran.stdout)["differences"]] == [""]
+    torch.save({}, tmp_path / "none.pt")
+    torch.save({"a\ud800": torch.zeros(1)}, tmp_path / "surrogate.pt")
+    for source, target, options, problem in (
+        ("a.pt", "c", {"cast": torch.int8}, "can't cast to int8"),
+        ("ckpt", "c.pt", {"dialect": "megatron"}, "torch.save have no dialect"),
+        ("ckpt", "c", {"format": "foo"}, "safetensors, torch_save"),
+        ("none.pt", "c", {}, "has no keys"),
+        ("surrogate.pt", "c", {}, "lone surrogate"),
+        ("ckpt", "other", {}, "convert to another name"),
+    ):
+        with pytest.raises(tilestone.CheckpointError, match=problem):
+            tilestone.convert(tmp_path / source, tmp_path / target, **options)
+        assert not any(path.name.startswith("c.") or path.name == "c" for path in tmp_path.iterdir())
+
+
 def test_names_casts_and_files(tmp_path: pathlib.Path) -> None:
     state = {f"module.layers.{i}.w": torch.randn(10, 10) for i in range(3)}
     state["module.steps"] = torch.arange(4)

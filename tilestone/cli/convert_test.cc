@@ -152,6 +152,8 @@ TEST_F(Convert, RulesFromAFileAndCastsAndShardSizesApply) {
   const Checkpoint made = Checkpoint::open(at("hf"));
   EXPECT_EQ(made.metadata().find_tensor("h.2.w")->dtype, DType::kFloat16);
   EXPECT_EQ(made.metadata().files.size(), 3u);
+  const Ran wrong = tilestone_command({"convert", at("ckpt"), at("no"), "--rename", "^=\\1"});
+  EXPECT_THAT(wrong.err, HasSubstr("names group 1, but it has 0"));
   // One file alone is a location too.
   EXPECT_THAT(keys_of(at("hf") + "/model-00002-of-00003.safetensors"), ElementsAre("h.10.w"));
 }

@@ -45,6 +45,27 @@ bool is_cast(DType dtype) {
          dtype == DType::kFloat64;
 }
 
+// A cast keeps what the values mean; integers, bool and exponents would not.
+void check_cast(DType dtype) {
+  const bool has_fractions = is_cast(dtype) || dtype == DType::kFloat8E4M3FN ||
+                             dtype == DType::kFloat8E4M3FNUZ || dtype == DType::kFloat8E5M2 ||
+                             dtype == DType::kFloat8E5M2FNUZ;
+  if (has_fractions) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "can't cast to " + std::string(to_string(dtype)) + ", which loses what values mean")
+      .with_hint("cast to float16, bfloat16, float32, float64 or a float8 with a sign");
+}
+
+// Python pickles strings with lone surrogates, but no other reader takes them as keys.
+void check_text(const std::string& key) {
+  for (size_t at = key.find('\xed'); at != std::string::npos; at = key.find('\xed', at + 1)) {
+    if (at + 1 == key.size() || static_cast<unsigned char>(key[at + 1]) < 0xa0) continue;
+    throw Error(ErrorCode::kUnsupported, "the key is not UTF-8: it has a lone surrogate")
+        .with_key(key)
+        .with_hint("rename it (`--rename`), or leave it out (`--keys`)");
+  }
+}
+
 bool matches(const std::vector<std::string>& patterns, const std::string& key) {
   return patterns.empty() ||
          std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
@@ -121,6 +142,7 @@ class Conversion {
  public:
   Conversion(const Location& from, const std::string& target, const ConvertOptions& options)
       : options_(options), source_(open_source(from, options)) {
+    if (options.cast) check_cast(*options.cast);
     choose();
     pick_format(target);
   }
@@ -192,20 +214,26 @@ class Conversion {
     for (const SourceEntry& entry : source_.entries) {
       Chosen chosen{.from = entry.key, .to = {}, .path = {}, .entry = &entry};
       auto inside = part.find(entry.key, entry.path, !chosen.is_tensor());
-      if (inside && matches(options_.keys, entry.key)) {
-        chosen.to = rules.apply(inside->first);
-        if (options_.rename_by && !chosen.to.empty()) chosen.to = options_.rename_by(chosen.to);
-      }
-      if (chosen.to.empty()) {
+      if (!inside || !matches(options_.keys, entry.key)) {
         ++left_out_;
         continue;
       }
+      chosen.to = rules.apply(inside->first);
+      if (options_.rename_by && !chosen.to.empty()) chosen.to = options_.rename_by(chosen.to);
+      if (chosen.to.empty() && !inside->first.empty()) {  // by a rule
+        ++left_out_;
+        continue;
+      }
+      check_text(chosen.to);
       chosen.path = renamed_path(inside->second, inside->first, chosen.to);
       chosen.dtype = options_.cast && is_cast(entry.dtype) ? *options_.cast : entry.dtype;
       chosen_.push_back(std::move(chosen));
     }
     dict_keys_ = part.keys(source_.dict_keys);
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
+    if (source_.entries.empty() && !has_common()) {
+      throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no keys");
+    }
     if (chosen_.empty() && !has_common()) {
       throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
                                                    std::to_string(left_out_) +
@@ -254,12 +282,21 @@ class Conversion {
                   "shard_size is only for safetensors, but the new checkpoint is in " + name);
     }
     one_file_ = name == kTorchSave;
+    if (one_file_ && !options_.dialect.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "files of torch.save have no dialect");
+    }
     if (one_file_) {
       format_ = format_named("torch_dist");  // the tree is the same
       dialect_ = pytorch_dialect();
       return;
     }
-    format_ = format_named(name);
+    for (const auto& format : known_formats()) {
+      if (format->name() == name) format_ = format;
+    }
+    if (format_ == nullptr) {
+      throw Error(ErrorCode::kUnsupported, "unknown format \"" + name + "\"")
+          .with_hint("use one of: torch_dist, zarr, safetensors, torch_save");
+    }
     dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
   }
 
@@ -382,6 +419,11 @@ ConvertResult convert(const Location& source, const Location& target,
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return result;
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::kAlreadyExists) {  // a conversion replaces nothing
+      error.with_hint("convert to another name, or remove what is there first");
+    }
+    rethrow_cause();
   } catch (...) {
     rethrow_cause();
   }

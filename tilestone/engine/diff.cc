@@ -232,7 +232,8 @@ class DiffOfTwo {
     Sides sides;
     const auto add = [&](const std::string& key, const Side& side) {
       std::string name = rules.apply(key);
-      if (name.empty() || !is_wanted(name)) return;
+      const bool left_out = name.empty() && !key.empty();  // by a rule
+      if (left_out || !is_wanted(name)) return;
       if (sides.emplace(name, side).second) return;
       throw Error(ErrorCode::kInvalidArgument, "two keys of one checkpoint get the same new key")
           .with_key(name);

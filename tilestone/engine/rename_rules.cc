@@ -25,12 +25,31 @@ std::string as_format(const std::string& replacement) {
   return format;
 }
 
-std::regex compiled(const std::string& pattern) {
+// Each group that the replacement names must be in the pattern: the library would take it as empty.
+void check_groups(const RenameRule& rule, const std::regex& pattern) {
+  const std::string format = as_format(rule.replacement);
+  for (size_t at = format.find('$'); at + 1 < format.size(); at = format.find('$', at + 1)) {
+    if (format[at + 1] == '$') {
+      ++at;
+      continue;
+    }
+    if (format[at + 1] < '0' || format[at + 1] > '9') continue;
+    const auto group = static_cast<unsigned>(format[at + 1] - '0');
+    if (group <= pattern.mark_count()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "the rule \"" + rule.pattern + "=" + rule.replacement + "\" names group " +
+                    std::to_string(group) + ", but it has " + std::to_string(pattern.mark_count()));
+  }
+}
+
+std::regex compiled(const RenameRule& rule) {
   try {
-    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+    std::regex pattern(rule.pattern, std::regex::ECMAScript | std::regex::optimize);
+    check_groups(rule, pattern);
+    return pattern;
   } catch (const std::regex_error& error) {
     throw Error(ErrorCode::kInvalidArgument,
-                "\"" + pattern + "\" is not a regular expression: " + error.what());
+                "\"" + rule.pattern + "\" is not a regular expression: " + error.what());
   }
 }
 
@@ -42,7 +61,7 @@ struct RenameRules::State {
 
 RenameRules::RenameRules(const std::vector<RenameRule>& rules) : state_(std::make_unique<State>()) {
   for (const RenameRule& rule : rules) {
-    state_->rules.emplace_back(compiled(rule.pattern), as_format(rule.replacement));
+    state_->rules.emplace_back(compiled(rule), as_format(rule.replacement));
   }
 }
 RenameRules::~RenameRules() = default;
@@ -71,7 +90,7 @@ RenameRule parse_rename_rule(const std::string& text) {
     throw Error(ErrorCode::kInvalidArgument, "the rule \"" + text + "\" is not REGEX=NAME");
   }
   RenameRule rule{text.substr(0, at), text.substr(at + 1)};
-  engine::compiled(rule.pattern);
+  engine::compiled(rule);
   return rule;
 }
 

@@ -41,9 +41,12 @@ class AsValue {
   Value of(const StateDict& dict, const std::string& key) {
     Value::Dict items;
     for (const auto& [name, node] : dict.entries()) {
-      const std::string inner = key.empty() ? key_text(name) : key + "." + key_text(name);
-      items.emplace_back(std::visit([](const auto& element) { return Value(element); }, name),
-                         of(node, inner));
+      const std::string text = key_text(name);
+      const auto original = dict.original_keys().find(text);
+      items.emplace_back(original != dict.original_keys().end()
+                             ? original->second
+                             : std::visit([](const auto& element) { return Value(element); }, name),
+                         of(node, key.empty() ? text : key + "." + text));
     }
     for (const auto& [name, value] : dict.others()) items.emplace_back(name, value);
     return Value::dict(std::move(items));
