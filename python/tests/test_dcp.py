@@ -74,6 +74,21 @@ def test_a_flipped_bit_is_found_by_both_loads(ckpt: str) -> None:
         assert isinstance(raised.value.failures[0][0], tilestone.CorruptError)
 
 
+def test_default_planners_have_the_metadata_as_after_torchs_calls(ckpt: str) -> None:
+    # torch's own test reads planner.metadata.version after a load.
+    for module in (stock, dcp):
+        saving, loading = dcp.DefaultSavePlanner(), dcp.DefaultLoadPlanner()
+        module.save({"w": torch.ones(2)}, checkpoint_id=ckpt, planner=saving)
+        module.load({"w": torch.ones(2)}, checkpoint_id=ckpt, planner=loading)
+        for planner in (saving, loading):
+            assert isinstance(planner.metadata, dcp.Metadata)
+            assert planner.metadata.state_dict_metadata["w"].size == (2,)
+            assert planner.metadata.version == "1.0.0"
+    saving = dcp.DefaultSavePlanner()
+    dcp.async_save({"w": torch.ones(3)}, checkpoint_id=ckpt, planner=saving).result()
+    assert saving.metadata.state_dict_metadata["w"].size == (3,)
+
+
 def test_save_returns_torchs_metadata(ckpt: str) -> None:
     saved = dcp.save({"a": {"w": torch.ones(2, 3)}, "n": 5}, checkpoint_id=ckpt)
     assert isinstance(saved, dcp.Metadata)
@@ -487,8 +502,12 @@ def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, capl
         dcp.enable()
         stock.save({"w": torch.ones(4)}, checkpoint_id=ckpt)
         assert "Tilestone" in tilestone.open(ckpt).writer
-        stock.save({"w": torch.ones(5)}, storage_writer=stock.FileSystemWriter(ckpt))
-        assert "Tilestone" in tilestone.open(ckpt).writer
+        writer = stock.FileSystemWriter(ckpt)
+        for _ in range(2):
+            stock.save({"w": torch.ones(5)}, storage_writer=writer)
+            assert "Tilestone" in tilestone.open(ckpt).writer
+            found = stock.FileSystemReader(ckpt).read_metadata().storage_meta
+            assert found is not None and found.save_id == writer.save_id
         stock.save_state_dict({"w": torch.ones(5)}, stock.FileSystemWriter(ckpt), no_dist=True)
         assert "Tilestone" in tilestone.open(ckpt).writer
         stock.async_save({"w": torch.ones(6)}, checkpoint_id=ckpt).result()

@@ -35,14 +35,16 @@ def state_of(world: int, scale: float, rank: int) -> dict[str, Any]:
     rows = torch.arange(15, dtype=torch.float32).reshape(3, 5) * scale
     places = [f"rank:{each}/cpu" for each in range(world)]
     older = sharded_tensor.zeros(ChunkShardingSpec(0, places), 5, 2)
-    for shard in older.local_shards():
-        shard.tensor.fill_(scale * (rank + 1))
+    several = sharded_tensor.zeros(ChunkShardingSpec(0, places + places), 7, 2)  # on each rank
+    for shard in older.local_shards() + several.local_shards():
+        shard.tensor.fill_(scale * (rank + 1 + shard.metadata.shard_offsets[0]))
     return {
         "rows": distribute_tensor(rows, mesh, [Shard(0)]),
         "columns": distribute_tensor(rows.T.contiguous(), mesh, [Shard(0)]),
         "one": distribute_tensor(rows[:1].contiguous(), mesh, [Shard(0)]),  # rank 0 has all
         "same": distribute_tensor(rows + 1, mesh, [Replicate()]),
         "older": older,
+        "several": several,
         "plain": torch.arange(4) * scale,
         "n": {"step": 7 * scale, f"of_rank_{rank}": [rank * scale]},
     }
@@ -102,6 +104,59 @@ def test_what_one_way_saves_all_ways_load(worlds: Worlds, tmp_path: pathlib.Path
     assert worlds[2].run(all_ways, str(tmp_path)) == [
         ["drop-in", "torch plans", "plug-in", "in the background", "torch"]
     ] * 2
+
+
+def older(shards: list[Any], boxes: list[Any], size: tuple[int, ...], group: Any = None) -> Any:
+    """A ShardedTensor of float32 from this rank's shards and from the boxes of all, by rank."""
+    made = [
+        sharded_tensor.ShardMetadata(list(at), list(shape), f"rank:{rank}/cpu")
+        for rank, at, shape in boxes
+    ]
+    properties = sharded_tensor.metadata.TensorProperties(dtype=torch.float32)
+    whole = sharded_tensor.ShardedTensorMetadata(made, torch.Size(size), properties)
+    own = [each for each in made if each.placement.rank() == dist.get_rank()]
+    local = [sharded_tensor.Shard(*pair) for pair in zip(shards, own, strict=True)]
+    return sharded_tensor.ShardedTensor._init_from_local_shards_and_global_metadata(
+        local, whole, process_group=group
+    )
+
+
+def nested(rank: int, world: int, folder: str) -> None:
+    """A shard of FSDP1 that is itself sharded by tensor parallelism: rows outside, columns inside."""
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    low, whole = rank // 2 * 2, torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    columns = slice(0, 4) if rank == low else slice(4, 6)
+
+    def state(source: torch.Tensor) -> dict[str, Any]:
+        part = source[low : low + 2, columns].clone()
+        boxes = [(low, (0, 0), (2, 4)), (low + 1, (0, 4), (2, 2))]
+        inner = older([part], boxes, (2, 6), rows)
+        places = [(at + rank - low, (at, 0), (2, 6)) for at in (0, 2)]
+        outer = older([torch.empty(2, 6)], places, (4, 6))
+        outer.local_shards()[0].tensor = inner
+        return {"w": outer, "plain": torch.ones(2)}
+
+    def first(value: float) -> Any:  # stock can't load it: it drops the key where there is no shard
+        return sharded_tensor.full(ChunkShardingSpec(0, ["rank:0/cpu"]), (3, 2), value)
+
+    saves: list[Any] = [dcp.save, stock.save]
+    for number, save in enumerate(saves):
+        save(state(whole), checkpoint_id=f"{folder}/{number}")
+        with tilestone.open(f"{folder}/{number}") as opened:
+            assert opened.read("w").tolist() == whole.tolist()
+        for load in (dcp.load, stock.load):
+            wanted = state(whole * 0)
+            load(wanted, checkpoint_id=f"{folder}/{number}")
+            (shard,) = wanted["w"].local_shards()[0].tensor.local_shards()
+            assert torch.equal(shard.tensor, whole[low : low + 2, columns]), (save, load)
+        save({"first": first(2)}, checkpoint_id=f"{folder}/{number}")
+        only = {"first": first(0)}
+        dcp.load(only, checkpoint_id=f"{folder}/{number}")
+        assert [each.tensor.sum().item() for each in only["first"].local_shards()] == [12] * (rank == 0)
+
+
+def test_sharded_tensors_inside_sharded_tensors(worlds: Worlds, tmp_path: pathlib.Path) -> None:
+    worlds[4].run(nested, str(tmp_path))
 
 
 class FailsOn(dcp.DefaultSavePlanner):
@@ -258,9 +313,12 @@ def in_a_process(rank: int, world: int, folder: str) -> None:
         assert type(saved) is stock.Metadata and saved.storage_meta.save_id
         with tilestone.open(path) as opened:
             assert opened.writer.startswith("Tilestone") and opened["n"] == number
-    dcp.disable()
     from torch.distributed.checkpoint import _async_process_executor
 
+    executor = _async_process_executor._ProcessBasedAsyncCheckpointExecutor()
+    failed = executor.execute_save({"n": 1}).exception()  # torch's error, where torch gives it
+    assert "`checkpoint_id` must be specified" in str(failed)
+    dcp.disable()
     _async_process_executor._CHECKPOINT_PROCESS = None  # ends the process
 
 

@@ -19,7 +19,7 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._placements import in_order, to_mesh, to_placement
 from tilestone._torch_device import DeviceTensor
 from tilestone._torch_meta import PLAIN as _PLAIN
-from tilestone._torch_parts import dtensor_type, local_of, position, states_position
+from tilestone._torch_parts import dtensor_type, is_on_meta, local_of, position, states_position
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -297,7 +297,7 @@ def part_entity(
     """
     target, memory = item, None
     own = local_of(item)
-    if for_load and isinstance(own, torch.Tensor) and own.is_meta:
+    if for_load and is_on_meta(own):
         target, memory = _torch_meta.part_with_memory(item, own)
     found = position(item, key, bool(for_load), memory)
     if found.global_shape is None or found.dtype is None:  # this rank holds nothing of it

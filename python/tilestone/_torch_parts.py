@@ -94,6 +94,13 @@ def _is_sharded_tensor(item: Any) -> bool:
     return module is not None and isinstance(item, module.ShardedTensor)
 
 
+def is_on_meta(item: Any) -> bool:
+    """Whether a tensor, or a shard of a ShardedTensor, is on the meta device."""
+    if _is_sharded_tensor(item):  # its own is_meta fails, unless it has exactly one shard here
+        return any(is_on_meta(shard.tensor) for shard in item.local_shards())
+    return isinstance(item, torch.Tensor) and item.is_meta
+
+
 def _source(item: Any) -> Any:
     """The object whose methods or attributes count: the item, its local tensor, or None."""
     if _is_sharded_tensor(item):
@@ -238,18 +245,26 @@ class _Attributes(_Stated):
 
 
 class _Shards(_Stated):
-    """By the shards of a ShardedTensor that are on this rank."""
+    """By the shards of a ShardedTensor that are on this rank, which may be ShardedTensors."""
 
     def position(self, for_load: bool) -> Position:
         metadata = self._item.metadata()
-        parts = []
-        for shard in self._item.local_shards():
+        shape = self._sizes("its size", metadata.size)
+        parts = list(self._parts(self._item, (0,) * len(shape)))
+        return Position(shape, parts, metadata.tensor_properties.dtype)
+
+    def _parts(self, sharded: Any, origin: Sizes) -> Iterator[Part]:
+        """The parts of a ShardedTensor whose first element is at `origin`."""
+        for shard in sharded.local_shards():
             offset = self._sizes("a shard's offset", shard.metadata.shard_offsets)
             size = self._sizes("a shard's size", shard.metadata.shard_sizes)
-            if 0 not in size:
-                parts.append(self._part(offset, size, shard.tensor.detach()))
-        shape = self._sizes("its size", metadata.size)
-        return Position(shape, parts, metadata.tensor_properties.dtype)
+            if len(offset) != len(origin):
+                raise self._refuse(f"a shard's offset is {offset}, with {len(origin)} dims around it")
+            start = tuple(a + b for a, b in zip(origin, offset, strict=True))
+            if _is_sharded_tensor(shard.tensor):
+                yield from self._parts(shard.tensor, start)
+            elif 0 not in size:
+                yield self._part(start, size, shard.tensor.detach())
 
 
 class _Chunk(NamedTuple):

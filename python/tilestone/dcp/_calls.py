@@ -141,14 +141,17 @@ def failing_as_torch(step: str, rank: int) -> Iterator[None]:
         raise CheckpointException(step, failures) from error
 
 
-class SavedMetadata(Metadata):
-    """The Metadata of a save, which is read from the checkpoint when it is first used.
+class StoredMetadata(Metadata):
+    """A checkpoint's Metadata, which is read when it is first used.
 
     Reading it takes longer than many saves, and few programs use it. A pickle of it is an ordinary
     Metadata.
+
+    Args:
+        save_id: of the save that it belongs to; None: whichever is there.
     """
 
-    def __init__(self, path: str | os.PathLike[str], save_id: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], save_id: str | None = None) -> None:
         vars(self).update(_path=path, _save_id=save_id, _is_read=False)
 
     def _read(self) -> None:
@@ -158,7 +161,7 @@ class SavedMetadata(Metadata):
         with open(os.path.join(own["_path"], INDEX), "rb") as file, no_collections():
             found = pickle.load(file)
         stored = getattr(found.storage_meta, "save_id", None)
-        if stored != own["_save_id"]:
+        if own["_save_id"] not in (None, stored):
             raise RuntimeError(
                 f"the checkpoint at {own['_path']} was replaced: it has the save id {stored}, not "
                 f"{own['_save_id']}; use the result of a save before the next one to its place"

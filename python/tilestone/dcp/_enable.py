@@ -28,7 +28,7 @@ _EXECUTOR = _async_process_executor._ProcessBasedAsyncCheckpointExecutor
 def _in_place_of(storage: Any) -> Any:
     """Tilestone's class in the place of an object of torch's own; any other object unchanged."""
     if type(storage) is filesystem.FileSystemWriter:
-        return FileSystemWriter(
+        made = FileSystemWriter(
             storage.path,
             storage.single_file_per_rank,
             storage.sync_files,
@@ -39,20 +39,21 @@ def _in_place_of(storage: Any) -> Any:
             storage.transforms.extensions,
             storage.serialization_format,
         )
-    if type(storage) is filesystem.FileSystemReader:
-        made = FileSystemReader(storage.path)
-        made.transforms = storage.transforms
+        storage.save_id = made.save_id  # the caller may compare it with the checkpoint's
         return made
+    if type(storage) is filesystem.FileSystemReader:
+        reader = FileSystemReader(storage.path)
+        reader.transforms, reader.load_id = storage.transforms, storage.load_id
+        return reader
     return storage
 
 
 def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
     """In the place of torch's _storage_setup."""
     if storage:
-        storage = _in_place_of(storage)
         if checkpoint_id is not None:
             storage.reset(checkpoint_id)
-        return storage
+        return _in_place_of(storage)
     if not checkpoint_id:
         raise missing_id()
     check_path(checkpoint_id)
@@ -103,7 +104,8 @@ def _executing(before: Any) -> Any:
 
     def execute_save(self: Any, state: Any, **options: Any) -> Any:
         checkpoint_id, writer = options.get("checkpoint_id"), options.get("storage_writer")
-        options["storage_writer"] = _set_up(writer, checkpoint_id)
+        if writer or checkpoint_id:  # otherwise torch's future gets the error
+            options["storage_writer"] = _set_up(writer, checkpoint_id)
         return before(self, state, **options)
 
     return execute_save

@@ -67,6 +67,8 @@ def _load(
         )  # fmt: skip
         with contextlib.closing(Filler(path)) as filler:
             filler.fill(state, loaded)
+    if isinstance(planner, DefaultLoadPlanner):
+        planner.metadata = _calls.StoredMetadata(path)
 
 
 @deprecated(

@@ -60,22 +60,33 @@ def _resources(writer: FileSystemWriter) -> Resources:
     return Resources(files_per_rank=writer.thread_count)
 
 
+def _metadata_of(path: str, save_id: str, planner: SavePlanner | None, rank: int) -> Metadata:
+    """What a save returns. The coordinator's planner has it too, as torch's planners do."""
+    metadata = _calls.StoredMetadata(path, save_id)
+    if isinstance(planner, DefaultSavePlanner) and rank == 0:
+        planner.metadata = metadata
+    return metadata
+
+
 def _save(
-    state_dict: StateDict, writer: FileSystemWriter, process_group: Any, alone: bool
-) -> Metadata:
+    state_dict: StateDict, writer: FileSystemWriter, planner: SavePlanner | None,
+    process_group: Any, alone: bool,
+) -> Metadata:  # fmt: skip
     state, path = _calls.State(state_dict), os.path.abspath(writer.path)
-    with _calls.failing_as_torch("write", _calls.rank_of(process_group, alone)):
+    rank = _calls.rank_of(process_group, alone)
+    with _calls.failing_as_torch("write", rank):
         result = run_save(
             state, path, group=_calls.group_of(process_group, alone),
             overwrite=writer.overwrite, resources=_resources(writer),
         )  # fmt: skip
     writer.save_id = result.save_id
-    return _calls.SavedMetadata(path, result.save_id)
+    return _metadata_of(path, result.save_id, planner, rank)
 
 
 def _save_in_background(
-    state_dict: StateDict, writer: FileSystemWriter, process_group: Any, alone: bool
-) -> Future[Metadata]:
+    state_dict: StateDict, writer: FileSystemWriter, planner: SavePlanner | None,
+    process_group: Any, alone: bool,
+) -> Future[Metadata]:  # fmt: skip
     state: Any = _calls.State(state_dict)
     path, rank = os.path.abspath(writer.path), _calls.rank_of(process_group, alone)
     future: Future[Metadata] = Future()
@@ -98,7 +109,7 @@ def _save_in_background(
         except BaseException as error:
             future.set_exception(error)
         else:
-            future.set_result(_calls.SavedMetadata(path, saving.save_id))
+            future.set_result(_metadata_of(path, saving.save_id, planner, rank))
 
     saving.durable.add_done_callback(finish)
     return future
@@ -120,7 +131,7 @@ def save_state_dict(
     storage_writer.reset()
     alone = no_dist or not (dist.is_available() and dist.is_initialized())
     if coordinator_rank == 0 and is_for_engine(storage_writer, planner, True):
-        return _save(state_dict, storage_writer, process_group, alone)  # type: ignore[arg-type]
+        return _save(state_dict, storage_writer, planner, process_group, alone)  # type: ignore[arg-type]
     return _torchs._save_state_dict(
         state_dict, storage_writer, process_group, coordinator_rank, no_dist, planner
     )
@@ -172,7 +183,7 @@ def save(
     writer = _writer(storage_writer, checkpoint_id)
     if is_for_engine(writer, planner, use_collectives):
         state = _calls.without_statefuls(state_dict)
-        return _save(state, writer, process_group, alone)  # type: ignore[arg-type]
+        return _save(state, writer, planner, process_group, alone)  # type: ignore[arg-type]
     saved: Metadata = _torchs.save(
         state_dict, storage_writer=writer, planner=planner, process_group=process_group,
         no_dist=no_dist, use_collectives=use_collectives,
@@ -213,7 +224,9 @@ def async_save(
     if in_thread and is_for_engine(storage_writer, planner, use_collectives):
         alone = _calls.is_alone(no_dist, "saves")
         state = _calls.without_statefuls(state_dict)
-        return _save_in_background(state, storage_writer, process_group, alone)  # type: ignore[arg-type]
+        return _save_in_background(
+            state, storage_writer, planner, process_group, alone,  # type: ignore[arg-type]
+        )  # fmt: skip
     return _torchs.async_save(
         state_dict, storage_writer=storage_writer, planner=planner,
         process_group=process_group, async_checkpointer_type=async_checkpointer_type,
