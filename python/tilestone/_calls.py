@@ -127,8 +127,8 @@ class Prepared(abc.ABC):
         """For a save with local copies: their group, made from the caller's."""
         return given
 
-    def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
-        """Takes what was loaded; returns what the load returns.
+    def finish(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
+        """Finishes a load; returns what the load returns.
 
         Args:
             loaded: the loaded tree.
@@ -317,7 +317,7 @@ class LoadCall:
 
     Attributes:
         comm: the communicator.
-        result: what the load returns; set by `take`.
+        result: what the load returns; set by `finish`.
 
     Raises:
         InvalidArgumentError: an argument that says who takes part can't be used.
@@ -388,7 +388,7 @@ class LoadCall:
             progress=self._until_the_end.enter_context(shown),
         )
 
-    def take(
+    def finish(
         self,
         loaded: dict[Any, Any],
         missing: list[str],
@@ -396,16 +396,16 @@ class LoadCall:
         other: list[str],
         kept: set[str],
     ) -> None:
-        """Takes what was loaded. The engine calls it inside the last round.
+        """Makes the result. The engine calls it inside the last round.
 
         Args:
             loaded: the loaded tree.
             missing, rest, other: the lists of a LoadReport, in its order.
-            kept: as for Prepared.take.
+            kept: as for Prepared.finish.
         """
         assert self._bridge is not None
         found = LoadReport(missing, rest, other)
         if self._report is not None:
             vars(self._report).update(vars(found))
         self._bridge.give_back()
-        self.result = self._template.take(loaded, found, kept)
+        self.result = self._template.finish(loaded, found, kept)

@@ -66,7 +66,7 @@ class BegunSave:
             StorageError: there is not enough memory.
             TimeoutError: the save's timeout has passed.
         """
-        self._take(self._core.stage)
+        self._step(self._core.stage)
 
     def write(self) -> None:
         """Writes this rank's data files and makes them durable; waits for no other rank.
@@ -76,7 +76,7 @@ class BegunSave:
         Raises:
             InvalidArgumentError: this is not the next step.
         """
-        self._take(self._core.write)
+        self._step(self._core.write)
 
     def report(self) -> None:
         """Tells the other ranks what this one wrote. With a communicator every rank must call it.
@@ -86,7 +86,7 @@ class BegunSave:
             Also, as `tilestone.save`, the error with which writing failed on this rank or, with a
             communicator, on any rank.
         """
-        self._take(self._core.report)
+        self._step(self._core.report)
 
     def publish(self) -> _core.SaveResult:
         """Publishes the checkpoint. With a communicator every rank must call it.
@@ -101,7 +101,7 @@ class BegunSave:
             InvalidArgumentError: this is not the next step.
             Also everything that `tilestone.save` raises.
         """
-        result = self._take(self._core.publish)
+        result = self._step(self._core.publish)
         self._end()
         return result
 
@@ -115,7 +115,7 @@ class BegunSave:
         """
         self._end()
 
-    def _take(self, step: Callable[[], Result]) -> Result:
+    def _step(self, step: Callable[[], Result]) -> Result:
         try:
             return step()
         finally:

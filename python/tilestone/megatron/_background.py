@@ -153,7 +153,7 @@ def save_in_background(
         begun.stage()
         return Writing(begun, None, after, then).request()
     group = _ranks.default_group(group)
-    slot = _slots.take(group, deadline)
+    slot = _slots.reserve(group, deadline)
     made: Any = state
     try:
         begun = slot.session.begin_save(made, path, timeout=deadline.timeout(), **options)

@@ -163,7 +163,7 @@ def asked_built(asked: Any) -> Any:
     return dict_list_map_outplace(of, asked)
 
 
-class _Taking:
+class _Merging:
     """Makes the result of a load: merges factories and leaves out unexpected keys.
 
     Attributes:
@@ -174,7 +174,7 @@ class _Taking:
         self._kept = kept
         self.unexpected: set[str] = set()
 
-    def take(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
+    def merged(self, asked: Any, made: Any, loaded: Any, path: tuple[Any, ...] = ()) -> Any:
         """Makes the value for a place of the result.
 
         Args:
@@ -216,7 +216,7 @@ class _Taking:
         result = {}
         for key, value in loaded.items():
             if key in asked:
-                value = self.take(asked[key], made[key], value, (*path, key))
+                value = self.merged(asked[key], made[key], value, (*path, key))
             if value is not _LEFT_OUT:
                 result[key] = value
         return result if result or not loaded or not path else _LEFT_OUT
@@ -226,7 +226,7 @@ class _Taking:
         if len(asked) != len(loaded):  # common elements are only in one: pair the other elements
             places = [place for place in places if _holds(asked[place], _is_entity)]
         result = [
-            self.take(asked[place], made[place], value, (*path, place))
+            self.merged(asked[place], made[place], value, (*path, place))
             for place, value in zip(places, loaded, strict=True)
         ]
         return [value for value in result if value is not _LEFT_OUT] or (
@@ -283,11 +283,11 @@ class Asked(Prepared):
         self._made = asked_built(self._asked)
         return self._made  # type: ignore[no-any-return]
 
-    def take(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
+    def finish(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
         """Returns the result, after missing and unexpected keys have been judged."""
-        taking = _Taking(kept)
-        result = taking.take(self._asked, self._made, loaded)
-        self.missing, self.unexpected = set(report.not_requested), taking.unexpected
+        merging = _Merging(kept)
+        result = merging.merged(self._asked, self._made, loaded)
+        self.missing, self.unexpected = set(report.not_requested), merging.unexpected
         self._judge(self.missing, self.unexpected)
         return result  # type: ignore[no-any-return]
 
@@ -320,9 +320,9 @@ def without_local_copies(tree: Any) -> Any:
     except RecursionError:
         return tree  # the engine refuses a container that holds itself, with its key
     copies = OwnReplicas(leaves)
-    if not any([copies.take(leaf) for leaf in leaves]):
+    if not any([copies.repeats(leaf) for leaf in leaves]):
         return tree
-    return without_copies(tree, OwnReplicas(leaves).take)
+    return without_copies(tree, OwnReplicas(leaves).repeats)
 
 
 class Given(Prepared):

@@ -118,7 +118,7 @@ class _Shards(_calls.Prepared):
             or not (self._mains_only or entity.data is None)
         ]
         copies = OwnReplicas(kept)
-        kept = [entity for entity in kept if not copies.take(entity)]
+        kept = [entity for entity in kept if not copies.repeats(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
 
     def copied_group(self, given: Any) -> Any:

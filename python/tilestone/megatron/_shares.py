@@ -59,8 +59,8 @@ class OwnReplicas:
         tensors = [leaf for leaf in leaves if isinstance(leaf, ShardedTensor)]
         self._seen = {self._place(each) for each in tensors if not _is_copy(each)}
 
-    def take(self, item: Any) -> bool:
-        """Whether a leaf is such a copy. Call it once for each leaf, in order."""
+    def repeats(self, item: Any) -> bool:
+        """Whether a leaf is a further replica. Call it once for each leaf, in order."""
         if not _is_copy(item):
             return False
         place = self._place(item)

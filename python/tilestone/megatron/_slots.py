@@ -52,7 +52,7 @@ _lock = _forked.Lock()
 _of_groups: dict[Any, dict[str, Slot]] = {}  # by name; the group None: this process alone
 
 
-def take(group: Any, deadline: Deadline) -> Slot:
+def reserve(group: Any, deadline: Deadline) -> Slot:
     """Takes a free slot of a group, or makes one. Every rank calls, and gets the same slot.
 
     Args:

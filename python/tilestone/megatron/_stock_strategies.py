@@ -5,7 +5,6 @@ Their base classes are Megatron-Core's, so the classes are made only on demand.
 
 from __future__ import annotations
 
-import os
 import threading
 import types
 from collections.abc import Collection, Mapping
@@ -199,7 +198,7 @@ class _Wanted(_calls.Prepared):
         self._entities = entities(self._tree)
         return {str(number): entity for number, entity in enumerate(self._entities)}
 
-    def take(
+    def finish(
         self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]
     ) -> dict[Any, Any]:
         """Puts the loaded values into `result`, in the structure of the tree."""

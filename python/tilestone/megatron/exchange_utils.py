@@ -159,7 +159,7 @@ class _Exchange:
         shard = self.metadata(shard_id)
         return torch.empty(_local_shape(shard), dtype=shard.dtype, device=self.device)
 
-    def take(self, shard_id: _ShardId, received: torch.Tensor) -> None:
+    def keep(self, shard_id: _ShardId, received: torch.Tensor) -> None:
         """Stores a received tensor if this rank needs it; otherwise drops it."""
         shard = self._unloaded.get(shard_id)
         if shard is None:
@@ -203,7 +203,7 @@ def exchange_loaded_tensors_broadcast(
             elements = moving.reshape(-1).view(torch.uint8)  # backends know few dtypes
             torch.distributed.broadcast(elements, src=source, group=exchange.group)
         if not mine:
-            exchange.take(shard_id, moving)
+            exchange.keep(shard_id, moving)
     return exchange.loaded
 
 

@@ -106,7 +106,7 @@ def load_optimizer(
         plan.make(shards, common, None if found is None else list(found))
     except Exception as error:
         failure = error
-    plan.take(call(plan.template, _engine_calls.raiser(failure), True))
+    plan.fill(call(plan.template, _engine_calls.raiser(failure), True))
     return plan.commons
 
 
@@ -346,7 +346,7 @@ class _Plan:
 
     # ---- After the load ----
 
-    def take(self, loaded: StateDict) -> None:
+    def fill(self, loaded: StateDict) -> None:
         """Puts the loaded values into their places."""
         objects = loaded.get(_OBJECTS, {})
         for key, value in objects.items():

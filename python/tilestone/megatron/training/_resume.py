@@ -88,7 +88,7 @@ class Resume:
         if self._tp.rank() == self._pp.rank() == self._dp_cp.rank() == 0:
             logger.warning("%s: the run starts from its initial state", text)
 
-    def take(self, found: Found, speaks: bool, optimizer: Any) -> None:
+    def decide(self, found: Found, speaks: bool, optimizer: Any) -> None:
         """Decides what to load from a checkpoint. A further call decides for another checkpoint.
 
         Args:

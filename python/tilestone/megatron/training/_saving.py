@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from typing import Any, Dict, List
 
-from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
 from tilestone.megatron import _files, _save_call, serialization
 from tilestone.megatron._together import Deadline

@@ -295,7 +295,7 @@ def load_checkpoint(
 
     def load(found: Found) -> Dict[str, Any]:
         def ask() -> Tuple[Dict[str, Any], Any]:
-            resume.take(found, _ranks.rank(group) == 0, optimizer)
+            resume.decide(found, _ranks.rank(group) == 0, optimizer)
             fills = [] if skip_load_to_model_and_opt else state.as_list(ddp_model)
             resume.check_loads(fills, optimizer, opt_param_scheduler)
             strategy = resume.strategy()
