@@ -40,6 +40,8 @@ void bind_convert_options(nb::module_& m) {
             options.cast.reset();
             if (!name.empty()) options.cast = dtype_named(name);
           })
+      .def_rw("optimizer", &ConvertOptions::optimizer)
+      .def_rw("layout_file", &ConvertOptions::layout_file)
       .def_rw("shard_bytes", &ConvertOptions::shard_bytes)
       .def_rw("dry_run", &ConvertOptions::dry_run)
       .def_rw("reading", &ConvertOptions::reading)

@@ -31,6 +31,8 @@ def convert(
     only: str = "",
     rename: Rename | None = None,
     cast: Any = None,
+    optimizer: str = "",
+    layout: str | os.PathLike[str] | None = None,
     shard_size: int = 0,
     dry_run: bool = False,
     reading: Reading = Reading(),
@@ -57,6 +59,11 @@ def convert(
             (regular expression, replacement), of which the first one that is found in a key replaces
             what it finds ("\\1" is a group). An empty new key leaves the tensor out.
         cast: the dtype, by its name or torch's own, to which tensors of float16, bfloat16, float32 and float64 are converted.
+        optimizer: "fully_reshardable": the states of Megatron-Core's distributed optimizer that are
+            stored in buckets (dp_reshardable, dp_zero_gather_scatter) become a tensor for each
+            parameter, which loads into any layout, with the same values.
+        layout: a file of `tilestone.megatron.distributed_optimizer.write_layouts`, which says where
+            each parameter is in the buckets; implies `optimizer`. None: the checkpoint's own.
         shard_size: the bytes of tensors in one safetensors file; 0: one file.
         dry_run: check and list everything, but write nothing.
         reading, resources: as for `open` and `save`.
@@ -67,7 +74,10 @@ def convert(
 
     Raises:
         InvalidArgumentError: the new format can't hold a tensor or object, which `key` names; two
-            keys get the same name; or nothing is selected.
+            keys get the same name; nothing is selected; or the layout of an optimizer's buckets is
+            not known.
+        MismatchError: the layout is that of another model; `key` is the first parameter that does
+            not fit.
         UnsupportedError: a dtype can't be converted to another.
         AlreadyExistsError: something is at the target.
         NotFoundError, CorruptError, UnsafeError: as for `open`.
@@ -84,6 +94,8 @@ def convert(
         options.only = _options.word("only", only) if only else ""
         if cast is not None:
             options.cast = str(cast).removeprefix("torch.")
+        options.optimizer = _options.word("optimizer", optimizer) if optimizer else ""
+        options.layout_file = "" if layout is None else os.fsdecode(layout)
         options.shard_bytes = _options.whole("shard_size", shard_size, 64)
         options.dry_run = _options.flag("dry_run", dry_run)
         function = renaming("rename", rename)

@@ -64,6 +64,8 @@ struct ConvertCommand {
   std::vector<std::string> rename;  // "REGEX=NAME"
   std::string rename_file;
   std::string cast;
+  std::string optimizer;
+  std::string layout;
   std::string shard_size;
   bool dry_run = false;
   bool json = false;

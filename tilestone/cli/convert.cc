@@ -82,6 +82,8 @@ ConvertOptions options_of(const ConvertCommand& command) {
           .with_hint("use torch's names, such as bfloat16");
     }
   }
+  options.optimizer = command.optimizer;
+  options.layout_file = command.layout;
   if (!command.shard_size.empty()) options.shard_bytes = parse_size(command.shard_size);
   options.dry_run = command.dry_run;
   options.reading.follow_links = command.follow_links;

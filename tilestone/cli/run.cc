@@ -134,6 +134,12 @@ Command add_convert(CLI::App& app) {
   app.add_option("--rename-file", command->rename_file, "A file of such rules, one in each line");
   app.add_option("--cast", command->cast,
                  "Convert tensors of float16, bfloat16, float32 and float64 to this dtype");
+  app.add_option("--optimizer", command->optimizer,
+                 "fully_reshardable: store the states of Megatron-Core's distributed optimizer by "
+                 "parameter instead of in buckets, so that they load into any layout");
+  app.add_option("--layout", command->layout,
+                 "File that says where each parameter is in the buckets; implies --optimizer. "
+                 "Default: the layout that the checkpoint holds");
   app.add_option("--shard-size", command->shard_size,
                  "Bytes of tensors in one safetensors file: 5GB, 500MiB");
   app.add_flag("--dry-run", command->dry_run, "Check and list everything, but write nothing");

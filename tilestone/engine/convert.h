@@ -43,6 +43,14 @@ struct ConvertOptions {
   std::function<std::string(const std::string&)> rename_by = nullptr;
   // Converts tensors of float16, bfloat16, float32 and float64; all others keep their dtype.
   std::optional<DType> cast = std::nullopt;
+  // "fully_reshardable": the states of Megatron-Core's distributed optimizer that are stored in
+  // buckets (dp_reshardable, dp_zero_gather_scatter) become a tensor for each parameter, which
+  // loads into any layout, with the same values. "": they are copied as they are.
+  std::string optimizer = {};
+  // JSON that says where each parameter is in the buckets, made in Python by
+  // tilestone.megatron.distributed_optimizer.write_layouts. Implies `optimizer`. "": the layout
+  // that the checkpoint holds.
+  std::string layout_file = {};
   uint64_t shard_bytes = 0;  // safetensors: the bytes of tensors in one file; 0: one file
   bool dry_run = false;      // checks and lists everything, but writes nothing
   Reading reading = {};      // of the source
@@ -75,7 +83,8 @@ struct ConvertResult {
 
 // Everything is checked before anything is written: Error(kInvalidArgument), naming the key, for a
 // tensor or object that the new format can't hold, for two keys with the same new name, and if
-// nothing is selected; Error(kUnsupported) for a dtype that can't be converted. The new checkpoint
+// nothing is selected; Error(kUnsupported) for a dtype that can't be converted; Error(kMismatch),
+// naming the first parameter that does not fit, for the layout of another model. The new checkpoint
 // is then written as by a save on one rank, with the same promise: after a failure or a crash the
 // target is absent. An existing target is Error(kAlreadyExists). Memory: resources.buffer_bytes and
 // 64 MiB, whatever the size of the checkpoint, and its objects. Each byte is read once.

@@ -8,6 +8,7 @@
 
 #include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/convert_optimizer_internal.h"
 #include "tilestone/engine/read/convert_internal.h"
 #include "tilestone/engine/stored_source_internal.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
@@ -18,6 +19,16 @@
 
 namespace tilestone::engine {
 namespace {
+
+// A layout is given for nothing else.
+bool converts_optimizer(const ConvertOptions& options) {
+  if (!options.optimizer.empty() && options.optimizer != "fully_reshardable") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "an optimizer's state can't be converted to \"" + options.optimizer + "\"")
+        .with_hint("the only format is fully_reshardable");
+  }
+  return !options.optimizer.empty() || !options.layout_file.empty();
+}
 
 OpenOptions opening(const ConvertOptions& options) {
   OpenOptions open;
@@ -55,6 +66,7 @@ ConvertSource of_checkpoint(const Location& location, const ConvertOptions& opti
   source.dict_keys = metadata.dict_keys;
   source.tensor_attributes = metadata.attributes;
   if (const auto& manifest = stored->opened().manifest) source.attributes = manifest->attributes;
+  if (converts_optimizer(options)) make_fully_reshardable(source, stored, options.layout_file);
   return source;
 }
 
@@ -198,6 +210,11 @@ ConvertSource of_archive(const std::string& path) {
 
 ConvertSource open_source(const Location& location, const ConvertOptions& options) {
   const std::string path = location.describe();
+  if (is_archive_file(path) && converts_optimizer(options)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a file of torch.save does not hold the buckets of a distributed optimizer")
+        .with_file(path);
+  }
   return is_archive_file(path) ? of_archive(path) : of_checkpoint(location, options);
 }
 

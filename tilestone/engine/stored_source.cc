@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -11,6 +12,8 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/format/archive/archive_reader_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/plan/load_plan.h"
 
@@ -123,6 +126,44 @@ Value StoredSource::object(const StoredObject& object) const {
   } catch (...) {
     throw current_error().with_key(object.key).with_file(metadata().files[object.at.file]);
   }
+}
+
+Value StoredSource::object_in_place(const StoredObject& object) {
+  const std::filesystem::path path =
+      std::filesystem::path(storage_->describe()) / metadata().files[object.at.file];
+  std::error_code error;
+  if (object.at.codec != Codec::kNone || !std::filesystem::is_regular_file(path, error)) {
+    return this->object(object);
+  }
+  auto file = std::make_unique<MappedFile>(path);
+  const uint64_t size = file->bytes().size();
+  if (object.at.offset > size || object.at.length > size - object.at.offset) {
+    return this->object(object);  // which reads a copy, or says what is wrong
+  }
+  const ByteView item = file->bytes().subspan(object.at.offset, object.at.length);
+  if (!as_text(item).starts_with("PK")) return this->object(object);  // no archive
+  try {
+    if (verify_checksums_) {
+      if (const auto fault = archive::check_archive(item)) {
+        throw Error(ErrorCode::kCorrupt,
+                    fault->problem + " (at byte " + std::to_string(fault->offset) + ")");
+      }
+    }
+    Value value = opened_.dialect->object_of(archive::view_archive(item), *opened_.format);
+    const std::lock_guard lock(mutex_);
+    mapped_.push_back(std::move(file));
+    return value;
+  } catch (...) {
+    throw current_error().with_key(object.key).with_file(metadata().files[object.at.file]);
+  }
+}
+
+void StoredSource::read(std::span<const TensorItem> items, bool cast) {
+  const std::lock_guard lock(mutex_);
+  ProgressMeter silent({}, "read", 0);
+  read_transfers(context(),
+                 transfers_of(plan_load(items, metadata(), {.cast = cast}), items, metadata()),
+                 silent);
 }
 
 std::optional<Value> StoredSource::common() const { return read_common(context(), opened_); }

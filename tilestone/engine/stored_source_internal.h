@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
@@ -15,8 +16,10 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/context_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
 #include "tilestone/state/value.h"
+#include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {
 
@@ -39,7 +42,12 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   // `index`: into Metadata::tensors. Throws what plan_load() throws: Error(kUnsupported) if its
   // elements can't be converted, kCoverage if some are not stored.
   TensorView tensor(uint32_t index, DType dtype);
+  // Fills the pieces of the items. Boxes of a tensor may be few and small.
+  void read(std::span<const TensorItem> items, bool cast);
   Value object(const StoredObject& object) const;
+  // The same, but its tensors are the file's bytes where they are mapped, as long as this source
+  // lives, so that a large object takes no memory. Its checksums are checked.
+  Value object_in_place(const StoredObject& object);
   std::optional<Value> common() const;
 
  private:
@@ -77,6 +85,7 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   std::vector<Asked> asked_;
   std::vector<Part> parts_;  // of the window
   TensorView window_;
+  std::vector<std::unique_ptr<MappedFile>> mapped_;
 };
 
 }  // namespace tilestone::engine

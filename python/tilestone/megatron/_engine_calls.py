@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -244,6 +245,16 @@ def raiser(failure: Exception | None) -> Callable[[], None]:
     return check
 
 
+# Descriptions of an optimizer's buckets, which only conversions read.
+_LAYOUT_KEY = re.compile(
+    r"(chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.layout(/shard_.*)?"
+)
+
+
+def _not_requested(report: LoadReport) -> set[str]:
+    return {key for key in report.not_requested if not _LAYOUT_KEY.fullmatch(key)}
+
+
 class Asked(Prepared):
     """A template of a load.
 
@@ -287,7 +298,7 @@ class Asked(Prepared):
         """Returns the result, after missing and unexpected keys have been judged."""
         merging = _Merging(kept)
         result = merging.merged(self._asked, self._made, loaded)
-        self.missing, self.unexpected = set(report.not_requested), merging.unexpected
+        self.missing, self.unexpected = _not_requested(report), merging.unexpected
         self._judge(self.missing, self.unexpected)
         return result  # type: ignore[no-any-return]
 

@@ -25,9 +25,18 @@ from tilestone.megatron.distributed_optimizer.layout import (
     pack,
 )
 from tilestone.megatron.distributed_optimizer.loading import load_optimizer
+from tilestone.megatron.distributed_optimizer.model_layouts import (
+    model_layouts,
+    read_layouts,
+    write_layouts,
+)
 from tilestone.megatron.distributed_optimizer.pieces import Piece, pieces_of
 from tilestone.megatron.distributed_optimizer.shard import ADAM, OptimizerShard
-from tilestone.megatron.distributed_optimizer.stock_optimizer import put_into, shards_of
+from tilestone.megatron.distributed_optimizer.stock_optimizer import (
+    layout_objects,
+    put_into,
+    shards_of,
+)
 
 __all__ = [
     "ADAM",
@@ -39,10 +48,14 @@ __all__ = [
     "Piece",
     "Slice",
     "layout_object",
+    "layout_objects",
     "load_optimizer",
+    "model_layouts",
     "optimizer_state",
     "pack",
     "pieces_of",
     "put_into",
+    "read_layouts",
     "shards_of",
+    "write_layouts",
 ]

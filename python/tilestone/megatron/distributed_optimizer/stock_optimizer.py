@@ -9,10 +9,11 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron.dict_utils import nested_values
+from tilestone.megatron.distributed_optimizer.formats import LAYOUT
 from tilestone.megatron.distributed_optimizer.layout import Bucket, Buffer, Layout, Parameter, Slice
 from tilestone.megatron.distributed_optimizer.pieces import Entity
 from tilestone.megatron.distributed_optimizer.shard import ADAM, OptimizerShard
-from tilestone.megatron.mapping import ShardedStateDict
+from tilestone.megatron.mapping import ShardedObject, ShardedStateDict
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
 from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
@@ -59,12 +60,42 @@ def shards_of(
     return [_shard(one, number, entities) for number, one in _chained(optimizer)]
 
 
+def layout_objects(
+    optimizer: Any, model_sharded_state_dict: ShardedStateDict
+) -> list[ShardedObject]:
+    """Describes the layouts of a stock optimizer's buckets, to be saved with its own state.
+
+    Every rank saves its objects, anywhere in the state dict. With them, buckets that Megatron-Core's
+    own `sharded_state_dict` describes can be converted, and loaded into any other layout.
+
+    Args:
+        optimizer: a DistributedOptimizer, or a ChainedOptimizer of several.
+        model_sharded_state_dict: of the model, whose entities' data are the parameters themselves.
+
+    Returns:
+        an object for each optimizer that has parameters on this rank.
+
+    Raises:
+        CheckpointingException: as shards_of().
+    """
+    tensors, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
+    entities = {id(entity.data): entity for entity in nested_values(tensors)}
+    objects = []
+    for number, one in _chained(optimizer):
+        layout = _layout(one, number, entities)
+        replica_id = (int(one.distributed_optimizer_instance_id), 0, one.data_parallel_group.rank())
+        key = f"{layout.prefix}.{LAYOUT}"
+        objects.append(ShardedObject(key, layout.to_plain(), (1,), (0,), replica_id))
+    return objects
+
+
+def _layout(optimizer: Any, number: Optional[int], entities: Mapping[int, Entity]) -> Layout:
+    buffers = tuple(_buffer(each, entities) for each in optimizer.buffers)
+    return Layout(buffers, int(optimizer.data_parallel_group_idx), number)
+
+
 def _shard(optimizer: Any, number: Optional[int], entities: Mapping[int, Entity]) -> OptimizerShard:
-    layout = Layout(
-        tuple(_buffer(each, entities) for each in optimizer.buffers),
-        int(optimizer.data_parallel_group_idx),
-        number,
-    )
+    layout = _layout(optimizer, number, entities)
     group = optimizer.data_parallel_group
     rank, size = group.rank(), group.size()
     states: dict[Tuple[int, int, int], dict[str, torch.Tensor]] = {}

@@ -12,6 +12,7 @@ from typing import Any, Dict, List
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
 from tilestone.megatron import _files, _save_call, serialization
 from tilestone.megatron._together import Deadline
+from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from tilestone.megatron.training import _arguments, _decisions, _removal, names
@@ -34,7 +35,18 @@ from tilestone.megatron.training.state import (
 logger = logging.getLogger("tilestone.megatron")
 
 _LAST_ITERATION = 10**18 - 1
+_IN_BUCKETS = ("dp_reshardable", "dp_zero_gather_scatter")
 _OF_ONE_RANK = ("rank", "local_rank")  # arguments that are different on every rank
+
+
+def _layouts(optimizer: Any, made: Dict[str, Any]) -> Dict[str, Any]:
+    """The layouts of the optimizer's buckets, without which nobody can convert them."""
+    models = {key: value for key, value in made.items() if key.startswith("model")}
+    try:
+        return {"optimizer_layouts": layout_objects(optimizer, models)}
+    except CheckpointError as error:
+        logger.warning("The layout of the optimizer's buckets is not stored: %s", error)
+        return {}
 
 
 def without_own_arguments(common: CommonStateDict) -> StateDict:
@@ -168,10 +180,13 @@ class Saving:
     ) -> Dict[str, Any]:
         """The state to save, with sharded entities."""
         metadata = {"metadata": self.metadata}
-        return generate_state_dict(
+        made = generate_state_dict(
             self.args, model, optimizer, opt_param_scheduler, self.rng, self.iteration,
             metadata, metadata, rerun,
         )  # fmt: skip
+        if "optimizer" in made and self.metadata.get("distrib_optim_sharding_type") in _IN_BUCKETS:
+            made.update(_layouts(optimizer, made))
+        return made
 
     def write(
         self,

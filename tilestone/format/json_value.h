@@ -1,0 +1,14 @@
+// JSON as Values, for small files that people or other programs write.
+#pragma once
+
+#include <string_view>
+
+#include "tilestone/state/value.h"
+
+namespace tilestone {
+
+// Objects become dicts, arrays lists. Throws Error(kCorrupt), with the position, for text that is
+// not JSON, and for values nested more than 16 deep.
+Value value_of_json(std::string_view text);
+
+}  // namespace tilestone
