@@ -136,6 +136,8 @@ def test_buckets_are_converted_on_one_process_and_load_in_stock_at_another_layou
 ) -> None:
     shape, saved, bucket, loaded = CASES[name]
     worlds[4].run(_trains_and_saves, str(tmp_path), shape, saved, bucket, timeout=300)
+    keys = tilestone.open(tmp_path / "buckets").tensor_keys()
+    assert any("bucket_idx_1." in key for key in keys) == (bucket is not None)
     file = _write_layouts(tmp_path / "layout.json", shape, saved, 4, bucket)
     for source in ("buckets", "object"):
         tilestone.convert(

@@ -24,6 +24,7 @@ from tilestone.megatron.distributed_optimizer import (
     pack,
     put_into,
     shards_of,
+    write_layouts,
 )
 
 WHOLE = whole_states()
@@ -133,6 +134,14 @@ def _stock_to_own(rank: int, world: int, folder: str) -> None:
             _stock_save(saved, kind, path, 700)
             _own_load(Ranks(2, 1, 1), path, 700)  # other data-parallel ranks
             _own_load(loaded, path, None, layouts)
+            if rank == 0:
+                write_layouts(f"{folder}/layout.json", layouts)
+                tilestone.convert(
+                    path, f"{path} whole", format="torch_dist", layout=f"{folder}/layout.json"
+                )
+            torch.distributed.barrier()
+            _own_load(loaded, f"{path} whole", 700)
+            _stock_load(loaded, "fully_reshardable", f"{path} whole", None)
             for other in (loaded, Ranks(2, 1, 1)):
                 with pytest.raises(tilestone.MismatchError) as raised:
                     _own_load(other, path, None)
