@@ -192,7 +192,9 @@ class Resume:
                 f"the optimizer's state in {self._found.directory} is sharded as {kind!r}, which "
                 f"requires the same TP and PP: {self._layouts()}",
                 key="optimizer",
-                hint="save with dist_ckpt_optim_fully_reshardable, or set no_load_optim",
+                hint="convert the checkpoint with `tilestone convert --optimizer "
+                "fully_reshardable`, save with dist_ckpt_optim_fully_reshardable, or set "
+                "no_load_optim",
             )
 
     def check_loads(self, stages: List[Any], optimizer: Any, opt_param_scheduler: Any) -> None:

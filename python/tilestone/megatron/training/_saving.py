@@ -41,6 +41,11 @@ _OF_ONE_RANK = ("rank", "local_rank")  # arguments that are different on every r
 
 def _layouts(optimizer: Any, made: Dict[str, Any]) -> Dict[str, Any]:
     """The layouts of the optimizer's buckets, without which nobody can convert them."""
+    if not all(
+        hasattr(one, "gbuf_ranges") or getattr(one, "is_stub_optimizer", False)
+        for one in getattr(optimizer, "chained_optimizers", [optimizer])
+    ):
+        return {}  # it has no buckets
     models = {key: value for key, value in made.items() if key.startswith("model")}
     try:
         return {"optimizer_layouts": layout_objects(optimizer, models)}
