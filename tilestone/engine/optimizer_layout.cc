@@ -6,7 +6,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
-#include "tilestone/format/json_value.h"
+#include "tilestone/format/json_value_internal.h"
 #include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {

@@ -1,4 +1,4 @@
-#include "tilestone/format/json_value.h"
+#include "tilestone/format/json_value_internal.h"
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -8,6 +8,7 @@ must be installed; a GPU is not needed.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from tilestone.megatron.distributed_optimizer.pieces import Entity
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
 from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
+_INSTANCES = "num_distributed_optimizer_instances"
 _LAYOUTS = "optimizer_layouts"  # in the file, which engine/optimizer_layout.cc reads
 
 
@@ -49,7 +51,7 @@ def read_layouts(path: Union[str, os.PathLike[str]]) -> list[Layout]:
         try:
             return [Layout.from_plain(each) for each in json.load(file)[_LAYOUTS]]
         except (ValueError, KeyError, TypeError) as error:
-            raise MismatchError(f"not a file of write_layouts: {error!r}", file=path) from error
+            raise MismatchError(f"not a file of write_layouts: {error!r}", file=os.fspath(path)) from error
 
 
 def model_layouts(
@@ -162,8 +164,11 @@ def _as_rank(
     Yields:
         the rank's number in its model, in its model with experts, and its pipeline stage.
     """
-    from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    parallel_state = importlib.import_module("megatron.core.parallel_state")
+    # One instance: the small world has no others, and they hold the same.
+    sizes = {name: value for name, value in sizes.items() if name != _INSTANCES}
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
