@@ -139,15 +139,6 @@ def asked_of(tree: Any, keep_common: bool = False, keep_empty: bool = False) -> 
     return made if made or (keep_common and not tree) else _LEFT_OUT
 
 
-def built(tree: Any) -> Any:
-    """Copies a tree, with each factory replaced by the subtree that it builds."""
-
-    def of(leaf: Any) -> Any:
-        return leaf.build() if isinstance(leaf, ShardedTensorFactory) else leaf
-
-    return dict_list_map_outplace(of, tree)
-
-
 def asked_built(asked: Any) -> Any:
     """Copies the result of asked_of(), with each factory replaced by the request for its subtree.
 

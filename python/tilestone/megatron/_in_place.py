@@ -12,9 +12,9 @@ from typing import Any
 
 from tilestone import _api, _calls, _core, _megatron_entities
 from tilestone._errors import InvalidArgumentError, StorageError
-from tilestone.megatron import _engine_calls, _ranks
+from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
-from tilestone.megatron._shares import OwnReplicas
+from tilestone.megatron._shares import OwnReplicas, built
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron._together import within_call
 from tilestone.megatron.core import CONFIG_FNAME
@@ -113,7 +113,7 @@ class _Shards(_calls.Prepared):
             remove_seals(self._path, _has_common_state(self._tree))
         kept = [
             entity
-            for entity in entities(_engine_calls.built(self._tree))
+            for entity in entities(built(self._tree))
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]
