@@ -152,7 +152,7 @@ TEST_F(SaveByFilesBeside, ATryThatIsEndedTakesBackWhatARankPublishedMeanwhile) {
 class Failures {
  public:
   engine::Attempt& of(int i) { return attempts_[i]; }
-  void join(int i) { EXPECT_TRUE(of(i).join(Deadline::never())); }
+  void join(int i) { EXPECT_TRUE(engine::join(of(i), Deadline::never())); }
   bool stands() const { return storage_->stat(engine::failed_name(id_of())).has_value(); }
   void remove() { storage_->remove(engine::failed_name(id_of())); }
 
@@ -167,23 +167,23 @@ const Error kOfAnotherRank = Error(ErrorCode::kIo, "what rank 0 wrote can't be r
 TEST_F(SaveByFilesBeside, AFailureIsTakenBackByTheRankThatLeftItWhateverRankItNames) {
   Failures failures;
   failures.join(0);
-  failures.of(0).leave_failure(1, kOfAnotherRank, Deadline::never());
+  engine::leave_failure(failures.of(0), 1, kOfAnotherRank, Deadline::never());
   failures.join(1);
-  failures.of(1).take_back_failure(0);
+  engine::take_back_failure(failures.of(1), 0);
   EXPECT_TRUE(failures.stands());
   failures.join(2);
-  failures.of(2).take_back_failure(1);
+  engine::take_back_failure(failures.of(2), 1);
   EXPECT_FALSE(failures.stands());
 }
 
 TEST_F(SaveByFilesBeside, AFailureThatAnotherRankLeavesMeanwhileIsNotTakenBack) {
   Failures failures;
   failures.join(0);
-  failures.of(0).leave_failure(1, Error(ErrorCode::kIo, "its own"), Deadline::never());
+  engine::leave_failure(failures.of(0), 1, Error(ErrorCode::kIo, "its own"), Deadline::never());
   failures.join(1);
   failures.remove();
-  failures.of(0).leave_failure(0, kOfAnotherRank, Deadline::never());
-  failures.of(1).take_back_failure(1);
+  engine::leave_failure(failures.of(0), 0, kOfAnotherRank, Deadline::never());
+  engine::take_back_failure(failures.of(1), 1);
   EXPECT_TRUE(failures.stands());
 }
 

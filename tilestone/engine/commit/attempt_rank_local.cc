@@ -28,136 +28,52 @@
 // An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
 // rank's metadata. Each of the two looks for the other first. If both are published at the same
 // instant all the same, the directory has both kinds, and readers refuse it.
-#include <algorithm>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/describe_internal.h"
+#include "tilestone/engine/commit/attempt_parts_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/rank_local_internal.h"
-#include "tilestone/engine/run/terms_internal.h"
 
 namespace tilestone::engine {
 namespace {
 
 constexpr size_t kNamedObjects = 4;
 
-}  // namespace
-
-// A damaged head does not prevent this save: if its ranks have published metadata,
-// refuse_rank_metadata() finds that before the switch.
-bool Attempt::may_be_open_beside(const std::string& save_id) const {
-  if (head_.rank_local) return false;
-  try {
-    const auto head = read_head(*location_, save_id);
-    return !head || !head->rank_local;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt) throw;
-    return true;
-  }
-}
-
-// A rank-local attempt must be the only open one. Ordinary ones may be open side by side.
-void Attempt::refuse_other_attempts(Deadline deadline) const {
-  const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
-  for (const std::string& other : read_notes(*location_, names).open(false)) {
-    if (other == head_.save_id || may_be_open_beside(other)) continue;
-    if (end_earlier_try(other, deadline)) continue;
-    throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " + location_->describe() +
-                                               ", without a communicator, is not published yet")
-        .with_file(attempt_name(other))
-        .with_hint(
-            "save elsewhere, or end that save: `tilestone publish`, or `tilestone gc "
-            "--abandon` if its ranks are dead");
-  }
-}
-
-// Abandons an earlier number under this token, if one of its ranks has failed and none has begun to
-// write. One of its ranks has come to this attempt, so the earlier one can't be completed. A rank
-// that still comes to it gets an error because of the outcome.
-bool Attempt::end_earlier_try(const std::string& save_id, Deadline deadline) const {
-  const auto head = read_head(*location_, save_id);
-  if (!head || head->token != head_.token || head->number >= head_.number) return false;
-  const std::string directory = attempt_directory(save_id) + "/";
-  bool has_failed = false;
-  for (const std::string& name : location_->list(directory)) {
-    has_failed |= name == failed_name(save_id);
-    // A file in a group's directory is a lease, a receipt or a temporary file of one.
-    if (name.find('/', directory.size()) != std::string::npos) return false;
-  }
-  if (!has_failed) return false;
-  if (decide(*location_, save_id, Outcome::kAbandoned, deadline) != Outcome::kAbandoned) {
-    return false;
-  }
-  // A rank may have joined it since the directory was listed.
-  if (head->rank_local) Attempt(location_, *head).withdraw_rank_metadata();
-  return true;
-}
-
-// Refuses if one of these ranks has metadata here, of another save or copied: beside an ordinary
-// index it would be ambiguous. The rank that begins a save lists the location, which is fresh then.
-// Later a listing would have an entry for each rank, so the names are asked for: those of a group
-// when it is merged, and those of the first group again before the switch.
-void Attempt::refuse_rank_metadata(int begin, int end) const {
-  for (int rank = begin; rank < end; ++rank) {
-    const std::string name = format_->rank_index_name(rank);
-    if (name.empty()) return;
-    if (!location_->stat(name)) continue;
-    throw Error(ErrorCode::kAlreadyExists, "the save " + head_.save_id + " can't be published at " +
-                                               location_->describe() +
-                                               ": metadata of a rank-local save is there")
-        .with_file(name)
-        .with_hint(
-            "save elsewhere, or move those files away; then `tilestone publish` completes the "
-            "save");
-  }
-}
-
 // ---- Steps 2 and 3
 
-void Attempt::publish_rank_metadata(int rank, Deadline deadline) {
-  if (read_outcome(*location_, head_.save_id) == Outcome::kAbandoned) fail_abandoned();
-  const std::string name = attempt_receipt_name(head_, rank);
-  const auto bytes = counted_receipt(*location_, head_, rank);
-  if (!bytes && is_published()) return;
-  if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's receipt is gone").with_file(name);
-  publish_rank_file(Receipt::decode(AttemptReceipt::decode(*bytes, name).receipt), deadline);
-  location_->sync_directory("");  // the process that made it may have died before its sync
-}
-
-void Attempt::publish_rank_file(Receipt receipt, Deadline deadline) const {
-  const IndexFile file = describe_rank(std::move(receipt), *format_);
-  const auto standing = read_if_there(*location_, file.name);
-  if (standing == file.bytes) return;
-  const std::string whole = format_->encode_index(Metadata()).front().name;
+void publish_rank_file(const Attempt& attempt, Receipt receipt, Deadline deadline) {
+  const IndexFile file = describe_rank(std::move(receipt), *attempt.format);
+  if (read_if_there(*attempt.location, file.name) == file.bytes) return;
+  const std::string whole = attempt.format->encode_index(Metadata()).front().name;
   // All ranks' metadata existed, and publish() has been called since.
-  if (read_outcome(*location_, head_.save_id) == Outcome::kPublished) return;
-  if (location_->stat(whole)) fail_not_first(whole);
-  if (!publish_or_find(file, deadline)) fail_not_first(file.name);
+  if (read_outcome(*attempt.location, attempt.id()) == Outcome::kPublished) return;
+  if (attempt.location->stat(whole)) fail_not_first(attempt, whole);
+  if (!publish_or_find(attempt, file, deadline)) fail_not_first(attempt, file.name);
 }
 
-bool Attempt::merge_if_complete(std::optional<int> group, int threads, Deadline deadline) {
-  if (read_outcome(*location_, head_.save_id) == Outcome::kAbandoned) fail_abandoned();
-  if (is_published()) return true;
-  try {
-    return merge_groups(group, threads, deadline);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kAlreadyExists && is_published()) return true;
-    throw;
-  }
+void publish_group_metadata(const Attempt& attempt, int, std::vector<Receipt> receipts,
+                            Deadline deadline) {
+  for (Receipt& receipt : receipts) publish_rank_file(attempt, std::move(receipt), deadline);
+  attempt.location->sync_directory("");
 }
 
 // ---- Steps 4 and 5
 
-std::set<std::string> Attempt::unite_objects(std::vector<Receipt>& receipts,
-                                             std::vector<Bytes>& encoded) const {
+std::set<std::string> unite_objects(const Attempt& attempt, AllLeft& all) {
   std::map<std::string, int> differing;  // key -> the first rank whose object differs
   std::set<std::string> remains = drop_equal_objects(
-      receipts, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
-  for (size_t rank = 0; rank < receipts.size(); ++rank) encoded[rank] = receipts[rank].encode();
+      all.receipts, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
+  for (size_t rank = 0; rank < all.receipts.size(); ++rank) {
+    all.encoded[rank] = all.receipts[rank].encode();
+  }
   if (differing.empty()) return remains;
   std::string what = std::to_string(differing.size()) +
                      " objects differ between ranks, and the lowest rank's is saved:";
@@ -166,28 +82,38 @@ std::set<std::string> Attempt::unite_objects(std::vector<Receipt>& receipts,
     if (named++ == kNamedObjects) break;
     what += (named == 1 ? " " : ", ") + key + " (rank " + std::to_string(rank) + ")";
   }
-  report_differing(what, differing.begin()->second);
+  report_differing(attempt, what, differing.begin()->second);
   return remains;
 }
 
-Replaced Attempt::rank_files_of(const std::vector<Receipt>& receipts) const {
-  Replaced replaced{head_.save_id, {}};
-  for (const Receipt& receipt : receipts) {
-    const IndexFile file = describe_rank(receipt, *format_);
+struct DescribedRankLocal {
+  Descriptions made;
+  Replaced replaced;  // the ranks' metadata
+};
+// nullopt: another process has published it, and is removing the groups.
+std::optional<DescribedRankLocal> describe_rank_local(const Attempt& attempt) {
+  auto all = read_merged(attempt);
+  if (!all) return std::nullopt;
+  expect_same_lists(attempt, *all);
+  Replaced replaced{attempt.id(), {}};
+  for (const Receipt& receipt : all->receipts) {
+    const IndexFile file = describe_rank(receipt, *attempt.format);
     replaced.files.emplace(file.name, xxh3_64(file.bytes));
   }
-  return replaced;
+  std::set<std::string> remains = unite_objects(attempt, *all);
+  return DescribedRankLocal{describe_left(attempt, *std::move(all), std::move(remains)),
+                            std::move(replaced)};
 }
 
 // Refuses if metadata of ranks exists that `replaced` does not list: beside it the new index would
 // be ambiguous.
-void Attempt::expect_only(const Replaced& replaced) const {
-  for (const std::string& name : format_->rank_local_files(location_->list_files())) {
+void expect_only(const Attempt& attempt, const Replaced& replaced) {
+  for (const std::string& name : attempt.format->rank_local_files(attempt.location->list_files())) {
     const auto own = replaced.files.find(name);
-    const auto bytes = read_if_there(*location_, name);
+    const auto bytes = read_if_there(*attempt.location, name);
     if (!bytes || (own != replaced.files.end() && xxh3_64(*bytes) == own->second)) continue;
     throw Error(ErrorCode::kAlreadyExists, "the metadata of a rank does not belong to the save " +
-                                               head_.save_id + ", or is damaged")
+                                               attempt.id() + ", or is damaged")
         .with_file(name)
         .with_hint(
             "if it is only damaged, remove it and publish again: the receipt of its rank is kept; "
@@ -195,41 +121,95 @@ void Attempt::expect_only(const Replaced& replaced) const {
   }
 }
 
-void Attempt::mark_replaced(const Replaced& replaced, Deadline deadline) const {
-  location_->publish(std::string(kReplacedName), attempt_temporary(head_.save_id, "replaced"),
-                     replaced.encode(), true, deadline);
-}
-
 // Removes the note last, and only once all files that it lists are gone.
-void Attempt::remove_replaced(const Replaced& replaced) const {
+void remove_replaced(Storage& storage, const Replaced& replaced) {
   std::vector<std::string> names;
   for (const auto& [name, hash] : replaced.files) {
-    if (location_->stat(name)) names.push_back(name);
+    if (storage.stat(name)) names.push_back(name);
   }
-  if (!remove_files(*location_, names)) return;
-  location_->sync_directory("");
-  if (location_->stat(std::string(kReplacedName))) {
-    remove_files(*location_, std::vector{std::string(kReplacedName)});
-  }
+  if (!remove_files(storage, names)) return;
+  storage.sync_directory("");
+  const std::string note(kReplacedName);
+  if (storage.stat(note)) remove_files(storage, std::vector{note});
 }
 
-// ---- Ended without a checkpoint
+// False: another process has published it.
+bool publish_united(const Attempt& attempt, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  {
+    const Lease lease = publisher_lease(attempt);
+    const auto described = describe_rank_local(attempt);
+    if (!described) return false;
+    const auto& [made, replaced] = *described;
+    expect_only(attempt, replaced);
+    publish_manifest(attempt, made.manifest, deadline);
+    storage.publish(std::string(kReplacedName), attempt_temporary(attempt.id(), "replaced"),
+                    replaced.encode(), true, deadline);
+    publish_index(attempt, made.index, deadline);
+    remove_replaced(storage, replaced);
+  }
+  clean(attempt);
+  return true;
+}
 
-void Attempt::withdraw_rank_metadata() {
+}  // namespace
+
+void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  if (read_outcome(storage, attempt.id()) == Outcome::kAbandoned) fail_abandoned(attempt);
+  const std::string name = attempt_receipt_name(attempt.head, rank);
+  const auto bytes = counted_receipt(storage, attempt.head, rank);
+  if (!bytes && is_published(attempt)) return;
+  if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's receipt is gone").with_file(name);
+  publish_rank_file(attempt, Receipt::decode(AttemptReceipt::decode(*bytes, name).receipt),
+                    deadline);
+  storage.sync_directory("");  // the process that made it may have died before its sync
+}
+
+bool merge_rank_local(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline) {
+  has_ended(attempt);  // throws if it was abandoned
+  if (is_published(attempt)) return true;
+  return unless_published(attempt, [&] {
+    return merge_groups(attempt, group, publish_group_metadata, threads, deadline);
+  });
+}
+
+void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline) {
+  wait_complete(attempt, {all_merged, expect_begun, merge_rank_local}, threads, deadline);
+}
+
+bool publish_rank_local_if_complete(Attempt& attempt, int threads, Deadline deadline) {
+  if (is_over(attempt)) return true;
+  return unless_published(attempt, [&] {
+    if (!merge_groups(attempt, std::nullopt, publish_group_metadata, threads, deadline)) {
+      return ended_before(attempt);
+    }
+    return publish_united(attempt, deadline) || is_published(attempt);
+  });
+}
+
+void expect_publishable_rank_local(Attempt& attempt, int threads, Deadline deadline) {
+  if (!merge_groups(attempt, std::nullopt, publish_group_metadata, threads, deadline)) return;
+  expect_files_of_merged(attempt, threads, deadline);
+  describe_rank_local(attempt);
+}
+
+void withdraw_rank_metadata(const Attempt& attempt) {
+  Storage& storage = *attempt.location;
   std::vector<std::string> names;
-  for (int group = 0; group < head_.group_count(); ++group) {
-    int rank = head_.group_begin(group);
-    for (const std::optional<Bytes>& left : counted_receipts(*location_, head_, group)) {
-      const std::string file = attempt_receipt_name(head_, rank++);
+  for (int group = 0; group < attempt.head.group_count(); ++group) {
+    int rank = attempt.head.group_begin(group);
+    for (const std::optional<Bytes>& left : counted_receipts(storage, attempt.head, group)) {
+      const std::string file = attempt_receipt_name(attempt.head, rank++);
       if (!left) continue;
-      const IndexFile own =
-          describe_rank(Receipt::decode(AttemptReceipt::decode(*left, file).receipt), *format_);
-      if (read_if_there(*location_, own.name) == own.bytes) names.push_back(own.name);
+      const IndexFile own = describe_rank(
+          Receipt::decode(AttemptReceipt::decode(*left, file).receipt), *attempt.format);
+      if (read_if_there(storage, own.name) == own.bytes) names.push_back(own.name);
     }
   }
   if (names.empty()) return;
-  remove_files(*location_, names);
-  location_->sync_directory("");
+  remove_files(storage, names);
+  storage.sync_directory("");
 }
 
 }  // namespace tilestone::engine

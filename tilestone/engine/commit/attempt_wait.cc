@@ -10,6 +10,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/commit/attempt_parts_internal.h"
 #include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -37,27 +38,30 @@ Seconds random_time(Seconds most) {
   return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
 }
 
-// nullopt: the file is damaged.
-std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
-  try {
-    return LeftFailure::decode(bytes, name).rank;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt) throw;
-    return std::nullopt;
+// Does not return ranks that report, or whose group is merged, during the call.
+std::vector<int> missing_of(const Attempt& attempt, int group) {
+  Storage& storage = *attempt.location;
+  const AttemptHead& head = attempt.head;
+  const std::string merged = group_name(head.save_id, group);
+  if (storage.stat(merged)) return {};
+  std::vector<int> missing;
+  for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
+    if (!storage.stat(attempt_receipt_name(head, rank))) missing.push_back(rank);
   }
+  std::erase_if(missing, [&](int rank) { return storage.stat(attempt_receipt_name(head, rank)); });
+  if (!missing.empty() && storage.stat(merged)) missing.clear();
+  return missing;
 }
-
-}  // namespace
 
 // Looks only at the groups up to the first incomplete one, because every rank of a large job does
 // this at the same time.
-void Attempt::fail_missing() const {
+[[noreturn]] void fail_missing(const Attempt& attempt) {
   std::vector<int> missing;
-  for (int group = 0; group < head_.group_count() && missing.empty(); ++group) {
-    missing = missing_of(group);
+  for (int group = 0; group < attempt.head.group_count() && missing.empty(); ++group) {
+    missing = missing_of(attempt, group);
   }
   if (missing.empty()) {
-    throw Error(ErrorCode::kTimeout, "the save " + head_.save_id +
+    throw Error(ErrorCode::kTimeout, "the save " + attempt.id() +
                                          " was not published before the deadline, though all ranks "
                                          "have written")
         .with_hint("`tilestone publish` makes it the checkpoint");
@@ -65,119 +69,89 @@ void Attempt::fail_missing() const {
   const bool one = missing.size() == 1;
   throw Error(ErrorCode::kTimeout, ranks_text(missing) +
                                        " had not written when the deadline of the save " +
-                                       head_.save_id + " passed")
+                                       attempt.id() + " passed")
       .with_rank(missing.front())
       .with_hint(std::string("the other ranks' files are kept: ") +
                  (one ? "this rank" : "these ranks") +
                  " can save again under the same token, or `tilestone gc --abandon` ends the save");
 }
 
-// Does not return ranks that report, or whose group is merged, during the call.
-std::vector<int> Attempt::missing_of(int group) const {
-  const std::string merged = group_name(head_.save_id, group);
-  if (location_->stat(merged)) return {};
-  std::vector<int> missing;
-  for (int rank = head_.group_begin(group); rank < head_.group_end(group); ++rank) {
-    if (!location_->stat(attempt_receipt_name(head_, rank))) missing.push_back(rank);
-  }
-  std::erase_if(missing,
-                [&](int rank) { return location_->stat(attempt_receipt_name(head_, rank)); });
-  if (!missing.empty() && location_->stat(merged)) missing.clear();
-  return missing;
-}
-
-void Attempt::leave_failure(int rank, const Error& error, Deadline deadline) noexcept {
-  try {
-    LeftFailure left{rank, error};
-    left.error.with_rank(rank);
-    location_->publish(failed_name(head_.save_id),
-                       attempt_temporary(head_.save_id, "failed-" + std::to_string(rank)),
-                       left.encode(), false, deadline);
-  } catch (const Error& failure) {
-    if (failure.code() == ErrorCode::kAlreadyExists) return;
-    log(LogLevel::kWarning,
-        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
-            failure.what());
-  }
-}
-
-// Removes only a failure that was there when this process joined: another rank may have left its
-// own since then.
-void Attempt::take_back_failure(int rank) {
-  if (!old_failure_) return;
-  const std::string name = failed_name(head_.save_id);
-  const auto left_by = rank_of_failure(*old_failure_, name);
-  const bool is_outside = !left_by || *left_by < 0 || *left_by >= head_.world_size;
-  if (left_by != rank && !is_outside) return;
-  if (read_if_there(*location_, name, kMaxSmallFile) != old_failure_) return;
-  remove_files(*location_, std::vector{name});
-  old_failure_.reset();
-}
-
 // The failure that a rank has left, if it ends this wait. Once there is an outcome, a failure does
 // not end it, except kAlreadyExists: then another checkpoint was published first.
-std::optional<Error> Attempt::failure_to_throw(std::optional<Outcome> outcome, bool is_patient) {
-  const std::string name = failed_name(head_.save_id);
-  const auto left = read_if_there(*location_, name, kMaxSmallFile);
-  if (left != old_failure_) old_failure_.reset();
-  if (!left || (old_failure_ && is_patient)) return std::nullopt;
+std::optional<Error> failure_to_throw(Attempt& attempt, std::optional<Outcome> outcome,
+                                      bool is_patient) {
+  const std::string name = failed_name(attempt.id());
+  const auto left = read_if_there(*attempt.location, name, kMaxSmallFile);
+  if (left != attempt.old_failure) attempt.old_failure.reset();
+  if (!left || (attempt.old_failure && is_patient)) return std::nullopt;
   Error failure = LeftFailure::decode(*left, name).error;
   if (outcome && failure.code() != ErrorCode::kAlreadyExists) return std::nullopt;
   return failure;
 }
 
-// The rank that began the attempt may have removed its head again (make_head).
-void Attempt::expect_begun() const {
-  if (location_->stat(attempt_name(head_.save_id)) || has_ended()) return;
+}  // namespace
+
+void expect_begun(const Attempt& attempt) {
+  if (has_begun(attempt) || has_ended(attempt)) return;
   throw Error(ErrorCode::kRankFailed,
-              "the save " + head_.save_id + " at " + location_->describe() +
+              "the save " + attempt.id() + " at " + attempt.location->describe() +
                   " was withdrawn by the rank that began it, or its files were removed")
-      .with_file(attempt_name(head_.save_id))
+      .with_file(attempt_name(attempt.id()))
       .with_hint("save again");
 }
 
-void Attempt::wait_published(int threads, Deadline deadline) {
+void wait_complete(Attempt& attempt, const Waiting& waiting, int threads, Deadline deadline) {
   const auto take_over = [&] {
-    return Deadline::after(kTakeOver + random_time(3 * load_factor(head_) * kTakeOver));
+    return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
   Deadline patience = take_over();
   const Deadline for_old_failure = Deadline::after(kTakenBack);
   std::optional<Bytes> lease;  // as last seen
   const auto is_being_published = [&] {
-    auto now = read_if_there(*location_, publisher_name(head_.save_id), kMaxSmallFile);
+    auto now = read_if_there(*attempt.location, publisher_name(attempt.id()), kMaxSmallFile);
     const bool lives = now && now != lease;
     lease = std::move(now);
     return lives;
   };
-  const Seconds longest = load_factor(head_) * kLongestWait;
+  const Seconds longest = load_factor(attempt.head) * kLongestWait;
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
-    const auto outcome = read_outcome(*location_, head_.save_id);
-    if (outcome == Outcome::kAbandoned) fail_abandoned();
-    if (outcome == Outcome::kPublished && is_published()) return;
-    if (head_.rank_local && all_merged()) return;
+    const auto outcome = read_outcome(*attempt.location, attempt.id());
+    if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
+    if (outcome == Outcome::kPublished && is_published(attempt)) return;
+    if (waiting.is_complete(attempt)) return;
     const bool is_patient = !for_old_failure.expired() && !deadline.expired();
-    if (auto failed = failure_to_throw(outcome, is_patient)) throw *std::move(failed);
+    if (auto failed = failure_to_throw(attempt, outcome, is_patient)) throw *std::move(failed);
     if (deadline.expired()) {
       try {
-        expect_begun();
-        expect_first();
-        fail_missing();
+        waiting.expect_possible(attempt);
+        fail_missing(attempt);
       } catch (const Error&) {
-        if (is_published()) return;  // just now, so the files that seemed missing were removed
+        if (is_published(attempt))
+          return;  // just now, so the files that seemed missing were removed
         throw;
       }
     }
     if (patience.expired()) {
-      expect_begun();
-      expect_first();
+      waiting.expect_possible(attempt);
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
       const bool tries = !is_being_published();
-      if (tries && finish(std::nullopt, threads, deadline)) return;
+      if (tries && waiting.finish(attempt, std::nullopt, threads, deadline)) return;
       patience = take_over();
     }
     pause(std::min(wait, Seconds(deadline.remaining())), deadline);
   }
+}
+
+// ---- An ordinary save
+
+void wait_published(Attempt& attempt, int threads, Deadline deadline) {
+  const auto expect_possible = [](const Attempt& of) {
+    expect_begun(of);
+    expect_first(of);
+  };
+  const auto is_complete = [](Attempt&) { return false; };  // by its outcome only
+  wait_complete(attempt, {is_complete, expect_possible, publish_if_complete}, threads, deadline);
 }
 
 }  // namespace tilestone::engine

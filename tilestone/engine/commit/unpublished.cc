@@ -96,11 +96,12 @@ std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& sa
 // other checkpoint.
 bool can_be_published(Attempt attempt, Deadline deadline) {
   try {
-    if (attempt.look(1).missing_count > 0) return false;
-    attempt.expect_publishable(0, deadline);
+    if (engine::look(attempt, 1).missing_count > 0) return false;
+    (attempt.head.rank_local ? engine::expect_publishable_rank_local : engine::expect_publishable)(
+        attempt, 0, deadline);
     return true;
   } catch (const Error& error) {
-    if (!Attempt::is_final(error.code())) throw;
+    if (!engine::prevents_publishing(error.code())) throw;
     return false;
   }
 }
@@ -167,7 +168,7 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
     return save;
   }
   const Attempt attempt(location.shared(), *head);
-  AttemptState state = attempt.look(SIZE_MAX);
+  AttemptState state = engine::look(attempt, SIZE_MAX);
   if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
     if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
   }
@@ -181,7 +182,7 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   // A rank-local save whose ranks have written can be loaded, whatever they contradict each other
   // in.
   if (save.complete() && !state.is_late && !head->rank_local) {
-    state.contradiction = attempt.contradiction();
+    state.contradiction = engine::contradiction(attempt);
   }
   if (state.contradiction && save.failure.empty()) save.failure = state.contradiction->what();
   save.text = engine::attempt_text(save_id, head->world_size, state);
@@ -195,7 +196,8 @@ std::optional<UnpublishedSave> describe(const Location& location, const std::str
   try {
     return describe_intact(location, save_id);
   } catch (const Error& error) {
-    if (!Attempt::is_final(error.code()) && error.code() != ErrorCode::kUnsupported) throw;
+    if (!engine::prevents_publishing(error.code()) && error.code() != ErrorCode::kUnsupported)
+      throw;
     UnpublishedSave save;
     save.save_id = save_id;
     save.missing_count = 1;
@@ -244,9 +246,14 @@ std::string publish(const Location& location, const PublishOptions& options) {
     }
     const std::string save_id = choose_save(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
-    attempt.expect_files_of_merged(options.threads, deadline);
-    while (!attempt.publish_if_complete(std::nullopt, options.threads, deadline)) {
-      const AttemptState state = attempt.look(kNamedMissing);
+    engine::expect_files_of_merged(attempt, options.threads, deadline);
+    const auto publishes = [&] {
+      return attempt.head.rank_local
+                 ? engine::publish_rank_local_if_complete(attempt, options.threads, deadline)
+                 : engine::publish_if_complete(attempt, std::nullopt, options.threads, deadline);
+    };
+    while (!publishes()) {
+      const AttemptState state = engine::look(attempt, kNamedMissing);
       // Between the two looks, the last rank may have reported, or another process published.
       if (state.missing_count > 0 && state.outcome != Outcome::kPublished) {
         fail_incomplete(save_id, state);
@@ -285,7 +292,7 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
         Outcome::kPublished) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
     }
-    if (head && head->rank_local) Attempt(location.shared(), *head).withdraw_rank_metadata();
+    if (head && head->rank_local) engine::withdraw_rank_metadata(Attempt(location.shared(), *head));
     if (!damage.empty()) {
       log(LogLevel::kWarning,
           "ranks of the abandoned save may have left metadata of their own: " + damage);

@@ -24,7 +24,7 @@ bool any_checkpoint(Storage& storage, const Format& also);
 bool is_saved_to(Storage& storage);
 
 // A save without a communicator, in a dialect whose files have fixed names, publishes its index
-// file by file (commit/attempt_fixed_names.cc). The first file names the save and is its claim to
+// file by file (commit/attempt_publish.cc). The first file names the save and is its claim to
 // the location. Returns the save id of a claim whose switch is not published yet. The existing
 // files of such an index do not make a checkpoint.
 std::optional<std::string> claimed_by(Storage& storage);

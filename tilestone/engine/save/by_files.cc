@@ -116,7 +116,7 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
 
 // Leaves this rank's failure for the ranks that wait.
 void leave_failure(SavingByFiles& saving, const Error& error) noexcept {
-  saving.attempt.leave_failure(saving.files.rank, error, Deadline::after(kFailureTime));
+  leave_failure(saving.attempt, saving.files.rank, error, Deadline::after(kFailureTime));
 }
 
 // This rank has failed before it joined. Leaves the failure, so that the other ranks do not wait.
@@ -125,10 +125,10 @@ void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept 
   Attempt& attempt = saving.attempt;
   try {
     const Deadline deadline = Deadline::after(kFailureTime);
-    if (!attempt.join(deadline)) return;
-    if (attempt.has_receipt(saving.files.rank)) return;  // from before a restart
-    attempt.take_back_failure(saving.files.rank);        // likewise
-    attempt.leave_failure(saving.files.rank, error, deadline);
+    if (!join(attempt, deadline)) return;
+    if (has_receipt(attempt, saving.files.rank)) return;  // from before a restart
+    take_back_failure(attempt, saving.files.rank);        // likewise
+    leave_failure(attempt, saving.files.rank, error, deadline);
   } catch (...) {
     log(LogLevel::kDebug,
         std::string("this rank's failure could not be reported to the other ranks of the save: ") +
@@ -143,7 +143,7 @@ void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
   if (saving.is_reported) return;  // the other ranks need nothing more
   if (error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kRankFailed) return;
   try {
-    if (!saving.attempt.has_begun()) return;
+    if (!has_begun(saving.attempt)) return;
   } catch (const Error&) {
     // Unknown: try to leave the failure.
   }
@@ -151,7 +151,7 @@ void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
 }
 
 void make_lease(SavingByFiles& saving) {
-  const AttemptHead& head = saving.attempt.head();
+  const AttemptHead& head = saving.attempt.head;
   const int group = head.group_of(saving.files.rank);
   saving.planned.location->make_directory(group_directory(head.save_id, group));
   saving.lease.emplace(saving.planned.location, lease_name(head, saving.files.rank),
@@ -162,11 +162,11 @@ void make_lease(SavingByFiles& saving) {
 // receipt that this rank left before a restart, if there is one.
 std::optional<AttemptReceipt> join(SavingByFiles& saving) {
   Attempt& attempt = saving.attempt;
-  saving.is_done = !attempt.join(saving.deadline);
+  saving.is_done = !join(attempt, saving.deadline);
   if (saving.is_done) return std::nullopt;
-  attempt.take_back_failure(saving.files.rank);
-  saving.is_reported = attempt.has_receipt(saving.files.rank);
-  if (saving.is_reported) return attempt.receipt_of(saving.files.rank);
+  take_back_failure(attempt, saving.files.rank);
+  saving.is_reported = has_receipt(attempt, saving.files.rank);
+  if (saving.is_reported) return receipt_of(attempt, saving.files.rank);
   make_lease(saving);
   return std::nullopt;
 }
@@ -176,7 +176,7 @@ void expect_state_of_before(const SavingByFiles& saving,
   const SaveShare& share = saving.planned.share;
   if (before) return expect_reported_state(Receipt::decode(before->receipt), &*before, share);
   if (!saving.is_done) return;
-  const auto published = saving.attempt.published_receipt_of(saving.files.rank);
+  const auto published = published_receipt_of(saving.attempt, saving.files.rank);
   if (published) expect_reported_state(*published, nullptr, share);
 }
 
@@ -198,7 +198,7 @@ Receipt write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
   const int count = saving.planned.share.options.resources.files_per_rank;
   for (int tries = 1;; ++tries) {
     try {
-      const int first = saving.attempt.first_free_file(saving.files.rank, count);
+      const int first = first_free_file(saving.attempt, saving.files.rank, count);
       return write_share(saving.planned, kept, saving.deadline, first);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kAlreadyExists || tries == kMaxTries) throw;
@@ -249,9 +249,9 @@ void withdraw_written(SavingByFiles& saving) {
 
 // Not a failure of the save: the receipt that counts can be published.
 void expect_same_as_counted(const SavingByFiles& saving) {
-  const auto left = saving.attempt.receipt_of(saving.files.rank);
+  const auto left = receipt_of(saving.attempt, saving.files.rank);
   const auto counted = left ? std::optional(Receipt::decode(left->receipt))
-                            : saving.attempt.published_receipt_of(saving.files.rank);
+                            : published_receipt_of(saving.attempt, saving.files.rank);
   if (counted) expect_same_receipt(*counted, *saving.receipt);
 }
 
@@ -266,7 +266,7 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
       deadline(until),
       attempt(location.shared(), head_of(options)) {
   planned.location = location.shared();
-  planned.result.save_id = attempt.head().save_id;
+  planned.result.save_id = attempt.head.save_id;
   SaveShare& share = planned.share;
   set_options(share, options);
   share.report_held = true;
@@ -320,17 +320,17 @@ void report_by_files(SavingByFiles& saving) {
   bool counts = true;
   try {
     if (saving.receipt) {
-      counts = saving.attempt.leave_receipt(rank, left_by(saving), saving.deadline);
+      counts = leave_receipt(saving.attempt, rank, left_by(saving), saving.deadline);
       if (!counts) withdraw_written(saving);
       saving.is_reported = true;
     }
     saving.lease.reset();
-    if (saving.files.torch_rank_local) saving.attempt.publish_rank_metadata(rank, saving.deadline);
+    if (saving.files.torch_rank_local) publish_rank_metadata(saving.attempt, rank, saving.deadline);
   } catch (...) {
     saving.lease.reset();
     const Error error = current_error();
     const bool receipts = saving.receipt && !saving.is_reported;
-    if (receipts && saving.attempt.surely_lacks_receipt(rank)) discard(saving.planned);
+    if (receipts && surely_lacks_receipt(saving.attempt, rank)) discard(saving.planned);
     leave_failure(saving, error);
     throw;
   }
@@ -340,10 +340,12 @@ void report_by_files(SavingByFiles& saving) {
 SaveResult publish_by_files(SavingByFiles& saving) {
   SaveResult& result = saving.planned.result;
   if (saving.is_done) return result;
-  const int group = saving.attempt.head().group_of(saving.files.rank);
+  const int group = saving.attempt.head.group_of(saving.files.rank);
   const int threads = saving.planned.share.options.resources.threads;
+  const bool rank_local = saving.files.torch_rank_local;
   try {
-    result.published = saving.attempt.finish(group, threads, saving.deadline);
+    result.published = (rank_local ? merge_rank_local : publish_if_complete)(
+        saving.attempt, group, threads, saving.deadline);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
       error.with_hint(
@@ -351,11 +353,11 @@ SaveResult publish_by_files(SavingByFiles& saving) {
           "are not wrapped are declared to be on all ranks");
     }
     // Report the failure to the ranks that wait.
-    if (Attempt::is_final(error.code())) leave_failure(saving, error);
+    if (prevents_publishing(error.code())) leave_failure(saving, error);
     throw;
   }
   if (result.published || !saving.files.wait) return result;
-  saving.attempt.wait_published(threads, saving.deadline);
+  (rank_local ? wait_merged_rank_local : wait_published)(saving.attempt, threads, saving.deadline);
   result.published = true;
   return result;
 }

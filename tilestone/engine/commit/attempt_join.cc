@@ -1,0 +1,259 @@
+// Step 1 of the protocol in attempt.cc: a rank begins the attempt, or joins it; and the failure
+// that it leaves if it can't go on.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/attempt_internal.h"
+#include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/foreign.h"
+
+namespace tilestone::engine {
+namespace {
+
+// A rank-local attempt must be the only open one. Ordinary ones may be open side by side. A damaged
+// head does not prevent this save: if its ranks have published metadata, refuse_rank_metadata()
+// finds that before the switch.
+bool may_be_open_beside(const Attempt& attempt, const std::string& save_id) {
+  if (attempt.head.rank_local) return false;
+  try {
+    const auto head = read_head(*attempt.location, save_id);
+    return !head || !head->rank_local;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    return true;
+  }
+}
+
+// Abandons an earlier number under this token, if one of its ranks has failed and none has begun to
+// write. One of its ranks has come to this attempt, so the earlier one can't be completed. A rank
+// that still comes to it gets an error because of the outcome.
+bool end_earlier_try(const Attempt& attempt, const std::string& save_id, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  const auto head = read_head(storage, save_id);
+  if (!head || head->token != attempt.head.token || head->number >= attempt.head.number) {
+    return false;
+  }
+  const std::string directory = attempt_directory(save_id) + "/";
+  bool has_failed = false;
+  for (const std::string& name : storage.list(directory)) {
+    has_failed |= name == failed_name(save_id);
+    // A file in a group's directory is a lease, a receipt or a temporary file of one.
+    if (name.find('/', directory.size()) != std::string::npos) return false;
+  }
+  if (!has_failed) return false;
+  if (decide(storage, save_id, Outcome::kAbandoned, deadline) != Outcome::kAbandoned) return false;
+  // A rank may have joined it since the directory was listed.
+  if (head->rank_local) withdraw_rank_metadata(Attempt(attempt.location, *head));
+  return true;
+}
+
+void refuse_other_attempts(const Attempt& attempt, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  const std::vector<std::string> names = storage.list(std::string(kOwnDirectory) + "/");
+  for (const std::string& other : read_notes(storage, names).open(false)) {
+    if (other == attempt.id() || may_be_open_beside(attempt, other)) continue;
+    if (end_earlier_try(attempt, other, deadline)) continue;
+    throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " + storage.describe() +
+                                               ", without a communicator, is not published yet")
+        .with_file(attempt_name(other))
+        .with_hint(
+            "save elsewhere, or end that save: `tilestone publish`, or `tilestone gc "
+            "--abandon` if its ranks are dead");
+  }
+}
+
+// Where files of the index have fixed names (attempt_publish.cc). `names`: all at the location.
+void refuse_fixed_names(const Attempt& attempt, const std::vector<std::string>& names) {
+  Storage& storage = *attempt.location;
+  const auto claim = attempt.format->detect(names) ? claimed_by(storage) : std::nullopt;
+  if (claim) {
+    throw Error(ErrorCode::kAlreadyExists,
+                "the save " + *claim + " is being published at " + storage.describe())
+        .with_hint("`tilestone publish` completes it if nobody does; save elsewhere");
+  }
+  if (!attempt.dialect->has_fixed_names()) return;
+  for (const std::string& name : attempt.dialect->index_files(names)) {
+    throw Error(ErrorCode::kAlreadyExists,
+                "a file with a name that this save needs exists at " + storage.describe())
+        .with_file(name)
+        .with_hint("save elsewhere, or move the file: a failed save may have left it");
+  }
+}
+
+bool is_locked(Storage& storage) {
+  try {
+    return storage.is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
+  }
+}
+
+void refuse_existing(const Attempt& attempt) {
+  Storage& storage = *attempt.location;
+  const auto refuse = [&](const std::string& what, const std::string& hint) {
+    throw Error(ErrorCode::kAlreadyExists, what + " " + storage.describe()).with_hint(hint);
+  };
+  const std::vector<std::string> names = storage.list();
+  const auto other = find_foreign(
+      names, [&](const std::string& name) { return read_file(storage, name, UINT64_MAX); });
+  if (other || any_checkpoint(storage, *attempt.format)) {
+    refuse("a checkpoint exists at",
+           "a save without a communicator can't replace a checkpoint: save elsewhere");
+  }
+  refuse_fixed_names(attempt, names);
+  if (is_locked(storage)) refuse("a save with a communicator is under way at", "save elsewhere");
+}
+
+void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
+  const AttemptHead& head = attempt.head;
+  if (other == head) return;
+  const auto differ = [&](const std::string& what, const std::string& here,
+                          const std::string& there) {
+    if (here == there) return;
+    throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + what + ": " + here +
+                                          " here, " + there + " on the rank that began the save")
+        .with_file(attempt_name(head.save_id))
+        .with_hint("use one token per run of a job, and the same options on all its ranks");
+  };
+  differ("world_size", std::to_string(head.world_size), std::to_string(other.world_size));
+  differ("format", head.format, other.format);
+  differ("dialect", head.dialect, other.dialect);
+  differ("the version", head.writer, other.writer);
+  differ("torch_rank_local", head.rank_local ? "true" : "false",
+         other.rank_local ? "true" : "false");
+  const auto differing = [](const AttemptHead& of) {
+    return differing_text(static_cast<Checks::Differing>(of.common_differs));
+  };
+  differ("checks.common_differs", differing(head), differing(other));
+  differ("attributes", attributes_text(head.attributes), attributes_text(other.attributes));
+  differ("the token", std::to_string(head.token), std::to_string(other.token));
+  differ("number", std::to_string(head.number), std::to_string(other.number));
+}
+
+// Syncs the head, because the rank that made it may have died before it was durable.
+void join_begun(const Attempt& attempt, const AttemptHead& begun) {
+  expect_same_head(attempt, begun);
+  attempt.location->sync_directory(std::string(kOwnDirectory));
+  attempt.location->sync_directory("");
+}
+
+// Checks again after the head was published. If another save has begun at the same time, takes the
+// head back and throws. It may happen that neither of the two saves continues. Other ranks of a
+// rank-local save may have published their metadata meanwhile, so what is there may be this save's.
+void expect_still_free(const Attempt& attempt, Deadline deadline) {
+  try {
+    refuse_other_attempts(attempt, deadline);
+    if (!attempt.head.rank_local) refuse_existing(attempt);
+  } catch (...) {
+    // With an outcome, the other ranks have completed the save meanwhile, and the refused files may
+    // be theirs.
+    if (read_outcome(*attempt.location, attempt.id())) return;
+    remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
+    throw;
+  }
+}
+
+void make_head(const Attempt& attempt, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  bool is_first = true;
+  storage.make_directory("");
+  storage.make_directory(std::string(kOwnDirectory));
+  storage.make_directory(attempt_directory(attempt.id()));
+  try {
+    storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),
+                    attempt.head.encode(), false, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    const auto begun = read_head(storage, attempt.id());
+    if (begun) join_begun(attempt, *begun);
+    if (!begun && !is_published(attempt)) throw;
+    is_first = false;
+  }
+  storage.sync_directory("");
+  // On failure expect_still_free() removes the head, so only the rank that made it may call this.
+  if (is_first) expect_still_free(attempt, deadline);
+}
+
+void begin(const Attempt& attempt, Deadline deadline) {
+  try {
+    refuse_other_attempts(attempt, deadline);
+    refuse_existing(attempt);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    // If another rank has begun the attempt meanwhile, the refused files may be that rank's
+    // metadata.
+    const auto begun = read_head(*attempt.location, attempt.id());
+    if (!begun) throw;
+    return join_begun(attempt, *begun);
+  }
+  make_head(attempt, deadline);
+}
+
+// nullopt: the file is damaged.
+std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
+  try {
+    return LeftFailure::decode(bytes, name).rank;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+bool join(Attempt& attempt, Deadline deadline) {
+  attempt.old_failure = read_if_there(*attempt.location, failed_name(attempt.id()), kMaxSmallFile);
+  if (is_over(attempt)) return false;
+  if (const auto begun = read_head(*attempt.location, attempt.id())) {
+    join_begun(attempt, *begun);
+    return true;
+  }
+  // While this rank stalls here, a second run of it and the other ranks may have completed the
+  // save.
+  try {
+    begin(attempt, deadline);
+  } catch (const Error&) {
+    if (is_over(attempt)) return false;
+    throw;
+  }
+  return !is_over(attempt);
+}
+
+// Removes only a failure that was there when this process joined: another rank may have left its
+// own since then.
+void take_back_failure(Attempt& attempt, int rank) {
+  if (!attempt.old_failure) return;
+  const std::string name = failed_name(attempt.id());
+  const auto left_by = rank_of_failure(*attempt.old_failure, name);
+  const bool is_outside = !left_by || *left_by < 0 || *left_by >= attempt.head.world_size;
+  if (left_by != rank && !is_outside) return;
+  if (read_if_there(*attempt.location, name, kMaxSmallFile) != attempt.old_failure) return;
+  remove_files(*attempt.location, std::vector{name});
+  attempt.old_failure.reset();
+}
+
+void leave_failure(const Attempt& attempt, int rank, const Error& error,
+                   Deadline deadline) noexcept {
+  try {
+    LeftFailure left{rank, error};
+    left.error.with_rank(rank);
+    attempt.location->publish(failed_name(attempt.id()),
+                              attempt_temporary(attempt.id(), "failed-" + std::to_string(rank)),
+                              left.encode(), false, deadline);
+  } catch (const Error& failure) {
+    if (failure.code() == ErrorCode::kAlreadyExists) return;
+    log(LogLevel::kWarning,
+        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
+            failure.what());
+  }
+}
+
+}  // namespace tilestone::engine
