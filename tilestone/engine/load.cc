@@ -402,27 +402,16 @@ void LoadByRounds::finish(const std::optional<Error>& failed) {
 
 }  // namespace engine
 
-namespace {
-
-StateDict load_here(const StateDict* wanted, const Location& location, const LoadOptions& options) {
+StateDict load(Wanted wanted, const Location& location, const LoadOptions& options) {
   try {
     engine::LoadByRounds load(options.comm, location.place(), engine::deadline_of(options));
-    engine::LoadResult loaded = load.read(engine::LoadView{wanted, &location, &options}, true);
+    engine::LoadResult loaded =
+        load.read(engine::LoadView{wanted.state, &location, &options}, true);
     if (LoadReport* const report = options.differences.report) *report = std::move(loaded.report);
     return std::move(loaded.state);
   } catch (...) {
     rethrow_cause();
   }
-}
-
-}  // namespace
-
-StateDict load(const StateDict& wanted, const Location& location, const LoadOptions& options) {
-  return load_here(&wanted, location, options);
-}
-
-StateDict load_all(const Location& location, const LoadOptions& options) {
-  return load_here(nullptr, location, options);
 }
 
 }  // namespace tilestone

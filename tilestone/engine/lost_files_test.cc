@@ -178,7 +178,7 @@ TEST(LostFiles, AMissingOneIsDamageOfACheckpointAndNotAMissingCheckpoint) {
     };
     for (const std::function<void()>& read : std::vector<std::function<void()>>{
              [&] { checkpoint.read("w"); }, read_large, [&] { load_w(TwoPhase::kNever); },
-             [&] { load_w(TwoPhase::kAlways); }, [&] { load_all(location); }}) {
+             [&] { load_w(TwoPhase::kAlways); }, [&] { load(std::nullopt, location); }}) {
       expect_error(read, ErrorCode::kCorrupt, "a data file of the checkpoint is missing");
       expect_error(read, ErrorCode::kCorrupt, file);
     }
@@ -196,7 +196,7 @@ TEST(LostFiles, TheIndexThatMetadataJsonNamesIsDamageToo) {
   save(row_state(solo(), 1), Location(storage), options);
   const Location location(storage);
   const std::function<void()> reads[] = {[&] { Checkpoint::open(location); },
-                                         [&] { load_all(location); }};
+                                         [&] { load(std::nullopt, location); }};
   storage->remove(".metadata");
   for (const auto& read : reads) {
     expect_error(read, ErrorCode::kCorrupt, "is missing");

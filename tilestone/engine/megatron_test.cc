@@ -143,7 +143,7 @@ TEST(MegatronLoad, OfObjectsByGridAKeyIsThereOrRequestedAsSoonAsAPartOfItsGridIs
                          LoadOptions differing;
                          differing.comm = comm;
                          differing.objects_by_grid = comm.rank() == 1;
-                         load({}, Location(storage), differing);
+                         load(StateDict(), Location(storage), differing);
                        }),
               Each(HasSubstr("the ranks don't agree on objects_by_grid")));
 }
@@ -226,7 +226,7 @@ TEST(MegatronLoad, OfTheShardedPartAloneTakesUnwrappedLeavesByTheirPaths) {
   wanted["step"] = 0;
   expect_error([&] { load(wanted, Location(storage), options); }, ErrorCode::kNotFound,
                "the object is not in the checkpoint");
-  const StateDict all = load_all(Location(storage), options);
+  const StateDict all = load(std::nullopt, Location(storage), options);
   EXPECT_EQ(all.size(), 3u);  // "w" and two parts of "rng"
 }
 
@@ -251,7 +251,7 @@ TEST(MegatronLoad, WithoutATemplateGivesEntitiesByKeyAndTheCommonState) {
     run_ranks(2, [&](Communicator comm) {
       LoadOptions options;
       options.comm = comm;
-      const StateDict loaded = load_all(Location(memory_storage(files)), options);
+      const StateDict loaded = load(std::nullopt, Location(memory_storage(files)), options);
       EXPECT_EQ(loaded.size(), 5u);
       EXPECT_EQ(elements(*loaded.find(std::string("w"))->get_if<TensorView>()),
                 elements(counting(DType::kFloat32, {2, 8}, 1)));
@@ -270,7 +270,7 @@ TEST(MegatronLoad, WithoutATemplateAKeyOfTheCommonStateThatAnEntityHasIsRefused)
   state["entity"] =
       ShardedTensor::from_box("w", counting(DType::kInt64, {2}), {2}, Box::whole({2}));
   save(state, Location(storage), options_of(solo()));
-  EXPECT_THAT(failures(1, [&](Communicator) { load_all(Location(storage)); }),
+  EXPECT_THAT(failures(1, [&](Communicator) { load(std::nullopt, Location(storage)); }),
               Each(HasSubstr("have one place in its tree")));
 }
 

@@ -27,10 +27,10 @@ void write_in(SavingByRounds& saving, KeptResources* kept) {
 }
 void write_in(SavingByFiles& saving, KeptResources* kept) { write_by_files(saving, kept); }
 
-void receipt_in(SavingByRounds& saving) {
+void report_in(SavingByRounds& saving) {
   report_by_rounds(saving.rounds, saving.planned, *std::move(saving.written));
 }
-void receipt_in(SavingByFiles& saving) { report_by_files(saving); }
+void report_in(SavingByFiles& saving) { report_by_files(saving); }
 
 SaveResult publish_in(SavingByRounds& saving) {
   return publish_by_rounds(saving.rounds, saving.planned);
@@ -132,7 +132,7 @@ void SaveInSteps::write() {
 }
 
 void SaveInSteps::report() {
-  take([&] { std::visit([](auto& saving) { receipt_in(saving); }, *saving_); });
+  take([&] { std::visit([](auto& saving) { report_in(saving); }, *saving_); });
   next_ = "published";
 }
 

@@ -158,8 +158,7 @@ AsyncSave Session::async_save(const StateDict& state, const Location& location,
                                        engine::RequestView{&state, &location, &all});
 }
 
-StateDict Session::load(const StateDict& wanted, const Location& location,
-                        const LoadOptions& options) {
+StateDict Session::load(Wanted wanted, const Location& location, const LoadOptions& options) {
   LoadOptions all = options;
   all.comm = kept_->comm ? *kept_->comm : Communicator();
   return tilestone::load(wanted, location, all);

@@ -63,8 +63,7 @@ class Session {
   // result.
   AsyncSave async_save(const StateDict& state, const Location& location,
                        const SaveOptions& options = {}, const AsyncOptions& async = {});
-  StateDict load(const StateDict& wanted, const Location& location,
-                 const LoadOptions& options = {});
+  StateDict load(Wanted wanted, const Location& location, const LoadOptions& options = {});
 
   // Returns the ByFiles for this session's next save to this location, and counts the save. Ranks
   // that have called this equally often for a location, whatever they save elsewhere, refer to the

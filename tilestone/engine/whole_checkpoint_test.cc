@@ -49,7 +49,7 @@ TEST_P(LoadAll, GivesEachRankTheTreeAsItWasSaved) {
       LoadOptions options;
       options.comm = comm;
       options.reading.two_phase = two_phase;
-      const StateNode loaded = load_all(location, options);
+      const StateNode loaded = load(std::nullopt, location, options);
       EXPECT_EQ(loaded.get_if<StateDict>()->size(), 5u);
       expect_counting(at(loaded, "w"), DType::kFloat32, {2, 8}, 5);
       expect_counting(at(loaded, "p"), DType::kInt64, {3}, 5);
@@ -69,7 +69,7 @@ TEST(LoadWithoutTemplate, TwoItemsInOnePlaceAreRefusedByKey) {
   state["a"] = std::move(inner);
   state["x"] = ShardedTensor::from_box("a", counting(DType::kInt64, {2}), {2}, Box::whole({2}));
   save(state, location, {});
-  EXPECT_THAT(failures(1, [&](Communicator) { load_all(location); }),
+  EXPECT_THAT(failures(1, [&](Communicator) { load(std::nullopt, location); }),
               Each(HasSubstr("have one place in its tree")));
 }
 

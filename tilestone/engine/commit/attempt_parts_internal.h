@@ -102,14 +102,11 @@ void expect_first(const Attempt& attempt);
 
 // ---- Waiting (attempt_wait.cc)
 
-// What differs between an ordinary and a rank-local save.
-struct Waiting {
-  bool (*is_complete)(Attempt& attempt);
-  void (*expect_possible)(const Attempt& attempt);
-  bool (*finish)(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline);
-};
-void wait_complete(Attempt& attempt, const Waiting& waiting, int threads, Deadline deadline);
-// The rank that began the attempt may have removed its head again.
-void expect_begun(const Attempt& attempt);
+// Waits until the attempt is published, or `is_complete`. `finish`: takes over from a publisher
+// that stalls, and returns whether that has completed the save.
+using IsComplete = bool (*)(Attempt& attempt);
+using Finish = bool (*)(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline);
+void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int threads,
+                   Deadline deadline);
 
 }  // namespace tilestone::engine

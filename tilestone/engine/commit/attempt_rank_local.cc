@@ -175,7 +175,7 @@ bool merge_rank_local(Attempt& attempt, std::optional<int> group, int threads, D
 }
 
 void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline) {
-  wait_complete(attempt, {all_merged, expect_begun, merge_rank_local}, threads, deadline);
+  wait_complete(attempt, all_merged, merge_rank_local, threads, deadline);
 }
 
 bool publish_rank_local_if_complete(Attempt& attempt, int threads, Deadline deadline) {

@@ -89,8 +89,7 @@ std::optional<Error> failure_to_throw(Attempt& attempt, std::optional<Outcome> o
   return failure;
 }
 
-}  // namespace
-
+// The rank that began the attempt may have removed its head again.
 void expect_begun(const Attempt& attempt) {
   if (has_begun(attempt) || has_ended(attempt)) return;
   throw Error(ErrorCode::kRankFailed,
@@ -100,7 +99,10 @@ void expect_begun(const Attempt& attempt) {
       .with_hint("save again");
 }
 
-void wait_complete(Attempt& attempt, const Waiting& waiting, int threads, Deadline deadline) {
+}  // namespace
+
+void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int threads,
+                   Deadline deadline) {
   const auto take_over = [&] {
     return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
@@ -118,12 +120,13 @@ void wait_complete(Attempt& attempt, const Waiting& waiting, int threads, Deadli
     const auto outcome = read_outcome(*attempt.location, attempt.id());
     if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
     if (outcome == Outcome::kPublished && is_published(attempt)) return;
-    if (waiting.is_complete(attempt)) return;
+    if (is_complete(attempt)) return;
     const bool is_patient = !for_old_failure.expired() && !deadline.expired();
     if (auto failed = failure_to_throw(attempt, outcome, is_patient)) throw *std::move(failed);
     if (deadline.expired()) {
       try {
-        waiting.expect_possible(attempt);
+        expect_begun(attempt);
+        expect_first(attempt);
         fail_missing(attempt);
       } catch (const Error&) {
         if (is_published(attempt))
@@ -132,26 +135,21 @@ void wait_complete(Attempt& attempt, const Waiting& waiting, int threads, Deadli
       }
     }
     if (patience.expired()) {
-      waiting.expect_possible(attempt);
+      expect_begun(attempt);
+      expect_first(attempt);
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
       const bool tries = !is_being_published();
-      if (tries && waiting.finish(attempt, std::nullopt, threads, deadline)) return;
+      if (tries && finish(attempt, std::nullopt, threads, deadline)) return;
       patience = take_over();
     }
     pause(std::min(wait, Seconds(deadline.remaining())), deadline);
   }
 }
 
-// ---- An ordinary save
-
 void wait_published(Attempt& attempt, int threads, Deadline deadline) {
-  const auto expect_possible = [](const Attempt& of) {
-    expect_begun(of);
-    expect_first(of);
-  };
-  const auto is_complete = [](Attempt&) { return false; };  // by its outcome only
-  wait_complete(attempt, {is_complete, expect_possible, publish_if_complete}, threads, deadline);
+  const auto is_complete = [](Attempt&) { return false; };  // it is published or not
+  wait_complete(attempt, is_complete, publish_if_complete, threads, deadline);
 }
 
 }  // namespace tilestone::engine
