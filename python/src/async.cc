@@ -12,6 +12,7 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "tilestone/base/per_process.h"
+#include "tilestone/engine/async_save_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {
@@ -76,6 +77,9 @@ std::vector<std::string> end_saves(double seconds) {
     return ids;
   };
   try {
+    without_gil([&] {
+      for (const AsyncSave& save : open) engine::OfAsyncSave::seal(save);
+    });
     wait(Seconds(seconds));
   } catch (...) {
     for (const AsyncSave& save : open) save.abandon();
@@ -87,16 +91,45 @@ std::vector<std::string> end_saves(double seconds) {
   return left();
 }
 
+// `watched`: None, or an object with the methods watch() and changed(), see _live.py.
+std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
+  if (watched.is_none()) return nullptr;
+  const auto kept = keep_alive(watched);
+  const auto watch = [kept](const std::vector<engine::LiveTensor>& tensors) {
+    return with_gil("watching the tensors of a save", [&] {
+      nb::list given;
+      for (const engine::LiveTensor& tensor : tensors) {
+        const nb::handle owner = kept_object(tensor.data->owner);
+        given.append(nb::make_tuple(nb::str(tensor.key->data(), tensor.key->size()),
+                                    owner.is_valid() ? nb::borrow(owner) : nb::none(),
+                                    reinterpret_cast<uintptr_t>(tensor.data->data)));
+      }
+      std::vector<bool> answer;
+      for (const nb::handle one : nb::list(kept_object(kept).attr("watch")(given))) {
+        answer.push_back(nb::cast<bool>(one));
+      }
+      return answer;
+    });
+  };
+  const auto look = [kept] {
+    return with_gil("looking at the tensors of a save", [&] {
+      return nb::cast<std::optional<std::string>>(kept_object(kept).attr("changed")());
+    });
+  };
+  return std::make_shared<engine::LazyStaging>(watch, look);
+}
+
 AsyncSave* started(Session& session, const Location& location, const SaveOptions& options,
-                   const nb::callable& prepare, const Deadline& deadline,
-                   const AsyncOptions& async) {
+                   const nb::callable& prepare, const Deadline& deadline, const AsyncOptions& async,
+                   const nb::object& watched) {
+  const auto lazy = lazy_with(watched);
   const MadeSave made = made_by(prepare);
   const Deadline end = options.by_files ? deadline : until(deadline, failure_of(made));
   std::optional<AsyncSave> save;
   try {
     without_gil([&](const Stop& stop) {
       save = engine::OfSession::async_save(session, location, options, async,
-                                           end.with_interrupt(stop), view_of(made));
+                                           end.with_interrupt(stop), view_of(made), lazy);
       saves().add(*save);
     });
   } catch (const Raised& raised) {  // a signal, perhaps after the save had been started
@@ -108,22 +141,24 @@ AsyncSave* started(Session& session, const Location& location, const SaveOptions
 }
 
 AsyncSave* async_save_of(Session& session, const nb::callable& prepare, const nb::bytes& path,
-                         double seconds, const AsyncOptions& async) {
+                         double seconds, const AsyncOptions& async, const nb::object& watched) {
   const Entered entered;
-  return started(session, Location(path_of(path)), {}, prepare, end_after(seconds), async);
+  return started(session, Location(path_of(path)), {}, prepare, end_after(seconds), async, watched);
 }
 
 AsyncSave* async_save_by_files_of(Session& session, const engine::SaveRequest& request,
-                                  const nb::callable& prepare, const AsyncOptions& async) {
+                                  const nb::callable& prepare, const AsyncOptions& async,
+                                  const nb::object& watched) {
   const Entered entered;
   const Deadline deadline = end_after(request.options.timeout);
-  return started(session, request.location, request.options, prepare, deadline, async);
+  return started(session, request.location, request.options, prepare, deadline, async, watched);
 }
 
 SaveResult result_of(const AsyncSave& save, double seconds) {
   const auto length = save.durable().done() ? WithoutGil::kShort : WithoutGil::kLong;
   return without_gil(
       [&](const Stop& stop) {
+        engine::OfAsyncSave::seal(save);
         return save.result(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
       },
       length);
@@ -133,6 +168,7 @@ void wait_staged(const AsyncSave& save, double seconds) {
   const auto length = save.staged().done() ? WithoutGil::kShort : WithoutGil::kLong;
   without_gil(
       [&](const Stop& stop) {
+        engine::OfAsyncSave::seal(save);
         save.staged().get(Deadline::after(Seconds(seconds)).with_interrupt(stop), seconds);
       },
       length);
@@ -197,12 +233,15 @@ void bind_async(nb::module_& m) {
           nb::sig("def on_durable(self, callback: collections.abc.Callable[[], object]) -> None"))
       .def("abandon", &AsyncSave::abandon);
   m.def("async_save", &async_save_of, "session"_a, "prepare"_a, "path"_a, "seconds"_a, "options"_a,
+        "watched"_a.none(),
         nb::sig("def async_save(session: Session, prepare: collections.abc.Callable[[], "
-                "SaveRequest], path: bytes, seconds: float, options: AsyncOptions) -> AsyncSave"));
+                "SaveRequest], path: bytes, seconds: float, options: AsyncOptions, watched: object "
+                "| None) -> AsyncSave"));
   m.def("async_save_by_files", &async_save_by_files_of, "session"_a, "request"_a, "prepare"_a,
-        "options"_a,
+        "options"_a, "watched"_a.none(),
         nb::sig("def async_save_by_files(session: Session, request: SaveRequest, prepare: "
-                "collections.abc.Callable[[], SaveRequest], options: AsyncOptions) -> AsyncSave"));
+                "collections.abc.Callable[[], SaveRequest], options: AsyncOptions, watched: object "
+                "| None) -> AsyncSave"));
   m.def("end_async_saves", &end_saves, "seconds"_a);
 }
 

@@ -107,6 +107,11 @@ def async_save(
     `path` before stands until then, and loads see it. A second save to the same path is refused
     meanwhile.
 
+    With `stage="lazy"` large CPU tensors of torch are copied after the call. A snapshot is one
+    step, or the save fails and names the key. The next step of a torch optimizer,
+    `AsyncSave.staged.result()` or `AsyncSave.result()` seals it; docs/saving.md says what must not
+    happen before.
+
     One save is in flight at a time: by default the next `async_save` of the same group waits for
     it. Tilestone keeps a session for each group until the program ends, so from the second save on
     the memory for the copies is there already (`Session.prepare` makes it so for the first one).
@@ -116,7 +121,7 @@ def async_save(
 
     Args:
         state, path, group, by_files: as for `save`.
-        options: the options of `save`, and on_error, in_flight and max_staged_bytes
+        options: the options of `save`, and stage, on_error, in_flight and max_staged_bytes
             (docs/options.md). `timeout` counts from this call until the checkpoint is durable.
 
     Returns:

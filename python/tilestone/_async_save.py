@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,8 @@ class AsyncSave:
     waits or changes something raises UnsupportedError there.
 
     Attributes:
-        staged: the state may change. It has ended when `async_save` returns.
+        staged: the state may change. It has ended when `async_save` returns, but with stage="lazy"
+            its result() or exception() ends it: see `async_save`.
         durable: the checkpoint exists, or the save has failed.
         save_id: the unique name of this attempt; "" if the save was skipped or never began.
         bytes: bytes of the elements of the arrays that this rank writes.
@@ -137,18 +139,37 @@ def _engine_options(given: dict[str, Any]) -> _core.AsyncOptions:
     return options
 
 
+def _watched(given: dict[str, Any]) -> Any:
+    """What watches the tensors of a save with stage="lazy"; None if nothing can be watched."""
+    if given.get("stage") != "lazy" or "torch" not in sys.modules:
+        return None
+    from tilestone import _torch_live
+
+    return _torch_live.Watched()
+
+
 def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> AsyncSave:
     """Starts a save in the background with the arguments of SaveCall, in a session."""
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, kind=AsyncSaveOptions, **given)
         options = _engine_options(call.given)
+        watched = _watched(call.given)
         assert call.session is not None
         if call.files is not None:
-            core = _core.async_save_by_files(call.session, call.bare(), call.prepare, options)
+            core = _core.async_save_by_files(
+                call.session, call.bare(), call.prepare, options, watched
+            )
         else:
-            core = _core.async_save(call.session, call.prepare, call.place, call.limit, options)
+            core = _core.async_save(
+                call.session, call.prepare, call.place, call.limit, options, watched
+            )
         core.on_durable(until_the_end.pop_all().close)
-        return AsyncSave(core)
+        saving = AsyncSave(core)
+        if watched is not None and not saving.staged.done():
+            from tilestone import _torch_live
+
+            _torch_live.stage_before_steps(saving.staged, watched)
+        return saving
 
 
 def end_saves() -> None:

@@ -35,6 +35,7 @@ class SaveKeywords(TypedDict, total=False):
 class AsyncSaveKeywords(TypedDict, total=False):
     """The options of `async_save`, except who takes part."""
 
+    stage: str
     on_error: str
     in_flight: str
     max_staged_bytes: int | None

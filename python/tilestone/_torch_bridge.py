@@ -303,7 +303,12 @@ def part_entity(
     if found.global_shape is None or found.dtype is None:  # this rank holds nothing of it
         return _core.LocalNonpersistent.make(item)
     tensors = [part.tensor for part in found.parts]
-    views = [_described(each) if for_load is None else view(each, for_load) for each in tensors]
+    # A save's owner is no tensor: the parts' counters may miss what changes the whole (_torch_live).
+    owners = [None if for_load else (item, each) for each in tensors]
+    views = [
+        _described(each) if for_load is None else view(each, for_load, owner)
+        for each, owner in zip(tensors, owners, strict=True)
+    ]
     pieces = [
         (_core.Box(part.offset, part.shape), seen)
         for part, seen in zip(found.parts, views, strict=True)

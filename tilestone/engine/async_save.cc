@@ -48,7 +48,7 @@ std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& a
                                      std::shared_ptr<Interrupt> interrupt) {
   auto save = std::make_unique<SaveInSteps>(call);
   save->plan(request);
-  save->stage();
+  save->stage(call.lazy);
   auto background = std::make_shared<Background>(about_of(save->share(), call.location, async),
                                                  deadline, std::move(interrupt));
   const auto begun = std::make_shared<std::unique_ptr<SaveInSteps>>(std::move(save));
@@ -59,7 +59,8 @@ std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& a
                        own->report();
                        return own->publish();
                      },
-                     {}});
+                     {},
+                     call.lazy});
   return background;
 }
 
@@ -71,11 +72,11 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});
   auto background = std::make_shared<Background>(about_of(planned.share, call.location, async),
                                                  deadline, interrupt);
-  StagedShare staged =
-      stage_by_rounds(rounds, std::move(planned), async.max_staged_bytes, call.session.get());
+  StagedShare staged = stage_by_rounds(rounds, std::move(planned), async.max_staged_bytes,
+                                       call.session.get(), call.lazy);
   const auto save = std::make_shared<InBackground>(std::move(staged), call.session, call.deadline);
   try {
-    background->start({[save] { return save->save(); }, [save] { save->tidy(); }});
+    background->start({[save] { return save->save(); }, [save] { save->tidy(); }, call.lazy});
   } catch (...) {
     save->give_up(current_error());
     throw;
@@ -128,11 +129,11 @@ std::shared_ptr<Background> save_in_background(const SaveCall& given, const Asyn
   const auto interrupt = std::make_shared<Interrupt>();
   const DuringCall during(interrupt, given.deadline);
   const SaveCall call{given.location, given.options, given.deadline.with_interrupt(interrupt),
-                      given.session};
+                      given.session, given.lazy};
   try {
     auto save = given.options.by_files ? by_files(call, async, given.deadline, request, interrupt)
                                        : by_rounds(call, async, given.deadline, request, interrupt);
-    save->note_staged();
+    if (call.lazy == nullptr || call.lazy->is_sealed()) save->note_staged();
     return save;
   } catch (const SkippedSave&) {
     return skipped_save(given.location);

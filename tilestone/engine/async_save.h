@@ -30,7 +30,8 @@ namespace tilestone {
 
 namespace engine {
 class Background;
-}
+struct OfAsyncSave;
+}  // namespace engine
 
 // With a communicator on_error and in_flight must be equal on all ranks.
 struct AsyncOptions {
@@ -84,6 +85,7 @@ class AsyncSave {
   void abandon() const;
 
  private:
+  friend struct engine::OfAsyncSave;
   std::shared_ptr<engine::Background> save_;
 };
 

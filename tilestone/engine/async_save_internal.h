@@ -10,6 +10,12 @@
 
 namespace tilestone::engine {
 
+// What the Python binding does with a save beyond its public interface.
+struct OfAsyncSave {
+  // Background::seal().
+  static void seal(const AsyncSave& save);
+};
+
 // Plans, begins and stages a save, and starts its thread. call.deadline is that of the whole save;
 // its interrupt ends only this call. Throws what async_save() throws.
 std::shared_ptr<Background> save_in_background(const SaveCall& call, const AsyncOptions& async,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/async_save_internal.h"
 
 namespace tilestone {
 namespace engine {
@@ -33,6 +34,7 @@ void Background::Shared::run(const Work& work) {
     result = work.save();
   } catch (...) {
     failure = std::make_exception_ptr(current_error());
+    staged->settle(failure);  // if it was not staged before
   }
   durable->settle(std::move(failure));
   try {
@@ -58,6 +60,7 @@ Background::~Background() {
     thread_.detach();
     return;
   }
+  seal();
   durable_.wait();
   // The thread is stuck if the save has ended because its time is over. An interrupt may help.
   abandon();
@@ -68,7 +71,12 @@ Background::~Background() {
   shared_->over ? thread_.join() : thread_.detach();
 }
 
+void Background::seal() {
+  if (shared_->lazy != nullptr) shared_->staged->settle(shared_->lazy->seal());
+}
+
 void Background::start(Work work) {
+  shared_->lazy = work.lazy;
   shared_->over = false;
   try {
     // It belongs to no call (base/call_scope.h).
@@ -92,6 +100,7 @@ void Background::end(std::exception_ptr failure, const SaveResult& result) {
 InFlight LastAsync::look(AsyncOptions::InFlight policy, const Deadline& deadline) {
   std::erase_if(ending_, [](const auto& save) { return save->is_over(); });
   if (last_ == nullptr || !last_->belongs_here()) return {};
+  last_->seal();
   Pending::State& durable = last_->durable_state();
   InFlight rank;
   const Background::About& about = last_->about();
@@ -132,6 +141,11 @@ void Background::abandon() {
 }
 
 }  // namespace engine
+
+void engine::OfAsyncSave::seal(const AsyncSave& save) {
+  static_cast<void>(save.staged().done());  // throws in a forked child
+  save.save_->seal();
+}
 
 AsyncSave::AsyncSave(std::shared_ptr<engine::Background> save) : save_(std::move(save)) {}
 

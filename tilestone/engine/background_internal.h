@@ -14,6 +14,7 @@
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"
+#include "tilestone/engine/save/lazy_staging_internal.h"
 
 namespace tilestone::engine {
 
@@ -36,6 +37,7 @@ class Background {
     std::function<SaveResult()> save;
     // Called after the outcome is known here; ends by itself. May be empty.
     std::function<void()> tidy;
+    std::shared_ptr<LazyStaging> lazy = nullptr;
   };
 
   // `interrupt`: what abandon() requests; the save's deadline has it.
@@ -48,6 +50,8 @@ class Background {
 
   // The state may change.
   void note_staged() { shared_->staged->settle(nullptr); }
+  // On the program's thread, which changes no tensor meanwhile: ends lazy staging, and staged().
+  void seal();
   // Starts the thread. Error(kIo) if there can't be one; then nothing of `work` was called.
   void start(Work work);
   // Instead of start(), for a save that ends in its call. `failure`: null if it ended well.
@@ -72,7 +76,8 @@ class Background {
     const About about;
     const std::shared_ptr<Interrupt> interrupt;
     const std::shared_ptr<Pending::State> staged, durable;
-    SaveResult result;  // written before `durable` ends
+    std::shared_ptr<LazyStaging> lazy;  // null: everything was staged in the call
+    SaveResult result;                  // written before `durable` ends
     std::atomic<bool> over = true;
   };
 

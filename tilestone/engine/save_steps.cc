@@ -112,10 +112,10 @@ void SaveInSteps::plan(const MadeRequest& request) {
   next_ = "written";
 }
 
-void SaveInSteps::stage() {
+void SaveInSteps::stage(const std::shared_ptr<LazyStaging>& lazy) {
   take([&] {
     try {
-      memory_ = stage_share(planned().share, session_.get(), deadline_);
+      memory_ = stage_share(planned(), session_.get(), deadline_, lazy);
     } catch (...) {
       give_up(current_error());
       throw;

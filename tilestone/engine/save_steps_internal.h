@@ -37,6 +37,7 @@ struct SaveCall {
   const SaveOptions& options;
   Deadline deadline;
   std::shared_ptr<SessionParts> session = nullptr;  // the session that makes the save
+  std::shared_ptr<LazyStaging> lazy = nullptr;      // only of saves in the background
 };
 
 // One save in progress. The destructor gives the save up if it has not ended. In a child process of
@@ -52,7 +53,7 @@ class SaveInSteps {
 
   // Call each once, in this order; stage() may be left out.
   void plan(const MadeRequest& request);
-  void stage();
+  void stage(const std::shared_ptr<LazyStaging>& lazy = nullptr);
   void write();
   void report();
   SaveResult publish();

@@ -213,12 +213,13 @@ PlannedSave OfSession::begin_save(Session& session, const Location& location,
 
 AsyncSave OfSession::async_save(Session& session, const Location& location,
                                 const SaveOptions& options, const AsyncOptions& async,
-                                Deadline deadline, const MadeRequest& request) {
+                                Deadline deadline, const MadeRequest& request,
+                                const std::shared_ptr<LazyStaging>& lazy) {
   try {
     Session::Kept& kept = *session.kept_;
     const SaveOptions all = session.completed(options, location);
     session.report_earlier(async.in_flight, all, deadline);
-    auto save = save_in_background({location, all, deadline, kept.parts}, async, request);
+    auto save = save_in_background({location, all, deadline, kept.parts, lazy}, async, request);
     if (save->about().skipped) return AsyncSave(std::move(save));
     static_cast<void>(kept.parts->take_earlier_reported());
     kept.async.put(save);

@@ -1,6 +1,7 @@
 // What the Python binding does with a session beyond its public interface.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "tilestone/base/deadline.h"
@@ -9,6 +10,7 @@
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save.h"
+#include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/session.h"
 
@@ -28,7 +30,8 @@ struct OfSession {
                                 const MadeRequest& request);
   static AsyncSave async_save(Session& session, const Location& location,
                               const SaveOptions& options, const AsyncOptions& async,
-                              Deadline deadline, const MadeRequest& request);
+                              Deadline deadline, const MadeRequest& request,
+                              const std::shared_ptr<LazyStaging>& lazy = nullptr);
 };
 
 }  // namespace tilestone::engine

@@ -308,6 +308,8 @@ void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept {
     if (saving.files.torch_rank_local) saving.receipt->held.clear();  // each writes all that it has
   } catch (...) {
     saving.failed = std::current_exception();
+    if (saving.planned.lazy != nullptr) saving.planned.lazy->end(saving.failed);
+    discard(saving.planned);
     saving.lease.reset();
     leave_failure(saving, current_error());
   }

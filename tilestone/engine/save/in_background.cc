@@ -66,7 +66,7 @@ KeptResources* kept_of(SessionParts* session) {
 }  // namespace
 
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
-                            SessionParts* session) {
+                            SessionParts* session, const std::shared_ptr<LazyStaging>& lazy) {
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;
   try {
@@ -77,7 +77,7 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
           if (most) {
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
-          memory = stage_share(planned.share, session, deadline);
+          memory = stage_share(planned, session, deadline, lazy);
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
@@ -104,6 +104,7 @@ SaveResult InBackground::save() {
   try {
     is_coordinator_ ? publish() : report_and_wait();
   } catch (...) {
+    if (planned_.lazy != nullptr) planned_.lazy->end(std::make_exception_ptr(current_error()));
     release();
     session_.reset();
     throw;
@@ -169,8 +170,10 @@ void InBackground::publish() {
 // `tried`: to publish. Then the checkpoint may exist, and nobody may remove anything.
 void InBackground::end_badly(const Error& error, bool tried) noexcept {
   Error named = error;
-  const bool is_own = named.code() == ErrorCode::kIo || named.code() == ErrorCode::kInterrupted;
-  if (is_own && planned_.share.world_size > 1) named.with_rank(planned_.share.rank);
+  const bool is_own = named.code() == ErrorCode::kIo || named.code() == ErrorCode::kInterrupted ||
+                      named.code() == ErrorCode::kInvalidArgument;
+  if (is_own && named.rank() < 0 && planned_.share.world_size > 1)
+    named.with_rank(planned_.share.rank);
   receipts_.end(Receipts::Failed{std::move(named), tried});
   if (!tried) {
     // The directory of a staged save will be gone, and the outcome with it.

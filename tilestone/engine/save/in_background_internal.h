@@ -24,9 +24,9 @@ struct StagedShare {
 };
 
 // The last round of the call: each rank stages its share, at most `most` bytes of it, and writes
-// the rest. If a rank fails, every rank throws, and the save has ended.
+// the rest. If a rank fails, every rank throws, and the save has ended. `lazy`: see stage_share().
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
-                            SessionParts* session);
+                            SessionParts* session, const std::shared_ptr<LazyStaging>& lazy);
 
 // One rank's save after the call. Its functions are called by the save's thread.
 class InBackground {

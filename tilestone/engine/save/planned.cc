@@ -25,13 +25,17 @@ std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionP
   return std::make_shared<ThreadPool>(count);
 }
 
-std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* session,
-                                           Deadline deadline) {
+std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* session,
+                                           Deadline deadline,
+                                           const std::shared_ptr<LazyStaging>& lazy) {
+  SaveShare& share = planned.share;
   const uint64_t bytes = staging_bytes(share.items, share.local, share.assignment);
   const auto threads = staging_threads(bytes, share.options.resources.threads, session);
   auto memory = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
   memory->reserve(bytes, nullptr);
-  stage_tensors(share.items, share.local, share.assignment, *memory, threads.get(), deadline);
+  std::vector<LateCopy> late =
+      stage_tensors(share.items, share.local, share.assignment, *memory, threads.get(), deadline,
+                    lazy != nullptr ? lazy->watch() : WatchTensors());
   for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
     for (const uint32_t i : *objects) {
       Value& value = share.items.objects[i].value;
@@ -39,6 +43,10 @@ std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* sessi
     }
   }
   if (share.items.common) share.items.common = own_tensors(*share.items.common);
+  if (lazy != nullptr) {
+    lazy->begin(std::move(late), memory, threads);
+    planned.lazy = lazy;
+  }
   return memory;
 }
 
@@ -51,6 +59,7 @@ void open_storage(PlannedShare& planned) {
 Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline, int first_file) {
   const SaveShare& share = planned.share;
   if (planned.storage == nullptr) open_storage(planned);
+  if (planned.lazy != nullptr) planned.lazy->read(deadline);
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
   task.kept = kept;
@@ -60,6 +69,7 @@ Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadlin
     planned.result.bytes_written += file.size;
     planned.written.push_back(file.name);
   }
+  if (planned.lazy != nullptr) planned.lazy->expect_sealed(deadline);
   return receipt;
 }
 

@@ -16,6 +16,7 @@
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
@@ -33,7 +34,8 @@ struct PlannedShare {
   std::string staging_name;
   std::shared_ptr<Storage>
       storage;  // where this rank writes; set by open_storage() and write_share()
-  std::vector<std::string> written;  // its data files, once they are durable
+  std::vector<std::string> written;   // its data files, once they are durable
+  std::shared_ptr<LazyStaging> lazy;  // what is still to be staged; null: nothing
 
   // Only in the process that commits. Holds the location's lock.
   std::optional<Transaction> transaction;
@@ -42,9 +44,10 @@ struct PlannedShare {
 
 // Copies the tensors that the rank writes, including those inside objects, into memory that is
 // returned and must outlive the writing. Throws Error(kIo) if there is not enough memory, and
-// kTimeout or the interrupt's reason.
-std::shared_ptr<StagingMemory> stage_share(SaveShare& share, SessionParts* session,
-                                           Deadline deadline);
+// kTimeout or the interrupt's reason. `lazy`: stages the tensors that it watches; may be null.
+std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* session,
+                                           Deadline deadline,
+                                           const std::shared_ptr<LazyStaging>& lazy);
 // The threads that copy `bytes` together with the calling thread; `option` is Resources::threads.
 // They are the session's if `session` is not null. Null if the calling thread alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
@@ -52,6 +55,8 @@ std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionP
 // Sets `storage`. Error(kMismatch) if the directory of a staged save is not found.
 void open_storage(PlannedShare& planned);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
+// Also returns only once everything is staged, and throws what LazyStaging throws; if this throws,
+// the caller calls LazyStaging::end().
 // Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
 // found. `kept`: of a session; null: none. `first_file`: see WriteTask.
 Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,

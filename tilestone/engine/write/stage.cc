@@ -209,21 +209,54 @@ PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment&
   return {};
 }
 
-void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
-                   StagingMemory& memory, ThreadPool* threads, Deadline deadline) {
+namespace {
+
+// Whether each of the tensors is copied later.
+std::vector<bool> copied_later(const std::vector<LiveTensor>& written, const WatchTensors& watch) {
+  std::vector<bool> later(written.size(), false);
+  if (!watch) return later;
+  std::vector<size_t> in_host;
+  std::vector<LiveTensor> asked;
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (written[i].data->device != nullptr || written[i].data->bytes() == 0) continue;
+    in_host.push_back(i);
+    asked.push_back(written[i]);
+  }
+  const std::vector<bool> answer = watch(asked);
+  for (size_t i = 0; i < in_host.size(); ++i) later[in_host[i]] = answer.at(i);
+  return later;
+}
+
+}  // namespace
+
+std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
+                                    const Assignment& assignment, StagingMemory& memory,
+                                    ThreadPool* threads, Deadline deadline,
+                                    const WatchTensors& watch) {
   memory.pin(pin_for(items, plan, assignment), threads);
   const auto pieces = pieces_of(items, plan);
   const std::vector<uint32_t> written = written_chunks(assignment);
   std::vector<TensorView> from;  // the pieces' present data
   from.reserve(written.size());
   std::vector<std::byte*> to;
-  std::vector<Copy> copies;
-  Fetching fetching(deadline);
+  std::vector<LiveTensor> live;
   for (const uint32_t chunk : written) {
     const TensorView& data = from.emplace_back(pieces[chunk]->data);
+    live.push_back({&plan.tensors[plan.chunks[chunk].tensor].key, &data});
+  }
+  const std::vector<bool> later = copied_later(live, watch);
+  std::vector<LateCopy> late;
+  std::vector<Copy> copies;
+  Fetching fetching(deadline);
+  for (size_t i = 0; i < written.size(); ++i) {
+    const TensorView& data = from[i];
     const uint64_t bytes = data.bytes();
     to.push_back(bytes == 0 ? nullptr : memory.take(bytes, phase_of(data)).data());
-    const std::string& key = plan.tensors[plan.chunks[chunk].tensor].key;
+    const std::string& key = *live[i].key;
+    if (later[i]) {
+      late.push_back({key, data, to.back()});
+      continue;
+    }
     if (data.device != nullptr) {
       fetching.add(data, to.back(), key);
       continue;
@@ -250,6 +283,7 @@ void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& as
     if (to[i] == nullptr) continue;
     pieces[written[i]]->data = TensorView::contiguous(to[i], from[i].dtype, from[i].shape);
   }
+  return late;
 }
 
 }  // namespace tilestone::engine

@@ -3,14 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/items.h"
+#include "tilestone/state/tensor_view.h"
 
 namespace tilestone::engine {
 
@@ -46,13 +50,31 @@ uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan, const Assi
 // How to pin memory for the assigned chunks; empty if none of them is in device memory.
 PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
 
+// A tensor that a rank stages.
+struct LiveTensor {
+  const std::string* key = nullptr;
+  const TensorView* data = nullptr;
+};
+// Says for each tensor whether it can be copied later.
+using WatchTensors = std::function<std::vector<bool>(const std::vector<LiveTensor>&)>;
+// A copy that is left to be made, to contiguous memory.
+struct LateCopy {
+  std::string key;
+  TensorView from;
+  std::byte* to = nullptr;
+};
+
 // Copies the elements of the assigned tensor chunks into `memory`, in C order, and lets the items
 // refer to the copies. Pins the memory if a chunk is in device memory: such chunks are fetched in
 // batches, while the threads copy the others. All other chunks lose their data. `memory` must
 // outlive the items' use. A large chunk keeps its offset within a page, so that the files are the
 // same as without staging. Throws Error(kTimeout) or the interrupt's reason, with the key.
-void stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
-                   StagingMemory& memory, ThreadPool* threads, Deadline deadline);
+// `watch`: asked about the tensors in host memory; empty: none can be copied later. Those that can
+// are not copied but returned.
+std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
+                                    const Assignment& assignment, StagingMemory& memory,
+                                    ThreadPool* threads, Deadline deadline,
+                                    const WatchTensors& watch = {});
 
 // A copy of the value in which all tensors, at any depth, have memory of their own. Parts without
 // tensors stay shared with `value`. Parts that are shared within `value` are shared in the copy

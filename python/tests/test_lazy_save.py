@@ -1,0 +1,375 @@
+"""Saves in the background with stage="lazy"."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import tilestone
+
+LARGE = (130, 140)  # more than is copied in the call
+
+
+def saved(path: pathlib.Path, key: str) -> torch.Tensor:
+    return torch.as_tensor(tilestone.load(path, group=tilestone.solo())[key])
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    found: dict[str, Any] = {}
+    for key, value in items:
+        inner = isinstance(value, (dict, list, tuple))
+        found.update(flat(value, f"{path}/{key}") if inner else {f"{path}/{key}": value})
+    return found
+
+
+def expect_changed(saving: tilestone.AsyncSave, key: str, rank: int = -1) -> None:
+    error = saving.durable.exception(60)
+    assert isinstance(error, tilestone.InvalidArgumentError), error
+    assert error.key == key and "was changed" in str(error) and error.rank == rank
+    assert saving.staged.done()
+
+
+def changes(choose: random.Random, tensor: torch.Tensor) -> Callable[[], object]:
+    """An operation that changes the tensor, in one of many ways."""
+    view = tensor.view(-1)[choose.randrange(18_000) :]
+    part = tensor.t()[10:20]
+    other = torch.ones(LARGE)
+    parameter = torch.nn.Parameter(tensor)  # the same memory
+    parameter.grad = torch.ones(LARGE)
+    return choose.choice((
+        lambda: tensor.add_(1), lambda: tensor.mul_(2).sub_(7), lambda: view.add_(1),
+        lambda: part.copy_(part + 3), lambda: tensor.__setitem__((17, 5), -1.0),
+        lambda: torch.add(tensor, 1, out=tensor), lambda: torch._foreach_add_([tensor], 1.0),
+        lambda: tensor.copy_(tensor + other), lambda: tensor.zero_().fill_(-2),
+        lambda: torch.nn.init.constant_(tensor, -3), lambda: parameter.detach().add_(1),
+        lambda: torch.inference_mode()(tensor.add_)(1),
+        lambda: torch.optim.SGD([parameter], lr=1.0, foreach=False).step.__wrapped__(
+            torch.optim.SGD([parameter], lr=1.0, foreach=False)
+        ),
+    ))  # fmt: skip
+
+
+def test_a_thousand_changes_by_torch_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """In 250 saves, four each. What comes before the state is sealed is noticed, and a changed key
+    is named; what comes after it leaves the bytes of the call."""
+    choose = random.Random(0)
+    state = {key: torch.randn(LARGE) for key in "abcd"}
+    found = {True: 0, False: 0}
+    with tilestone.Session() as session, torch.no_grad():
+        for number in range(250):
+            before = {key: tensor.clone() for key, tensor in state.items()}
+            keys = choose.sample("abcd", 4)
+            early = keys[: choose.choice((0, 0, 0, 1, 2, 4))]
+            operations = [changes(choose, state[key]) for key in keys]
+            saving = session.async_save(
+                state, tmp_path / "x", stage="lazy", overwrite=True, on_error="warn"
+            )
+            for at, change in enumerate(operations):
+                if at == len(early):
+                    saving.staged.exception()
+                moment = time.perf_counter() + choose.uniform(0, 0.001)
+                while time.perf_counter() < moment:
+                    pass
+                change()
+            found[bool(early)] += 1
+            if not early:
+                assert saving.result(60).published
+                for name, expected in before.items():
+                    assert torch.equal(saved(tmp_path / "x", name), expected), (number, name)
+                continue
+            error = saving.durable.exception(60)
+            assert isinstance(error, tilestone.InvalidArgumentError), error
+            assert error.key in early and "was changed" in str(error)
+            state = {key: torch.randn(LARGE) for key in "abcd"}
+    assert min(found.values()) > 100
+
+
+def test_a_large_operation_that_runs_while_the_tensor_is_read_is_noticed(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The operation raises the counter when it has ended. The reader sees changed bytes before."""
+    large = torch.zeros(8 << 20)
+    for number in range(20):
+        saving = tilestone.async_save(
+            {"large": large}, tmp_path / "x", stage="lazy", overwrite=True, on_error="warn"
+        )
+        time.sleep(0.001 * (number % 10))
+        large.add_(1)
+        expect_changed(saving, "large")
+    saving = tilestone.async_save({"large": large}, tmp_path / "x", stage="lazy", overwrite=True)
+    saving.staged.result()
+    large.add_(1)
+    assert saving.result(60).published
+    assert torch.equal(saved(tmp_path / "x", "large"), torch.full_like(large, 20))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_step_of_an_optimizer_ends_the_staging(tmp_path: pathlib.Path, fused: bool) -> None:
+    """Also of a fused one, which raises no counters. Tied parameters, optimizer state, views,
+    running statistics, other arrays, and the file's bytes."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(150, 150), torch.nn.BatchNorm1d(150), torch.nn.Linear(150, 150)
+    )
+    model[2].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=not fused)
+    array = numpy.arange(100_000.0)
+
+    def step() -> None:
+        model(torch.randn(8, 150)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    for turn in range(4):
+        given = {
+            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "array": array,
+            "part": model[0].weight.detach().t()[:140], "turn": turn,
+        }  # fmt: skip
+        tilestone.save(given, tmp_path / f"copy{turn}")
+        files: dict[str, Any] = {}
+        if turn > 1:
+            files["by_files"] = tilestone.ByFiles(0, 1, "a run of a test", number=turn)
+        saving = tilestone.async_save(given, tmp_path / f"lazy{turn}", stage="lazy", **files)
+        assert not saving.staged.done() and not saving.done()
+        array += 1
+        step()
+        assert saving.staged.done()
+        step()
+        assert saving.result(60).published
+        assert tilestone.open(tmp_path / f"lazy{turn}").verify().ok
+        copied, lazy = (flat(tilestone.load(tmp_path / f"{way}{turn}")) for way in ("copy", "lazy"))
+        assert copied.keys() == lazy.keys()
+        for path, value in copied.items():
+            assert numpy.array_equal(numpy.asarray(value), numpy.asarray(lazy[path])), path
+
+
+def test_what_torch_does_not_count_is_copied_in_the_call(tmp_path: pathlib.Path) -> None:
+    with torch.inference_mode():
+        inference = torch.zeros(LARGE)
+    given = {
+        "array": numpy.zeros(LARGE), "inference": inference, "small": torch.zeros(10),
+        "conjugated": torch.zeros(LARGE, dtype=torch.complex64).conj(),
+    }  # fmt: skip
+    saving = tilestone.async_save(given, tmp_path / "x", stage="lazy")
+    assert saving.staged.done()
+    given["array"] += 1
+    given["small"] += 1
+    with torch.inference_mode():
+        given["inference"] += 1
+    assert saving.result(60).published
+    assert not any(numpy.asarray(each).any() for each in tilestone.load(tmp_path / "x").values())
+    with pytest.raises(tilestone.InvalidArgumentError, match="stage must be"):
+        tilestone.async_save(given, tmp_path / "y", stage="later")
+
+
+def test_new_memory_for_a_parameter_leaves_the_snapshot_and_data_is_read_twice(
+    tmp_path: pathlib.Path,
+) -> None:
+    layer = torch.nn.Linear(1000, 1000)
+    before = layer.weight.detach().clone()
+    saving = tilestone.async_save({"w": layer.weight}, tmp_path / "x", stage="lazy")
+    layer.weight.data = torch.zeros(1000, 1000)
+    assert saving.result(60).published
+    assert torch.equal(saved(tmp_path / "x", "w"), before)
+    # A write through .data raises no counter. If it comes between two reads, it is noticed.
+    large = torch.zeros(8 << 20)
+    noticed = False
+    for _ in range(20):
+        saving = tilestone.async_save(
+            {"large": large}, tmp_path / "y", stage="lazy", overwrite=True, on_error="warn"
+        )
+        until = time.monotonic() + 5
+        while not saving.done() and time.monotonic() < until and not noticed:
+            large.data.add_(1)
+            noticed = saving.staged.done()
+        if noticed:
+            expect_changed(saving, "large")
+            break
+        saving.abandon()
+    assert noticed
+
+
+def test_a_save_that_nobody_seals_is_sealed_by_the_next_or_fails_at_its_timeout(
+    tmp_path: pathlib.Path,
+) -> None:
+    for by_files in (False, True):
+        files: dict[str, Any] = {}
+        if by_files:
+            files["by_files"] = tilestone.ByFiles(0, 1, "a run of a test", number=1)
+        path = tmp_path / str(by_files)
+        saving = tilestone.async_save(
+            {"w": torch.zeros(LARGE)}, path, stage="lazy", timeout=1, **files
+        )
+        while not saving.done():
+            time.sleep(0.01)
+        with pytest.raises(tilestone.TimeoutError, match=r"not called staged.result\(\)"):
+            saving.result()
+        assert not list(path.glob("*.distcp"))
+    with tilestone.Session() as session:
+        for in_flight in ("wait", "skip"):
+            given = torch.zeros(LARGE)
+            first = session.async_save(
+                {"w": given}, tmp_path / "a", stage="lazy", overwrite=True, on_error="warn"
+            )
+            second = session.async_save(
+                {"w": given + 1}, tmp_path / "b", overwrite=True, in_flight=in_flight
+            )
+            assert first.staged.done()
+            given.add_(1)
+            assert first.result(60).published and second.result(60) is not None
+            assert not saved(tmp_path / "a", "w").any()
+        # A failure before the state is sealed; and the result of a lazy save seals.
+        given = torch.zeros(LARGE)
+        abandoned = session.async_save({"w": given}, tmp_path / "c", stage="lazy")
+        abandoned.abandon()
+        while not abandoned.done():
+            time.sleep(0.01)
+        assert isinstance(abandoned.durable.exception(60), tilestone.InterruptedError)
+        assert abandoned.staged.exception() is not None
+        both = {"w": given, "v": torch.ones(LARGE)}
+        last = session.async_save(both, tmp_path / "c", stage="lazy", max_staged_bytes=100_000)
+        assert last.result(60).published
+        assert saved(tmp_path / "c", "v").all() and not saved(tmp_path / "c", "w").any()
+
+
+def test_the_failure_of_one_rank_reaches_all(tmp_path: pathlib.Path) -> None:
+    """Ranks are threads. Each has an optimizer; its step seals only the saves of its own thread."""
+    world = 3
+    gate = threading.Barrier(world, timeout=20)
+
+    def run(comm: tilestone.Communicator) -> None:
+        own = torch.zeros(LARGE)
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.grad = torch.ones(3)
+        optimizer = torch.optim.SGD([parameter], fused=True)
+        with tilestone.Session(group=comm) as session:
+            for turn in range(4):
+                given = {
+                    "w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, comm.rank, world))
+                }
+                saving = session.async_save(
+                    given, tmp_path / str(turn), stage="lazy", on_error="warn", timeout=60
+                )
+                gate.wait()
+                if turn in (1, 2):  # on the coordinator, and on another rank
+                    if comm.rank == turn - 1:
+                        own.add_(1)
+                    assert not saving.staged.done()
+                    if comm.rank == 0:
+                        optimizer.step()
+                    gate.wait()
+                    assert saving.staged.done() == (comm.rank == 0)
+                    is_own = comm.rank == turn - 1
+                    expect_changed(saving, "w", -1 if is_own else turn - 1)
+                else:
+                    optimizer.step()
+                    own.add_(0)
+                    assert saving.result(60).published
+
+    tilestone.run_ranks(world, run)
+    for turn in ("1", "2"):
+        assert not (tmp_path / turn / ".metadata").exists()
+        assert not list((tmp_path / turn).glob("*.distcp"))
+    tilestone.load(tmp_path / "3")
+
+
+def _torch_ranks(rank: int, world: int, folder: str) -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (world,))
+    whole = torch.arange(160_000.0).view(400, 400)
+    told: dict[str, Any] = {}
+    for name, changes in (("none", False), ("dtensor", False), ("plain", True)):
+        sharded = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+        plain = torch.full(LARGE, float(rank))
+        given = {"sharded": sharded.detach(), "step": 3}
+        if name != "dtensor":
+            given["plain"] = tilestone.ShardedTensor.from_rank_offsets(
+                "plain", plain, (0, rank, world)
+            )
+        saving = tilestone.async_save(
+            given, pathlib.Path(folder) / name, stage="lazy", on_error="warn"
+        )
+        told[f"{name} staged"] = saving.staged.done()
+        with torch.no_grad():
+            torch._foreach_add_([sharded], 1.0)
+            sharded.to_local().add_(1)
+            if changes and rank == 1:
+                plain.add_(1)
+        dist.barrier()
+        saving.staged.exception()
+        plain.add_(1)
+        error: Any = saving.durable.exception(60)
+        told[name] = error and (type(error).__name__, error.key, error.rank)
+    return told
+
+
+def test_ranks_of_torch_and_dtensors(worlds: Any, tmp_path: pathlib.Path) -> None:
+    """DTensors, whose counters miss changes by other names, are copied in the call."""
+    for rank, told in enumerate(worlds[2].run(_torch_ranks, str(tmp_path))):
+        assert not told["none staged"] and told["dtensor staged"] and not told["plain staged"]
+        assert told["none"] is None and told["dtensor"] is None
+        assert told["plain"] == ("InvalidArgumentError", "plain", -1 if rank == 1 else 1)
+    for name in ("none", "dtensor"):
+        loaded = numpy.asarray(tilestone.load(tmp_path / name)["sharded"])
+        assert numpy.array_equal(loaded.ravel(), numpy.arange(160_000.0))
+    plain = saved(tmp_path / "none", "plain")
+    assert not plain[:130].any() and (plain[130:] == 1).all()
+    assert not (tmp_path / "plain" / ".metadata").exists()
+
+
+def test_a_forked_child_has_no_part_in_a_lazy_save(tmp_path: pathlib.Path) -> None:
+    large = torch.zeros(LARGE)
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter])
+    saving = tilestone.async_save({"w": large}, tmp_path / "a", stage="lazy")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            optimizer.step()
+            with pytest.raises(tilestone.UnsupportedError, match="forked"):
+                saving.staged.result()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not saving.staged.done()
+    optimizer.step()
+    large.add_(1)
+    assert saving.result(60).published and not saved(tmp_path / "a", "w").any()
+
+
+PROGRAM = """
+import sys
+import torch, tilestone
+
+tensor = torch.full((130, 140), float(sys.argv[2]))
+tilestone.async_save({"w": tensor}, sys.argv[1], stage="lazy", overwrite=True)
+if sys.argv[3] == "changed":
+    tensor.add_(1)
+if sys.argv[3] == "exception":
+    raise RuntimeError("the program fails")
+"""
+
+
+def test_the_end_of_the_program_seals(tmp_path: pathlib.Path) -> None:
+    for value, end, expected in ((1, "return", 1), (2, "changed", 1), (3, "exception", 3)):
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "a"), str(value), end]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == (1 if end == "exception" else 0), done.stderr
+        assert (saved(tmp_path / "a", "w") == expected).all(), done.stderr
