@@ -7,6 +7,8 @@ import os
 import pathlib
 import signal
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -129,6 +131,22 @@ def test_a_damaged_newest_step_is_an_error_or_is_left_behind(
         assert manager.restore(state_of(0))[0]["step"] == 31
 
 
+def test_damage_that_shows_only_in_a_load_names_the_step_and_the_way_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    train(tmp_path, range(10, 21, 10))
+    file = sorted((tmp_path / "step-00000020").glob("*.distcp"))[0]
+    file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(tilestone.CorruptError, match="step 20: .*fallback=True") as raised:
+            manager.restore(state_of(0))
+        assert "fallback" in raised.value.hint
+        with pytest.raises(tilestone.CorruptError, match="step 20") as raised:
+            manager.restore(state_of(0), step=20)
+        assert "fallback" not in str(raised.value)
+        assert manager.restore(state_of(0), fallback=True)[1] == 10
+
+
 def test_a_save_that_lost_something_says_so(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,7 +174,7 @@ def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> Non
         ({"every": 0}, "every"), ({"every": True}, "every"), ({"keep": 3}, "tilestone.Keep"),
         ({"name": "latest"}, "pattern"), ({"strict": 1}, "strict"), ({"format": 1}, "format"),
         ({"nonsense": 1}, "nonsense"), ({"in_flight": "skip"}, "in_flight"),
-        ({"async_save": False, "on_error": "warn"}, "on_error"), ({"async_save": 1}, "async_save"), ({"keep": tilestone.Keep(last=0)}, "last"),
+        ({"async_save": False, "on_error": "warn"}, "on_error"), ({"async_save": 1}, "async_save"),
     ]  # fmt: skip
     for options, text in refused:
         with pytest.raises(tilestone.InvalidArgumentError, match=text):
@@ -164,12 +182,24 @@ def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> Non
     for given in (("loss",), "loss", ("loss", "least", 1), ("loss", "min", "2")):
         with pytest.raises(tilestone.InvalidArgumentError, match="best"):
             tilestone.Keep(best=given)  # type: ignore[arg-type]
+    for name, value in (("last", 0), ("last", -1), ("every", 0), ("best", ("loss", "min", -1)), ("best", ("loss", "min", 0))):
+        with pytest.raises(tilestone.InvalidArgumentError, match=rf"Keep\.{name}.* is (0|-1)"):
+            tilestone.Keep(**{name: value})  # type: ignore[arg-type]
+    for path in ("", "a\0b"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="run_dir"):
+            tilestone.CheckpointManager(path)
     assert tilestone.Keep(best=("loss", "min")).best == ("loss", "min", 1)  # type: ignore[arg-type]
     with tilestone.CheckpointManager(tmp_path) as manager:
         with pytest.raises(tilestone.InvalidArgumentError, match="step"):
             manager.save("1", state_of(1))  # type: ignore[arg-type]
         with pytest.raises(tilestone.InvalidArgumentError, match="loss"):
             manager.save(1, state_of(1), metrics={"loss": "low"})  # type: ignore[dict-item]
+        with pytest.raises(tilestone.InvalidArgumentError, match="loss"):
+            manager.save(1, state_of(1), metrics={"loss": 10**400})
+        with pytest.raises(tilestone.InvalidArgumentError, match="force"):
+            manager.save(1, state_of(1), force=1)  # type: ignore[arg-type]
+        with pytest.raises(tilestone.InvalidArgumentError, match="step is -1"):
+            manager.restore(state_of(1), step=-1)
         with pytest.raises(tilestone.InvalidArgumentError, match=r"Keep\.best"):
             manager.best()
     assert os.listdir(tmp_path) == []
@@ -209,6 +239,117 @@ def test_arrays_may_change_while_a_save_is_in_flight(tmp_path: pathlib.Path) -> 
         loaded, step = manager.restore(state_of(0))
         assert step == 5 and (loaded["w"] == 5).all()
     assert sorted(os.listdir(tmp_path)) == ["step-00000005"]
+
+
+def test_a_forked_child_is_refused_the_save_that_its_parent_has_in_flight(
+    tmp_path: pathlib.Path,
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def slow(_: object) -> None:
+        began.set()
+        go.wait(60)
+
+    with tilestone.CheckpointManager(tmp_path / "run", progress=slow) as manager:
+        manager.save(1, state_of(1))
+        assert began.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            status = 1
+            try:
+                calls: list[Callable[[], object]] = [
+                    lambda: manager.save(2, state_of(2)),
+                    lambda: manager.save(-1, state_of(2)),
+                    lambda: manager.restore(state_of(2)),
+                    manager.wait,
+                ]
+                for call in calls:
+                    with pytest.raises(tilestone.UnsupportedError, match="step 1 .* forked"):
+                        call()
+                manager.close()
+                train(tmp_path / "child", range(1, 4), keep=tilestone.Keep())
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        go.set()
+    assert steps_in(tmp_path / "run") == [1]
+    assert steps_in(tmp_path / "child") == [3]
+
+
+def error_of(call: Callable[[], object]) -> tuple[str, str]:
+    """The class and the text of the error that a call raises."""
+    try:
+        call()
+    except tilestone.CheckpointError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def refused_calls_of_ranks(rank: int, world: int, folder: str) -> dict[str, tuple[str, str]]:
+    """Calls whose arguments only rank 1 gives wrong. None may cost the calls that follow."""
+    saw: dict[str, tuple[str, str]] = {}
+
+    def mine(wrong: Any, right: Any) -> Any:
+        return wrong if rank == 1 else right
+
+    for in_background in (True, False):
+        options: dict[str, Any] = {"async_save": in_background, "timeout": 60}
+        run = os.path.join(folder, f"run{in_background}")
+        with tilestone.CheckpointManager(run, **options) as manager:
+
+            def save(step: Any, **given: Any) -> Callable[[], object]:
+                return lambda: manager.save(step, state_of(7), **given)  # noqa: B023
+
+            manager.save(1, state_of(1))
+            saw["step"] = error_of(save(mine(-1, 2)))
+            assert manager.save(3, state_of(3))
+            saw["metrics"] = error_of(save(4, metrics=mine({"loss": "low"}, {"loss": 1})))
+            assert manager.save(5, state_of(5))
+            saw["force"] = error_of(save(6, force=mine(1, True)))
+            assert manager.save(7, state_of(7))
+            saw["restored"] = error_of(lambda: manager.restore({}, step=mine(-1, 7)))  # noqa: B023
+            saw["fallback"] = error_of(lambda: manager.restore({}, fallback=mine(1, True)))  # noqa: B023
+            assert manager.restore(state_of(0))[1] == 7
+            saw["preempted"] = error_of(lambda: manager.preempted(mine(-1, 7)))  # noqa: B023
+            assert not manager.preempted(8)
+        with tilestone.CheckpointManager(run, every=10, **options) as manager:
+            # Only the forced rank can save now; the others learn of it at the next step that is due.
+            saw["forced"] = error_of(save(mine(8, 10), force=mine(True, False)))
+            assert manager.save(20, state_of(20))
+    wrong: dict[str, Any] = {
+        "run_dir": run + "2", "every": 5, "keep": tilestone.Keep(last=2), "name": "ckpt_{step}",
+        "strict": True, "async_save": False,
+    }  # fmt: skip
+    for name, value in wrong.items():
+        given = {"run_dir": run, "timeout": 60} | mine({name: value}, {})
+        saw[f"other {name}"] = error_of(lambda: tilestone.CheckpointManager(**given))  # noqa: B023
+    for name in ("every", "keep", "nonsense"):
+        given = {"run_dir": run, "timeout": 60} | mine({name: 0}, {})
+        saw[f"no {name}"] = error_of(lambda: tilestone.CheckpointManager(**given))  # noqa: B023
+    return saw
+
+
+def test_arguments_that_one_rank_refuses_are_raised_by_all(
+    tmp_path: pathlib.Path, worlds: ranks.Worlds
+) -> None:
+    texts = {
+        "step": "step is -1", "metrics": "'loss'", "force": "force", "restored": "step is -1",
+        "fallback": "fallback", "preempted": "step is -1", "no every": "every", "no keep": "keep",
+        "no nonsense": "nonsense",
+    }  # fmt: skip
+    for own, saw in enumerate(worlds[2].run(refused_calls_of_ranks, str(tmp_path))):
+        for name, text in texts.items():
+            kind, said = saw.pop(name)
+            assert kind == "InvalidArgumentError" and text in said, f"{name}: {kind}: {said}"
+            assert said.count("rank 1") == 1, f"rank {own}: {name}: {said}"
+        kind, said = saw.pop("forced")
+        assert kind == "MismatchError" and "step-00000008" in said and "force" in said, said
+        assert len(saw) == 6
+        for name, (kind, said) in saw.items():
+            argument = name.removeprefix("other ")
+            assert kind == "MismatchError" and f"don't agree on {argument} (rank 0: " in said, said
 
 
 def test_metrics_may_be_tensors(tmp_path: pathlib.Path) -> None:

@@ -68,6 +68,11 @@ class CheckpointError(Exception):
             self.rank = rank
             self.text += f" (rank {rank})" if self.text else ""
 
+    def add_hint(self, hint: str) -> None:
+        """Adds what to try to the hint."""
+        self.hint += ("; " if self.hint else "") + hint
+        self.text += f"; {hint}" if self.text else ""
+
     def __str__(self) -> str:
         if self.text:
             return self.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -9,19 +10,21 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _options
+from tilestone import _core, _forked, _options
 from tilestone._async_save import AsyncSave
-from tilestone._calls import prepared
+from tilestone._calls import Prepared, prepared
 from tilestone._errors import (
     CheckpointError,
     CorruptError,
     CoverageError,
     InvalidArgumentError,
+    MismatchError,
     NotFoundError,
     UnsafeError,
+    UnsupportedError,
 )
 from tilestone._option_values import AsyncSaveOptions, Keep, SaveOptions, checked
-from tilestone._preemption import Preemption
+from tilestone._preemption import WORK, Preemption
 from tilestone._protocols import CommunicatorLike
 from tilestone._session import Session
 
@@ -34,8 +37,12 @@ if TYPE_CHECKING:
 #: What is wrong with the files of a checkpoint, the same on every rank.
 _ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
 
+#: The work with which the engine's ManagedRun::choose begins.
+_CHOICE = "choice of a checkpoint"
 
 logger = logging.getLogger("tilestone")
+
+_pruning_lock = _forked.Lock()
 
 
 class _Pruning:
@@ -48,16 +55,15 @@ class _Pruning:
         self._run = run
         self._is_first = is_first  # rank 0
         self._ended = False
-        self._lock = threading.Lock()
 
     def after(self, step: int) -> None:
-        with self._lock:
+        with _pruning_lock:
             if self._is_first and not self._ended:
                 self._run.prune_after(step)
 
     def end(self) -> None:
         """Waits for what was begun."""
-        with self._lock:
+        with _pruning_lock:
             self._ended = True
         self._run.wait()
 
@@ -67,6 +73,8 @@ class _InFlight:
 
     def __init__(self, saving: AsyncSave, step: int, pruning: _Pruning) -> None:
         self._ended = threading.Event()
+        self._step = step
+        self._process = os.getpid()
         self.saving = saving
 
         def end(_: object) -> None:
@@ -75,9 +83,87 @@ class _InFlight:
 
         saving.durable.add_done_callback(end)
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked after the save had begun."""
+        return self._process != os.getpid()
+
     def wait(self) -> None:
-        """Waits for its end without asking for its result, which the next save then raises."""
+        """Waits for its end without asking for its result, which the next save then raises.
+
+        Raises:
+            UnsupportedError: in a forked child.
+        """
+        if self.is_of_parent:
+            raise UnsupportedError(
+                f"the save of step {self._step} belongs to the process that this one was forked from",
+                hint="go on with the manager in the parent, or make another one here",
+            )
         self._ended.wait()
+
+
+class _Refused(Prepared):
+    """In place of a state: why this rank's arguments were refused. All ranks then raise it."""
+
+    def __init__(self, error: InvalidArgumentError) -> None:
+        self._error = error
+
+    def make(self) -> Mapping[Any, Any]:
+        raise self._error
+
+
+def _agree(
+    work: str, comm: CommunicatorLike, said: bytes, refused: CheckpointError | None, timeout: Any
+) -> None:
+    """Meets the other ranks that do the same work, and raises an error of one of them on all.
+
+    Args:
+        said: this rank's arguments, which rank 0 compares.
+        refused: why this rank refuses its arguments.
+    """
+    if comm.size == 1:
+        if refused is not None:
+            raise refused
+        return
+
+    def say(_: int, __: bytes) -> bytes:
+        if refused is not None:
+            raise refused
+        return said
+
+    def decide(_: int, all_said: list[bytes]) -> tuple[bytes, bool]:
+        _expect_equal(all_said)
+        return b"", True
+
+    try:
+        _core.agree(work, comm, say, decide, _options.limit_of(timeout))
+    except CheckpointError as error:
+        if refused is None:
+            raise
+        refused.add_rank(comm.rank)
+        if error is not refused:
+            raise refused from error  # others did not come, or made another call
+        raise
+
+
+def _expect_equal(said: list[bytes]) -> None:
+    """Compares the arguments of all ranks' managers: names and values, in the same order.
+
+    Raises:
+        MismatchError: ranks don't agree. It names the first such argument and its values.
+    """
+    ranks = [json.loads(each) for each in said]
+    for name, own in ranks[0].items():
+        first: dict[str, int] = {}  # the first rank with each value
+        for rank, values in enumerate(ranks):
+            first.setdefault(values[name], rank)
+        if len(first) > 1:
+            who = "; ".join(f"rank {rank}: {value}" for value, rank in first.items())
+            raise MismatchError(
+                f"the ranks' managers don't agree on {name} ({who})",
+                rank=next(rank for value, rank in first.items() if value != own),
+                hint="make the manager with the same arguments on every rank",
+            )
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
@@ -89,7 +175,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
     for name, value in metrics.items():
         try:
             found[_options.word("the name of a metric", name)] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InvalidArgumentError(
                 f"the metric {name!r} must be a number, not {value!r}"
             ) from error
@@ -134,7 +220,8 @@ class CheckpointManager:
             a durable step again.
 
     Raises:
-        InvalidArgumentError: an argument is out of range or can't be used.
+        InvalidArgumentError: an argument is out of range or can't be used, on any rank.
+        MismatchError: the ranks don't agree on an argument other than `options`.
         TimeoutError, RankFailedError: not all ranks of the group made the manager.
     """
 
@@ -150,6 +237,33 @@ class CheckpointManager:
         strict: bool = False,
         **options: Unpack[AsyncSaveKeywords],
     ) -> None:
+        self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
+        self._session = Session(group, timeout=self._timeout)
+        self._comm = self._session._comm
+        given: dict[str, str] = {}
+        refused = None
+        try:
+            given = self._take(run_dir, every, keep, name, async_save, strict, options)
+        except CheckpointError as error:
+            refused = error
+        said = json.dumps(given).encode()
+        _agree("arguments of the ranks' managers", self._comm, said, refused, self._timeout)
+        self._preemption = Preemption(self._comm)
+        self._in_flight: _InFlight | None = None
+        self._pruning = _Pruning(self._run, self._comm.rank == 0)
+        weakref.finalize(self, self._pruning.end)  # also at the program's end
+
+    def _take(
+        self,
+        run_dir: Any,
+        every: Any,
+        keep: Any,
+        name: Any,
+        async_save: Any,
+        strict: Any,
+        options: AsyncSaveKeywords,
+    ) -> dict[str, str]:
+        """Checks and keeps the arguments. Returns those that ranks must agree on."""
         if keep is not None and not isinstance(keep, Keep):
             raise InvalidArgumentError(f"keep must be a tilestone.Keep, not {keep!r}")
         self._in_background = _options.flag("async_save", async_save)
@@ -158,22 +272,25 @@ class CheckpointManager:
         kind = AsyncSaveOptions if self._in_background else SaveOptions
         checked("manager's save", kind, options)
         self._keep = keep
-        self._directory = os.path.expanduser(os.fsdecode(_options.directory(run_dir)))
+        directory = _options.directory(run_dir)
+        if not directory or b"\0" in directory:
+            raise InvalidArgumentError(
+                f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
+            )
+        self._directory = os.path.expanduser(os.fsdecode(directory))
         self._run = _core.ManagedRun(
-            _options.directory(run_dir),
+            directory,
             _options.whole("every", every, 64),
             None if keep is None else keep.made(),
             _options.word("name", name),
             _options.flag("strict", strict),
         )
         self._options = options
-        self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
-        self._session = Session(group, timeout=self._timeout)
-        self._comm = self._session._comm
-        self._preemption = Preemption(self._comm)
-        self._in_flight: _InFlight | None = None
-        self._pruning = _Pruning(self._run, self._comm.rank == 0)
-        weakref.finalize(self, self._pruning.end)  # also at the program's end
+        place = os.fsencode(os.path.realpath(self._directory))
+        return {
+            "run_dir": place.decode(errors="backslashreplace"), "every": str(int(every)),
+            "keep": repr(keep), "name": name, "strict": str(strict), "async_save": str(async_save),
+        }  # fmt: skip
 
     def should_save(self, step: int) -> bool:
         """Whether `save` would save this step without `force`: for a state that is costly to make."""
@@ -199,44 +316,57 @@ class CheckpointManager:
             state: as for `tilestone.save`.
             metrics: numbers by name ("loss"), for `Keep.best`. Rank 0's are stored with the
                 checkpoint; those of other ranks are ignored.
-            force: save although no save is due.
+            force: save although no save is due; the same on every rank.
 
         Returns:
             Whether it saved.
 
         Raises:
-            InvalidArgumentError: the step or a metric is not a number.
+            InvalidArgumentError: the step or a metric is not a number, on any rank.
+            UnsupportedError: in a forked child; the save in flight belongs to the parent.
             AlreadyExistsError: the step is durable already, and `overwrite` was not given.
             MismatchError: with strict=True, the state lacks something that the step before has.
             Also everything that `tilestone.save` raises; with async_save, what the save before has
             failed with, also because of `strict`, and then nothing is saved.
         """
-        step = _options.whole("step", step, 64)
-        if self._run.is_saved(step) or not (_options.flag("force", force) or self._run.is_due(step)):
-            return False
-        if self._in_flight is not None:
-            self._in_flight.wait()
+        try:
+            step = _options.whole("step", step, 64)
+            forced = _options.flag("force", force)
+            if self._run.is_saved(step) or not (forced or self._run.is_due(step)):
+                return False
+            numbers = _numbers(metrics)
+        except InvalidArgumentError as error:
+            self._wait_for_last()
+            self._begin_save(0, _Refused(error), "")  # every rank raises it
+            raise
+        self._wait_for_last()
         self._run.make_room(self._comm, step, _options.limit_of(self._timeout))
-        begun = self._run.begin(self._comm, step, _numbers(metrics))
+        begun = self._run.begin(self._comm, step, numbers)
         given: Any = prepared(state)
         given.step = begun
         path = os.path.join(self._directory, self._run.new_name_of(step))
-        try:
-            self._begin_save(step, given, path)
-        except BaseException:
-            self._run.failed()
-            raise
+        self._begin_save(step, given, path)
         self._run.saved(step, begun)
         return True
 
+    def _wait_for_last(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.wait()
+
     def _begin_save(self, step: int, given: Any, path: str) -> None:
         options: Any = self._options
-        if self._in_background:
-            saving = self._session.async_save(given, path, **options)
-            self._in_flight = _InFlight(saving, step, self._pruning)
-        else:
-            self._session.save(given, path, **options)
-            self._pruning.after(step)
+        try:
+            if self._in_background:
+                saving = self._session.async_save(given, path, **options)
+                self._in_flight = _InFlight(saving, step, self._pruning)
+            else:
+                self._session.save(given, path, **options)
+                self._pruning.after(step)
+        except BaseException as error:
+            self._run.failed()
+            if isinstance(error, MismatchError) and "in different calls" in error.message:
+                error.add_hint("step and force of a save must be the same on every rank")
+            raise
 
     def restore(
         self,
@@ -269,13 +399,17 @@ class CheckpointManager:
                 `fallback` is False, or there is no other one.
             Also everything that `tilestone.load` raises.
         """
-        if "group" in options:
-            raise InvalidArgumentError("group is fixed by the manager")
-        if self._in_flight is not None:
-            self._in_flight.wait()
-        seconds = _options.limit_of(options.get("timeout", _core.DEFAULT_TIMEOUT))
-        wanted = None if step is None else _options.whole("step", step, 64)
-        fallback = _options.flag("fallback", fallback)
+        self._wait_for_last()
+        timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
+        seconds = _options.limit_of(timeout)
+        try:
+            if "group" in options:
+                raise InvalidArgumentError("group is fixed by the manager")
+            wanted = None if step is None else _options.whole("step", step, 64)
+            fallback = _options.flag("fallback", fallback)
+        except InvalidArgumentError as error:
+            _agree(_CHOICE, self._comm, b"", error, timeout)
+            raise
         chosen = self._run.choose(self._comm, wanted, fallback, seconds)
         while chosen is not None:
             try:
@@ -289,12 +423,21 @@ class CheckpointManager:
                         self._comm, chosen, str(error), fallback, seconds
                     )
                 if again is None:
+                    if not isinstance(error, NotFoundError):
+                        error.add_hint(self._about_damage(chosen, wanted is None and not fallback))
                     raise
                 chosen = again
                 continue
             self._run.restored(chosen)
             return loaded, chosen.step
         return state, None
+
+    def _about_damage(self, chosen: _core.ManagedRun.Chosen, may_fall_back: bool) -> str:
+        """What an error about the files of a step that was loaded does not say itself."""
+        hint = f"this is step {chosen.step}: {os.path.join(self._directory, chosen.name)}"
+        if may_fall_back:
+            hint += "; restore(fallback=True) continues from the newest step that is intact"
+        return hint
 
     def latest(self) -> int | None:
         """The newest durable step, as this rank sees the directory now; None: there is none."""
@@ -340,10 +483,14 @@ class CheckpointManager:
             InvalidArgumentError: the first call is not in the main thread.
             TimeoutError, RankFailedError: a rank did not call.
         """
-        self._preemption.install()
-        return self._preemption.agreed(
-            _options.whole("step", step, 64), _options.limit_of(self._timeout)
-        )
+        try:
+            self._preemption.install()
+            step = _options.whole("step", step, 64)
+        except InvalidArgumentError as error:
+            if not self._preemption.has_agreed:  # afterwards the others don't wait for this rank
+                _agree(WORK, self._comm, b"", error, self._timeout)
+            raise
+        return self._preemption.agreed(step, _options.limit_of(self._timeout))
 
     def wait(self) -> None:
         """Waits until the last save is durable and no checkpoint is being removed any more.
@@ -352,8 +499,8 @@ class CheckpointManager:
             The error with which the last save has failed in the background.
         """
         if self._in_flight is not None:
+            self._in_flight.wait()
             in_flight, self._in_flight = self._in_flight, None
-            in_flight.wait()
             try:
                 in_flight.saving.result()
             except CheckpointError:
@@ -362,8 +509,13 @@ class CheckpointManager:
         self._run.wait()
 
     def close(self) -> None:
-        """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing."""
+        """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing.
+
+        In a forked child it does not wait for a save of the parent.
+        """
         self._preemption.remove()
+        if self._in_flight is not None and self._in_flight.is_of_parent:
+            return
         try:
             self.wait()
         finally:

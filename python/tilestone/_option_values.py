@@ -59,6 +59,13 @@ def _bytes(name: str, value: Any) -> int:
     return _options.whole(name, value, 64)
 
 
+def _count(name: str, value: Any) -> int:
+    number = _options.whole(name, value, 64)
+    if number == 0:
+        raise InvalidArgumentError(f"{name} is 0; expected at least 1")
+    return number
+
+
 def _made(kind: type[Made]) -> Check:
     def check(name: str, value: Any) -> Made:
         if isinstance(value, kind):
@@ -356,7 +363,7 @@ def _best(name: str, value: Any) -> tuple[str, str, int]:
     return (
         _options.word(f"{name}[0]", metric),
         _one_of("min", "max")(f"{name}[1]", mode),
-        _options.whole(f"{name}[2]", count[0]) if count else 1,
+        _count(f"{name}[2]", count[0]) if count else 1,
     )
 
 
@@ -368,9 +375,9 @@ class Keep(Value):
     become durable. Those of later steps stay: the run has gone back, and nothing has replaced them.
     """
 
-    last: int = _option(1, _options.whole, "how many of the newest; at least 1.")
+    last: int = _option(1, _count, "how many of the newest; at least 1.")
     every: int | None = _option(
-        None, _optional(_bytes), "those whose step is a multiple of it; None: no such rule."
+        None, _optional(_count), "those whose step is a multiple of it; None: no such rule."
     )
     best: tuple[str, str, int] | None = _option(
         None, _optional(_best),

@@ -16,6 +16,9 @@ from tilestone._protocols import CommunicatorLike
 
 logger = logging.getLogger("tilestone")
 
+#: What the ranks do together, as errors call it.
+WORK = "agreement on SIGTERM"
+
 _PERIOD = 5.0  # seconds between two agreements of the ranks
 _MOST_STEPS = 1000
 
@@ -43,6 +46,11 @@ class Preemption:
         self._before: Any = None
         self._next: int | None = None  # the first step at which the ranks agree again
         self._last: tuple[int, float] | None = None  # step and time of the last agreement
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether the ranks know that one has received SIGTERM."""
+        return self._agreed
 
     def install(self) -> None:
         """Begins to listen for SIGTERM.
@@ -95,7 +103,7 @@ class Preemption:
             return self._agreed
         now = self._clock()
         answer = _core.agree(
-            "agreement on SIGTERM", self._comm,
+            WORK, self._comm,
             lambda _, __: bytes([self._received]),
             lambda _, said: (self._answer(step, now, said), True),
             seconds,
