@@ -87,7 +87,7 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
         ("ckpt", "c", {"format": "foo"}, "safetensors, torch_save"),
         ("none.pt", "c", {}, "has no keys"),
         ("surrogate.pt", "c", {}, "lone surrogate"),
-        ("ckpt", "other", {"format": "zarr"}, "convert to another name"),
+        ("ckpt", "other", {"format": "torch_dist"}, "convert to another name"),
     ):
         with pytest.raises(tilestone.CheckpointError, match=problem):
             tilestone.convert(tmp_path / source, tmp_path / target, **options)

@@ -419,11 +419,10 @@ ConvertResult convert(const Location& source, const Location& target,
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return result;
-  } catch (Error& error) {
-    if (error.code() == ErrorCode::kAlreadyExists) {  // a conversion replaces nothing
-      error.with_hint("convert to another name, or remove what is there first");
-    }
-    rethrow_cause();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) rethrow_cause();
+    throw Error(error.code(), error.message())  // a save's hint names overwrite
+        .with_hint("convert to another name, or remove what is there first");
   } catch (...) {
     rethrow_cause();
   }
