@@ -50,6 +50,7 @@ def test_what_is_converted_the_package_reads_bit_for_bit(tmp_path: pathlib.Path)
     back = tilestone.load(tmp_path / "hf")
     assert all(bits(back[key]) == bits(tensor) for key, tensor in model.items())
     assert tilestone.open(tmp_path / "hf").verify().items_without_checksum == 0
+    assert tilestone.gc(tmp_path / "hf", force=True) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex128])

@@ -7,6 +7,8 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +116,38 @@ def test_unfinished_steps_are_skipped_and_logged(
         assert manager.save(2, state_of(2))
         manager.wait()
         assert manager.latest() == 2
+
+
+def test_entries_named_like_a_step_that_are_no_folders_are_not_steps(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = tmp_path / "run"
+    train(run, range(1, 2))
+    os.mkfifo(run / "step-00000002")
+    (run / "step-00000003").symlink_to(__file__)
+    (run / "step-00000004").symlink_to("step-00000004")
+    (run / "step-00000005").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "elsewhere").mkdir()
+    tilestone.save(state_of(6), tmp_path / "elsewhere" / "x")
+    (run / "step-00000006").symlink_to(tmp_path / "elsewhere" / "x")
+    assert steps_in(run) == [1, 6]
+
+
+_SAVES_AND_PRUNES = """
+import sys, numpy, tilestone
+run, first = sys.argv[1], int(sys.argv[2])
+with tilestone.CheckpointManager(run, keep=tilestone.Keep(last=2), async_save=False) as manager:
+    for step in range(first, 240, 2):
+        manager.save(step, {"w": numpy.full(4, step)})
+        assert step in [each.step for each in manager.steps()] or step < manager.latest() - 2
+"""
+
+
+def test_two_processes_save_to_one_run_and_prune_it(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", _SAVES_AND_PRUNES, str(tmp_path / "run")]
+    programs = [subprocess.Popen([*command, str(first)]) for first in (1, 2)]
+    assert [program.wait(120) for program in programs] == [0, 0]
+    assert 239 in steps_in(tmp_path / "run") or 238 in steps_in(tmp_path / "run")
 
 
 def test_a_damaged_newest_step_is_an_error_or_is_left_behind(

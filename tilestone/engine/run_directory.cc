@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <utility>
 
@@ -29,14 +30,15 @@ std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<
                             found->name, damaged.front().step - found->step);
 }
 
-// Whether the name, which is not a directory's, is that of a link to one.
-bool is_linked_folder(Storage& storage, const std::string& name) {
+// Whether the name, which is not a directory's, is that of a link to one. It may lead out of the
+// run's directory. A FIFO, a link to a file and a loop of links are none.
+bool is_linked_folder(const Location& place) {
   try {
-    const auto info = storage.stat(name);
-    return info && !info->regular;
+    place.storage().list_directories();
+    return true;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsafe) throw;
-    return true;  // it leads out of the run's directory
+    if (error.code() == ErrorCode::kNotFound) return false;
+    return error.sys_errno() != ENOTDIR && error.sys_errno() != ELOOP;
   }
 }
 
@@ -94,7 +96,7 @@ std::vector<StepInfo> RunDirectory::list() const {
   Storage& storage = location_.storage();
   const auto note = [&](const std::string& name, bool is_link) {
     const auto step = names_.step_of(name);
-    if (step && (!is_link || is_linked_folder(storage, name))) {
+    if (step && (!is_link || is_linked_folder(at(name)))) {
       found.push_back({.step = *step, .name = name, .is_link = is_link});
     }
   };

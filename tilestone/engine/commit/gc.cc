@@ -11,6 +11,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
@@ -45,6 +46,9 @@ class Cleaning {
     if (names.empty() && dead_.empty()) {
       throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
     }
+    const bool converted =
+        !any_checkpoint(storage_, *format_) && safetensors_format()->detect(names);
+    if (converted) format_ = safetensors_format();
     standing_ = read_standing(storage_, format_);
     const Notes notes = read_notes(storage_, names);
     if (!standing_.found && !force_) refuse_lost(names, notes);
@@ -191,7 +195,7 @@ class Cleaning {
   Storage& storage_;
   const Siblings siblings_;
   // Where a directory looks like a checkpoint of several formats, it is read as one of this format.
-  const std::shared_ptr<const Format> format_ = torch_dist_format();
+  std::shared_ptr<const Format> format_ = torch_dist_format();
   const bool force_;
   std::unique_ptr<StorageLock> lock_;
   Standing standing_;

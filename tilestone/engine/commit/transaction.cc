@@ -109,10 +109,12 @@
 #include "tilestone/engine/commit/transaction_internal.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -146,6 +148,16 @@ bool holds_data(Storage& storage, const std::string& save_id) {
 
 bool has_fixed_names(const Format& format, const Dialect& dialect) {
   return format.has_fixed_names() || dialect.has_fixed_names();
+}
+
+// Who removes a directory holds its lock only until it has renamed it.
+bool is_being_removed(Storage& storage, const Deadline& deadline) {
+  constexpr int kLooks = 5;
+  for (int look = 0; look < kLooks; ++look) {
+    if (!storage.stat(std::string(kLockName))) return true;
+    pause(std::chrono::duration<double>(0.02), deadline);
+  }
+  return false;
 }
 
 }  // namespace
@@ -193,10 +205,7 @@ void Transaction::begin_staged() {
 
 void Transaction::begin_in_place(Deadline deadline) {
   clean_siblings(*storage_);
-  storage_->make_directory("");
-  refuse_directory_of_index();
-  storage_->make_directory(std::string(kOwnDirectory));
-  lock();
+  make_and_lock(deadline);
   // A checkpoint may have appeared before the lock was taken.
   refuse_existing();
   if (needs_staging()) fail_under_way(*storage_);
@@ -310,7 +319,25 @@ bool Transaction::needs_staging() const {
   return storage_->parent() || !std::all_of(names.begin(), names.end(), in_own_directory);
 }
 
-void Transaction::lock() {
+// Meanwhile the pruning of a run may remove the directory: while it is empty, it is what a killed
+// save has left. (step_removal.cc)
+void Transaction::make_and_lock(const Deadline& deadline) {
+  constexpr int kMaxTries = 8;
+  for (int tries = 1;; ++tries) {
+    try {
+      storage_->make_directory("");
+      refuse_directory_of_index();
+      storage_->make_directory(std::string(kOwnDirectory));
+      if (lock()) return;
+      if (tries == kMaxTries || !is_being_removed(*storage_, deadline)) fail_under_way(*storage_);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
+    }
+  }
+}
+
+// False: another holds the lock.
+bool Transaction::lock() {
   try {
     lock_ = try_lock_location(*storage_);
   } catch (const Error& error) {
@@ -319,9 +346,9 @@ void Transaction::lock() {
         std::string("the location can't be locked, so nothing prevents two saves at the same time, "
                     "and files that failed saves have left stay: ") +
             error.what());
-    return;
+    return true;
   }
-  if (lock_ == nullptr) fail_under_way(*storage_);
+  return lock_ != nullptr;
 }
 
 // Completes step 5 of an earlier save that replaced a rank-local checkpoint and was interrupted.

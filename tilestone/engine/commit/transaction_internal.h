@@ -73,7 +73,8 @@ class Transaction {
   std::set<std::string> open_attempts(const Notes& notes) const;
   void refuse_open_attempts() const;
   void refuse_other_files() const;
-  void lock();
+  void make_and_lock(const Deadline& deadline);
+  bool lock();
   void finish_replacement();
   void inspect_existing();
   void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
