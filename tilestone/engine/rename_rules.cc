@@ -28,7 +28,8 @@ std::string as_format(const std::string& replacement) {
 // Each group that the replacement names must be in the pattern: the library would take it as empty.
 void check_groups(const RenameRule& rule, const std::regex& pattern) {
   const std::string format = as_format(rule.replacement);
-  for (size_t at = format.find('$'); at + 1 < format.size(); at = format.find('$', at + 1)) {
+  for (size_t at = format.find('$'); at != std::string::npos && at + 1 < format.size();
+       at = format.find('$', at + 1)) {
     if (format[at + 1] == '$') {
       ++at;
       continue;
