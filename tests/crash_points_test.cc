@@ -16,6 +16,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
@@ -45,11 +46,12 @@ struct Scenario {
   // If set, an earlier save renamed its metadata and died before it had synced the directory, so a
   // power loss may revert the rename.
   bool after_unsynced = false;
-  bool copies = false;  // each rank keeps copies of the chunks that the others write
+  bool copies = false;         // each rank keeps copies of the chunks that the others write
+  bool in_background = false;  // by async_save
 };
 
 void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage, int64_t first,
-               bool overwrite, bool copies = false) {
+               bool overwrite, bool copies = false, bool in_background = false) {
   SaveOptions options;
   options.comm = comm;
   options.overwrite = overwrite;
@@ -57,7 +59,11 @@ void save_rows(const Communicator& comm, const std::shared_ptr<Storage>& storage
   options.timeout = 60;
   if (copies) options.copies.emplace();
   for (int rank = 0; copies && rank < comm.size(); ++rank) options.copies->group.push_back(rank);
-  save(row_state(comm, first), Location(storage), options);
+  if (in_background) {
+    async_save(row_state(comm, first), Location(storage), options).result();
+  } else {
+    save(row_state(comm, first), Location(storage), options);
+  }
 }
 
 FileImage saved_image(int ranks, int64_t first, bool copies = false) {
@@ -136,7 +142,8 @@ std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& ho
     });
   }
   run_ranks_collect(scenario.ranks, [&](Communicator comm) {
-    save_rows(comm, disk->storage(comm.rank()), kNew, scenario.old_stands, scenario.copies);
+    save_rows(comm, disk->storage(comm.rank()), kNew, scenario.old_stands, scenario.copies,
+              scenario.in_background);
   });
   return disk;
 }
@@ -233,6 +240,15 @@ TEST_F(CrashPoints, FirstSave) { expect_safe_everywhere({"first save", {}, 2, fa
 
 TEST_F(CrashPoints, Overwrite) {
   expect_safe_everywhere({"overwrite", saved_image(2, kOld), 2, true}, kSeeds);
+}
+
+// What the ranks do after the call, each alone, overlaps in any order.
+TEST_F(CrashPoints, SavesInTheBackground) {
+  Scenario first{"first save in the background", {}, 2, false};
+  Scenario overwrite{"overwrite in the background", saved_image(2, kOld), 2, true};
+  first.in_background = overwrite.in_background = true;
+  expect_safe_everywhere(first, kOrderSeeds);
+  expect_safe_everywhere(overwrite, kOrderSeeds);
 }
 
 TEST_F(CrashPoints, OverwriteWithLocalCopies) {

@@ -4,12 +4,16 @@
 
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "tests/peak_memory.h"
 #include "tilestone/base/buffer_pool.h"
+#include "tilestone/engine/async_save.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"
+#include "tilestone/engine/session.h"
 
 namespace tilestone::memory_use_test {
 
@@ -51,6 +55,37 @@ TEST_F(MemoryUse, OfASaveAndALoadIsTheBufferPool) {
   EXPECT_EQ(tensor_.data[kTensor - 1], std::byte{7});
   std::printf("[          ] above 256 MiB of tensor: save %.1f MiB, load %.1f MiB\n",
               static_cast<double>(saved) / (1 << 20), static_cast<double>(loaded) / (1 << 20));
+}
+
+// Tensors of 8 MiB each, as many as fit; the others are written from where they are.
+TEST_F(MemoryUse, OfAnAsynchronousSaveIsOneCopyOrTheMemoryThatItIsAllowed) {
+  constexpr uint64_t kOne = 8u << 20, kPage = 4096, kBuffers = 4u << 20;
+  StateDict state;
+  for (int64_t i = 0; i < 8; ++i) {
+    state["w" + std::to_string(i)] = tensor_.narrow({{2 * i, 0}, {2, tensor_.shape[1]}});
+  }
+  SaveOptions saving;
+  saving.resources.buffer_bytes = kBuffers;
+  saving.resources.threads = 2;
+  saving.overwrite = true;
+  for (const std::optional<uint64_t>& most :
+       {std::optional<uint64_t>(), std::optional<uint64_t>(2 * kOne + 2 * kPage),
+        std::optional<uint64_t>(2 * kOne)}) {
+    const AsyncOptions async{.max_staged_bytes = most};
+    const uint64_t fit = most ? *most / (kOne + kPage) : 8;  // tensors
+    EXPECT_EQ(Session().prepare(state, saving, async), fit * (kOne + kPage));
+    const uint64_t used = peak_of([&] {
+      const AsyncSave saving_it = async_save(state, root_, saving, async);
+      EXPECT_GE(saving_it.result().bytes_written, 8 * kOne);
+    });
+    EXPECT_LE(used, kBuffers + kRest + fit * (kOne + kPage));
+    EXPECT_GE(used + kRest, fit * kOne);
+    const Checkpoint checkpoint = Checkpoint::open(Location(root_));
+    EXPECT_TRUE(checkpoint.verify().ok());
+    EXPECT_EQ(checkpoint.read("w7").data[kOne - 1], std::byte{7});
+    std::printf("[          ] %lu of 8 tensors of 8 MiB are staged: %.1f MiB\n",
+                static_cast<unsigned long>(fit), static_cast<double>(used) / (1 << 20));
+  }
 }
 
 // Columns of a strided tensor can't be read directly, so all data goes through buffers.

@@ -1,7 +1,7 @@
 // mpi_roundtrip DIR: the ranks of an MPI job save a state as rows. They load it as columns, as
 // whole tensors (each rank for itself, and in two phases), and as slices of the flattened tensor.
-// Then failures of one rank must reach every rank. Prints only errors; exits with 0 if there are
-// none.
+// They save in the background. Then failures of one rank must reach every rank. Prints only errors;
+// exits with 0 if there are none.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -146,6 +146,38 @@ void expect_failures_everywhere(const Communicator& comm, const Location& locati
   }
 }
 
+// Saves in the background while the ranks use MPI; a failure reaches every rank; the old checkpoint
+// stands meanwhile.
+void expect_saves_in_the_background(const Communicator& comm, const Location& location) {
+  SaveOptions options;
+  options.comm = comm;
+  options.overwrite = true;
+  options.timeout = 60;
+  Session session(comm, 60);
+  for (const int64_t first : {21, 22, 23}) {
+    StateDict state = rows(comm, first);
+    const AsyncSave saving = session.async_save(state, location, options);
+    state = rows(comm, 0);
+    comm.barrier(Deadline::after(std::chrono::seconds(60)));
+    if (first == 22) continue;  // the next one waits for it
+    expect(saving.result().published, "not published", comm);
+    expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, first);
+  }
+  const bool is_last = comm.rank() == comm.size() - 1;
+  SaveOptions failing = options;
+  if (is_last) failing.progress = [](const Progress&) { throw Error(ErrorCode::kIo, "no disk"); };
+  const AsyncSave failed = session.async_save(rows(comm, 24), location, failing);
+  std::string text;
+  try {
+    failed.result();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  expect(text.find("no disk") != std::string::npos, "the failure is not reported: " + text, comm);
+  expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 23);
+  session.async_save(rows(comm, 7), location, options).result();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -169,6 +201,7 @@ int main(int argc, char** argv) {
       expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, 7, mode);
     }
     expect_flat(comm, location, 7);
+    expect_saves_in_the_background(comm, location);
     expect_failures_everywhere(comm, location);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", comm.rank(), error.what());

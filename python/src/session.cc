@@ -33,13 +33,16 @@ Session made_session(nb::handle comm, double seconds, const nb::object& check) {
 }
 
 // `make` returns a request with the state. Nothing is written, and no other rank takes part.
-uint64_t prepare(Session& session, const nb::callable& make) {
+uint64_t prepare(Session& session, const nb::callable& make,
+                 std::optional<uint64_t> max_staged_bytes) {
   const Entered entered;
   const MadeSave made = made_by(make);
   return without_gil([&] {
     const engine::MadeRequest view = view_of(made);
     const engine::RequestView& request = engine::expect_made(view);
-    return session.prepare(*request.state, *request.options);
+    AsyncOptions async;
+    async.max_staged_bytes = max_staged_bytes;
+    return session.prepare(*request.state, *request.options, async);
   });
 }
 
@@ -74,6 +77,8 @@ void bind_session(nb::module_& m) {
       });
   nb::class_<Session>(m, "Session", "What one rank keeps from one save to the next.")
       .def(nb::new_(&made_session), "comm"_a.none(), "seconds"_a, "check"_a)
+      .def(nb::new_([](nb::handle comm) { return engine::OfSession::of(to_communicator(comm)); }),
+           "comm"_a.none())
       .def(nb::new_([](int rank, int world_size, std::string token) {
              return Session(rank, world_size, std::move(token));
            }),
@@ -82,8 +87,9 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("size", &Session::world_size)
       .def_prop_ro("token", &Session::token)
       .def_prop_ro("stats", &Session::stats)
-      .def("prepare", &prepare, "make"_a,
-           nb::sig("def prepare(self, make: collections.abc.Callable[[], SaveRequest]) -> int"),
+      .def("prepare", &prepare, "make"_a, "max_staged_bytes"_a.none(),
+           nb::sig("def prepare(self, make: collections.abc.Callable[[], SaveRequest], "
+                   "max_staged_bytes: int | None) -> int"),
            "Prepares staging memory for a state; returns its size in bytes.")
       .def("by_files", &by_files, "path"_a,
            "This rank's part in the next save by files to a path. Each call counts as one save.");

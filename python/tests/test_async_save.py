@@ -305,6 +305,32 @@ def test_ranks_meet_in_the_call_and_then_in_files(tmp_path: pathlib.Path) -> Non
     assert not tilestone.gc(tmp_path / "slow")
 
 
+def test_ranks_that_call_different_functions_fail_at_once(tmp_path: pathlib.Path) -> None:
+    """Also in the first call of the function. Ranks are threads."""
+
+    def run(comm: tilestone.Communicator) -> None:
+        given = rows(comm.rank, 2, 1)
+        options: dict[str, Any] = {"group": comm, "overwrite": True, "timeout": 60}
+        tilestone.save(given, tmp_path, **options)
+        first, second = "rank 0: async_save at ", "; rank 1: save at "
+        for call in (tilestone.save, tilestone.begin_save):
+            with pytest.raises(tilestone.MismatchError, match=f"{first}.*{second}"):
+                (call if comm.rank else tilestone.async_save)(given, tmp_path, **options)
+        with pytest.raises(tilestone.MismatchError, match=f"{first}.*; rank 1: load at "):
+            if comm.rank == 0:
+                tilestone.async_save(given, tmp_path, **options)
+            else:
+                tilestone.load(given, tmp_path, group=comm, timeout=60)
+        for name, values in (("on_error", ("raise", "warn")), ("in_flight", ("wait", "skip"))):
+            own: dict[str, Any] = {name: values[comm.rank]}
+            with pytest.raises(tilestone.MismatchError, match=f'{name}.*"{values[1]}"'):
+                tilestone.async_save(given, tmp_path, **own, **options)
+        assert tilestone.async_save(rows(comm.rank, 2, 2), tmp_path, **options).result().published
+
+    tilestone.run_ranks(2, run)
+    expect_rows(tmp_path, 2, 2)
+
+
 def _torch_ranks(rank: int, world: int, folder: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist

@@ -324,4 +324,7 @@ def test_gpu_check_runs_without_a_gpu(tmp_path: pathlib.Path) -> None:
     rows = {row["name"]: row for row in measured["rows"]}
     for name in ("tilestone.save", "Session.begin_save, staged", "tilestone.load, cold", "dcp.save"):
         assert rows[name]["best"] > 0 and name in done.stdout, rows[name]
+    for name in ("Session.async_save", "tilestone.async_save"):
+        row = rows[name]
+        assert 0 < row["block_best"] <= row["stage_best"] <= row["durable_best"], row
     assert rows["tilestone.save"]["counts"]["moved"] == measured["state_bytes"]

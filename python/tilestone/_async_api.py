@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _forked
+from tilestone import _forked
 from tilestone._async_save import AsyncSave, end_saves, run_async_save
 from tilestone._calls import files_of, group_of
 from tilestone._errors import InvalidArgumentError
@@ -40,8 +40,8 @@ class _Sessions:
         self._of_group: dict[Any, tuple[Any, Session]] = {}
         self._parents: list[Any] = []  # a forked child keeps its parent's: it must not end them
 
-    def of_group(self, group: Any, timeout: float | None) -> Session:
-        """The session of a process group or communicator. All its ranks call this together."""
+    def of_group(self, group: Any) -> Session:
+        """The session of a process group or communicator."""
         found = group_of(group)
         key = None if found is None else id(found)
         with self._lock:
@@ -51,10 +51,9 @@ class _Sessions:
             known = self._of_group.get(key)
         if known is not None:
             return known[1]
-        session = Session(found, timeout=timeout)  # ranks that are threads must not exclude another
+        session = Session.of_group(found)
         with self._lock:
-            self._of_group[key] = (found, session)
-        return session
+            return self._of_group.setdefault(key, (found, session))[1]
 
     def of_files(self, files: ByFiles) -> Session:
         """The session of a rank that saves by files."""
@@ -134,8 +133,7 @@ def async_save(
         AlreadyExistsError: with in_flight="fail", the previous save is still in flight.
     """
     if by_files is None:
-        session = _sessions.of_group(group, options.get("timeout", _core.DEFAULT_TIMEOUT))
-        return session.async_save(state, path, **options)
+        return _sessions.of_group(group).async_save(state, path, **options)
     if group is not None:
         raise InvalidArgumentError("group and by_files exclude each other")
     files = files_of(by_files)

@@ -433,6 +433,9 @@ class Session:
     def __init__(self, comm: object | None, seconds: float, check: object) -> None: ...
 
     @overload
+    def __init__(self, comm: object | None) -> None: ...
+
+    @overload
     def __init__(self, rank: int, world_size: int, token: str) -> None: ...
 
     @property
@@ -447,7 +450,7 @@ class Session:
     @property
     def stats(self) -> SessionStats: ...
 
-    def prepare(self, make: Callable[[], SaveRequest]) -> int:
+    def prepare(self, make: Callable[[], SaveRequest], max_staged_bytes: int | None) -> int:
         """Prepares staging memory for a state; returns its size in bytes."""
 
     def by_files(self, path: bytes) -> ByFiles:

@@ -511,8 +511,8 @@ class AsyncSaveOptions(SaveOptions):
     )  # fmt: skip
     max_staged_bytes: int | None = _option(
         None, _optional(_bytes),
-        """the most bytes of arrays that this rank copies. Those that do not fit are written before
-        the call returns. None: all are copied. Not possible by files.""",
+        """the most memory that this rank uses for copies of arrays, in bytes. Arrays that do not fit
+        are written before the call returns. None: all are copied. Not possible by files.""",
         engine=False,
     )  # fmt: skip
 

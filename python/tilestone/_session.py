@@ -13,7 +13,7 @@ from tilestone._api import load, run_save
 from tilestone._async_save import AsyncSave, run_async_save
 from tilestone._calls import SaveCall, communicator, files_of
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import ByFiles
+from tilestone._option_values import AsyncSaveOptions, ByFiles, checked
 from tilestone._protocols import CommunicatorLike
 from tilestone._steps import BegunSave, run_begin_save
 
@@ -88,6 +88,15 @@ class Session:
                 self._comm, _options.limit_of(timeout), lambda: _options.time_limit(timeout)
             )
 
+    @classmethod
+    def of_group(cls, group: ProcessGroup | CommunicatorLike | None) -> Session:
+        """A session of the group's saves, none of which is by files: no rank sends a message."""
+        session = cls.__new__(cls)
+        session._by_files, session._group = None, group
+        session._comm = communicator(group)
+        session._core = _core.Session(session._comm)
+        return session
+
     def _open(self) -> _core.Session:
         if self._core is None:
             raise InvalidArgumentError("the session is closed")
@@ -123,8 +132,8 @@ class Session:
         """The counters of this session so far, on this rank."""
         return self._open().stats
 
-    def prepare(self, state: Mapping[Any, Any], **options: Unpack[SaveKeywords]) -> int:
-        """Prepares the memory into which `BegunSave.stage` copies such a state.
+    def prepare(self, state: Mapping[Any, Any], **options: Unpack[AsyncSaveKeywords]) -> int:
+        """Prepares the memory into which `async_save` and `BegunSave.stage` copy such a state.
 
         Touching memory for the first time takes several times as long as the copy itself. After
         this call the first save stages as fast as the later ones. Nothing is written or sent, and
@@ -133,11 +142,13 @@ class Session:
         Args:
             state: as for `tilestone.save`: the state that will be saved, or one with the same
                 structure.
-            options: the options of these saves, except those fixed by the session.
+            options: the options of these saves, except those fixed by the session. Of those that
+                only `async_save` has, max_staged_bytes matters.
 
         Returns:
             The size of the memory, in bytes: what this rank wrote when the session last saved a
-            state of this structure, otherwise what it would write in a save by files.
+            state of this structure, otherwise what it would write in a save by files; at most
+            max_staged_bytes.
 
         Raises:
             InvalidArgumentError: the session is closed, an option is fixed by the session or
@@ -146,8 +157,11 @@ class Session:
         """
         who = self._who(options)
         with contextlib.ExitStack() as until_the_end:
-            call = SaveCall(state, os.curdir, until_the_end, **who, **options)
-            return self._open().prepare(call.prepare)
+            call = SaveCall(
+                state, os.curdir, until_the_end, kind=AsyncSaveOptions, **who, **options
+            )
+            most = checked("save", AsyncSaveOptions, call.given).max_staged_bytes
+            return self._open().prepare(call.prepare, most)
 
     def save(
         self,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""file_systems.py STORAGE_TEST KILLS KILL_SAVER POWER_LOSS OVERWRITES IN_ORDER [NAME...]
+"""file_systems.py STORAGE_TEST KILLS KILL_SAVER POWER_LOSS OVERWRITES IN_BACKGROUND IN_ORDER
+    [NAME...]
 
 Mounts real file systems (ext4, XFS and Btrfs in small image files in memory, tmpfs, overlayfs,
 FUSE by bindfs, and bindfs with IN_ORDER, whose files accept bytes only in order) below a temporary
@@ -14,6 +15,9 @@ directory, and on each of them, or those named:
   with KILL_SAVER);
 - if the file system can be shut down as by a power loss (ext4, XFS): saves, replaces directories,
   shuts down without flushing the journal, mounts again and checks the result (POWER_LOSS).
+
+Also saves in the background on a full tmpfs, and on bindfs that is stopped meanwhile
+(IN_BACKGROUND).
 
 Prints what was mounted, what was not, and why. It is a failure if a file system that the kernel
 supports can't be mounted, but not if the kernel lacks it. If nothing can be mounted at all, because
@@ -42,6 +46,7 @@ SHUT_DOWN = 0x8004587D  # _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN and EXT4_IOC_
 WITHOUT_FLUSHING = 2
 IMAGE_BYTES = 400 << 20  # sparse; mkfs.xfs wants 300 MiB
 NOT_RUN = 77
+IN_BACKGROUND = "in_background"  # beside the names of file systems
 
 
 class NotHere(Exception):
@@ -200,6 +205,7 @@ class Programs(NamedTuple):
     kill_saver: pathlib.Path
     power_loss: pathlib.Path
     overwrites: pathlib.Path
+    in_background: pathlib.Path
     in_order: pathlib.Path
 
 
@@ -308,6 +314,37 @@ def power_loss(program, directory, mount_again):
     return run(program, "judge", place).strip()
 
 
+@contextlib.contextmanager
+def stoppable(work):
+    """Mounts bindfs. Yields its directory and its process."""
+    need_kernel("fuse")
+    need_tool("bindfs")
+    if not pathlib.Path("/dev/fuse").exists():
+        raise NotHere("no /dev/fuse")
+    with tmpfs(work) as (below, _):
+        (below / "bound").mkdir()
+        directory = work / "stoppable"
+        directory.mkdir()
+        with subprocess.Popen(["bindfs", "-f", below / "bound", directory]) as daemon:
+            try:
+                while not os.path.ismount(directory):
+                    if daemon.poll() is not None:
+                        raise Failed("bindfs has ended")
+                    time.sleep(0.01)
+                yield directory, daemon.pid
+            finally:
+                daemon.send_signal(signal.SIGCONT)
+                unmount(directory)
+
+
+def in_background(program, work):
+    work.mkdir()
+    with tmpfs(work, "20m") as (directory, _):
+        yield f"full: {run(program, directory, 'full').strip()}"
+    with stoppable(work) as (directory, pid):
+        yield f"hanging: {run(program, directory, 'hang', pid).strip()}"
+
+
 def try_one(name, file_system, work, programs):
     with file_system.mount(work) as (directory, mount_again):
         if accepts_only_in_order(directory) != file_system.in_order:
@@ -344,12 +381,16 @@ def main(arguments):
         except Failed as error:
             print(f"nothing can be mounted here, so nothing was tested: {error}")
             return NOT_RUN
-        for name in arguments[1 + count :] or known:
+        for name in arguments[1 + count :] or [*known, IN_BACKGROUND]:
             begun = time.monotonic()
             work = memory / f"of-{name}"
-            work.mkdir()
             try:
-                try_one(name, known[name], work, programs)
+                if name == IN_BACKGROUND:
+                    for line in in_background(programs.in_background, work):
+                        print(line, flush=True)
+                else:
+                    work.mkdir()
+                    try_one(name, known[name], work, programs)
             except NotHere as why:
                 print(f"{name}: not mounted: {why}")
             except Failed as error:

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
@@ -116,6 +117,28 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// The state changes as soon as the call returns. The call for the next generation waits for the
+// save in flight, so that one is done when the call returns.
+void save_in_background_for_ever(const Log& log, const Places& places, const SaveOptions& options,
+                                 int64_t first) {
+  const Communicator& comm = options.comm;
+  Session session(comm, options.timeout);
+  std::optional<AsyncSave> last;
+  for (int64_t generation = first;; ++generation) {
+    const StateDict state = state_of(comm, generation);
+    log.write("begin " + std::to_string(generation));
+    AsyncSave saving = session.async_save(state, places.location(generation), options);
+    const TensorView& rows = state.get<ShardedTensor>("w").data;
+    std::memset(rows.data, 0xff, rows.bytes());
+    if (last) {
+      last->result();
+      log.write("done " + std::to_string(generation - 1));
+    }
+    last = std::move(saving);
+    if (comm.is_coordinator()) std::filesystem::remove_all(places.step(generation - 4));
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(Kind kind) {
@@ -200,7 +223,7 @@ void save_and_expect_no_leftovers(const std::string& location, Kind kind, int64_
 }
 
 void save_for_ever(const Communicator& comm, const Places& places, Kind kind, int64_t first,
-                   double timeout) {
+                   double timeout, bool in_background) {
   const Log log(places.log(comm.rank()));
   log.write("pid " + std::to_string(::getpid()));
   SaveOptions options = options_of(kind);
@@ -209,6 +232,7 @@ void save_for_ever(const Communicator& comm, const Places& places, Kind kind, in
   options.resources.threads = 1;
   options.resources.buffer_bytes = 1u << 20;
   try {
+    if (in_background) return save_in_background_for_ever(log, places, options, first);
     for (int64_t generation = first;; ++generation) {
       const StateDict state = state_of(comm, generation);
       log.write("begin " + std::to_string(generation));

@@ -56,9 +56,10 @@ void expect_no_leftovers(const std::string& location, Kind kind, const std::stri
 // then holds this checkpoint and no file of another one.
 void save_and_expect_no_leftovers(const std::string& location, Kind kind, int64_t generation);
 
-// Saves generations from `first` on until it is killed or a save fails. Logs to places.log(rank),
-// one line each: "pid N", "begin G", "done G", "failed TEXT".
+// Saves generations from `first` on until it is killed or a save fails. `in_background`: by
+// async_save, in a session; the next generation is begun while a save is in flight. Logs to
+// places.log(rank), one line each: "pid N", "begin G", "done G", "failed TEXT".
 void save_for_ever(const Communicator& comm, const Places& places, Kind kind, int64_t first,
-                   double timeout);
+                   double timeout, bool in_background = false);
 
 }  // namespace tilestone::kills

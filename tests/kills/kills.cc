@@ -1,11 +1,11 @@
 // kills SAVER DIR KIND ROUNDS SEED [MPIRUN]: starts the saver, kills it with SIGKILL at a random
 // moment of its saves, and checks the result. Repeats this ROUNDS times. KIND (torch, megatron or
-// zarr) is what it saves. Without MPIRUN the saver is one process of three ranks. With MPIRUN it is
-// a job of three processes, one of which is killed; the others must end with an error that names
-// the killed one.
+// zarr) is what it saves; with "async_" before it, the saver saves in the background. Without
+// MPIRUN the saver is one process of three ranks. With MPIRUN it is a job of three processes, one
+// of which is killed; the others must end with an error that names the killed one.
 //
 // After a kill each location must hold a whole checkpoint, of the last acknowledged generation or
-// of the one that was being saved. A later save must succeed and leave no leftovers.
+// of one that was being saved. A later save must succeed and leave no leftovers.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -87,10 +87,12 @@ struct Counts {
 
 class Judge {
  public:
-  Judge(std::string saver, Places places, Kind kind, std::string mpirun, uint64_t seed)
+  Judge(std::string saver, Places places, Kind kind, bool in_background, std::string mpirun,
+        uint64_t seed)
       : saver_(std::move(saver)),
         places_(std::move(places)),
         kind_(kind),
+        in_background_(in_background),
         mpirun_(std::move(mpirun)),
         random_(seed) {
     std::filesystem::remove_all(places_.root);
@@ -119,8 +121,9 @@ class Judge {
       words = {mpirun_, "--enable-recovery",   "--oversubscribe", "--allow-run-as-root",
                "-n",    std::to_string(kRanks)};
     }
+    const std::string way = in_background_ ? "async_" : "";
     for (std::string word :
-         {saver_, std::string(mpirun_.empty() ? "threads" : "mpi"), places_.root.string(),
+         {saver_, way + (mpirun_.empty() ? "threads" : "mpi"), places_.root.string(),
           std::string(to_string(kind_)), std::to_string(next_), std::to_string(kTimeout)}) {
       words.push_back(std::move(word));
     }
@@ -173,7 +176,9 @@ class Judge {
         known = std::max(known, g);
       }
     }
-    done.try_emplace(places_.location(begun), -1);
+    for (int64_t g = oldest_under_way(begun); g <= begun; ++g) {
+      done.try_emplace(places_.location(g), -1);
+    }
     done.try_emplace(places_.latest(), -1);
     for (const auto& [location, generation] : done) judge_location(location, generation, begun);
     std::filesystem::remove_all(places_.root / "steps");
@@ -181,15 +186,21 @@ class Judge {
     next_ = begun + 2;
   }
 
+  // A rank that saves in the background begins a generation while the one before is in flight.
+  int64_t oldest_under_way(int64_t begun) const {
+    return in_background_ ? std::max(next_, begun - 1) : begun;
+  }
+
   void judge_location(const std::string& location, int64_t acknowledged, int64_t begun) {
     const int64_t found = whole_generation(location, kind_);
-    const bool under_way = found == begun && places_.location(begun) == location;
+    const bool under_way =
+        found >= oldest_under_way(begun) && found <= begun && places_.location(found) == location;
     if (found != acknowledged && !under_way) {
       throw std::runtime_error(location + " holds generation " + std::to_string(found) +
                                ", but generation " + std::to_string(acknowledged) +
                                " was acknowledged and " + std::to_string(begun) + " was begun");
     }
-    if (places_.location(begun) == location) {
+    if (places_.location(begun) == location || (under_way && found != acknowledged)) {
       ++(found == acknowledged ? counts_.acknowledged : counts_.under_way);
     }
     save_and_expect_no_leftovers(location, kind_, begun + 1);
@@ -198,6 +209,7 @@ class Judge {
   const std::string saver_;
   const Places places_;
   const Kind kind_;
+  const bool in_background_;
   const std::string mpirun_;
   std::mt19937_64 random_;
   std::map<std::string, int64_t> standing_;  // generations before the round, by location
@@ -211,14 +223,18 @@ class Judge {
 int main(int argc, char** argv) {
   using namespace tilestone::kills;
   if (argc != 6 && argc != 7) {
-    std::fprintf(stderr, "usage: kills SAVER DIR torch|megatron|zarr ROUNDS SEED [MPIRUN]\n");
+    std::fprintf(stderr,
+                 "usage: kills SAVER DIR [async_]torch|megatron|zarr ROUNDS SEED [MPIRUN]\n");
     return 2;
   }
   const uint64_t seed = std::stoull(argv[5]);
   int round = 0;
   try {
-    const Kind kind = kind_named(argv[3]);
-    Judge judge(argv[1], {argv[2]}, kind, argc == 7 ? argv[6] : "", seed);
+    std::string_view kind = argv[3];
+    const bool in_background = kind.starts_with("async_");
+    if (in_background) kind.remove_prefix(kind.find('_') + 1);
+    Judge judge(argv[1], {argv[2]}, kind_named(kind), in_background, argc == 7 ? argv[6] : "",
+                seed);
     for (; round < std::stoi(argv[4]); ++round) judge.round();
     const Counts& counts = judge.counts();
     std::printf(

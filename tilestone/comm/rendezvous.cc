@@ -4,7 +4,9 @@
 //
 // 1. the calls since the last call that all ranks made. Both ranks started there, so a call in this
 //    list was made by one rank and not by the other;
-// 2. all recent calls, if the first kind is inconclusive: then a rank repeats an earlier call.
+// 2. all recent calls, if the first kind is inconclusive: then a rank repeats an earlier call. Two
+//    different calls at one place, such as save and load, are no such evidence: then the program
+//    makes the wrong call on some rank, and if the others waited for it, they would wait in vain.
 //
 // A program that uses the same places alternately gives evidence for both sides. With evidence of
 // the first kind, the side with fewer calls since then is behind; if they are equal, the side with
@@ -115,6 +117,7 @@ class Rendezvous {
       if (q_made_it != r_made_it) return q_made_it;
       if (q_made_it) return loses_tie(r, q);
     }
+    if (r.place == q.place) return false;
     return made(q, r, kMaxRecentCalls) && !made(r, q, kMaxRecentCalls);
   }
 

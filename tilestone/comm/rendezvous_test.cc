@@ -55,6 +55,18 @@ TEST(Rendezvous, WhoRepeatsAnOldCallIsBehind) {
               ElementsAre(kWait, kBehind, kWait));
 }
 
+TEST(Rendezvous, AnotherCallAtThePlaceOfEarlierCallsIsWrongAndNobodyIsBehind) {
+  Hello load = at("a", {}, {"a"});
+  load.work = "load";
+  EXPECT_EQ(decide({at("a", {}, {"a"}), load}), all(2, kMismatch));
+  EXPECT_EQ(decide({load, load, at("a", {}, {"a"})}), all(3, kMismatch));
+  // Rank 1 has come late to a save that rank 0 has left.
+  Hello went_on = load;
+  went_on.recent.insert(went_on.recent.begin(), fingerprint("save", "a"));
+  went_on.since = 1;
+  EXPECT_THAT(decide({went_on, at("a", {}, {"a"})}), ElementsAre(kWait, kBehind));
+}
+
 TEST(Rendezvous, WhoComesToACallThatOthersGaveUpIsBehindThoughSomebodyIsMissing) {
   EXPECT_THAT(decide({at("b", {"a"}), at("a"), std::nullopt}), ElementsAre(kWait, kBehind, kWait));
 }

@@ -6,6 +6,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/async_save_internal.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"
 
@@ -42,6 +43,13 @@ Background::About about_of(const SaveShare& share, const Location& location,
   return {share.save_id, text_of(location), share.bytes(), async.on_error, false};
 }
 
+Terms terms_of(const AsyncOptions& async) {
+  static constexpr const char* kOnError[] = {"\"raise\"", "\"warn\""};
+  static constexpr const char* kInFlight[] = {"\"wait\"", "\"fail\"", "\"skip\""};
+  return {{"on_error", kOnError[static_cast<size_t>(async.on_error)]},
+          {"in_flight", kInFlight[static_cast<size_t>(async.in_flight)]}};
+}
+
 // By files one rank can take every step alone.
 std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& async,
                                      const Deadline& deadline, const MadeRequest& request,
@@ -67,8 +75,9 @@ std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& a
 std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& async,
                                       const Deadline& deadline, const MadeRequest& request,
                                       const std::shared_ptr<Interrupt>& interrupt) {
-  Rounds rounds(call.options.comm, "save", call.location.place(), call.deadline);
-  PlannedShare planned = plan_by_rounds(rounds, request, call.session.get());
+  // Not "save": after they have planned, ranks that save meet in other ways.
+  Rounds rounds(call.options.comm, "async_save", call.location.place(), call.deadline);
+  PlannedShare planned = plan_by_rounds(rounds, request, call.session.get(), terms_of(async));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});
   auto background = std::make_shared<Background>(about_of(planned.share, call.location, async),
                                                  deadline, interrupt);

@@ -33,7 +33,7 @@ class Background;
 struct OfAsyncSave;
 }  // namespace engine
 
-// With a communicator on_error and in_flight must be equal on all ranks.
+// With a communicator on_error and in_flight must be equal on all ranks: Error(kMismatch).
 struct AsyncOptions {
   // What happens when a save fails that nobody has asked for its result.
   //  - kRaise: the next save of the session throws the error, on every rank, and does nothing else.
@@ -49,8 +49,8 @@ struct AsyncOptions {
   //    agree: Error(kUnsupported).
   enum class InFlight : uint8_t { kWait, kFail, kSkip };
   InFlight in_flight = InFlight::kWait;
-  // The most bytes of tensors that are staged. The others are written before the call returns,
-  // straight from their memory. nullopt: everything is staged.
+  // The most memory for staged tensors, in bytes. Tensors for which it has no room are written
+  // before the call returns, straight from their memory. nullopt: everything is staged.
   std::optional<uint64_t> max_staged_bytes = std::nullopt;
 };
 

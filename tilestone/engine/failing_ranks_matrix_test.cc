@@ -19,6 +19,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/session.h"
+#include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::failing_ranks_matrix_test {
@@ -33,10 +34,11 @@ constexpr double kTakeOver = 12;        // the time that a publisher is given at
 constexpr double kMargin = 8;           // in which a rank ends after its last wait
 constexpr int64_t kOld = 7, kNew = 50;
 
-enum class Way { kExchange, kSession, kFiles, kFilesNoWait, kRankLocal };
+enum class Way { kExchange, kSession, kBackground, kFiles, kFilesNoWait, kRankLocal };
 enum class Where {
   kState,    // the rank's state can't be saved
   kOptions,  // its options differ from the others'
+  kStage,    // its tensors can't be copied
   kGivesUpPlanned,
   kGivesUpStaged,
   kGivesUpWritten,
@@ -55,9 +57,10 @@ struct Cell {
 
 std::string name_of(const Cell& cell) {
   static constexpr const char* kWays[] = {
-      "exchange", "rule", "session", "files", "files without waiting", "rank-local"};
+      "exchange", "session", "background", "files", "files without waiting", "rank-local"};
   static constexpr const char* kPlaces[] = {"its state",
                                             "its options",
+                                            "staging",
                                             "gives up when planned",
                                             "gives up when staged",
                                             "gives up when written",
@@ -81,9 +84,11 @@ int failing_rank(const Cell& cell) {
   return cell.where == Where::kPublish && !is_by_files(cell.way) ? 0 : 1;
 }
 
-// True if the other ranks can't learn of the failure before their deadline.
+// True if the other ranks can't learn of the failure before their deadline. In the background a
+// rank that can't write its receipt can't write its error either.
 bool takes_until_the_deadline(const Cell& cell) {
-  return cell.where == Where::kNeverComes || cell.where == Where::kDies ||
+  const bool is_silent = cell.way == Way::kBackground && cell.where == Where::kReport;
+  return is_silent || cell.where == Where::kNeverComes || cell.where == Where::kDies ||
          cell.where == Where::kLate;
 }
 
@@ -107,6 +112,8 @@ std::string says(const Cell& cell) {
       return "hollow";
     case Where::kOptions:
       return "common_differs";
+    case Where::kStage:
+      return "the device is gone";
     case Where::kWrite:
       return "No space left on device";
     case Where::kReport:
@@ -181,8 +188,12 @@ class FailingSave {
         if (!is_by_files(cell_.way))
           std::this_thread::sleep_for(std::chrono::duration<double>(2 * kShort));
         return FaultAction::die();
+      case Where::kGivesUpStaged:  // in the background: before it has written
+        while (to_data && cell_.way == Way::kBackground && !gave_up_) std::this_thread::yield();
+        return FaultAction::pass();
       case Where::kReport:
-        return renames_to("/1.report") ? FaultAction::fail(EIO) : FaultAction::pass();
+        return renames_to("/1.report") || renames_to(".receipt-1") ? FaultAction::fail(EIO)
+                                                                   : FaultAction::pass();
       case Where::kPublish:
         return renames_to(cell_.way == Way::kRankLocal ? "/merged" : ".metadata") &&
                        !renames_to("__1.metadata")
@@ -209,14 +220,22 @@ class FailingSave {
     return options;
   }
 
+  bool has_session() const { return cell_.way == Way::kSession || cell_.way == Way::kBackground; }
+  Session& session_of(const Communicator& comm) {
+    return *sessions_[static_cast<size_t>(comm.rank())];
+  }
+
   PlannedSave begin(const Communicator& comm, const StateDict& state, const Location& location,
                     const SaveOptions& options) {
-    if (cell_.way != Way::kSession) return begin_save(state, location, options);
-    return sessions_[static_cast<size_t>(comm.rank())]->begin_save(state, location, options);
+    if (!has_session()) return begin_save(state, location, options);
+    return session_of(comm).begin_save(state, location, options);
   }
 
   SaveResult save_all(const Communicator& comm, const StateDict& state, const Location& location,
                       const SaveOptions& options) {
+    if (cell_.way == Way::kBackground) {
+      return session_of(comm).async_save(state, location, options).result();
+    }
     return begin(comm, state, location, options).stage(Payload::kStaged).write().report().publish();
   }
 
@@ -242,9 +261,16 @@ class FailingSave {
       case Where::kPublish:
         come_behind(true);
         break;
+      case Where::kStage:
+        device_->fail_at = 0;
+        state["w"] = ShardedTensor::from_rank_offsets(
+            "w", device_->put(counting(DType::kFloat32, {1, 8}, kNew + 8)),
+            {{0, comm.rank(), kRanks}});
+        break;
       default:
         break;
     }
+    if (cell_.way == Way::kBackground) return fail_in_background(comm, state, location, options);
     PlannedSave planned = begin(comm, state, location, options);
     if (cell_.where == Where::kGivesUpPlanned) return;
     StagedSave staged = std::move(planned).stage(Payload::kStaged);
@@ -252,6 +278,16 @@ class FailingSave {
     WrittenSave written = std::move(staged).write();
     if (cell_.where == Where::kGivesUpWritten) return;
     std::move(written).report().publish();
+  }
+
+  void fail_in_background(const Communicator& comm, const StateDict& state,
+                          const Location& location, const SaveOptions& options) {
+    const AsyncSave saving = session_of(comm).async_save(state, location, options);
+    if (cell_.where == Where::kGivesUpStaged) {
+      saving.abandon();
+      gave_up_ = true;
+    }
+    saving.result();
   }
 
   static std::string id() { return engine::save_id_of(kToken, 0); }
@@ -271,8 +307,7 @@ class FailingSave {
 
   void rank(const Communicator& comm) {
     const bool fails = comm.rank() == failing_rank(cell_);
-    if (cell_.way == Way::kSession)
-      sessions_[static_cast<size_t>(comm.rank())].emplace(comm, kLong);
+    if (has_session()) sessions_[static_cast<size_t>(comm.rank())].emplace(comm, kLong);
     // The old checkpoint. A session keeps its plan.
     if (!is_by_files(cell_.way)) {
       save_all(comm, state_of(comm.rank(), kOld), Location(inner_), options_of(comm, kLong));
@@ -318,7 +353,7 @@ class FailingSave {
   static std::string text_of(const std::function<void()>& body) {
     try {
       body();
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // the device's own, on its rank
       return error.what();
     }
     return "";
@@ -353,21 +388,29 @@ class FailingSave {
   // A rank looks for a failure once when it comes; further looks happen while it waits.
   static constexpr int kLooksBefore = 1;
   std::atomic<int> looks_[kRanks] = {};
+  std::atomic<bool> gave_up_ = false;
+  const std::shared_ptr<LateDevice> device_ = LateDevice::create();
   std::barrier<> sync_;
   std::optional<Session> sessions_[kRanks];
 };
 
+bool happens(Way way, Where where) {
+  // In the background a rank takes all steps at once; it may give up while they run.
+  const bool is_step = where == Where::kGivesUpPlanned || where == Where::kGivesUpWritten;
+  if (way == Way::kBackground) return !is_step;
+  // In steps a rank that can't stage gives up. With a communicator a report is a message, no file.
+  return where != Where::kStage && (where != Where::kReport || is_by_files(way));
+}
+
 std::vector<Cell> all_cells() {
   std::vector<Cell> cells;
-  for (const Way way :
-       {Way::kExchange, Way::kSession, Way::kFiles, Way::kFilesNoWait, Way::kRankLocal}) {
+  for (const Way way : {Way::kExchange, Way::kSession, Way::kBackground, Way::kFiles,
+                        Way::kFilesNoWait, Way::kRankLocal}) {
     for (const Where where :
-         {Where::kState, Where::kOptions, Where::kGivesUpPlanned, Where::kGivesUpStaged,
-          Where::kGivesUpWritten, Where::kWrite, Where::kReport, Where::kPublish,
-          Where::kNeverComes, Where::kDies, Where::kLate}) {
-      // With a communicator a report is a message, not a file.
-      if (where == Where::kReport && !is_by_files(way)) continue;
-      cells.push_back({way, where});
+         {Where::kState, Where::kOptions, Where::kStage, Where::kGivesUpPlanned,
+          Where::kGivesUpStaged, Where::kGivesUpWritten, Where::kWrite, Where::kReport,
+          Where::kPublish, Where::kNeverComes, Where::kDies, Where::kLate}) {
+      if (happens(way, where)) cells.push_back({way, where});
     }
   }
   return cells;
@@ -390,7 +433,8 @@ TEST(FailingRankMatrix, EachRankGetsAnErrorInTimeTheCheckpointIsWholeAndTheNextS
   set_log_level(LogLevel::kWarning);
   std::cout << cells.size() << " cells:";
   for (const auto& [way, count] : counts) std::cout << " " << count;
-  std::cout << " by way (exchange, rule, session, files, files without waiting, rank-local)\n";
+  std::cout
+      << " by way (exchange, session, background, files, files without waiting, rank-local)\n";
 }
 
 }  // namespace tilestone::failing_ranks_matrix_test

@@ -12,6 +12,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save/by_files_internal.h"
+#include "tilestone/engine/save/in_background_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
@@ -101,6 +102,8 @@ Session::Session(int rank, int world_size, std::string token) : kept_(std::make_
   kept_->token = std::move(token);
 }
 
+Session::Session(std::unique_ptr<Kept> kept) : kept_(std::move(kept)) {}
+
 Session::~Session() = default;
 Session::Session(Session&& other) noexcept = default;
 Session& Session::operator=(Session&& other) noexcept = default;
@@ -164,7 +167,8 @@ StateDict Session::load(Wanted wanted, const Location& location, const LoadOptio
   return tilestone::load(wanted, location, all);
 }
 
-uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
+uint64_t Session::prepare(const StateDict& state, const SaveOptions& options,
+                          const AsyncOptions& async) {
   engine::SaveShare share;
   engine::set_options(share, options);
   if (!options.by_files && !kept_->comm) {
@@ -180,6 +184,7 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options) {
   share.assignment = engine::likely_assignment(*kept_->parts, share);
   SaveResult unused;
   engine::settle_copies(share, unused);
+  if (async.max_staged_bytes) engine::take_what_exceeds(share, *async.max_staged_bytes);
   const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
   auto threads = engine::staging_threads(bytes, options.resources.threads, kept_->parts.get());
   if (threads == nullptr) threads = std::make_shared<ThreadPool>(1);
@@ -194,6 +199,14 @@ namespace engine {
 Session OfSession::make(const Communicator& comm, Deadline deadline,
                         const std::optional<Error>& failed) {
   return {comm, deadline, failed};
+}
+
+Session OfSession::of(const Communicator& comm) {
+  auto kept = std::make_unique<Session::Kept>();
+  kept->comm = comm;
+  kept->rank = comm.rank();
+  kept->world_size = comm.size();
+  return Session(std::move(kept));
 }
 
 SaveResult OfSession::save(Session& session, const Location& location, const SaveOptions& options,

@@ -72,19 +72,21 @@ class Session {
 
   // Prepares the memory into which PlannedSave::stage() copies such a state, so that the first save
   // takes no longer than later ones. Returns its size in bytes: what this rank wrote when it last
-  // saved a state of this structure, else what it would write by rule. Each rank may call this on
-  // its own.
-  uint64_t prepare(const StateDict& state, const SaveOptions& options = {});
+  // saved a state of this structure, else what it would write by rule; without the tensors that
+  // async.max_staged_bytes excludes. Each rank may call this on its own.
+  uint64_t prepare(const StateDict& state, const SaveOptions& options = {},
+                   const AsyncOptions& async = {});
 
   SessionStats stats() const;
 
  private:
   friend struct engine::OfSession;
+  struct Kept;
   Session(const Communicator& comm, Deadline deadline, const std::optional<Error>& failed);
+  explicit Session(std::unique_ptr<Kept> kept);
   SaveOptions completed(const SaveOptions& options, const Location& location);
   void report_earlier(AsyncOptions::InFlight policy, const SaveOptions& options,
                       const Deadline& deadline);
-  struct Kept;
   std::unique_ptr<Kept> kept_;
 };
 

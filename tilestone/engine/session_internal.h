@@ -21,6 +21,8 @@ struct OfSession {
   // and every rank throws it.
   static Session make(const Communicator& comm, Deadline deadline,
                       const std::optional<Error>& failed);
+  // A session whose saves all use `comm`. It has no token, so its ranks need not meet.
+  static Session of(const Communicator& comm);
   // As the session's functions of the same names. `options` says how the ranks meet; its by_files
   // is that of the request.
   static SaveResult save(Session& session, const Location& location, const SaveOptions& options,

@@ -44,11 +44,13 @@ Bytes answer_of(const AfterEarlier& after) {
   return std::move(writer).take();
 }
 
-[[noreturn]] void heed_earlier(const Bytes& answer, SessionParts& session) {
+// `session`: null on a rank that saves without one, beside ranks that have one.
+[[noreturn]] void heed_earlier(const Bytes& answer, SessionParts* session) {
   ByteReader reader(answer, "what an earlier save has left");
   reader.u8();
   const AfterEarlier after = AfterEarlier::decode(reader);
-  if (after.way == AfterEarlier::Way::kRaise) session.note_earlier_reported();
+  const bool was_told = after.way == AfterEarlier::Way::kRaise;
+  if (was_told && session != nullptr) session->note_earlier_reported();
   heed(after);
 }
 
@@ -65,7 +67,8 @@ std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lo
 }  // namespace
 
 // Changes nothing at the location before the ranks have agreed on everything that needs agreement.
-PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session) {
+PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session,
+                            const Terms& more_terms) {
   Described own;
   Planning planning;                       // on the coordinator, as all below
   std::optional<Transaction> transaction;  // set once the save has begun
@@ -92,6 +95,7 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
         "planning",
         [&](Deadline) {
           own = describe(request, rounds.comm().rank(), rounds.comm().size(), session);
+          own.terms.insert(own.terms.end(), more_terms.begin(), more_terms.end());
           return first_message(own);
         },
         [&](std::vector<Bytes> messages) {
@@ -103,7 +107,7 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
           if (!needs_plans(planning)) return ask_or_begin();
           return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
         });
-    if (is_answer(answer, Answer::kEarlier)) heed_earlier(answer, *session);
+    if (is_answer(answer, Answer::kEarlier)) heed_earlier(answer, session);
     if (session != nullptr) session->note_earlier_reported();
     if (is_answer(answer, Answer::kSendPlans)) {
       answer = rounds.run(

@@ -10,6 +10,7 @@
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
@@ -18,7 +19,9 @@
 namespace tilestone::engine {
 
 // Decides who writes what, and begins the save at the location. `session`: null without one.
-PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session);
+// `more_terms`: what must be equal on all ranks beside the request's options.
+PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session,
+                            const Terms& more_terms = {});
 
 // What a rank has written, or why it has not.
 using Written = std::variant<Receipt, Error>;

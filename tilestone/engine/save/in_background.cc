@@ -1,5 +1,6 @@
 #include "tilestone/engine/save/in_background_internal.h"
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -10,26 +11,12 @@ namespace tilestone::engine {
 namespace {
 
 constexpr double kShareOfCoordinator = 0.9;  // of the time: the others still need to hear of it
+// How long after the deadline a rank still looks for the outcome, which says why the save failed.
+constexpr std::chrono::duration<double> kLateOutcome{1};
 
-// Takes from the share's assignment what exceeds `most` staged bytes.
-Assignment take_what_exceeds(SaveShare& share, uint64_t most) {
-  Assignment live;
-  uint64_t left = most;
-  const auto split = [&](std::vector<uint32_t>& chunks, std::vector<uint32_t>& exceeding) {
-    std::vector<uint32_t> staged;
-    for (const uint32_t i : chunks) {
-      const PlanChunk& chunk = share.local.chunks[i];
-      const uint64_t bytes = static_cast<uint64_t>(chunk.box.numel()) *
-                             itemsize(share.local.tensors[chunk.tensor].dtype);
-      const bool fits = bytes <= left;
-      if (fits) left -= bytes;
-      (fits ? staged : exceeding).push_back(i);
-    }
-    chunks = std::move(staged);
-  };
-  split(share.assignment.chunks, live.chunks);
-  split(share.assignment.copies, live.copies);
-  return live;
+Deadline until_outcome(const Deadline& deadline) {
+  if (deadline.is_never()) return deadline;
+  return Deadline::after(deadline.remaining() + kLateOutcome).with_interrupt(deadline.interrupt());
 }
 
 // Writes what is not staged. The receipt of the rest says what the rank holds.
@@ -64,6 +51,27 @@ KeptResources* kept_of(SessionParts* session) {
 }
 
 }  // namespace
+
+Assignment take_what_exceeds(SaveShare& share, uint64_t most) {
+  Assignment live;
+  uint64_t left = most;
+  const auto split = [&](std::vector<uint32_t>& chunks, std::vector<uint32_t>& exceeding) {
+    std::vector<uint32_t> staged;
+    for (const uint32_t i : chunks) {
+      const PlanChunk& chunk = share.local.chunks[i];
+      const uint64_t bytes = static_cast<uint64_t>(chunk.box.numel()) *
+                             itemsize(share.local.tensors[chunk.tensor].dtype);
+      const uint64_t room = staging_room(bytes);
+      const bool fits = room <= left;
+      if (fits) left -= room;
+      (fits ? staged : exceeding).push_back(i);
+    }
+    chunks = std::move(staged);
+  };
+  split(share.assignment.chunks, live.chunks);
+  split(share.assignment.copies, live.copies);
+  return live;
+}
 
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy) {
@@ -197,7 +205,8 @@ void InBackground::report_and_wait() {
   }
   std::optional<Receipts::Failed> failed;
   try {
-    failed = receipts_.wait_for_outcome(*planned_.location, planned_.share.format, deadline_);
+    failed = receipts_.wait_for_outcome(*planned_.location, planned_.share.format,
+                                        until_outcome(deadline_));
   } catch (const Error& error) {
     // The coordinator may be about to publish: this rank's files must stay.
     if (error.code() == ErrorCode::kInterrupted) receipts_.leave(error);

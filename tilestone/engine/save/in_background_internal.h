@@ -23,8 +23,13 @@ struct StagedShare {
   std::optional<Receipt> written;  // what was not staged
 };
 
-// The last round of the call: each rank stages its share, at most `most` bytes of it, and writes
-// the rest. If a rank fails, every rank throws, and the save has ended. `lazy`: see stage_share().
+// Takes from the share's assignment the tensors for which `most` bytes of staging memory have no
+// room.
+Assignment take_what_exceeds(SaveShare& share, uint64_t most);
+
+// The last round of the call: each rank writes the tensors for which `most` bytes have no room,
+// straight from their memory, and then stages the others. If a rank fails, every rank throws, and
+// the save has ended. `lazy`: see stage_share().
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy);
 

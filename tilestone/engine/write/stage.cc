@@ -43,10 +43,6 @@ std::optional<uint64_t> phase_of(const TensorView& tensor) {
   return tensor.device == nullptr ? reinterpret_cast<uintptr_t>(tensor.data) % kPage : 0;
 }
 
-uint64_t room_for(const TensorView& tensor) {
-  return tensor.bytes() + (tensor.bytes() < kPlacedFrom ? kSmallStep : kPage);
-}
-
 void touch(std::byte* memory, uint64_t bytes, ThreadPool& threads) {
   threads.parallel_for((bytes + kBlock - 1) / kBlock, [&](size_t block) {
     const uint64_t begin = block * kBlock;
@@ -184,6 +180,11 @@ MutableByteView StagingMemory::take(uint64_t bytes, std::optional<uint64_t> phas
   return {memory_.get() + at, bytes};
 }
 
+uint64_t staging_room(uint64_t bytes) {
+  if (bytes == 0) return 0;
+  return checked_add(bytes, bytes < kPlacedFrom ? kSmallStep : kPage, "bytes to stage");
+}
+
 std::vector<uint32_t> written_chunks(const Assignment& assignment) {
   std::vector<uint32_t> chunks = assignment.chunks;
   chunks.insert(chunks.end(), assignment.copies.begin(), assignment.copies.end());
@@ -195,7 +196,7 @@ uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan,
   const auto pieces = pieces_of(items, plan);
   uint64_t bytes = 0;
   for (const uint32_t chunk : written_chunks(assignment)) {
-    bytes = checked_add(bytes, room_for(pieces[chunk]->data), "bytes to stage");
+    bytes = checked_add(bytes, staging_room(pieces[chunk]->data.bytes()), "bytes to stage");
   }
   return bytes;
 }

@@ -44,6 +44,9 @@ class StagingMemory {
 // Numbers of chunks in the local plan: the assigned chunks, then the assigned copies.
 std::vector<uint32_t> written_chunks(const Assignment& assignment);
 
+// How much StagingMemory a tensor of `bytes` takes at most.
+uint64_t staging_room(uint64_t bytes);
+
 // How many bytes of StagingMemory stage_tensors() needs.
 uint64_t staging_bytes(const Items& items, const LocalSavePlan& plan, const Assignment& assignment);
 
