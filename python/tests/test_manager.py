@@ -150,6 +150,17 @@ def test_two_processes_save_to_one_run_and_prune_it(tmp_path: pathlib.Path) -> N
     assert 239 in steps_in(tmp_path / "run") or 238 in steps_in(tmp_path / "run")
 
 
+def test_an_intact_step_that_lacks_a_key_is_not_damaged(tmp_path: pathlib.Path) -> None:
+    with tilestone.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"w": numpy.zeros(3), "old": numpy.zeros(2), "name": "a"})
+        manager.save(2, {"w": numpy.ones(3)})
+        for key, wanted in (("old", numpy.zeros(2)), ("name", "b")):
+            with pytest.raises(tilestone.NotFoundError) as raised:
+                manager.restore({"w": numpy.zeros(3), key: wanted}, fallback=True)
+            assert raised.value.key == key
+        assert manager.latest() == 2
+
+
 def test_a_damaged_newest_step_is_an_error_or_is_left_behind(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

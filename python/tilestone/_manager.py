@@ -418,7 +418,8 @@ class CheckpointManager:
                 )
             except _ABOUT_FILES as error:
                 again = None
-                if wanted is None:
+                lacks_key = isinstance(error, NotFoundError) and error.key and not error.file
+                if wanted is None and not lacks_key:  # an intact checkpoint without a wanted key
                     again = self._run.choose_again(
                         self._comm, chosen, str(error), fallback, seconds
                     )

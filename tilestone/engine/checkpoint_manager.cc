@@ -12,8 +12,12 @@ RunOptions run_options(const ManagerOptions& options) {
   return {options.every, options.keep, options.name, options.strict};
 }
 
-// Whether a load failed because of what is in the directory.
+// Whether a load failed because of what is in the directory, and not of what was asked for: a key
+// that an intact checkpoint lacks.
 bool is_about_files(const Error& error) {
+  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
+    return false;
+  }
   return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
          error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
 }

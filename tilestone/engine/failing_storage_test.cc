@@ -316,6 +316,11 @@ TEST_F(RealFiles, ADirectoryRemovedUnderWayIsReportedOnEveryRank) {
       SCOPED_TRACE(std::string(to_string(phase.op)) + " " + phase.name);
       save_plainly(kOld);
       const auto error = disturb(saves, phase, [&] { take_away(); });
+      if (phase.op == StorageOp::kLock) {  // nothing was written yet: the save begins again
+        EXPECT_FALSE(error) << error->what();
+        EXPECT_EQ(standing(posix_storage(root_)), kNew);
+        continue;
+      }
       ASSERT_TRUE(error);
       EXPECT_EQ(error->code(), ErrorCode::kNotFound) << error->what();
       // A load that finds nothing reports that; every other error has the file and its errno.

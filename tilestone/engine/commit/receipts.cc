@@ -102,6 +102,14 @@ void Receipts::leave(ByteView receipt, Deadline deadline) {
         LeftReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
 }
 
+bool Receipts::surely_has_none() noexcept {
+  try {
+    return !place_->stat(receipt_name(save_id_, rank_));
+  } catch (...) {
+    return false;
+  }
+}
+
 // On a full disk there may be room for an empty file.
 void Receipts::leave(const Error& error) noexcept {
   const std::string name = receipt_name(save_id_, rank_);
@@ -150,7 +158,10 @@ std::optional<Receipts::Failed> Receipts::wait_for_outcome(
     // The coordinator releases its lock after it has left the outcome.
     const bool is_gone = coordinator_is_gone() || !place_->stat(receipt_name(save_id_, rank_));
     if (is_late || (is_gone && was_gone)) {
-      if (has_published(location, format, save_id_)) return std::nullopt;
+      if (has_published(location, format, save_id_)) {
+        location.sync_directory("");  // the coordinator may have died before it did this
+        return std::nullopt;
+      }
       throw Error(is_late ? ErrorCode::kTimeout : ErrorCode::kRankFailed,
                   std::string("the coordinator (rank 0) ") +
                       (is_late ? "has left no outcome of the save before the deadline"

@@ -26,6 +26,8 @@ class Receipts {
 
   // Leaves what this rank has written (Receipt::encode()).
   void leave(ByteView receipt, Deadline deadline);
+  // Whether this rank's receipt is not there. False if that is unknown.
+  bool surely_has_none() noexcept;
   // Leaves why this rank has not. Failures are logged.
   void leave(const Error& error) noexcept;
   // Waits for the outcome. nullopt: the checkpoint is published. `location`, `format`: where it

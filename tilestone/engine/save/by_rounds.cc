@@ -58,6 +58,7 @@ Bytes answer_of(const AfterEarlier& after) {
 std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lost) {
   const SaveShare& share = planned.share;
   if (!has_published(*planned.location, share.format, share.save_id)) return std::nullopt;
+  planned.location->sync_directory("");  // the coordinator may have died before it did this
   log(LogLevel::kWarning,
       "save: the checkpoint at " + planned.location->describe() +
           " is published, but the coordinator (rank 0) gave no answer: " + lost.message());

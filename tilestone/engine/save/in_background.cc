@@ -34,16 +34,14 @@ std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, 
 }
 
 // If this rank has lost the outcome of the last round, the others may have begun to write in the
-// background, and wait for its receipt.
-void leave_failure(const PlannedShare& planned, const Error& why) noexcept {
+// background, and wait for its receipt. `receipts`: empty until this rank has ended its step of the
+// round; before, every rank hears of its failure.
+void leave_failure(const PlannedShare& planned, std::optional<Receipts>& receipts,
+                   const Error& why) noexcept {
+  if (planned.transaction || !receipts) return;
   const bool is_lost = why.code() == ErrorCode::kTimeout || why.code() == ErrorCode::kRankFailed;
-  if (!is_lost || planned.transaction || planned.storage == nullptr) return;
-  try {
-    const SaveShare& share = planned.share;
-    Receipts(planned.storage, share.save_id, share.rank, share.world_size).leave(why);
-  } catch (...) {
-    // The others learn of it at their deadline.
-  }
+  const bool is_own = why.rank() < 0;  // an interrupt, or what a signal's handler has raised
+  if (is_lost || is_own) receipts->leave(why);
 }
 
 KeptResources* kept_of(SessionParts* session) {
@@ -77,6 +75,7 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy) {
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;
+  std::optional<Receipts> receipts;
   try {
     rounds.run(
         "staging",
@@ -86,15 +85,17 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
           memory = stage_share(planned, session, deadline, lazy);
+          const SaveShare& share = planned.share;
+          receipts.emplace(planned.storage, share.save_id, share.rank, share.world_size);
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
   } catch (...) {
-    leave_failure(planned, current_error());
+    leave_failure(planned, receipts, current_error());
     discard(planned);
     throw;
   }
-  return {std::move(planned), std::move(memory), std::move(written)};
+  return {std::move(planned), std::move(memory), std::move(written), *std::move(receipts)};
 }
 
 InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> session,
@@ -105,8 +106,7 @@ InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> ses
       session_(std::move(session)),
       deadline_(std::move(deadline)),
       is_coordinator_(planned_.transaction.has_value()),
-      receipts_(planned_.storage, planned_.share.save_id, planned_.share.rank,
-                planned_.share.world_size) {}
+      receipts_(std::move(staged.receipts)) {}
 
 SaveResult InBackground::save() {
   try {
@@ -198,10 +198,13 @@ void InBackground::report_and_wait() {
     const Receipt receipt = write();
     receipts_.leave(receipt.encode(), deadline_);
   } catch (...) {
-    has_left_error_ = true;
-    discard(planned_);
-    receipts_.leave(current_error());
-    throw;
+    // A rename whose answer is lost may have left the receipt. Then the coordinator decides.
+    if (receipts_.surely_has_none()) {
+      has_left_error_ = true;
+      discard(planned_);
+      receipts_.leave(current_error());
+      throw;
+    }
   }
   std::optional<Receipts::Failed> failed;
   try {
@@ -209,7 +212,10 @@ void InBackground::report_and_wait() {
                                         until_outcome(deadline_));
   } catch (const Error& error) {
     // The coordinator may be about to publish: this rank's files must stay.
-    if (error.code() == ErrorCode::kInterrupted) receipts_.leave(error);
+    if (error.code() == ErrorCode::kInterrupted) {
+      has_left_error_ = true;
+      receipts_.leave(error);
+    }
     throw;
   }
   if (!failed) return;

@@ -21,6 +21,7 @@ struct StagedShare {
   PlannedShare planned;
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;  // what was not staged
+  Receipts receipts;               // of the save's ranks
 };
 
 // Takes from the share's assignment the tensors for which `most` bytes of staging memory have no

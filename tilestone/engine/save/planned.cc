@@ -59,6 +59,9 @@ void open_storage(PlannedShare& planned) {
 Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline, int first_file) {
   const SaveShare& share = planned.share;
   if (planned.storage == nullptr) open_storage(planned);
+  if (planned.transaction && !planned.of_dialect) {
+    planned.of_dialect = share.dialect->encode_index(share.items, *share.format);
+  }
   if (planned.lazy != nullptr) planned.lazy->read(deadline);
   WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
@@ -101,7 +104,7 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                 .encoded = encoded,
                 .copies = copies ? CopyPolicy::kNoted : CopyPolicy::kRefuse,
                 .attributes = all_attributes(share.options),
-                .of_dialect = share.dialect->encode_index(share.items, *share.format),
+                .of_dialect = std::exchange(planned.of_dialect, std::nullopt).value(),
                 .replicas = std::move(planned.replicas)},
        .threads = share.options.resources.threads,
        .step = share.options.step},

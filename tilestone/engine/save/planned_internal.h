@@ -40,6 +40,9 @@ struct PlannedShare {
   // Only in the process that commits. Holds the location's lock.
   std::optional<Transaction> transaction;
   ReplicaNames replicas;  // likewise: additional names for the index
+  // Likewise: Dialect::encode_index(). Set by write_share(), while the tensors of the common state
+  // still have the memory that the save reads.
+  std::optional<Index> of_dialect;
 };
 
 // Copies the tensors that the rank writes, including those inside objects, into memory that is
