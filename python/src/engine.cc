@@ -1,6 +1,8 @@
 // The functions save and load.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/unordered_set.h>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
@@ -23,7 +25,26 @@ struct BridgedLoad {
   Location location;
   LoadOptions options;
   Bridge bridge;
+  double preparing = 0;  // seconds
 };
+
+double seconds_since(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+// Of all steps, in milliseconds' precision.
+std::string seconds_text(const std::vector<StepTime>& timings) {
+  double sum = 0;
+  for (const StepTime& step : timings) sum += step.seconds;
+  std::string text = std::to_string(sum);
+  return text.substr(0, text.find('.') + 4);
+}
+
+nb::typed<nb::dict, nb::str, nb::float_> dict_of(const std::vector<StepTime>& timings) {
+  nb::dict made;
+  for (const StepTime& step : timings) made[nb::str(step.step.c_str())] = step.seconds;
+  return nb::borrow<nb::typed<nb::dict, nb::str, nb::float_>>(made);
+}
 
 // Attributes by key and name, from plain Python objects that _options.by_key() has checked.
 std::map<std::string, Attributes> tensor_attributes_of(const nb::dict& given,
@@ -88,8 +109,12 @@ void say_published(const Raised& raised, const std::optional<SaveResult>& result
 
 MadeSave made_by(const nb::callable& prepare) {
   try {
-    return with_gil("making the state dict",
-                    [&] { return std::move(nb::cast<engine::SaveRequest&>(prepare())); });
+    return with_gil("making the state dict", [&] {
+      const auto began = std::chrono::steady_clock::now();
+      engine::SaveRequest made = std::move(nb::cast<engine::SaveRequest&>(prepare()));
+      made.preparing = seconds_since(began);
+      return made;
+    });
   } catch (...) {
     return current_error();
   }
@@ -179,8 +204,12 @@ SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::cal
 
 std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
   try {
-    return with_gil("making the state dict",
-                    [&] { return std::move(nb::cast<BridgedLoad&>(prepare())); });
+    return with_gil("making the state dict", [&] {
+      const auto began = std::chrono::steady_clock::now();
+      BridgedLoad made = std::move(nb::cast<BridgedLoad&>(prepare()));
+      made.preparing = seconds_since(began);
+      return made;
+    });
   } catch (...) {
     return current_error();
   }
@@ -203,9 +232,11 @@ std::optional<Error> give(const nb::callable& take, const Bridge& bridge,
 
 // `prepare` returns a request; an exception of it is this rank's first message to the others.
 // `take` gets the loaded dict, the three lists of the report, and the keys of this rank's items
-// that were not loaded. An exception of it is this rank's failure of the last round.
-void load_state(const nb::callable& prepare, const nb::callable& take, const nb::bytes& path,
-                nb::handle comm, double seconds) {
+// that were not loaded. An exception of it is this rank's failure of the last round. Returns the
+// bytes that this rank has loaded, and its timings.
+std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
+    const nb::callable& prepare, const nb::callable& take, const nb::bytes& path, nb::handle comm,
+    double seconds) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
@@ -218,11 +249,13 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
     request = *failed;
   } else {
     const StateDict* const wanted = asked->wanted ? &*asked->wanted : nullptr;
-    request = engine::LoadView{wanted, &asked->location, &asked->options};
+    request = engine::LoadView{wanted, &asked->location, &asked->options, asked->preparing};
   }
   // Both calls share one interrupt.
   const auto interrupt = std::make_shared<Interrupt>();
   const Deadline end = until(deadline, failed).with_interrupt(interrupt);
+  std::vector<StepTime> timings;
+  uint64_t bytes = 0;
   as_rank(communicator.rank(), communicator.size(), [&] {
     std::optional<engine::LoadByRounds> load;
     std::optional<engine::LoadResult> loaded;
@@ -253,6 +286,8 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
         [&](const Stop&) {
           try {
             load->finish(untaken);
+            timings = load->timings();
+            bytes = loaded->report.bytes_loaded;
             load.reset();
           } catch (...) {
             load.reset();
@@ -261,6 +296,7 @@ void load_state(const nb::callable& prepare, const nb::callable& take, const nb:
         },
         interrupt);
   });
+  return {bytes, dict_of(timings)};
 }
 
 }  // namespace
@@ -291,10 +327,18 @@ void bind_engine(nb::module_& m) {
       .def_ro("published", &SaveResult::published,
               "Whether the checkpoint exists. False only for a save by files with wait=False to "
               "which other ranks have not written yet.")
+      .def_prop_ro(
+          "timings", [](const SaveResult& result) { return dict_of(result.timings); },
+          "Seconds that each step took on this rank, with the waiting for other ranks, in the "
+          "order "
+          "of the steps: \"preparing\" (the state dict), \"planning\", \"staging\" (if it was "
+          "taken), "
+          "\"writing\", \"reporting\" and \"publishing\".")
       .def("__repr__", [](const SaveResult& result) {
         return "SaveResult(save_id='" + result.save_id +
                "', bytes_written=" + std::to_string(result.bytes_written) +
                ", items_written=" + std::to_string(result.items_written) +
+               ", seconds=" + seconds_text(result.timings) +
                (result.published ? ")" : ", published=False)");
       });
   nb::class_<engine::SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
@@ -314,7 +358,7 @@ void bind_engine(nb::module_& m) {
         nb::sig("def load(prepare: collections.abc.Callable[[], LoadRequest], take: "
                 "collections.abc.Callable[[dict[object, object], list[str], list[str], list[str], "
                 "set[str]], object], path: bytes, comm: "
-                "object, seconds: float) -> None"));
+                "object, seconds: float) -> tuple[int, dict[str, float]]"));
 }
 
 }  // namespace tilestone::python

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import pickle
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import numpy
@@ -37,6 +42,33 @@ def test_a_closed_pipe_ends_the_command_quietly(path: pathlib.Path) -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == str(128 + signal.SIGPIPE)
     assert done.stderr == ""
+
+
+def on_a_terminal(*words: str | pathlib.Path, **environment: str) -> tuple[str, int]:
+    """What the command prints on a terminal of 80 columns, and its exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    line = [sys.executable, "-m", "tilestone", *words]
+    process = subprocess.Popen(
+        line, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"} | environment
+    )
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # EIO: the command has closed the terminal
+        while part := os.read(ours, 1 << 16):
+            text += part
+    os.close(ours)
+    return text.decode(), process.wait(60)
+
+
+def test_terminals_have_colours_unless_no_color_is_set(path: pathlib.Path) -> None:
+    said, code = on_a_terminal("verify", path)
+    assert code == OK and "\x1b[32mok\x1b[0m: " in said
+    said, code = on_a_terminal("verify", path, NO_COLOR="1")
+    assert code == OK and "\rok: " in said.replace("\x1b[K", "").replace("\n", "\r") and "\x1b[3" not in said
+    said, code = on_a_terminal("ls", path / "nothing")
+    assert code == IO and "\x1b[31mtilestone:\x1b[0m no checkpoint" in said
+    assert b"\x1b[" not in command("verify", path, stdout=subprocess.PIPE).stdout
 
 
 def test_a_full_output_device_is_an_io_error(path: pathlib.Path) -> None:

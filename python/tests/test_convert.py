@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import tilestone
@@ -172,6 +173,44 @@ def test_a_file_of_torch_save_becomes_a_checkpoint(tmp_path: pathlib.Path) -> No
     torch.save({"f": print}, tmp_path / "unsafe.pt")
     tilestone.convert(tmp_path / "unsafe.pt", tmp_path / "opaque")  # kept, never run
     assert not (tmp_path / "no").exists()
+
+
+def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pathlib.Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    state: dict[Any, Any] = {
+        "w": base,
+        "tied": base,  # the same bytes under two keys
+        "row": base[1],
+        "turned": base.t(),
+        "half": torch.arange(5, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+        "groups": [{"lr": 0.5, "params": [0, 1]}],
+        7: "seven",
+    }
+    path = tmp_path / "run.pt"
+    torch.save(state, path)
+    with tilestone.open(path) as ckpt:
+        assert (ckpt.format, ckpt.writer) == ("torch_save", "torch.save")
+        assert torch.equal(ckpt["turned"][2:4].torch(), base.t()[2:4])
+        assert ckpt.verify().ok
+    loaded = tilestone.load(path)
+    for key in ("w", "tied", "row", "turned", "half", "empty"):
+        assert torch.equal(torch.as_tensor(loaded[key]), state[key]), key
+    assert loaded["groups"] == state["groups"] and loaded[7] == "seven"
+    target = {"w": torch.zeros(4, 6), "half": torch.zeros(5, dtype=torch.bfloat16)}
+    tilestone.load(target, path)
+    assert torch.equal(target["w"], base) and torch.equal(target["half"], state["half"])
+
+    def run(comm: tilestone.Communicator) -> None:  # each rank its rows
+        own = torch.zeros(2, 6)
+        wanted = {"w": tilestone.ShardedTensor.from_rank_offsets("w", own, (0, comm.rank, 2))}
+        tilestone.load(wanted, path, group=comm)
+        assert torch.equal(own, base[2 * comm.rank :][:2])
+
+    tilestone.run_ranks(2, run)
+    with pytest.raises(tilestone.AlreadyExistsError, match="the location is a file"):
+        tilestone.save({"w": base}, path, overwrite=True)
+    assert torch.equal(torch.load(path, weights_only=True)["w"], base)
 
 
 def test_a_checkpoint_becomes_a_file_of_torch_save(tmp_path: pathlib.Path) -> None:

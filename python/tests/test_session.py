@@ -31,6 +31,40 @@ def expect_rows(path: pathlib.Path, world: int, first: float) -> None:
     assert (loaded["all"] == first).all() and loaded["step"] == first
 
 
+def test_results_have_timings_and_the_log_one_line_for_each_save_and_load(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(comm: tilestone.Communicator) -> tuple[dict[str, float], dict[str, float], int]:
+        with tilestone.Session(group=comm) as session:
+            saved = session.save(rows(comm.rank, 2), tmp_path / "a")
+            again = session.async_save(rows(comm.rank, 2), tmp_path / "b").result()
+            assert list(again.timings) == [
+                "preparing", "planning", "staging", "writing", "reporting", "publishing",
+            ]  # fmt: skip
+            report = tilestone.LoadReport()
+            session.load(
+                rows(comm.rank, 2), tmp_path / "b", differences=tilestone.Differences(report=report)
+            )
+            assert report == tilestone.LoadReport()  # timings are not compared
+            assert "seconds=" in repr(saved)
+            return saved.timings, report.timings, report.bytes_loaded
+
+    with caplog.at_level("INFO", logger="tilestone"):
+        results = tilestone.run_ranks(2, run)
+    for saved, loaded, loaded_bytes in results:
+        assert list(saved) == ["preparing", "planning", "writing", "reporting", "publishing"]
+        assert list(loaded) == [
+            "preparing", "describing", "choosing", "exchanging", "reading", "handing over",
+        ]  # fmt: skip
+        assert all(seconds >= 0 for seconds in [*saved.values(), *loaded.values()])
+        assert loaded_bytes == 2 * 4 * 4 + 5 * 8
+    lines = [record.message for record in caplog.records if record.levelname == "INFO"]
+    assert [line.split(":")[0] for line in lines] == [
+        f"saved {tmp_path / 'a'}", f"saved {tmp_path / 'b'}", f"loaded {tmp_path / 'b'}",
+    ]  # fmt: skip
+    assert "on 2 ranks in" in lines[0] and "writing 0." in lines[0] and "/s (" in lines[2]
+
+
 def test_saves_of_one_structure_send_no_plan_again_and_any_rank_s_change_is_noticed(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -154,5 +154,5 @@ def load(
     """
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(wanted, path, until_the_end, group=group, **options)
-        _core.load(call.prepare, call.finish, call.place, call.comm, call.limit)
+        call.note(*_core.load(call.prepare, call.finish, call.place, call.comm, call.limit))
     return call.result

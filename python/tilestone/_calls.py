@@ -388,6 +388,12 @@ class LoadCall:
             progress=self._until_the_end.enter_context(shown),
         )
 
+    def note(self, bytes_loaded: int, timings: dict[str, float]) -> None:
+        """Tells the caller's report what the load has taken."""
+        if self._report is not None:
+            self._report.bytes_loaded = bytes_loaded
+            self._report.timings = timings
+
     def finish(
         self,
         loaded: dict[Any, Any],

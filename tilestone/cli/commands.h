@@ -37,6 +37,7 @@ struct VerifyOptions {
   Targets at;
   int threads = 0;
   bool json = false;
+  bool all = false;     // also each item that a truncated file lacks
   bool repair = false;  // first rewrite what is damaged from copies
 };
 int verify(const VerifyOptions& options);

@@ -231,6 +231,8 @@ TEST_F(Convert, TheLayoutIsAPageOfRanksFilesAndTensors) {
   EXPECT_THAT(page, AllOf(HasSubstr("What each rank wrote"), HasSubstr("What each file holds"),
                           HasSubstr(">rank 1</text>"), HasSubstr("How tensors are divided"),
                           HasSubstr("model.layers.0.weight")));
+  EXPECT_THAT(page, AllOf(HasSubstr("When each rank planned, staged and wrote"),
+                          HasSubstr("<title>rank 1: writing 0.")));
   EXPECT_EQ(tilestone_command({"layout", at("ckpt"), "-o", at("no/page.html")}).code, kIoFailed);
 }
 
@@ -244,7 +246,7 @@ TEST_F(Convert, AnUnknownCommandIsAnsweredWithTheNearestOne) {
 
 TEST_F(Convert, EachCommandsHelpHasTheExitCodes) {
   for (const char* command : {"ls", "convert", "diff", "du", "verify"}) {
-    EXPECT_THAT(tilestone_command({command, "--help"}).out, HasSubstr("4 unsafe content"))
+    EXPECT_THAT(tilestone_command({command, "--help"}).out, HasSubstr("4    unsafe content"))
         << command;
   }
 }
@@ -280,12 +282,72 @@ TEST_F(Convert, CatOfAnObjectAsJsonHasItsValue) {
   EXPECT_EQ(out["value"], json::parse(R"({"a": [1, 2.5, "x", null, true], "b": []})"));
 }
 
+TEST_F(Convert, AFileOfTorchSaveIsOpenedAsACheckpoint) {
+  ASSERT_EQ(tilestone_command({"convert", at("ckpt"), at("run.pt")}).code, kOk);
+  const Ran list = tilestone_command({"ls", at("run.pt")});
+  EXPECT_EQ(list.code, kOk) << list.err;
+  EXPECT_THAT(list.out, AllOf(HasSubstr("model.layers.10.weight  float32   [4, 6]"),
+                              HasSubstr("epoch                   object")));
+  EXPECT_THAT(tilestone_command({"inspect", at("run.pt")}).out, HasSubstr("torch_save"));
+  EXPECT_THAT(tilestone_command({"cat", at("run.pt"), "model.head"}).out,
+              HasSubstr("[1, 1, 1, 1, 1]"));
+  EXPECT_EQ(tilestone_command({"cat", at("run.pt"), "epoch"}).out, "3\n");
+  const Ran checked = tilestone_command({"verify", at("run.pt")});
+  EXPECT_EQ(checked.code, kOk) << checked.out;
+  EXPECT_EQ(tilestone_command({"diff", at("ckpt"), at("run.pt")}).code, kOk);
+  const StateDict all = load_all(at("run.pt"));
+  EXPECT_EQ(all.find("epoch")->get_if<Value>()->as_int(), 3);
+  // A flipped byte of a tensor is found, and its key named.
+  std::fstream file(at("run.pt"), std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const float element = 1000 + 12 + 3;  // of model.layers.10.weight
+  const size_t place = bytes.find(std::string(reinterpret_cast<const char*>(&element), 4));
+  ASSERT_NE(place, std::string::npos);
+  file.seekp(static_cast<std::streamoff>(place));
+  file.put(static_cast<char>(bytes[place] ^ 1));
+  file.close();
+  const Ran damaged = tilestone_command({"verify", at("run.pt")});
+  EXPECT_EQ(damaged.code, kDamaged);
+  EXPECT_THAT(damaged.out, HasSubstr("key model.layers.10.weight"));
+  EXPECT_THAT(tilestone_command({"cat", at("run.pt"), "model.layers.10.weight"}).err,
+              HasSubstr("is damaged"));
+  std::ofstream(at("old.pt")) << "not a zip archive";
+  const Ran refused = tilestone_command({"ls", at("old.pt")});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("before PyTorch 1.6"));
+}
+
+TEST_F(Convert, TruncatedFilesAreOneLineEach) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(at("ckpt"))) {
+    if (entry.path().extension() == ".distcp") files.push_back(entry.path());
+  }
+  ASSERT_EQ(files.size(), 2u);
+  std::sort(files.begin(), files.end());
+  const std::string size = std::to_string(fs::file_size(files[1]));
+  fs::resize_file(files[1], 100);
+  const Ran ran = tilestone_command({"verify", at("ckpt")});
+  EXPECT_EQ(ran.code, kDamaged);
+  EXPECT_THAT(ran.out, testing::ContainsRegex("TRUNCATED  " + files[1].filename().string() +
+                                              "  100 bytes of [0-9,]+; it lacks 3 keys, first "
+                                              "model.layers"));
+  EXPECT_THAT(ran.out, AllOf(Not(HasSubstr("DAMAGED")), HasSubstr("--all lists each item")));
+  const Ran all = tilestone_command({"verify", at("ckpt"), "--all"});
+  EXPECT_THAT(all.out, AllOf(Not(HasSubstr("TRUNCATED")), HasSubstr("key model.layers.2.weight")));
+  const json out = json::parse(tilestone_command({"verify", at("ckpt"), "--json"}).out);
+  EXPECT_EQ(std::to_string(out["truncated"][0]["expected"].get<uint64_t>()), size);
+  EXPECT_EQ(out["truncated"][0]["keys"], 3);
+}
+
 TEST_F(Convert, NoCheckpointLooksBeforeItSpeaks) {
   save_to("step-9", 0);
   save_to("step-100", 0);
   const Ran above = tilestone_command({"inspect", folder_.string()});
   EXPECT_EQ(above.code, kIoFailed);
   EXPECT_THAT(above.err, HasSubstr("3 subdirectories are checkpoints, the last is step-100"));
+  const Ran cleaned = tilestone_command({"gc", folder_.string()});
+  EXPECT_EQ(cleaned.code, kIoFailed);
+  EXPECT_THAT(cleaned.err, HasSubstr("3 subdirectories are checkpoints, the last is step-100"));
   fs::create_directories(folder_ / "stock");
   std::ofstream(folder_ / "stock" / "__0_0.distcp") << "x";
   EXPECT_THAT(tilestone_command({"ls", at("stock")}).err, HasSubstr("no .metadata"));

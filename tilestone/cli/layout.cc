@@ -34,6 +34,9 @@ constexpr double kRow = 18;       // px
 constexpr const char* kColours[kParts] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2",
                                           "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#86bcb6"};
 constexpr const char* kGrey = "#bab0ac";
+constexpr size_t kManyRanks = 32;  // more are drawn in rows of half the height
+constexpr std::pair<std::string_view, const char*> kSteps[] = {
+    {"planning", "#edc948"}, {"staging", "#76b7b2"}, {"writing", "#4e79a7"}};
 
 std::string escaped(std::string_view text) {
   std::string out;
@@ -111,6 +114,7 @@ class Page {
     const auto [ranks, files] = bars();
     if (ranks.size() > 1) add_bars("What each rank wrote", ranks);
     add_bars("What each file holds", files);
+    add_timeline();
     add_tensors();
     out_ += "</body></html>\n";
     return std::move(out_);
@@ -221,6 +225,68 @@ class Page {
                           human_bytes(bar.total()));
     }
     out_ += "</svg>\n";
+  }
+
+  // What each rank did when, from the receipts of the save.
+  void add_timeline() {
+    const auto& record = checkpoint_.save_record();
+    if (!record) return;
+    double first = 0, last = 0;
+    for (const auto& steps : record->steps) {
+      for (const SaveRecord::Step& step : steps) {
+        first = first == 0 ? step.began : std::min(first, step.began);
+        last = std::max(last, step.began + step.seconds);
+      }
+    }
+    if (last <= first) return;
+    const size_t shown = std::min(record->steps.size(), kBars);
+    const double row = shown > kManyRanks ? kRow / 2 : kRow, width = kWidth - kLabel;
+    out_ +=
+        "<h2>When each rank planned, staged and wrote</h2>\n<p class=\"n\">By the clock of each "
+        "rank's host. The save then checks what the ranks report, and publishes.</p>\n<p>";
+    for (const auto& [name, fill] : kSteps) {
+      out_ += fmt::format("<span class=\"k\"><i style=\"background:{}\"></i>{}</span>", fill, name);
+    }
+    const double height = row * static_cast<double>(shown);
+    out_ += fmt::format("</p>\n<svg width=\"{}\" height=\"{}\" role=\"img\">\n", kWidth + 100,
+                        height + 24);
+    add_time_axis(last - first, height, width);
+    for (size_t rank = 0; rank < shown; ++rank) {
+      const double y = row * static_cast<double>(rank);
+      if (row == kRow || rank % 4 == 0) {
+        out_ += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">rank {}</text>\n",
+                            kLabel - 6, y + row / 2 + 4, rank);
+      }
+      for (const SaveRecord::Step& step : record->steps[rank]) {
+        out_ += fmt::format(
+            "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\">"
+            "<title>rank {}: {} {}</title></rect>\n",
+            kLabel + width * (step.began - first) / (last - first), y + row / 9,
+            std::max(0.5, width * step.seconds / (last - first)), row - row / 4.5,
+            colour_of_step(step.name), rank, escaped(step.name), human_seconds(step.seconds));
+      }
+    }
+    out_ += "</svg>\n";
+  }
+
+  static const char* colour_of_step(std::string_view step) {
+    for (const auto& [name, fill] : kSteps) {
+      if (name == step) return fill;
+    }
+    return kGrey;
+  }
+
+  // Lines at up to ten round times, with labels below.
+  void add_time_axis(double seconds, double height, double width) {
+    double step = 1e-6;
+    for (size_t i = 0; seconds / step > 8; ++i) step *= i % 3 == 1 ? 2.5 : 2;  // 1, 2, 5, 10
+    for (int i = 0; step * i <= seconds; ++i) {
+      const double x = kLabel + width * step * i / seconds;
+      out_ += fmt::format(
+          "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"0\" y2=\"{1}\" stroke=\"#ddd\"/>"
+          "<text x=\"{0:.1f}\" y=\"{2}\" text-anchor=\"middle\" class=\"n\">{3:.4g} s</text>\n",
+          x, height, height + 16, step * i);
+    }
   }
 
   void add_tensors() {

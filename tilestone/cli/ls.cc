@@ -147,6 +147,11 @@ std::string format_text(const StepInfo& step) {
   return step.format.empty() ? "-" : step.format + ", " + step.dialect;
 }
 
+std::string state_text(StepState state) {
+  const Colour colour = state == StepState::kDurable ? Colour::kGood : Colour::kNeedsCare;
+  return coloured(to_string(state), colour);
+}
+
 Json json_of(const StepInfo& step) {
   Json out = {{"step", step.step},
               {"name", step.name},
@@ -171,7 +176,7 @@ Json list_run(const RunDirectory& run, bool json) {
   if (json) return out;
   Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "FORMAT", "WRITER"}, "rllrrll");
   for (const StepInfo& step : steps) {
-    table.add({std::to_string(step.step), printable(step.name), std::string(to_string(step.state)),
+    table.add({std::to_string(step.step), printable(step.name), state_text(step.state),
                human_bytes(step.bytes), age_text(step.time), format_text(step),
                step.writer.empty() ? "-" : printable(step.writer)});
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 namespace tilestone::cli {
@@ -16,38 +17,27 @@ namespace {
 constexpr size_t kWidestColumn = 120;
 constexpr size_t kLeastColumn = 20;  // of a column that is shortened
 
-// Approximate number of terminal columns: the number of UTF-8 code points.
+// Approximate number of terminal columns: the number of UTF-8 code points, without colours.
 size_t width(std::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  }));
+  size_t columns = 0;
+  bool in_colour = false;
+  for (const char c : text) {
+    if (c == '\x1b') in_colour = true;
+    if (!in_colour && (static_cast<unsigned char>(c) & 0xC0) != 0x80) ++columns;
+    if (c == 'm') in_colour = false;
+  }
+  return columns;
+}
+
+bool has_colours(std::FILE* to) {
+  const char* const no_colour = std::getenv("NO_COLOR");
+  if (no_colour != nullptr && *no_colour != '\0') return false;
+  const char* const terminal = std::getenv("TERM");
+  if (terminal != nullptr && std::string_view(terminal) == "dumb") return false;
+  return isatty(fileno(to)) != 0;
 }
 
 }  // namespace
-
-std::string human_bytes(uint64_t bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, kUnits[unit]);
-}
-
-std::string grouped(uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (auto i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) {
-    digits.insert(static_cast<size_t>(i), ",");
-  }
-  return digits;
-}
-
-std::string counted(uint64_t number, std::string_view noun) {
-  return fmt::format("{} {}{}", grouped(number), noun, number == 1 ? "" : "s");
-}
 
 std::string printable(std::string_view text) {
   std::string out;
@@ -61,6 +51,12 @@ std::string printable(std::string_view text) {
     }
   }
   return out;
+}
+
+std::string coloured(std::string_view text, Colour colour, std::FILE* to) {
+  if (!has_colours(to)) return std::string(text);
+  static constexpr int kCodes[] = {32, 31, 33};  // green, red, yellow
+  return fmt::format("\x1b[{}m{}\x1b[0m", kCodes[static_cast<size_t>(colour)], text);
 }
 
 std::string shape_text(const Dims& shape) { return to_string(shape); }

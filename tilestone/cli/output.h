@@ -1,22 +1,23 @@
 // How the subcommands print.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tilestone/base/size_text.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {
 
-// "1.5 GiB", "640 B".
-std::string human_bytes(uint64_t bytes);
-// "12,345"
-std::string grouped(uint64_t number);
-// "1 tensor", "2,000 tensors".
-std::string counted(uint64_t number, std::string_view noun);
 // The text with control characters as \xNN, so that a key can't control the terminal.
 std::string printable(std::string_view text);
+// The text in colour if `to` is a terminal that has colours, unless the environment variable
+// NO_COLOR is set and not empty (no-color.org).
+enum class Colour : uint8_t { kGood, kBad, kNeedsCare };
+std::string coloured(std::string_view text, Colour colour, std::FILE* to = stdout);
+
 // "[4, 8]".
 std::string shape_text(const Dims& shape);
 

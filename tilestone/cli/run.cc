@@ -21,10 +21,14 @@ namespace {
 using Command = std::function<int()>;
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 ok; 1 damaged, or different (diff); 2 usage error, or a key or pattern that is "
-    "not "
-    "in the checkpoint; 3 no checkpoint, one that is in the way, a save under way, or I/O error; 4 "
-    "unsafe content; 130 interrupted.";
+    "Exit codes:\n"
+    "  0    ok\n"
+    "  1    damaged, or different (diff)\n"
+    "  2    usage error, or a key or pattern that is not in the checkpoint\n"
+    "  3    no checkpoint, one that is in the way, a save under way, or I/O error\n"
+    "  4    unsafe content\n"
+    "  130  interrupted"
+    "\n\nNO_COLOR=1 in the environment: no colours on terminals.";
 
 template <typename Options>
 void add_path(CLI::App& app, Options& options, const char* name = "checkpoint",
@@ -80,6 +84,7 @@ Command add_verify(CLI::App& app) {
                  "Number of reading threads (0: as many as the machine has, at most 8)")
       ->check(CLI::Range(0, 1024));
   app.add_flag("--json", options->json, "Print JSON");
+  app.add_flag("--all", options->all, "List each item that a truncated file lacks");
   app.add_flag("--repair", options->repair,
                "First rewrite what is damaged from intact copies in other files");
   return [options] { return verify(*options); };
@@ -253,7 +258,8 @@ int failed(const Error& error) {
   // The reader has closed the pipe (`| head`): there is nobody to report to.
   if (error.sys_errno() != EPIPE) {
     std::fflush(stdout);
-    std::fputs(("tilestone: " + std::string(error.what()) + "\n").c_str(), stderr);
+    const std::string name = coloured("tilestone:", Colour::kBad, stderr);
+    std::fputs((name + " " + error.what() + "\n").c_str(), stderr);
   }
   return exit_code(error.code());
 }

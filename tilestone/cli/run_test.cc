@@ -206,7 +206,8 @@ TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
   for (const char* word : {"--json", "--delete"}) {
     const Ran ran = tilestone_command({"gc", path_, word});
     EXPECT_EQ(ran.code, kIoFailed);
-    EXPECT_THAT(ran.err, HasSubstr("a save is under way at " + path_));
+    EXPECT_THAT(ran.err, HasSubstr("a save is under way at " + path_ + ", by process " +
+                                   std::to_string(::getpid()) + " on "));
   }
 }
 

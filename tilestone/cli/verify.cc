@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "tilestone/cli/commands.h"
@@ -39,29 +41,58 @@ nlohmann::ordered_json json_of(const VerifyReport& report, const std::vector<Dam
                                 {"items_without_checksum", report.items_without_checksum},
                                 {"seconds", report.seconds}};
   out["damages"] = json_of(report.damages);
+  out["truncated"] = nlohmann::ordered_json::array();
+  for (const ShortFile& file : report.short_files) {
+    out["truncated"].push_back({{"file", file.file},
+                                {"size", file.size},
+                                {"expected", file.expected},
+                                {"keys", file.keys}});
+  }
   if (mended != nullptr) out["mended"] = json_of(*mended);
   return out;
 }
 
-void print_text(const VerifyReport& report) {
+// One line for each file that lacks its end. Returns the files.
+std::set<std::string> print_truncated(const std::vector<ShortFile>& files) {
+  std::set<std::string> names;
+  for (const ShortFile& file : files) {
+    fmt::print("{}  {}  {} bytes of {}{}\n", coloured("TRUNCATED", Colour::kBad),
+               printable(file.file), grouped(file.size), grouped(file.expected),
+               file.keys == 0
+                   ? std::string()
+                   : fmt::format("; it lacks {}, {}{}", counted(file.keys, "key"),
+                                 file.keys == 1 ? "" : "first ", printable(file.first_key)));
+    names.insert(file.file);
+  }
+  return names;
+}
+
+void print_text(const VerifyReport& report, bool all) {
+  std::set<std::string> truncated;
+  if (!all) truncated = print_truncated(report.short_files);
   for (const Damage& damage : report.damages) {
+    const bool is_end = damage.beyond_end || (damage.key.empty() && !damage.unsafe);
+    if (is_end && truncated.contains(damage.file)) continue;
     const std::string place = damage.file.empty()
                                   ? std::string("in no file")
                                   : fmt::format("{}  bytes {} to {}", printable(damage.file),
                                                 damage.offset, damage.offset + damage.size);
     const std::string key =
         damage.key.empty() ? std::string() : fmt::format("key {}: ", printable(damage.key));
-    fmt::print("{}  {}  {}{}{}{}\n", damage.unsafe ? "UNSAFE" : "DAMAGED", place,
-               damage.copy ? "a copy of " : "", key, printable(damage.problem),
+    fmt::print("{}  {}  {}{}{}{}\n", coloured(damage.unsafe ? "UNSAFE" : "DAMAGED", Colour::kBad),
+               place, damage.copy ? "a copy of " : "", key, printable(damage.problem),
                damage.intact_in.empty()
                    ? ""
                    : fmt::format("; its elements are intact in {}", printable(damage.intact_in)));
   }
   const double rate = report.seconds > 0 ? static_cast<double>(report.bytes) / report.seconds : 0;
   fmt::print("{}: {} in {}, {} in {:.2f} s ({}/s)\n",
-             report.ok() ? "ok" : fmt::format("{} damaged", grouped(report.damages.size())),
+             report.ok() ? coloured("ok", Colour::kGood)
+                         : coloured(fmt::format("{} damaged", grouped(report.damages.size())),
+                                    Colour::kBad),
              counted(report.items, "item"), counted(report.files, "file"),
              human_bytes(report.bytes), report.seconds, human_bytes(static_cast<uint64_t>(rate)));
+  if (!truncated.empty()) fmt::print("--all lists each item that truncated files lack\n");
   if (report.items_without_checksum > 0) {
     fmt::print(
         "{} without a checksum from the writer: the structure was checked, the content could not "
@@ -75,7 +106,7 @@ void print_mended(const Damage& damage) {
       damage.key.empty()
           ? printable(damage.problem)
           : fmt::format("key {}, from {}", printable(damage.key), printable(damage.intact_in));
-  fmt::print("MENDED  {}  {}\n", printable(damage.file), what);
+  fmt::print("{}  {}  {}\n", coloured("MENDED", Colour::kGood), printable(damage.file), what);
 }
 
 struct Verified {
@@ -100,7 +131,7 @@ Verified verify_one(const Location& location, const VerifyOptions& options) {
   }
   if (!options.json) {
     for (const Damage& damage : done.mended) print_mended(damage);
-    print_text(done.now);
+    print_text(done.now, options.all);
   }
   const int code = done.now.any_unsafe() ? kUnsafe : done.now.ok() ? kOk : kDamaged;
   return {code, json_of(done.now, options.repair ? &done.mended : nullptr)};

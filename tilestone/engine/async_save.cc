@@ -75,9 +75,11 @@ std::shared_ptr<Background> by_files(const SaveCall& call, const AsyncOptions& a
 std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& async,
                                       const Deadline& deadline, const MadeRequest& request,
                                       const std::shared_ptr<Interrupt>& interrupt) {
+  const auto began = StepTimes::Clock::now();
   // Not "save": after they have planned, ranks that save meet in other ways.
   Rounds rounds(call.options.comm, "async_save", call.location.place(), call.deadline);
   PlannedShare planned = plan_by_rounds(rounds, request, call.session.get(), terms_of(async));
+  note_planned(planned, began, preparing_of(request));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});
   auto background = std::make_shared<Background>(about_of(planned.share, call.location, async),
                                                  deadline, interrupt);

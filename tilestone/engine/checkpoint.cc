@@ -52,7 +52,14 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& stora
     return record;
   }
   record.world_size = opened.manifest->world_size;
-  for (const Receipt& receipt : opened.manifest->receipts) record.hosts.push_back(receipt.host);
+  for (const Receipt& receipt : opened.manifest->receipts) {
+    record.hosts.push_back(report.host);
+    for (std::vector<SaveRecord::Step>& steps = record.steps.emplace_back();
+         const Receipt::Step& step : receipt.steps) {
+      steps.push_back({step.name, 1e-6 * static_cast<double>(step.began),
+                       1e-6 * static_cast<double>(step.microseconds)});
+    }
+  }
   record.attributes = opened.manifest->attributes;
   return record;
 }

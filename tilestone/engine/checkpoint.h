@@ -30,6 +30,16 @@ struct Damage {
   // Where the damaged item begins in the file, according to the checkpoint. `offset` may lie inside
   // the item, or at the end of a file that is too short. nullopt: no single item is damaged.
   std::optional<uint64_t> item_offset = {};
+  bool beyond_end = false;  // the item reaches beyond the end of its file
+};
+
+// A data file that is shorter than it should be.
+struct ShortFile {
+  std::string file;
+  uint64_t size = 0;      // bytes
+  uint64_t expected = 0;  // bytes: that its save has written, or else that its items need
+  uint64_t keys = 0;      // keys with items that reach beyond its end
+  std::string first_key;  // one of them
 };
 
 struct VerifyReport {
@@ -38,6 +48,7 @@ struct VerifyReport {
   uint64_t bytes = 0;                   // bytes checked
   uint64_t items_without_checksum = 0;  // items whose writer recorded no checksum
   std::vector<Damage> damages;          // ordered by file and offset
+  std::vector<ShortFile> short_files;   // in the order of their names
   double seconds = 0;
   bool ok() const { return damages.empty(); }
   bool any_unsafe() const;
@@ -49,6 +60,13 @@ struct SaveRecord {
   int world_size = 1;
   std::vector<std::string> hosts;  // by rank; "": unknown; empty if only a head exists
   std::map<std::string, std::string> attributes;  // SaveOptions::attributes
+  // What each rank did until its data was durable, by rank and in order. Empty if not recorded.
+  struct Step {
+    std::string name;  // "planning", "staging", "writing"
+    double began = 0;  // seconds since 1970, by the clock of the rank's host
+    double seconds = 0;
+  };
+  std::vector<std::vector<Step>> steps = {};
 };
 
 // Thread-safe. Cheap to copy: copies share one open checkpoint. If a save has replaced the

@@ -14,6 +14,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
 #include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -29,6 +30,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/plan/access.h"
@@ -52,32 +54,43 @@ class LoadByRounds::Loading {
   // broadcast; a round of access checks, on request; the exchange; and the round that ends reading.
   // What fails on this rank between two rounds is its message in the next one.
   LoadResult read(const MadeLoad& request, bool last) {
+    auto began = StepTimes::Clock::now();
     describe(request);
+    steps_.set_name("load of " + location_->describe() + ", rank " + std::to_string(comm_.rank()));
+    steps_.add_earlier("preparing", asked_.preparing);
     const Deadline deadline = rounds_.deadline().sooner(kReadShare);
     const std::optional<Error> failed = broadcast_description(deadline);
+    end_step("describing", began);
     if (options().checks.access) validate(failed);
     std::variant<Wanted, Error> wanted = rounds_.attempt([&] {
       if (failed) throw *failed;
       return choose(deadline);
     });
+    end_step("choosing", began);
     auto rest = rounds_.attempt([&] {
       return exchange_transfers(rounds_, way_, deadline, options().resources.buffer_bytes,
                                 std::move(wanted));
     });
+    end_step("exchanging", began);
     LoadResult result;
     const auto load = [&](Deadline) {
       if (const Error* const error = std::get_if<Error>(&rest)) throw *error;
       result.state = read_rest(std::get<std::vector<Transfer>>(std::move(rest)));
-      return std::move(message_);
+      return with_bytes(message_, bytes_);
     };
-    const auto judge = [&](const std::vector<Bytes>& of_ranks) {
+    const auto judge = [&](std::vector<Bytes> of_ranks) {
+      for (Bytes& message : of_ranks) bytes_of_ranks_ += take_bytes(message);
       const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
       return std::vector<Bytes>(of_ranks.size(), encode_receipt(report));
     };
     const Bytes answer =
         last ? rounds_.run_last("loading", load, judge) : rounds_.run("loading", load, judge);
+    end_step("reading", began);
     result.report = decode_receipt(answer);
+    result.report.bytes_loaded = bytes_;
+    result.report.timings = steps_.all();
     result.kept = requested_.kept();
+    if (last) log_loaded();
     return result;
   }
 
@@ -97,7 +110,11 @@ class LoadByRounds::Loading {
       return Bytes();
     };
     rounds_.run_last("handing over the loaded state", outcome, nothing, go_without);
+    end_step("handing over", ended_);
+    log_loaded();
   }
+
+  const std::vector<StepTime>& timings() const { return steps_.all(); }
 
   void leave(const Error& why) noexcept { rounds_.leave(why); }
 
@@ -105,6 +122,36 @@ class LoadByRounds::Loading {
   const LoadOptions& options() const { return *asked_.options; }
   // After opening: the directory that stood there then, even if a save moves it.
   Storage& storage() const { return held_ != nullptr ? *held_ : location_->storage(); }
+
+  // Ends the step that has begun then, and begins the next one.
+  void end_step(std::string_view step, StepTimes::Clock::time_point& began) {
+    steps_.add(step, began);
+    ended_ = began = StepTimes::Clock::now();
+  }
+
+  void log_loaded() const {
+    const bool coordinator = comm_.is_coordinator();
+    const std::string by =
+        coordinator
+            ? "on " + counted(static_cast<uint64_t>(comm_.size()), "rank")
+            : "by rank " + std::to_string(comm_.rank()) + " of " + std::to_string(comm_.size());
+    log_ended(steps_, "loaded " + location_->describe(), coordinator ? bytes_of_ranks_ : bytes_, by,
+              coordinator);
+  }
+
+  // A message to the coordinator with the bytes that this rank has loaded.
+  static Bytes with_bytes(ByteView message, uint64_t bytes) {
+    ByteWriter out;
+    out.u64(bytes);
+    out.raw(message);
+    return std::move(out).take();
+  }
+  static uint64_t take_bytes(Bytes& message) {
+    ByteReader in(message, "what a rank has loaded");
+    const uint64_t bytes = in.u64();
+    message.erase(message.begin(), message.begin() + sizeof(uint64_t));
+    return bytes;
+  }
 
   // Only the coordinator looks for the checkpoint: ranks that each look for themselves could see
   // different checkpoints.
@@ -339,7 +386,8 @@ class LoadByRounds::Loading {
       const Piece& piece = read[fill.item].pieces[fill.piece];
       fill_zero(narrow_to(piece.data, relative_to(fill.box, piece.box.offset)));
     }
-    progress_.emplace(options().progress, "read", stored_bytes(opened_.metadata, transfers));
+    bytes_ = stored_bytes(opened_.metadata, transfers);
+    progress_.emplace(options().progress, "read", bytes_);
     return transfers;
   }
 
@@ -356,7 +404,7 @@ class LoadByRounds::Loading {
                                           : "the checkpoint has this key neither in its common "
                                             "state nor as an object")
         .with_key(key)
-        .with_hint(similar_keys_hint(opened_.metadata, key));
+        .with_hint(hint_at_missing(opened_.metadata, key));
   }
 
   Rounds rounds_;
@@ -378,6 +426,10 @@ class LoadByRounds::Loading {
   std::optional<ProgressMeter> progress_;
   std::optional<Places> places_;
   std::vector<Transfer> own_;  // reads from copies in this rank's own file
+  StepTimes steps_;
+  StepTimes::Clock::time_point ended_ = {};  // the last of them
+  uint64_t bytes_ = 0;                       // stored bytes of the tensors that this rank wants
+  uint64_t bytes_of_ranks_ = 0;              // the same of all ranks, on the coordinator
 };
 
 LoadByRounds::LoadByRounds(const Communicator& comm, const std::string& place, Deadline deadline)
@@ -394,6 +446,8 @@ LoadResult LoadByRounds::read(const MadeLoad& request, bool last) {
   unfinished_ = !last;
   return result;
 }
+
+const std::vector<StepTime>& LoadByRounds::timings() const { return loading_->timings(); }
 
 void LoadByRounds::finish(const std::optional<Error>& failed) {
   unfinished_ = false;

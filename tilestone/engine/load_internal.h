@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
@@ -19,6 +20,7 @@ struct LoadView {
   const StateDict* wanted = nullptr;  // null: everything in the checkpoint
   const Location* location = nullptr;
   const LoadOptions* options = nullptr;  // its comm is ignored
+  double preparing = 0;                  // seconds in which the caller made `wanted`
 };
 // A rank that can't make its request takes part all the same: its error is its first message.
 using MadeLoad = std::variant<LoadView, Error>;
@@ -43,6 +45,8 @@ class LoadByRounds {
   LoadResult read(const MadeLoad& request, bool last);
   // Ends the load. `failed`: why this rank could not take what was loaded.
   void finish(const std::optional<Error>& failed);
+  // The steps that were taken so far (LoadReport::timings); finish() adds "handing over".
+  const std::vector<StepTime>& timings() const;
 
  private:
   class Loading;

@@ -108,6 +108,7 @@ void SaveInSteps::plan(const MadeRequest& request) {
   take([&] {
     std::visit([&](auto& saving) { plan_in(saving, request, session_.get()); }, *saving_);
   });
+  note_planned(planned(), began_, preparing_of(request));
   if (session_) session_->count({1, 0, 0, 0});
   next_ = "written";
 }
@@ -115,7 +116,9 @@ void SaveInSteps::plan(const MadeRequest& request) {
 void SaveInSteps::stage(const std::shared_ptr<LazyStaging>& lazy) {
   take([&] {
     try {
+      const auto began = StepTimes::Clock::now();
       memory_ = stage_share(planned(), session_.get(), deadline_, lazy);
+      planned().steps.add("staging", began);
     } catch (...) {
       give_up(current_error());
       throw;
@@ -132,14 +135,18 @@ void SaveInSteps::write() {
 }
 
 void SaveInSteps::report() {
+  const auto began = StepTimes::Clock::now();
   take([&] { std::visit([](auto& saving) { report_in(saving); }, *saving_); });
+  planned().steps.add("reporting", began);
   next_ = "published";
 }
 
 SaveResult SaveInSteps::publish() {
   std::optional<SaveResult> result;
+  const auto began = StepTimes::Clock::now();
   take([&] { std::visit([&](auto& saving) { result = publish_in(saving); }, *saving_); });
   is_over_ = true;
+  note_published(planned(), began, *result);
   return *std::move(result);
 }
 

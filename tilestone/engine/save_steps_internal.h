@@ -11,6 +11,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save/by_files_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
@@ -69,6 +70,7 @@ class SaveInSteps {
   void give_up(const Error& why) noexcept;
   bool is_in_child() const;
 
+  const StepTimes::Clock::time_point began_ = StepTimes::Clock::now();
   const int process_;  // the process that has begun the save
   const Deadline deadline_;
   const std::shared_ptr<SessionParts> session_;

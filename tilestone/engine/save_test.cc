@@ -223,6 +223,82 @@ TEST(Save, FilesOfFailedAttemptsAreRemovedByTheNextSave) {
   expect_rows(Location(storage), 1, 2);
 }
 
+std::vector<std::string> names_of(const std::vector<StepTime>& timings) {
+  std::vector<std::string> names;
+  for (const StepTime& step : timings) {
+    EXPECT_GE(step.seconds, 0) << step.step;
+    names.push_back(step.step);
+  }
+  return names;
+}
+
+// Collects what is logged while it exists.
+class Logged {
+ public:
+  Logged() : before_(set_log_level(LogLevel::kDebug)) {
+    set_log_sink([this](LogLevel level, std::string_view text) {
+      (level == LogLevel::kInfo ? info : others).emplace_back(text);
+    });
+  }
+  ~Logged() {
+    set_log_sink({});
+    set_log_level(before_);
+  }
+  std::vector<std::string> info, others;
+
+ private:
+  const LogLevel before_;
+};
+
+TEST(Save, TheStepsTimesAreInTheResultInTheReportsAndInOneLineOfTheLog) {
+  const Location location(memory_storage());
+  std::vector<SaveResult> results(2);
+  const Logged logged;
+  run_ranks(2, [&](Communicator comm) {
+    results[static_cast<size_t>(comm.rank())] = save(row_state(comm, 1), location, saving(comm));
+  });
+  for (const SaveResult& result : results) {
+    EXPECT_THAT(names_of(result.timings),
+                testing::ElementsAre("planning", "writing", "reporting", "publishing"));
+  }
+  ASSERT_EQ(logged.info.size(), 1u);
+  EXPECT_THAT(logged.info[0], testing::MatchesRegex("saved memory.*: .* B on 2 ranks in .* s, .*/s "
+                                                    "\\(planning .* s, writing .* s, reporting .* "
+                                                    "s, publishing .* s\\)"));
+  EXPECT_THAT(logged.others, testing::Contains(AllOf(HasSubstr(results[1].save_id + ", rank 1"),
+                                                     HasSubstr("writing took"))));
+  const std::string name = manifest_name(results[0].save_id);
+  const Manifest manifest = Manifest::decode(read_file(location.storage(), name, UINT64_MAX), name);
+  for (const Receipt& receipt : manifest.receipts) {
+    ASSERT_EQ(report.steps.size(), 2u);
+    EXPECT_EQ(report.steps[0].name, "planning");
+    EXPECT_EQ(report.steps[1].name, "writing");
+    EXPECT_GE(report.steps[1].began + 1000, report.steps[0].began + report.steps[0].microseconds);
+  }
+}
+
+TEST(Load, TheStepsTimesAreInTheReportAndInOneLineOfTheLog) {
+  const Location location(memory_storage());
+  save_rows(location, 2, 1);
+  std::vector<LoadReport> reports(2);
+  const Logged logged;
+  run_ranks(2, [&](Communicator comm) {
+    LoadOptions options = loading(comm);
+    options.differences.report = &reports[static_cast<size_t>(comm.rank())];
+    load(row_template(comm), location, options);
+  });
+  for (const LoadReport& report : reports) {
+    EXPECT_THAT(names_of(report.timings),
+                testing::ElementsAre("describing", "choosing", "exchanging", "reading"));
+    EXPECT_GT(report.bytes_loaded, 0u);
+  }
+  ASSERT_EQ(logged.info.size(), 1u);
+  EXPECT_THAT(logged.info[0], testing::StartsWith("loaded memory"));
+  EXPECT_THAT(logged.info[0],
+              HasSubstr(std::to_string(reports[0].bytes_loaded + reports[1].bytes_loaded) +
+                        " B on 2 ranks in "));
+}
+
 TEST(Save, TwoSaversAtOnceOneGetsAClearError) {
   const Location location(memory_storage());
   bool second_was_refused = false;

@@ -319,7 +319,7 @@ TEST(StagedSave, WhileOneIsUnderWayNobodyElseSavesOrCleansThere) {
     options.progress = [&](const Progress&) {
       for (const auto& dialect : {megatron_dialect(), pytorch_dialect()}) {
         expect_error([&] { save_one(path, 3, dialect, true); }, ErrorCode::kAlreadyExists,
-                     "is under way");
+                     "is under way at " + path + ", by process " + std::to_string(::getpid()));
       }
       for (const auto call : {&find_leftovers, &remove_leftovers}) {
         expect_error([&] { call(path, true); }, ErrorCode::kAlreadyExists, "is under way");

@@ -471,6 +471,9 @@ class Verifier {
     report.bytes = plan_.bytes;
     report.items_without_checksum = plan_.unchecked + unchecked_;
     report.damages = std::move(damages);
+    report.short_files = std::move(plan_.short_files);
+    std::sort(report.short_files.begin(), report.short_files.end(),
+              [](const ShortFile& a, const ShortFile& b) { return a.file < b.file; });
     report.seconds = seconds;
     return report;
   }

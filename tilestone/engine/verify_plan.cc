@@ -1,6 +1,8 @@
 #include "tilestone/engine/verify_plan_internal.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -106,6 +108,23 @@ class Planner {
                          std::to_string(expected->second));
     }
     plan_items(file, size);
+    add_if_short(file, size, expected != written_.end() ? expected->second : 0);
+  }
+
+  // `written`: 0: not recorded.
+  void add_if_short(uint32_t file, uint64_t size, uint64_t written) {
+    ShortFile found{name(file), size, written};
+    std::set<std::string_view> keys;
+    for (const uint32_t index : by_file_[file]) {
+      const VerifyItem& item = plan_.items[index];
+      const auto end = try_add(item.at->offset, item.at->length);
+      if (end && *end <= size) continue;
+      if (end && written == 0) found.expected = std::max(found.expected, *end);
+      if (keys.empty()) found.first_key = *item.key;
+      if (!item.key->empty()) keys.insert(*item.key);
+    }
+    found.keys = keys.size();
+    if (found.expected > size) plan_.short_files.push_back(std::move(found));
   }
 
   // Plans the items of a file of `size` bytes and the gaps between them. If an item reaches beyond
@@ -129,6 +148,7 @@ class Planner {
                    std::to_string(item.at->offset) + " reaches beyond the file's " +
                    std::to_string(size) + " bytes",
                index);
+        plan_.damages.back().damage.beyond_end = true;
         gap_until(std::min(item.at->offset, size));
         was_cut = true;
         continue;

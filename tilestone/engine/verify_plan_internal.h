@@ -48,6 +48,7 @@ struct VerifyPlan {
   std::vector<uint32_t> alone;            // items that are read one by one, into separate memory
   std::map<uint32_t, uint32_t> expected;  // large items: CRC-32 of their summed ranges
   std::vector<FoundDamage> damages;       // found from sizes and locations, without reading
+  std::vector<ShortFile> short_files;
   uint64_t files = 0;
   uint64_t bytes = 0;
   uint64_t unchecked = 0;  // large items without a checksum

@@ -26,7 +26,8 @@ std::string hint_for(const Metadata& metadata, const std::string& key) {
   for (const std::string& other : similar_keys(metadata, key)) {
     hint += (hint.empty() ? "did you mean \"" : "\", \"") + other;
   }
-  return hint.empty() ? "the checkpoint has no similar key" : hint + "\"?";
+  return (hint.empty() ? "the checkpoint has no similar key" : hint + "\"?") +
+         std::string("; differences=Differences(not_in_checkpoint=\"receipt\") loads the others");
 }
 
 void check_match(const TensorItem& item, const StoredTensor& stored,
@@ -45,10 +46,12 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
   throw Error(ErrorCode::kMismatch, "the checkpoint has global shape " + to_string(stored.shape) +
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)
-      .with_hint(same_dims
-                     ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
-                       "zero-fills the rest"
-                     : "");
+      .with_hint(
+          same_dims
+              ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
+                "zero-fills the rest; differences=Differences(other_shape=\"receipt\") leaves "
+                "the tensor as it is"
+              : "differences=Differences(other_shape=\"receipt\") leaves the tensor as it is");
 }
 
 // A chunk of the tensor that shares elements with the wanted box.

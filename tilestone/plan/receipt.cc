@@ -29,6 +29,7 @@ constexpr std::string_view kKeys = "keys";
 constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kParts = "parts";
 constexpr std::string_view kState = "state";
+constexpr std::string_view kSteps = "steps";
 
 void write_item(ByteWriter& out, const ReceiptItem& item) {
   out.varint(item.file);
@@ -290,6 +291,26 @@ void read_held(ByteReader& in, Receipt& receipt) {
   }
 }
 
+Bytes encode_steps(const Receipt& receipt) {
+  ByteWriter out;
+  out.varint(receipt.steps.size());
+  for (const Receipt::Step& step : receipt.steps) {
+    out.string(step.name);
+    out.u64(step.began);
+    out.varint(step.microseconds);
+  }
+  return std::move(out).take();
+}
+
+void read_steps(ByteReader& in, Receipt& receipt) {
+  receipt.steps.resize(in.count(10));
+  for (Receipt::Step& step : receipt.steps) {
+    step.name = in.string();
+    step.began = in.u64();
+    step.microseconds = in.varint();
+  }
+}
+
 std::vector<NamedField> optional_fields(const Receipt& receipt) {
   std::vector<NamedField> fields;
   const auto add = [&](std::string_view name, Bytes value) {
@@ -312,6 +333,7 @@ std::vector<NamedField> optional_fields(const Receipt& receipt) {
     out.u64(receipt.state);
     add(kState, std::move(out).take());
   }
+  if (!receipt.steps.empty()) add(kSteps, encode_steps(receipt));
   return fields;
 }
 
@@ -339,6 +361,8 @@ void read_optional_field(std::string_view name, ByteView value, Receipt& receipt
     read_parts(in, receipt);
   } else if (name == kState) {
     receipt.state = in.u64();
+  } else if (name == kSteps) {
+    read_steps(in, receipt);
   } else {
     return;  // from a later version
   }
@@ -393,6 +417,7 @@ Receipt joined_receipts(Receipt first, Receipt second) {
   first.dict_keys = std::move(second.dict_keys);  // of the whole state in both
   std::move(second.held.begin(), second.held.end(), std::back_inserter(first.held));
   first.state = second.state;
+  first.steps = std::move(second.steps);  // with those of the first
   return first;
 }
 

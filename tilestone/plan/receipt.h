@@ -76,6 +76,14 @@ struct Receipt {
   // By files: a hash of all that this rank holds and of the contents that ranks compare; else 0. It
   // shows whether a rank saves another state under the same token.
   uint64_t state = 0;
+  // What the rank has done until it reported, in order; by its own clock.
+  struct Step {
+    std::string name;    // "planning"
+    uint64_t began = 0;  // microseconds since 1970, UTC
+    uint64_t microseconds = 0;
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+  std::vector<Step> steps;
 
   // The encoding: compact keys and paths, numbers as varints, then optional fields
   // (base/named_fields.h), and finally the XXH3 of all that.

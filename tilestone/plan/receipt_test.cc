@@ -339,6 +339,7 @@ Receipt sample_receipt() {
   receipt.chunks.push_back({2, {{}, {}}, at(0, 4000, 96)});
   receipt.objects.push_back({"rng", {"rng"}, at(0, 300, 7)});
   receipt.host = "node7";
+  receipt.steps = {{"planning", 1700000000000000, 1200}, {"writing", 1700000000001200, 3}};
   receipt.copies.push_back({0, {{0, 0}, {2, 3}}, at(0, 500, 100)});
   receipt.parts = {{0, 0, 60, 0xabcdef01}, {1, 0, 0, 0}};
   receipt.attributes[1] = attributes();
@@ -383,6 +384,7 @@ TEST(ReceiptEncoding, ComesBack) {
   EXPECT_EQ(back.parts[0].crc32, 0xabcdef01);
   EXPECT_EQ(back.attributes, receipt.attributes);
   EXPECT_EQ(back.held, receipt.held);
+  EXPECT_EQ(back.steps, receipt.steps);
   EXPECT_EQ(back.encode(), receipt.encode());
 }
 

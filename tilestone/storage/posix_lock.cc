@@ -3,15 +3,22 @@
 //
 // The lock belongs to the open file, which a forked child shares. The child would keep the lock
 // after the parent's death, so every child closes the lock files right after the fork.
+//
+// The file says who holds the lock and since when, for people. What is in a file that nobody has
+// locked was left by a process that died.
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 #include <list>
 #include <mutex>
+#include <string>
+#include <system_error>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/storage/posix_internal.h"
 
 namespace tilestone {
@@ -45,9 +52,29 @@ HeldLock& held() {
   return *the_held;
 }
 
+// "process 123 on node7 since 2026-11-27 02:41:03 UTC"
+std::string holder_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char since[32];
+  const size_t length = std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return "process " + std::to_string(::getpid()) + " on " + host_name() + " since " +
+         std::string(since, length);
+}
+
+// The lock holds without the text too, for example on a full disk.
+void write_text(int fd, const std::string& text) {
+  const auto size = static_cast<ssize_t>(text.size());
+  if (::pwrite(fd, text.data(), text.size(), 0) == size && ::ftruncate(fd, size) == 0) return;
+  log(LogLevel::kDebug, std::string("the lock file does not say who holds it: ") +
+                            std::generic_category().message(errno));
+}
+
 class PosixLock : public StorageLock {
  public:
   explicit PosixLock(UniqueFd fd) {
+    write_text(fd.get(), holder_text());
     const std::lock_guard lock(held().mutex);
     at_ = held().files.insert(held().files.end(), std::move(fd));
   }
@@ -56,6 +83,7 @@ class PosixLock : public StorageLock {
     // Unlock explicitly: a child that has just been forked may still share the open file. A child
     // must not unlock: its file is closed already, or the lock belongs to its parent.
     if (*at_ && process_ == ::getpid()) {
+      write_text(at_->get(), "");
       struct flock unlock = whole_file(F_UNLCK);
       ::fcntl(at_->get(), F_OFD_SETLK, &unlock);
     }

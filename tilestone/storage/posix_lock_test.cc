@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <signal.h>
@@ -6,6 +7,7 @@
 
 #include <array>
 
+#include "tilestone/base/host.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -39,6 +41,19 @@ TEST(PosixLock, GoesWithItsObjectThoughAForkedChildLives) {
   lock.reset();
   EXPECT_FALSE(storage->is_locked("lock"));
   EXPECT_NE(storage->try_lock("lock"), nullptr);
+}
+
+TEST(PosixLock, TheFileSaysWhoHoldsItAndSinceWhen) {
+  const TempDirectory folder;
+  const auto storage = posix_storage(folder.path());
+  const auto text = [&] { return std::string(as_text(read_file(*storage, "lock", 1000))); };
+  auto lock = storage->try_lock("lock");
+  EXPECT_THAT(text(), testing::MatchesRegex("process " + std::to_string(::getpid()) + " on " +
+                                            host_name() + " since 20[0-9-]* [0-9:]* UTC"));
+  EXPECT_EQ(storage->try_lock("lock"), nullptr);
+  EXPECT_THAT(text(), testing::StartsWith("process "));
+  lock.reset();
+  EXPECT_EQ(text(), "");
 }
 
 TEST(PosixLock, GoesWithItsProcessThoughAForkedChildLives) {

@@ -98,8 +98,9 @@ bool is_locked(Storage& storage) {
 
 void refuse_existing(const Attempt& attempt) {
   Storage& storage = *attempt.location;
-  const auto refuse = [&](const std::string& what, const std::string& hint) {
-    throw Error(ErrorCode::kAlreadyExists, what + " " + storage.describe()).with_hint(hint);
+  const auto refuse = [&](const std::string& what, const std::string& hint,
+                          const std::string& more = "") {
+    throw Error(ErrorCode::kAlreadyExists, what + " " + storage.describe() + more).with_hint(hint);
   };
   const std::vector<std::string> names = storage.list();
   const auto other = find_foreign(
@@ -109,7 +110,9 @@ void refuse_existing(const Attempt& attempt) {
            "a save without a communicator can't replace a checkpoint: save elsewhere");
   }
   refuse_fixed_names(attempt, names);
-  if (is_locked(storage)) refuse("a save with a communicator is under way at", "save elsewhere");
+  if (is_locked(storage)) {
+    refuse("a save with a communicator is under way at", "save elsewhere", lock_holder(storage));
+  }
 }
 
 void expect_same_head(const Attempt& attempt, const AttemptHead& other) {

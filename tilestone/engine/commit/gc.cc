@@ -12,6 +12,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/engine/open/look_around_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
@@ -67,6 +68,7 @@ class Cleaning {
       const auto info = reason ? storage_.stat(name) : std::nullopt;
       if (info && info->regular) found.push_back({name, info->size, reason->what, reason->why});
     }
+    if (found.empty() && !standing_.found && open_.empty() && kept_.empty()) refuse_strange(names);
     return found;
   }
 
@@ -131,6 +133,15 @@ class Cleaning {
   std::string why_not_needed(const Sibling& sibling) const {
     if (!standing_.found || standing_.save_id != sibling.save_id) return "it was not published";
     return "it contains the checkpoint that the save " + sibling.save_id + " has replaced";
+  }
+
+  // Nothing here is a save's: the checkpoint may be elsewhere.
+  void refuse_strange(const std::vector<std::string>& names) const {
+    const std::string around = look_around(storage_, names);
+    if (around.empty()) return;
+    throw Error(ErrorCode::kNotFound,
+                "no checkpoint, and nothing of a failed save, at " + storage_.describe())
+        .with_hint(around);
   }
 
   void refuse_lost(const std::vector<std::string>& names, const Notes& notes) {

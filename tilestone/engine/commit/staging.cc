@@ -103,14 +103,40 @@ bool is_empty(Storage& location) {
   return location.list().empty() && location.list_directories().empty();
 }
 
+// The holder of the location's lock, or of that of a save beside it.
+std::string holder_at(Storage& location) {
+  if (std::string holder = lock_holder(location); !holder.empty()) return holder;
+  const Siblings siblings(location);
+  for (const Sibling& sibling : siblings.find()) {
+    if (std::string holder = siblings.holder(sibling); !holder.empty()) return holder;
+  }
+  return "";
+}
+
 }  // namespace
 
 void fail_under_way(Storage& storage, std::string_view what, std::string_view hint) {
   if (repairs(storage)) what = "a repair";
   throw Error(ErrorCode::kAlreadyExists,
-              std::string(what) + " is under way at " + storage.describe())
+              std::string(what) + " is under way at " + storage.describe() + holder_at(storage))
       .with_file(kLockName)
       .with_hint(std::string(hint));
+}
+
+// Anybody may have written the file, so only a short line in our form is shown.
+std::string lock_holder(Storage& storage, const std::string& lock) {
+  constexpr uint64_t kMostBytes = 400;
+  try {
+    if (!storage.is_locked(lock)) return "";
+    const Bytes bytes = read_file(storage, lock, kMostBytes);
+    const std::string text(as_text(bytes));
+    const bool is_line = std::all_of(text.begin(), text.end(),
+                                     [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
+    return is_line && text.starts_with("process ") ? ", by " + text : "";
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("who holds a lock is not known: ") + error.what());
+    return "";
+  }
 }
 
 // A file that is made in the locked directory must be visible at the location. Otherwise the
@@ -155,6 +181,10 @@ std::vector<Sibling> Siblings::find() const {
 
 bool Siblings::is_alive(const Sibling& sibling) const {
   return place_->storage->is_locked(sibling.name + "/" + std::string(kLockName));
+}
+
+std::string Siblings::holder(const Sibling& sibling) const {
+  return lock_holder(*place_->storage, sibling.name + "/" + std::string(kLockName));
 }
 
 uint64_t Siblings::size_of(const Sibling& sibling) const {

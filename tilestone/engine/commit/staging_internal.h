@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
@@ -23,9 +24,12 @@ std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";
 // Throws Error(kAlreadyExists): `what`, or a repair if one has left its mark, is under way at the
-// location.
+// location. Names the process that holds the lock, if the storage knows it.
 [[noreturn]] void fail_under_way(Storage& storage, std::string_view what = "another save",
                                  std::string_view hint = "wait for it, or save elsewhere");
+
+// ", by process 1 on node7 since DATE" for a locked file; "" if the storage does not know it.
+std::string lock_holder(Storage& storage, const std::string& lock = std::string(kLockName));
 
 // By how many bytes its name is longer than the location's.
 inline constexpr size_t kSiblingLonger = 48;
@@ -53,7 +57,8 @@ class Siblings {
   std::vector<Sibling> find() const;
   // Whether its save is under way.
   bool is_alive(const Sibling& sibling) const;
-  uint64_t size_of(const Sibling& sibling) const;  // total bytes of its files
+  std::string holder(const Sibling& sibling) const;  // lock_holder() of its lock
+  uint64_t size_of(const Sibling& sibling) const;    // total bytes of its files
   // Removes a sibling; false if its save is under way. Syncs the parent first: after a crash, an
   // exchange that is not durable could put the removed directory back into place.
   bool remove_dead(const Sibling& sibling) const;

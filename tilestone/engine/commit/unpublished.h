@@ -99,7 +99,8 @@ struct Leftover {
 // `force`: also finds files that no note mentions. Without
 // `force` these stay, because they may have been copied there, and a warning is logged.
 //
-// Errors: kNotFound when there is no file at all; kAlreadyExists while a save is under way there;
+// Errors: kNotFound when there is no file at all, and, with a hint at what is there, when neither a
+// checkpoint nor anything of a save is; kAlreadyExists while a save is under way there;
 // kCorrupt without `force`, when no checkpoint exists and the files may be all that is left of one
 // (files that no note mentions, or a manifest with all its data files); kCorrupt and kUnsafe when
 // the checkpoint can't be read, because then the files that it needs are not known; kIo.

@@ -64,9 +64,7 @@ std::string hint_for(Storage& storage, std::span<const std::string> names) {
            below.back() + ": open one of them";
   }
   if (const std::string file = name_with(names, {".pt", ".pth", ".bin", ".ckpt"}); !file.empty()) {
-    return file +
-           " looks like a file of torch.save: torch.load reads it, and `tilestone convert` "
-           "of its path makes a checkpoint of it";
+    return file + " looks like a file of torch.save: open it by its own path";
   }
   return "";
 }

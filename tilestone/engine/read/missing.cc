@@ -67,6 +67,12 @@ std::string prefix_hint(const std::vector<std::string>& missing, const Metadata&
 
 }  // namespace
 
+std::string hint_at_missing(const Metadata& metadata, const std::string& key) {
+  const std::string similar = similar_keys_hint(metadata, key);
+  return (similar.empty() ? "" : similar + "; ") +
+         "differences=Differences(not_in_checkpoint=\"report\") loads the others";
+}
+
 void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<std::string>& objects,
                        const Metadata& metadata) {
   std::vector<std::string> missing;
@@ -80,13 +86,7 @@ void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<st
   if (missing.empty()) return;
   std::string hint = prefix_hint(missing, metadata);
   if (missing.size() == 1 && hint.empty()) return;
-  if (hint.empty()) {
-    hint = "differences=Differences(not_in_checkpoint=\"report\") loads the others";
-    if (const std::string similar = similar_keys_hint(metadata, missing.front());
-        !similar.empty()) {
-      hint = similar + "; " + hint;
-    }
-  }
+  if (hint.empty()) hint = hint_at_missing(metadata, missing.front());
   std::string text = std::to_string(missing.size()) + " of " +
                      std::to_string(tensors.size() + objects.size()) +
                      " requested keys are not in the checkpoint: ";

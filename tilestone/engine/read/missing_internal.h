@@ -17,4 +17,7 @@ namespace tilestone::engine {
 void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<std::string>& objects,
                        const Metadata& metadata);
 
+// For the error of one missing key: similar keys, and the option that loads the others.
+std::string hint_at_missing(const Metadata& metadata, const std::string& key);
+
 }  // namespace tilestone::engine

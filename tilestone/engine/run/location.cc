@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/run/torch_save_storage_internal.h"
+#include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/storage/one_file.h"
 #include "tilestone/storage/posix_storage.h"
 
@@ -84,19 +86,18 @@ std::string absolute(const std::string& path) {
       .with_errno(error.value());
 }
 
-// Whether the path is a regular file of a kind that is opened by itself.
-bool is_one_file(const fs::path& path) {
-  constexpr std::string_view kKinds[] = {".safetensors"};
-  const std::string kind = path.extension().string();
-  std::error_code error;
-  return std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds) &&
-         fs::is_regular_file(path, error);
-}
-
+// A directory, or a file of a kind that is opened by itself.
 std::shared_ptr<Storage> storage_at(const std::string& path, const PosixOptions& options) {
-  if (!is_one_file(path)) return posix_storage(path, options);
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return posix_storage(path, options);
   const fs::path file(path);
-  return one_file(posix_storage(file.parent_path().string(), options), file.filename().string());
+  const std::string name = file.filename().string();
+  if (!name.ends_with(".safetensors") && !is_torch_save_name(name)) {
+    return posix_storage(path, options);
+  }
+  auto directory = posix_storage(file.parent_path().string(), options);
+  if (is_torch_save_name(name)) return engine::torch_save_storage(directory, name, path);
+  return one_file(std::move(directory), name);
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ class Storage;
 struct PosixOptions;
 
 // A directory of a file system, or any storage. One location holds one checkpoint. The path of a
-// safetensors file is a location for reading that has only this file.
+// safetensors file, or of a file of torch.save (.pt, .pth, .bin, .ckpt), is a location for reading
+// that has only this file.
 //
 // A path is checked when the location is first used. Constructing a Location from a bad path
 // therefore never fails; the save or load fails instead, and reports the error to all ranks. A
@@ -162,13 +163,27 @@ struct Checks {
   bool checksums = true;
 };
 
-// The differences in keys that a load found and for which Differences says kReport: the union over
-// all ranks, equal on each rank, sorted.
+// One step of a save or load, and how long it took on this rank, with the waiting for other ranks.
+struct StepTime {
+  std::string step;
+  double seconds = 0;
+};
+
+// What a load found. The keys are those for which Differences says kReport: the union over all
+// ranks, equal on each rank, sorted.
 struct LoadReport {
   std::vector<std::string> not_in_checkpoint;
   std::vector<std::string> not_requested;
   std::vector<std::string> other_shape;
-  friend bool operator==(const LoadReport&, const LoadReport&) = default;
+  uint64_t bytes_loaded = 0;  // stored bytes of what this rank loaded of tensors
+  // "describing" (which checkpoint is there), "choosing" (what to read; objects are read),
+  // "exchanging" (with other ranks) and "reading", in this order.
+  std::vector<StepTime> timings;
+  // Compares the keys.
+  friend bool operator==(const LoadReport& a, const LoadReport& b) {
+    return a.not_in_checkpoint == b.not_in_checkpoint && a.not_requested == b.not_requested &&
+           a.other_shape == b.other_shape;
+  }
 };
 
 // What a load does about a difference between `wanted` and the checkpoint. kReport: the LoadReport
@@ -181,7 +196,7 @@ struct Differences {
   // In the checkpoint, but wanted by no rank. nullopt: ignored, except below LoadOptions::complete.
   std::optional<Policy> not_requested = std::nullopt;
   Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
-  LoadReport* report = nullptr;         // receives what kReport found; must outlive the load
+  LoadReport* report = nullptr;         // receives what the load found; must outlive it
 };
 
 // How a checkpoint's files are read.
@@ -264,6 +279,9 @@ struct SaveResult {
   bool common_differs = false;
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
+  // "planning", "staging" (only if it was taken), "writing", "reporting" and "publishing", in this
+  // order. What the program did between begin_save and the other calls is in none of them.
+  std::vector<StepTime> timings = {};
 };
 
 // Counts of one rank's session.

@@ -27,7 +27,7 @@ std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, 
   if (live.chunks.empty() && live.copies.empty()) return std::nullopt;
   Assignment staged = std::exchange(share.assignment, std::move(live));
   const bool held = std::exchange(share.report_held, false);
-  Receipt receipt = write_share(planned, kept, deadline);
+  Receipt receipt = write_assigned(planned, kept, deadline);
   share.assignment = std::move(staged);
   share.report_held = held;
   return receipt;
@@ -76,6 +76,7 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;
   std::optional<Receipts> receipts;
+  const auto began = StepTimes::Clock::now();
   try {
     rounds.run(
         "staging",
@@ -95,6 +96,7 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
     discard(planned);
     throw;
   }
+  planned.steps.add("staging", began);
   return {std::move(planned), std::move(memory), std::move(written), *std::move(receipts)};
 }
 
@@ -118,6 +120,7 @@ SaveResult InBackground::save() {
     throw;
   }
   session_.reset();
+  note_published(planned_, reported_, planned_.result);
   return planned_.result;
 }
 
@@ -141,6 +144,11 @@ Receipt InBackground::write() {
   return receipt;
 }
 
+void InBackground::note_reported(StepTimes::Clock::time_point began) {
+  planned_.steps.add("reporting", began);
+  reported_ = StepTimes::Clock::now();
+}
+
 // The next save may use the memory.
 void InBackground::release() {
   release_tensors(planned_.share);
@@ -153,6 +161,7 @@ void InBackground::publish() {
   bool tried = false;
   try {
     Receipt own = write();
+    const auto began = StepTimes::Clock::now();
     const Deadline deadline = deadline_.sooner(kShareOfCoordinator);
     const std::vector<Bytes> encoded = receipts_.gather(own.encode(), deadline);
     std::vector<Receipt> receipts;
@@ -161,6 +170,7 @@ void InBackground::publish() {
       receipts.push_back(is_own ? std::move(own) : Receipt::decode(encoded[rank]));
     }
     prepare_commit(planned_, std::move(receipts), encoded, deadline);
+    note_reported(began);
     if (deadline_.expired()) {
       throw Error(ErrorCode::kTimeout, "the save's deadline passed before it was published");
     }
@@ -196,7 +206,9 @@ void InBackground::end_badly(const Error& error, bool tried) noexcept {
 void InBackground::report_and_wait() {
   try {
     const Receipt receipt = write();
+    const auto began = StepTimes::Clock::now();
     receipts_.leave(receipt.encode(), deadline_);
+    note_reported(began);
   } catch (...) {
     // A rename whose answer is lost may have left the receipt. Then the coordinator decides.
     if (receipts_.surely_has_none()) {
@@ -205,6 +217,7 @@ void InBackground::report_and_wait() {
       receipts_.leave(current_error());
       throw;
     }
+    reported_ = StepTimes::Clock::now();
   }
   std::optional<Receipts::Failed> failed;
   try {

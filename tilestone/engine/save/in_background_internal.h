@@ -50,6 +50,7 @@ class InBackground {
 
  private:
   Receipt write();
+  void note_reported(StepTimes::Clock::time_point began);
   void release();
   void publish();
   void end_badly(const Error& error, bool tried) noexcept;
@@ -62,6 +63,7 @@ class InBackground {
   const Deadline deadline_;
   const bool is_coordinator_;
   Receipts receipts_;
+  StepTimes::Clock::time_point reported_ = {};
   bool has_left_error_ = false;  // not on the coordinator
 };
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/inventory.h"
@@ -56,7 +58,8 @@ void open_storage(PlannedShare& planned) {
                         : staging_storage(*planned.location, planned.staging_name);
 }
 
-Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline, int first_file) {
+Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                       int first_file) {
   const SaveShare& share = planned.share;
   if (planned.storage == nullptr) open_storage(planned);
   if (planned.transaction && !planned.of_dialect) {
@@ -74,6 +77,37 @@ Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadlin
   }
   if (planned.lazy != nullptr) planned.lazy->expect_sealed(deadline);
   return receipt;
+}
+
+Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline, int first_file) {
+  const auto began = StepTimes::Clock::now();
+  Receipt receipt = write_assigned(planned, kept, deadline, first_file);
+  planned.steps.add("writing", began);
+  // By files the same state under the same token gives the same bytes, whenever it is written.
+  if (!planned.share.options.by_files) receipt.steps = planned.steps.reported();
+  return receipt;
+}
+
+void note_planned(PlannedShare& planned, StepTimes::Clock::time_point began, double preparing) {
+  const SaveShare& share = planned.share;
+  planned.steps.set_name("save " + share.save_id + ", rank " + std::to_string(share.rank));
+  planned.steps.add_earlier("preparing", preparing);
+  planned.steps.add("planning", began);
+}
+
+void note_published(PlannedShare& planned, StepTimes::Clock::time_point began, SaveResult& result) {
+  planned.steps.add("publishing", began);
+  result.timings = planned.steps.all();
+  const SaveShare& share = planned.share;
+  const bool coordinator = share.rank == 0;
+  const bool knows_all = planned.bytes_of_ranks > 0;
+  const std::string by =
+      knows_all || share.world_size == 1
+          ? "on " + counted(static_cast<uint64_t>(share.world_size), "rank")
+          : "by rank " + std::to_string(share.rank) + " of " + std::to_string(share.world_size);
+  const std::string done = result.published ? "saved " : "written, not yet published: ";
+  log_ended(planned.steps, done + planned.location->describe(),
+            knows_all ? planned.bytes_of_ranks : result.bytes_written, by, coordinator);
 }
 
 void release_tensors(SaveShare& share) {
@@ -99,6 +133,9 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline) {
   const SaveShare& share = planned.share;
   const bool copies = share.options.copies.has_value();
+  for (const Receipt& receipt : receipts) {
+    for (const ReceiptFile& file : receipt.files) planned.bytes_of_ranks += file.size;
+  }
   planned.transaction->prepare(
       {.save = {.receipts = std::move(receipts),
                 .encoded = encoded,

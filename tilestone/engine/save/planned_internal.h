@@ -16,6 +16,7 @@
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
@@ -36,10 +37,12 @@ struct PlannedShare {
       storage;  // where this rank writes; set by open_storage() and write_share()
   std::vector<std::string> written;   // its data files, once they are durable
   std::shared_ptr<LazyStaging> lazy;  // what is still to be staged; null: nothing
+  StepTimes steps;                    // that this rank has taken
 
   // Only in the process that commits. Holds the location's lock.
   std::optional<Transaction> transaction;
-  ReplicaNames replicas;  // likewise: additional names for the index
+  uint64_t bytes_of_ranks = 0;  // likewise: of all ranks' data files, once they have reported
+  ReplicaNames replicas;        // likewise: additional names for the index
   // Likewise: Dialect::encode_index(). Set by write_share(), while the tensors of the common state
   // still have the memory that the save reads.
   std::optional<Index> of_dialect;
@@ -62,8 +65,15 @@ void open_storage(PlannedShare& planned);
 // the caller calls LazyStaging::end().
 // Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
 // found. `kept`: of a session; null: none. `first_file`: see WriteTask.
+Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline deadline,
+                       int first_file = 0);
+// The same as the step "writing", at whose end the receipt says which steps the rank has taken.
 Receipt write_share(PlannedShare& planned, KeptResources* kept, Deadline deadline,
                     int first_file = 0);
+// Notes the step "planning", which has ended. `preparing`: RequestView::preparing.
+void note_planned(PlannedShare& planned, StepTimes::Clock::time_point began, double preparing);
+// Notes the step "publishing", with which the save has ended, and says so in the log.
+void note_published(PlannedShare& planned, StepTimes::Clock::time_point began, SaveResult& result);
 // Forgets the tensors, which are not read again once the data is durable.
 void release_tensors(SaveShare& share);
 

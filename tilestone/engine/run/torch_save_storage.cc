@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/torch_save_storage_internal.h"
+#include "tilestone/format/torch_save/torch_save.h"
+#include "tilestone/geometry/strided_copy.h"
+#include "tilestone/storage/mapped_file.h"
+#include "tilestone/storage/one_file.h"
+
+namespace tilestone::engine {
+namespace {
+
+// A file whose bytes are made when they are read.
+class MadeFile final : public ReadableFile {
+ public:
+  using Fill = std::function<void(uint64_t offset, MutableByteView out)>;
+  MadeFile(std::string name, uint64_t size, Fill fill)
+      : name_(std::move(name)), size_(size), fill_(std::move(fill)) {}
+
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  void read(const ReadOp& op, size_t index, const ReadDone& done) const {
+    if (op.offset > size_ || op.size > size_ - op.offset) {
+      throw Error(ErrorCode::kCorrupt, "a range extends beyond the end of the file")
+          .with_file(name_);
+    }
+    Bytes own(op.target == nullptr ? op.size : 0);
+    const MutableByteView out(op.target == nullptr ? own.data() : op.target, op.size);
+    fill_(op.offset, out);
+    if (op.crc32 != nullptr) {
+      const uint64_t step = op.crc_bytes == 0 ? std::max<uint64_t>(op.size, 1) : op.crc_bytes;
+      for (uint64_t at = 0, i = 0; at < op.size || i == 0; at += step, ++i) {
+        op.crc32[i] = crc32(ByteView(out).subspan(at, std::min(step, op.size - at)));
+      }
+    }
+    done(index, out);
+  }
+
+ private:
+  const std::string name_;
+  const uint64_t size_;
+  const Fill fill_;
+};
+
+class TorchSaveStorage final : public Storage {
+ public:
+  TorchSaveStorage(std::shared_ptr<Storage> directory, std::string name, std::string path)
+      : directory_(directory),
+        file_(one_file(std::move(directory), name)),
+        name_(std::move(name)),
+        path_(std::move(path)) {}
+
+  bool can(StorageCapability) override { return false; }
+  ReadCosts read_costs() const override { return directory_->read_costs(); }
+  uint64_t available_cache() override { return directory_->available_cache(); }
+  std::string describe() const override { return file_->describe(); }
+  std::optional<StoragePlace> parent() override { return StoragePlace{directory_, name_}; }
+
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    const TorchSaveFile& shown = contents();
+    if (is_one_of(shown.names, name)) return file_->open(name_);
+    if (name == shown.index_name) {
+      return std::make_unique<MadeFile>(
+          name, shown.index.size(), [&](uint64_t offset, MutableByteView out) {
+            const ByteView part = ByteView(shown.index).subspan(offset, out.size());
+            std::copy(part.begin(), part.end(), out.begin());
+          });
+    }
+    if (name == shown.packed_name) {
+      return std::make_unique<MadeFile>(
+          name, shown.packed_bytes,
+          [&](uint64_t offset, MutableByteView out) { pack(shown.packed, offset, out); });
+    }
+    throw Error(ErrorCode::kNotFound, "the file of torch.save has no such part").with_file(name);
+  }
+
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    std::vector<ReadOp> stored;
+    std::vector<size_t> indices;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (const auto* const made = dynamic_cast<const MadeFile*>(ops[i].file)) {
+        made->read(ops[i], i, done);
+      } else {
+        stored.push_back(ops[i]);
+        indices.push_back(i);
+      }
+    }
+    if (stored.empty()) return;
+    directory_->read(stored, options, [&](size_t i, ByteView bytes) { done(indices[i], bytes); });
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    const TorchSaveFile& shown = contents();
+    if (is_one_of(shown.names, name)) return file_->stat(name_);
+    if (name == shown.index_name) return FileInfo{shown.index.size()};
+    if (name == shown.packed_name) return FileInfo{shown.packed_bytes};
+    return std::nullopt;
+  }
+  std::vector<std::string> list(const std::string& prefix) override {
+    const TorchSaveFile& shown = contents();
+    std::vector<std::string> names = shown.names;
+    names.push_back(shown.index_name);
+    names.push_back(shown.packed_name);
+    std::erase_if(names, [&](const std::string& name) { return !name.starts_with(prefix); });
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::vector<std::string> list_directories(const std::string&) override { return {}; }
+  bool is_locked(const std::string&) override { return false; }
+
+  // one_file() refuses all of these.
+  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+    return file_->try_lock(name);
+  }
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size) override {
+    return file_->create(name, size);
+  }
+  void rename(const std::string& from, const std::string& to, bool replace) override {
+    file_->rename(from, to, replace);
+  }
+  void remove(const std::string& name) override { file_->remove(name); }
+  void make_directory(const std::string& name) override { file_->make_directory(name); }
+  void remove_directory(const std::string& name) override { file_->remove_directory(name); }
+  void exchange_directories(const std::string& a, const std::string& b) override {
+    file_->exchange_directories(a, b);
+  }
+  void rename_directory(const std::string& from, const std::string& to) override {
+    file_->rename_directory(from, to);
+  }
+  void sync_directory(const std::string& name) override { file_->sync_directory(name); }
+
+ private:
+  static bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  static void pack(const std::vector<TorchSaveFile::Packed>& packed, uint64_t offset,
+                   MutableByteView out) {
+    auto next = std::partition_point(packed.begin(), packed.end(), [&](const auto& item) {
+      return item.offset + item.size <= offset;
+    });
+    while (!out.empty()) {
+      const uint64_t begin = offset - next->offset;
+      const uint64_t size = std::min<uint64_t>(out.size(), next->size - begin);
+      if (!next->bytes.empty()) {
+        const ByteView part = ByteView(next->bytes).subspan(begin, size);
+        std::copy(part.begin(), part.end(), out.begin());
+      } else {
+        pack_range(next->tensor.strided_view(), begin, out.first(size));
+      }
+      out = out.subspan(size);
+      offset += size;
+      ++next;
+    }
+  }
+
+  // The directory decides whether the file may be read: it may be a link.
+  const TorchSaveFile& contents() {
+    const std::lock_guard lock(mutex_);
+    if (!contents_) {
+      static_cast<void>(file_->open(name_));
+      mapped_.emplace(path_);
+      contents_ = describe_torch_save(mapped_->bytes(), name_);
+    }
+    return *contents_;
+  }
+
+  const std::shared_ptr<Storage> directory_, file_;
+  const std::string name_, path_;
+  std::mutex mutex_;
+  std::optional<MappedFile> mapped_;
+  std::optional<TorchSaveFile> contents_;
+};
+
+}  // namespace
+
+std::shared_ptr<Storage> torch_save_storage(std::shared_ptr<Storage> directory, std::string name,
+                                            std::string path) {
+  return std::make_shared<TorchSaveStorage>(std::move(directory), std::move(name), std::move(path));
+}
+
+}  // namespace tilestone::engine

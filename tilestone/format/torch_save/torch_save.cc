@@ -1,0 +1,271 @@
+#include "tilestone/format/torch_save/torch_save.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/format/archive/archive_reader_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/archive/zip_reader_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/plan/receipt.h"
+
+namespace tilestone {
+namespace torch_save {
+namespace {
+
+constexpr std::string_view kIndexEnd = ":torch_save";
+constexpr std::string_view kPackedEnd = ":packed";
+
+class TorchSaveFormat final : public Format {
+ public:
+  std::string_view name() const override { return "torch_save"; }
+
+  void check(const Items&) const override {
+    throw Error(ErrorCode::kUnsupported, "a save can't write a file of torch.save")
+        .with_hint(
+            "save in the format torch_dist, and convert the checkpoint: `tilestone convert`");
+  }
+  bool has_fixed_names() const override { return true; }
+  std::string data_file_name(std::string_view, int, int) const override { fail_only_read(); }
+  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
+    return std::nullopt;
+  }
+  std::unique_ptr<ItemEncoder> encoder() const override { fail_only_read(); }
+  Index encode_index(const Metadata&) const override { fail_only_read(); }
+
+  bool detect(std::span<const std::string> names) const override { return !indexes(names).empty(); }
+  std::vector<std::string> index_files(std::span<const std::string> names) const override {
+    std::vector<std::string> found = indexes(names);
+    if (found.empty()) throw Error(ErrorCode::kNotFound, "no file of torch.save");
+    return found;
+  }
+  Metadata parse_index(const DirectoryFiles& files) const override {
+    const std::string name = index_files(files.names).front();
+    const auto found = files.contents.find(name);
+    if (found == files.contents.end()) {
+      throw Error(ErrorCode::kInternal, "the index has not been read").with_file(name);
+    }
+    try {
+      Metadata metadata = merge_receipts({Receipt::decode(found->second)});
+      metadata.writer = "torch.save";
+      for (StoredTensor& tensor : metadata.tensors) {
+        for (StoredChunk& chunk : tensor.chunks) drop_unknown(chunk.at);
+      }
+      metadata.index();
+      return metadata;
+    } catch (const Error& error) {
+      throw Error(ErrorCode::kCorrupt, error.message()).with_file(name).with_key(error.key());
+    }
+  }
+
+  // The metadata alone determines where each element is.
+  std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
+  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                             const ItemLocation& at, std::span<const ByteView>) const override {
+    if (const auto fault = size_fault(tensor, chunk, at.length)) {
+      throw Error(ErrorCode::kCorrupt, fault->problem);
+    }
+    return {.dtype = tensor.dtype,
+            .shape = chunk.box.shape,
+            .strides = contiguous_strides(chunk.box.shape),
+            .offset = 0,
+            .record_offset = 0,
+            .record_size = at.length,
+            .record_crc32 = std::nullopt};
+  }
+  Value parse_object(ByteView item) const override { return read_torch_archive(item); }
+  Bytes decode(Codec, ByteView, uint64_t) const override {
+    throw Error(ErrorCode::kInternal, "items of torch.save files have no codec");
+  }
+  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
+                                         ByteView item) const override {
+    return size_fault(tensor, chunk, item.size());
+  }
+  std::optional<ItemFault> verify_object(ByteView item) const override {
+    return archive::check_archive(item);
+  }
+
+ private:
+  [[noreturn]] static void fail_only_read() {
+    throw Error(ErrorCode::kInternal, "this format is only read");
+  }
+
+  static std::vector<std::string> indexes(std::span<const std::string> names) {
+    std::vector<std::string> found;
+    for (const std::string& name : names) {
+      if (name.ends_with(kIndexEnd)) found.push_back(name);
+    }
+    return found;
+  }
+
+  // See checksums_of().
+  static void drop_unknown(ItemLocation& at) {
+    if (at.length > 0 && at.checksums && at.checksums->payload_offset > 0) at.checksums.reset();
+  }
+
+  static std::optional<ItemFault> size_fault(const StoredTensor& tensor, const StoredChunk& chunk,
+                                             uint64_t size) {
+    const uint64_t expected = static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
+    if (size == expected) return std::nullopt;
+    return ItemFault{0, "expected a tensor of " + std::to_string(expected) + " bytes, found " +
+                            std::to_string(size) + " bytes"};
+  }
+};
+
+// The entries of the file's dict, or the file's object as the only one.
+StateDict tree_of(const Value& root) {
+  StateDict state;
+  if (root.kind() != Value::Kind::kDict) {
+    state["object"] = root;
+    return state;
+  }
+  for (const auto& [key, value] : root.as_dict()) {
+    if (key.kind() == Value::Kind::kString) {
+      state.entries().emplace_back(key.as_string(), value);
+    } else if (key.kind() == Value::Kind::kInt) {
+      state.entries().emplace_back(key.as_int(), value);
+    } else {
+      state.others().emplace_back(key, value);
+    }
+  }
+  return state;
+}
+
+class Describer {
+ public:
+  Describer(ByteView bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {
+    file_.index_name = name_ + std::string(kIndexEnd);
+    file_.packed_name = name_ + std::string(kPackedEnd);
+  }
+
+  TorchSaveFile describe() && {
+    find_records();
+    const StateDict state = tree_of(archive::view_archive(bytes_));
+    const Items items = pytorch_dialect()->to_items(state, *torch_save_format());
+    receipt_.dict_keys = items.dict_keys;
+    for (const TensorItem& item : items.tensors) add(item);
+    for (const ObjectItem& item : items.objects) {
+      Bytes bytes = write_torch_archive(item.value);
+      const uint32_t crc = crc32(bytes);
+      receipt_.objects.push_back(
+          {item.key, item.path, packed({0, bytes.size(), std::move(bytes), {}}, {0, 0, crc})});
+    }
+    receipt_.files[0] = {file_.packed_name, file_.packed_bytes};
+    file_.index = receipt_.encode();
+    return std::move(file_);
+  }
+
+ private:
+  // The CRC-32s of the records' bytes, by where they begin.
+  void find_records() {
+    const archive::ItemBytes whole(bytes_);
+    const auto directory = archive::ZipDirectory::parse(whole);
+    if (!directory || !directory->has_checksums()) return;
+    for (const archive::ZipRecord& record : directory->records()) {
+      const auto offset = directory->data_offset(whole, record);
+      if (offset) records_[*offset] = {record.size, record.crc32};
+    }
+  }
+
+  void add(const TensorItem& item) {
+    const TensorView& tensor = item.pieces.at(0).data;
+    const auto number = static_cast<uint32_t>(receipt_.tensors.size());
+    receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape});
+    const bool is_run = tensor.strides == contiguous_strides(tensor.shape);
+    const ReceiptItem at = is_run && tensor.bytes() > 0
+                               ? in_place(tensor)
+                               : packed({0, tensor.bytes(), {}, tensor}, unknown(tensor.bytes()));
+    receipt_.chunks.push_back({number, Box::whole(item.global_shape), at});
+  }
+
+  // Receipt has no items without checksums: this stands for them (drop_unknown).
+  static ItemChecksums unknown(uint64_t size) { return {size, 0, 0}; }
+
+  ItemChecksums checksums_of(uint64_t offset, uint64_t size) const {
+    const auto found = records_.find(offset);
+    if (found == records_.end() || found->second.size != size) return unknown(size);
+    return {0, found->second.crc32, found->second.crc32};
+  }
+
+  ReceiptItem in_place(const TensorView& tensor) {
+    const auto offset = static_cast<uint64_t>(tensor.data - bytes_.data());
+    const uint64_t size = tensor.bytes();
+    return {name_for(offset, size), offset, size, checksums_of(offset, size)};
+  }
+
+  // The first name of the file under which no other tensor has some of these bytes.
+  uint32_t name_for(uint64_t begin, uint64_t size) {
+    for (size_t i = 0;; ++i) {
+      if (i == taken_.size()) {
+        taken_.emplace_back();
+        file_.names.push_back(i == 0 ? name_ : name_ + ":" + std::to_string(i + 1));
+        receipt_.files.push_back({file_.names.back(), bytes_.size()});
+      }
+      std::map<uint64_t, uint64_t>& taken = taken_[i];
+      const auto next = taken.lower_bound(begin);
+      const bool before = next != taken.begin() && std::prev(next)->second > begin;
+      const bool after = next != taken.end() && next->first < begin + size;
+      if (before || after) continue;
+      taken[begin] = begin + size;
+      return static_cast<uint32_t>(i + 1);
+    }
+  }
+
+  ReceiptItem packed(TorchSaveFile::Packed item, const ItemChecksums& checksums) {
+    item.offset = file_.packed_bytes;
+    file_.packed_bytes += item.size;
+    const ReceiptItem at{0, item.offset, item.size, checksums};
+    file_.packed.push_back(std::move(item));
+    return at;
+  }
+
+  struct Record {
+    uint64_t size = 0;
+    uint32_t crc32 = 0;
+  };
+
+  const ByteView bytes_;
+  const std::string name_;
+  TorchSaveFile file_;
+  Receipt receipt_ = {.files = {{}}};  // the first is what is packed
+  std::map<uint64_t, Record> records_;
+  std::vector<std::map<uint64_t, uint64_t>> taken_;  // by name: beginnings and ends of tensors
+};
+
+void expect_zip(ByteView bytes) {
+  constexpr std::string_view kMagic = "PK\x03\x04";
+  if (bytes.size() >= kMagic.size() && as_text(bytes.first(kMagic.size())) == kMagic) return;
+  throw Error(ErrorCode::kUnsupported, "this is not a zip archive, as torch.save writes it")
+      .with_hint(
+          "files of torch.save from before PyTorch 1.6, and other pickles, are not read: load the "
+          "file with torch.load, and save it again");
+}
+
+}  // namespace
+}  // namespace torch_save
+
+std::shared_ptr<const Format> torch_save_format() {
+  return std::make_shared<torch_save::TorchSaveFormat>();
+}
+
+bool is_torch_save_name(std::string_view name) {
+  constexpr std::string_view kEndings[] = {".pt", ".pth", ".bin", ".ckpt"};
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+TorchSaveFile describe_torch_save(ByteView archive, const std::string& name) {
+  try {
+    torch_save::expect_zip(archive);
+    return torch_save::Describer(archive, name).describe();
+  } catch (Error& error) {
+    error.with_file(name);
+    throw;
+  }
+}
+
+}  // namespace tilestone
