@@ -53,7 +53,7 @@ std::optional<SaveRecord> record_of(const engine::Opened& opened, Storage& stora
   }
   record.world_size = opened.manifest->world_size;
   for (const Receipt& receipt : opened.manifest->receipts) {
-    record.hosts.push_back(report.host);
+    record.hosts.push_back(receipt.host);
     for (std::vector<SaveRecord::Step>& steps = record.steps.emplace_back();
          const Receipt::Step& step : receipt.steps) {
       steps.push_back({step.name, 1e-6 * static_cast<double>(step.began),

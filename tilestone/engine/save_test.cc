@@ -270,10 +270,10 @@ TEST(Save, TheStepsTimesAreInTheResultInTheReportsAndInOneLineOfTheLog) {
   const std::string name = manifest_name(results[0].save_id);
   const Manifest manifest = Manifest::decode(read_file(location.storage(), name, UINT64_MAX), name);
   for (const Receipt& receipt : manifest.receipts) {
-    ASSERT_EQ(report.steps.size(), 2u);
-    EXPECT_EQ(report.steps[0].name, "planning");
-    EXPECT_EQ(report.steps[1].name, "writing");
-    EXPECT_GE(report.steps[1].began + 1000, report.steps[0].began + report.steps[0].microseconds);
+    ASSERT_EQ(receipt.steps.size(), 2u);
+    EXPECT_EQ(receipt.steps[0].name, "planning");
+    EXPECT_EQ(receipt.steps[1].name, "writing");
+    EXPECT_GE(receipt.steps[1].began + 1000, receipt.steps[0].began + receipt.steps[0].microseconds);
   }
 }
 
