@@ -212,7 +212,7 @@ def test_the_help_lists_every_exit_code() -> None:
     said = command("--help", stdout=subprocess.PIPE).stdout.decode()
     codes = said.partition("Exit codes:")[2]
     for code in (OK, DAMAGED, USAGE, IO, UNSAFE, 128 + signal.SIGINT):
-        assert re.search(rf"\b{code} [a-z]", codes), code
+        assert re.search(rf"\b{code} +[a-z]", codes), code
 
 
 def test_an_entry_of_metadata_that_is_something_else_is_damaged_or_unsafe(

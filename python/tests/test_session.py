@@ -34,7 +34,9 @@ def expect_rows(path: pathlib.Path, world: int, first: float) -> None:
 def test_results_have_timings_and_the_log_one_line_for_each_save_and_load(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def run(comm: tilestone.Communicator) -> tuple[dict[str, float], dict[str, float], int]:
+    results: list[tuple[dict[str, float], dict[str, float], int]] = []
+
+    def run(comm: tilestone.Communicator) -> None:
         with tilestone.Session(group=comm) as session:
             saved = session.save(rows(comm.rank, 2), tmp_path / "a")
             again = session.async_save(rows(comm.rank, 2), tmp_path / "b").result()
@@ -47,10 +49,11 @@ def test_results_have_timings_and_the_log_one_line_for_each_save_and_load(
             )
             assert report == tilestone.LoadReport()  # timings are not compared
             assert "seconds=" in repr(saved)
-            return saved.timings, report.timings, report.bytes_loaded
+            results.append((saved.timings, report.timings, report.bytes_loaded))
 
     with caplog.at_level("INFO", logger="tilestone"):
-        results = tilestone.run_ranks(2, run)
+        tilestone.run_ranks(2, run)
+    assert len(results) == 2
     for saved, loaded, loaded_bytes in results:
         assert list(saved) == ["preparing", "planning", "writing", "reporting", "publishing"]
         assert list(loaded) == [

@@ -839,6 +839,12 @@ class SaveResult:
         Whether the checkpoint exists. False only for a save by files with wait=False to which other ranks have not written yet.
         """
 
+    @property
+    def timings(self) -> dict[str, float]:
+        """
+        Seconds that each step took on this rank, with the waiting for other ranks, in the order of the steps: "preparing" (the state dict), "planning", "staging" (if it was taken), "writing", "reporting" and "publishing".
+        """
+
     def __repr__(self) -> str: ...
 
 class SaveRequest:
@@ -855,7 +861,7 @@ def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds:
 
 def save_by_files(options: SaveRequest, prepare: Callable[[], SaveRequest], session: Session | None = None) -> SaveResult: ...
 
-def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> None: ...
+def load(prepare: Callable[[], LoadRequest], take: Callable[[dict[object, object], list[str], list[str], list[str], set[str]], object], path: bytes, comm: object, seconds: float) -> tuple[int, dict[str, float]]: ...
 
 class StepwiseSave:
     """A save between its steps."""

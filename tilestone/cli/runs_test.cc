@@ -85,7 +85,7 @@ TEST_F(RunOnTheCommandLine, VerifyChecksEachStepAndEndsWithTheWorstCode) {
   const Ran ran = tilestone_command({"verify", run_});
   EXPECT_EQ(ran.code, kDamaged);
   EXPECT_THAT(ran.out, HasSubstr(step("10") + ": ok"));
-  EXPECT_THAT(ran.out, HasSubstr("DAMAGED"));
+  EXPECT_THAT(ran.out, HasSubstr("TRUNCATED"));
   EXPECT_THAT(ran.err, HasSubstr(step("20")));
   EXPECT_EQ(tilestone_command({"verify", step("10"), step("10")}).code, kOk);
   EXPECT_EQ(tilestone_command({"verify", step("10"), step("20")}).code, kIoFailed);

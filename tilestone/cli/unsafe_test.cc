@@ -133,7 +133,7 @@ TEST_F(Unsafe, OneLinkOutOfTheCheckpointIsOneFindingAndTheOtherFilesAreChecked) 
     EXPECT_EQ(ran.code, kUnsafe) << ran.err;
     EXPECT_EQ(ran.err, "");
     EXPECT_THAT(ran.out, HasSubstr("UNSAFE  " + files[0].filename().string()));
-    EXPECT_THAT(ran.out, HasSubstr("DAMAGED  " + files[1].filename().string()));
+    EXPECT_THAT(ran.out, HasSubstr("TRUNCATED  " + files[1].filename().string()));
     EXPECT_TRUE(fs::is_symlink(files[0]));
   }
 }

@@ -11,8 +11,8 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
-#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/engine/open/look_around_internal.h"
+#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
