@@ -91,7 +91,7 @@ std::vector<std::string> end_saves(double seconds) {
   return left();
 }
 
-// `watched`: None, or an object with the methods watch() and changed(), see _live.py.
+// `watched`: None, or an object with the methods watch() and changed(), see _torch_live.py.
 std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   if (watched.is_none()) return nullptr;
   const auto kept = keep_alive(watched);

@@ -362,7 +362,7 @@ class LoadCall:
         return _options.limit_of(self._given.get("timeout", _core.DEFAULT_TIMEOUT))
 
     def prepare(self) -> _core.LoadRequest:
-        """This rank's request, with its template. The engine calls it inside the first round."""
+        """This rank's request, with its template. Called before the ranks meet in the first round."""
         options = checked("load", LoadOptions, self._given)
         if isinstance(self._path, Mapping):
             raise InvalidArgumentError("a template needs the checkpoint's path with it")

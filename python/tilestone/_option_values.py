@@ -2,7 +2,8 @@
 
 From it come the value objects (`Checks`, `Reading`, ...), the keywords of `save`, `load` and `open`
 with their checks, the engine's structs of the same names, _option_types.py and docs/options.md (the
-last two by `tools/options --fix`). A new option is a field here and a field of the engine's struct.
+last two by `tools/options --fix`). A new option is a field here, of the engine's struct, and in
+python/src/options.cc.
 """
 
 from __future__ import annotations
