@@ -42,7 +42,7 @@ class _Run:
         self.save(100)
         took = torch.tensor(time.monotonic() - began)
         dist.all_reduce(took, dist.ReduceOp.MAX)
-        self.short = max(4.0, 10 * float(took))  # a busy disk may take seconds for one sync
+        self.short = max(6.0, 10 * float(took))  # a busy disk may take seconds for one sync
 
     def save(self, iteration: int, timeout: Any = 300.0, group: Any = None, **more: Any) -> None:
         model = make_model(self.layout)

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import tilestone
+import torch
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "saving.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -43,7 +44,12 @@ def test_an_example_of_saving_md_runs_unchanged(
         "tilestone": tilestone, "state": _state(), "path": path, "rank": 0, "world_size": 1,
         "token": TOKEN, "tp_group": [0],
     }  # fmt: skip
+    if "optimizer.step()" in example:
+        weight = torch.ones(1, requires_grad=True)
+        names.update(loss=weight.sum(), optimizer=torch.optim.SGD([weight], lr=0.1))
     exec(compile(example.replace(PLACE, str(tmp_path)), "docs/saving.md", "exec"), names)
+    if isinstance(names.get("saving"), tilestone.AsyncSave):
+        names["saving"].result()
     if "tilestone.unpublished" in example:
         assert "1 of its 2 ranks has not written (rank 1)" in capsys.readouterr().out
         return
