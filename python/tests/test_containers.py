@@ -393,5 +393,5 @@ def test_the_log_says_that_keys_of_stocks_files_are_text(
     with caplog.at_level(logging.INFO, "tilestone"):
         assert tilestone.load(ckpt)["milestones"] == {"2": 1, "40": 2}
         tilestone.load(ckpt)
-    said = [each.getMessage() for each in caplog.records if each.name.startswith("tilestone")]
-    assert len(said) == 1 and "strings" in said[0] and "milestones" in said[0]
+    said = [each.getMessage() for each in caplog.records if "strings" in each.getMessage()]
+    assert len(said) == 1 and "milestones" in said[0]
