@@ -91,6 +91,17 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
         assert (loaded["all"] == numpy.arange(5.0)).all() and loaded["step"] == 3
 
 
+def test_the_common_state_may_change_once_the_save_is_written(tmp_path: pathlib.Path) -> None:
+    common = torch.arange(5.0)
+    state = {**rows(0, 1), "common": common}
+    with tilestone.begin_save(state, tmp_path / "c", dialect="megatron") as saving:
+        saving.write()
+        common.fill_(-1)
+        saving.report()
+        saving.publish()
+    assert torch.equal(torch.as_tensor(tilestone.load(tmp_path / "c")["common"]), torch.arange(5.0))
+
+
 def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
     tmp_path: pathlib.Path,
 ) -> None:
