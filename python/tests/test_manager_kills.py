@@ -76,7 +76,7 @@ class Judge:
     def run_once(self, kills: int) -> None:
         """One run to its end, or until there were enough kills; a last start then completes it."""
         run = self._folder / f"run{self.runs}"
-        saved = begun = 0
+        saved = begun = restored = 0
         self.runs += 1
         for start in range(1000):
             log = self._folder / f"log{self.runs}.{start}"
@@ -87,6 +87,7 @@ class Judge:
             for what, number, content in lines:
                 step = int(number)
                 if what == "restored":
+                    restored = step
                     assert saved <= step <= begun, f"{step} of {saved} to {begun}"
                     assert content == self.expected[step], f"step {step} is not what was saved"
                     self.resumed += step > 0
@@ -98,7 +99,7 @@ class Judge:
                     saved = max(saved, step)
                 else:
                     assert content == self.expected[LAST]
-                    self._check_end(run)
+                    self._check_end(run, restored == LAST)
                     return
         raise AssertionError("the run does not end")
 
@@ -115,8 +116,13 @@ class Judge:
         assert process.exitcode is not None, "the program hangs"
         assert process.exitcode in (0, -9), process.exitcode
 
-    def _check_end(self, run: pathlib.Path) -> None:
-        names = [f"step-{step:08}" for step in (10, 20, 30, LAST - 1, LAST)]
+    def _check_end(self, run: pathlib.Path, saved_nothing: bool) -> None:
+        kept = [10, 20, 30, LAST - 1, LAST]
+        if saved_nothing:  # the program before was killed after its last save: the next save prunes
+            with tilestone.CheckpointManager(run, keep=KEEP) as manager:
+                manager.save(LAST + 1, new_state())
+            kept = [10, 20, 30, LAST, LAST + 1]
+        names = [f"step-{step:08}" for step in kept]
         assert sorted(os.listdir(run)) == names
         for name in names:
             with tilestone.open(run / name) as opened:

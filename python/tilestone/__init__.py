@@ -57,6 +57,7 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
+from tilestone._load_report import LoadReport
 from tilestone._manager import CheckpointManager
 from tilestone._opaque import Opaque
 from tilestone._option_values import (
@@ -64,7 +65,6 @@ from tilestone._option_values import (
     Checks,
     Differences,
     Keep,
-    LoadReport,
     LocalCopies,
     Reading,
     Resources,

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core, _forked, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import (
-    ByFiles,
-    LoadOptions,
-    LoadReport,
-    LocalCopies,
-    SaveOptions,
-    checked,
-)
+from tilestone._load_report import LoadReport
+from tilestone._option_values import ByFiles, LoadOptions, LocalCopies, SaveOptions, checked
 from tilestone._progress import reporting
 from tilestone._protocols import CommunicatorLike
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError
+from tilestone._load_report import LoadReport
 from tilestone._rename import Rename, renaming
 
 if TYPE_CHECKING:
@@ -74,31 +75,6 @@ def _made(kind: type[Made]) -> Check:
         raise InvalidArgumentError(f"{name} must be a tilestone.{kind.__name__}, not {value!r}")
 
     return check
-
-
-@dataclasses.dataclass
-class LoadReport:
-    """What a load found: differences between its templates and the checkpoint, and its timings.
-
-    The lists are the union over all ranks, and the same on each. A list is empty unless the option
-    of its name is "report".
-
-    Attributes:
-        not_in_checkpoint: wanted keys that are not in the checkpoint, sorted.
-        not_requested: keys of the checkpoint that no rank wants, sorted.
-        other_shape: keys of tensors whose wanted global shape differs from the stored one, sorted.
-        bytes_loaded: stored bytes of what this rank loaded of tensors.
-        timings: seconds that each step took on this rank, with the waiting for other ranks, in the
-            order of the steps: "preparing" (the template), "describing" (which checkpoint is there),
-            "choosing" (what to read; objects are read), "exchanging" (with other ranks), "reading"
-            and "handing over" (what was loaded). Reports that differ only in them are equal.
-    """
-
-    not_in_checkpoint: list[str] = dataclasses.field(default_factory=list)
-    not_requested: list[str] = dataclasses.field(default_factory=list)
-    other_shape: list[str] = dataclasses.field(default_factory=list)
-    bytes_loaded: int = dataclasses.field(default=0, compare=False)
-    timings: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def _report(name: str, value: Any) -> LoadReport:

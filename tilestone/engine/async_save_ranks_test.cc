@@ -142,4 +142,36 @@ TEST(AsyncSaveRanks, AnEarlierFailureIsThrownAlsoOnARankThatSavesWithoutTheSessi
   expect_rows(other, 3, 2);
 }
 
+bool is_receipt(std::string_view name) { return name.find("receipt") != std::string_view::npos; }
+
+// The rename is done, but its answer is lost, as over a network. The coordinator may have read the
+// receipt, so its rank must not remove what the receipt names.
+TEST(AsyncSaveRanks, ARankWhoseReceiptIsThereAlthoughItsAnswerIsLostKeepsItsFiles) {
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    const bool lost = call.client == 1 && call.op == StorageOp::kRename && is_receipt(call.to);
+    return lost ? FaultAction::fail_after(EIO) : FaultAction::pass();
+  });
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    const Location location(disk->storage(comm.rank()));
+    EXPECT_TRUE(async_save(row_state(comm, 1), location, options_of(comm)).result().published);
+  });
+  EXPECT_THAT(texts, Each(std::string()));
+  expect_rows(Location(disk->storage(2)), 1, 2);
+}
+
+TEST(AsyncSaveRanks, ARankThatCantWriteSaysSoAlsoIfItCantLookForItsReceipt) {
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    const bool writes = call.op == StorageOp::kAppend && call.name.ends_with(".distcp");
+    const bool looks = call.op == StorageOp::kStat && is_receipt(call.name);
+    const bool fails = call.client == 1 && (writes || looks);
+    return fails ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    const Location location(disk->storage(comm.rank()));
+    expect_error([&] { async_save(row_state(comm, 1), location, options_of(comm)).result(); },
+                 ErrorCode::kIo, "append");
+  });
+  EXPECT_THAT(texts, Each(std::string()));
+}
+
 }  // namespace tilestone::async_save_ranks_test

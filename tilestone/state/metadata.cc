@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "tilestone/base/block_sums.h"
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/state/similar_keys_internal.h"

@@ -15,7 +15,7 @@ import torch
 from tilestone import _api, _core, _entities, _torch_parts
 from tilestone._calls import Prepared
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import LoadReport
+from tilestone._load_report import LoadReport
 from tilestone.megatron import _common_state, _integrity, _ranks
 from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal

@@ -14,7 +14,8 @@ import torch
 
 from tilestone import _api, _calls, _core, _opaque, _options
 from tilestone._errors import UnsafeError, UnsupportedError
-from tilestone._option_values import Checks, LoadReport, LocalCopies, Reading, Resources
+from tilestone._load_report import LoadReport
+from tilestone._option_values import Checks, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
 from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import Path, entities, save_in_place

@@ -7,6 +7,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 
 namespace tilestone::engine {

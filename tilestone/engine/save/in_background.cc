@@ -204,14 +204,16 @@ void InBackground::end_badly(const Error& error, bool tried) noexcept {
 // ---- The other ranks
 
 void InBackground::report_and_wait() {
+  bool may_have_receipt = false;
   try {
     const Receipt receipt = write();
     const auto began = StepTimes::Clock::now();
+    may_have_receipt = true;
     receipts_.leave(receipt.encode(), deadline_);
     note_reported(began);
   } catch (...) {
     // A rename whose answer is lost may have left the receipt. Then the coordinator decides.
-    if (receipts_.surely_has_none()) {
+    if (!may_have_receipt || receipts_.surely_has_none()) {
       has_left_error_ = true;
       discard(planned_);
       receipts_.leave(current_error());

@@ -82,9 +82,8 @@ void LazyStaging::expect_sealed(const Deadline& deadline) {
     throw Error(ErrorCode::kTimeout,
                 "the save can't end, because the program has not called staged.result()")
         .with_hint(
-            "with stage=\"lazy\" call it before the state changes (a step of a torch optimizer "
-            "does "
-            "it)");
+            "with stage=\"lazy\" call it before the state changes; a step of a torch optimizer "
+            "does so");
   }
   if (const auto failure = sealed_.failure(false)) std::rethrow_exception(failure);
 }
