@@ -58,7 +58,7 @@ void check_parts(const ScatteredTensor& tensor) {
 }  // namespace
 
 // One tensor, in one dtype.
-class FlatStates::Memory final : public DeviceMemory {
+class FlatStates::Memory final : public FetchedMemory {
  public:
   Memory(std::shared_ptr<FlatStates> states, size_t index, DType dtype)
       : states_(std::move(states)), index_(index), dtype_(dtype) {}
@@ -66,26 +66,11 @@ class FlatStates::Memory final : public DeviceMemory {
   const ScatteredTensor& tensor() const { return states_->tensors_[index_]; }
   DType dtype() const { return dtype_; }
 
-  std::string device() const override { return "buckets of an optimizer"; }
-  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
-    if (to != CopyTo::kHost) refuse();
-    for (const DeviceCopy& copy : copies) {
-      const auto& memory = static_cast<const Memory&>(*copy.memory);
-      memory.states_->fetch(memory, copy.begin, copy.host);
-    }
-    return std::make_unique<Fetched>();
-  }
-  std::shared_ptr<DeviceMemory> narrow(const Box&) override { refuse(); }
+  std::string device() const override { return "the buckets of an optimizer"; }
 
  private:
-  // It was fetched when it was submitted.
-  class Fetched final : public DeviceTransfer {
-   public:
-    void wait() override {}
-  };
-
-  [[noreturn]] static void refuse() {
-    throw Error(ErrorCode::kInternal, "an optimizer's state is only read, and only as a whole");
+  void fetch(uint64_t begin, MutableByteView out) const override {
+    states_->fetch(*this, begin, out);
   }
 
   const std::shared_ptr<FlatStates> states_;

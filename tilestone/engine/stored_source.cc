@@ -33,34 +33,40 @@ TensorItem item_of(const StoredTensor& stored, DType dtype, FlatRange range, std
   return item;
 }
 
+// It was fetched when it was submitted.
+class Fetched final : public DeviceTransfer {
+ public:
+  void wait() override {}
+};
+
+[[noreturn]] void refuse(const DeviceMemory& memory) {
+  throw Error(ErrorCode::kInternal, memory.device() + " is only read, and only as a whole");
+}
+
 }  // namespace
 
+std::unique_ptr<DeviceTransfer> FetchedMemory::submit(CopyTo to,
+                                                      std::span<const DeviceCopy> copies) {
+  if (to != CopyTo::kHost) refuse(*this);
+  for (const DeviceCopy& copy : copies) {
+    static_cast<const FetchedMemory&>(*copy.memory).fetch(copy.begin, copy.host);
+  }
+  return std::make_unique<Fetched>();
+}
+
+std::shared_ptr<DeviceMemory> FetchedMemory::narrow(const Box&) { refuse(*this); }
+
 // One tensor of the source.
-class StoredSource::Memory final : public DeviceMemory {
+class StoredSource::Memory final : public FetchedMemory {
  public:
   Memory(std::shared_ptr<StoredSource> source, size_t asked)
       : source_(std::move(source)), asked_(asked) {}
 
   std::string device() const override { return "a checkpoint"; }
-  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
-    if (to != CopyTo::kHost) refuse();
-    for (const DeviceCopy& copy : copies) {
-      const auto& memory = static_cast<const Memory&>(*copy.memory);
-      memory.source_->fetch(memory.asked_, copy.begin, copy.host);
-    }
-    return std::make_unique<Fetched>();
-  }
-  std::shared_ptr<DeviceMemory> narrow(const Box&) override { refuse(); }
 
  private:
-  // It was fetched when it was submitted.
-  class Fetched final : public DeviceTransfer {
-   public:
-    void wait() override {}
-  };
-
-  [[noreturn]] static void refuse() {
-    throw Error(ErrorCode::kInternal, "a stored tensor is only read, and only as a whole");
+  void fetch(uint64_t begin, MutableByteView out) const override {
+    source_->fetch(asked_, begin, out);
   }
 
   const std::shared_ptr<StoredSource> source_;

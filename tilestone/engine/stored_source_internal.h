@@ -18,10 +18,23 @@
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
+#include "tilestone/state/tensor_view.h"
 #include "tilestone/state/value.h"
 #include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {
+
+// A tensor that is fetched from a source when it is copied: only read, and only as a whole. The
+// copies of one batch may be of several such tensors.
+class FetchedMemory : public DeviceMemory {
+ public:
+  std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) final;
+  std::shared_ptr<DeviceMemory> narrow(const Box&) final;
+
+ private:
+  // Bytes [begin, begin + out.size()) of the C-contiguous tensor.
+  virtual void fetch(uint64_t begin, MutableByteView out) const = 0;
+};
 
 // An open checkpoint whose tensors are read through one window of memory. It is fast if the tensors
 // are read one after the other, in the order of the calls of tensor(), each from its beginning to
