@@ -59,7 +59,7 @@ std::vector<engine::SaveShare> shares_of(const Kind& kind, int64_t first) {
     share.rank = rank;
     share.world_size = kRanks;
     share.save_id = save_id;
-    take_state(share, row_state(rank, kRanks, first));
+    set_state(share, row_state(rank, kRanks, first));
     share.local = make_local_plan(share.items);
     messages[static_cast<size_t>(rank)].plan = share.local.encode();
   }
@@ -67,7 +67,7 @@ std::vector<engine::SaveShare> shares_of(const Kind& kind, int64_t first) {
   for (size_t rank = 0; rank < kRanks; ++rank) {
     engine::Orders orders = engine::Orders::decode(made.orders[rank]);
     shares[rank].assignment = std::move(orders.assignment);
-    if (shares[rank].format->needs_grid()) take_grids(shares[rank], orders.grids);
+    if (shares[rank].format->needs_grid()) set_grids(shares[rank], orders.grids);
   }
   return shares;
 }

@@ -68,14 +68,14 @@ int give_back_dropped(void* = nullptr) {
   return 0;
 }
 
-// Calls `take` unless the interpreter has ended for this thread; returns whether it did. While
+// Calls `action` unless the interpreter has ended for this thread; returns whether it did. While
 // `taking` is not 0, the thread that ends the interpreter waits.
-template <typename Take>
-bool take_unless_ended(const Take& take) {
+template <typename Action>
+bool run_unless_ended(const Action& action) {
   Process& p = process();
   ++p.taking;
   const bool gone = p.ended && !p.is_ending_here();
-  if (!gone) take();
+  if (!gone) action();
   --p.taking;
   return !gone;
 }
@@ -86,7 +86,7 @@ class ReleasedGil {
   ReleasedGil() : state_(PyEval_SaveThread()) {}
   ~ReleasedGil() {
     // If the interpreter has ended, the thread stays here until the process ends.
-    while (!take_unless_ended([&] { PyEval_RestoreThread(state_); })) ::pause();
+    while (!run_unless_ended([&] { PyEval_RestoreThread(state_); })) ::pause();
   }
   ReleasedGil(const ReleasedGil&) = delete;
   ReleasedGil& operator=(const ReleasedGil&) = delete;
@@ -423,7 +423,7 @@ void Raised::restore() const {
 
 TakenGil::TakenGil() {
   if (!Py_IsInitialized()) return;
-  valid_ = take_unless_ended([&] { state_ = PyGILState_Ensure(); });
+  valid_ = run_unless_ended([&] { state_ = PyGILState_Ensure(); });
 }
 
 TakenGil::~TakenGil() {

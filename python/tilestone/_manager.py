@@ -243,7 +243,7 @@ class CheckpointManager:
         given: dict[str, str] = {}
         refused = None
         try:
-            given = self._take(run_dir, every, keep, name, async_save, strict, options)
+            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
         except CheckpointError as error:
             refused = error
         said = json.dumps(given).encode()
@@ -253,7 +253,7 @@ class CheckpointManager:
         self._pruning = _Pruning(self._run, self._comm.rank == 0)
         weakref.finalize(self, self._pruning.end)  # also at the program's end
 
-    def _take(
+    def _set_arguments(
         self,
         run_dir: Any,
         every: Any,

@@ -99,7 +99,7 @@ class Options:
     @classmethod
     def table(cls) -> Iterator[tuple[str, str, str]]:
         """(name, type and default, explanation) of each option, its own before inherited ones."""
-        for field in own_first(cls):
+        for field in subclass_fields_first(cls):
             yield field.name, f"{field.type} = {field.default!r}", field.metadata["text"]
 
     def fill(self, engine: Any) -> Any:
@@ -111,7 +111,7 @@ class Options:
         return engine
 
 
-def own_first(cls: type[Options]) -> list[dataclasses.Field[Any]]:
+def subclass_fields_first(cls: type[Options]) -> list[dataclasses.Field[Any]]:
     """The fields of a class: its own first, then those of its bases."""
     own = [field for field in dataclasses.fields(cls) if field.name in cls.__annotations__]
     return own + [field for field in dataclasses.fields(cls) if field not in own]
@@ -585,7 +585,7 @@ def keywords(kind: type[Options]) -> Callable[[Function], Function]:
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        for field in own_first(kind):
+        for field in subclass_fields_first(kind):
             own.append(
                 inspect.Parameter(
                     field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,

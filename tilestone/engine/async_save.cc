@@ -77,14 +77,14 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
                                       const std::shared_ptr<Interrupt>& interrupt) {
   const auto began = StepTimes::Clock::now();
   // Not "save": after they have planned, ranks that save meet in other ways.
-  Rounds rounds(call.options.comm, "async_save", call.location.place(), call.deadline);
-  PlannedShare planned = plan_by_rounds(rounds, request, call.session.get(), terms_of(async));
-  note_planned(planned, began, preparing_of(request));
+  SavingByRounds saving(call.options.comm, "async_save", call.location.place(), call.deadline);
+  plan_step(saving, request, call.session.get(), terms_of(async));
+  note_planned(saving.planned, began, preparing_of(request));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});
-  auto background = std::make_shared<Background>(about_of(planned.share, call.location, async),
-                                                 deadline, interrupt);
-  StagedShare staged = stage_by_rounds(rounds, std::move(planned), async.max_staged_bytes,
-                                       call.session.get(), call.lazy);
+  auto background = std::make_shared<Background>(
+      about_of(saving.planned.share, call.location, async), deadline, interrupt);
+  StagedShare staged = stage_by_rounds(saving.rounds, std::move(saving.planned),
+                                       async.max_staged_bytes, call.session.get(), call.lazy);
   const auto save = std::make_shared<InBackground>(std::move(staged), call.session, call.deadline);
   try {
     background->start({[save] { return save->save(); }, [save] { save->tidy(); }, call.lazy});

@@ -34,9 +34,9 @@ void Background::Shared::run(const Work& work) {
     result = work.save();
   } catch (...) {
     failure = std::make_exception_ptr(current_error());
-    staged->settle(failure);  // if it was not staged before
+    staged->end(failure);  // if it was not staged before
   }
-  durable->settle(std::move(failure));
+  durable->end(std::move(failure));
   try {
     if (work.tidy) work.tidy();
   } catch (...) {
@@ -72,7 +72,7 @@ Background::~Background() {
 }
 
 void Background::seal() {
-  if (shared_->lazy != nullptr) shared_->staged->settle(shared_->lazy->seal());
+  if (shared_->lazy != nullptr) shared_->staged->end(shared_->lazy->seal());
 }
 
 void Background::start(Work work) {
@@ -93,8 +93,8 @@ void Background::start(Work work) {
 
 void Background::end(std::exception_ptr failure, const SaveResult& result) {
   shared_->result = result;
-  shared_->staged->settle(failure);
-  shared_->durable->settle(std::move(failure));
+  shared_->staged->end(failure);
+  shared_->durable->end(std::move(failure));
 }
 
 InFlight LastAsync::look(AsyncOptions::InFlight policy, const Deadline& deadline) {

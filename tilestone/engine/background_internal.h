@@ -49,7 +49,7 @@ class Background {
   Background& operator=(const Background&) = delete;
 
   // The state may change.
-  void note_staged() { shared_->staged->settle(nullptr); }
+  void note_staged() { shared_->staged->end(nullptr); }
   // On the program's thread, which changes no tensor meanwhile: ends lazy staging, and staged().
   void seal();
   // Starts the thread. Error(kIo) if there can't be one; then nothing of `work` was called.

@@ -186,7 +186,7 @@ class DiffOfTwo {
         sides_b_(sides_of(*b_, {})) {}
 
   DiffReport run() {
-    take_views();
+    make_views();
     ProgressMeter progress(options_.progress, "compare", report_.bytes);
     std::set<std::string_view> keys;
     for (const auto& [key, side] : sides_a_) keys.insert(key);
@@ -250,7 +250,7 @@ class DiffOfTwo {
   }
 
   // In the order in which the tensors are read.
-  void take_views() {
+  void make_views() {
     for (auto& [key, a] : sides_a_) {
       const auto b = sides_b_.find(key);
       if (b == sides_b_.end() || a.tensor == nullptr || b->second.tensor == nullptr) continue;

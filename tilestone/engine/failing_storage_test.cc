@@ -103,7 +103,7 @@ std::optional<Error> same_on_all(const Errors& errors) {
   return errors[0];
 }
 
-int64_t standing(const std::shared_ptr<Storage>& storage) {
+int64_t saved_value(const std::shared_ptr<Storage>& storage) {
   const Checkpoint checkpoint = Checkpoint::open(Location(storage));
   const int64_t first = checkpoint.read_object("step").as_int();
   expect_rows(Location(storage), first, kRanks);
@@ -173,7 +173,7 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
     SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
                  hit->name + " by rank " + std::to_string(hit->client));
     const auto error = same_on_all(errors);
-    const int64_t found = standing(storage);
+    const int64_t found = saved_value(storage);
     if (!error) {
       ++passed_over;
       EXPECT_TRUE(may_be_passed_over(*hit));
@@ -188,7 +188,7 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
       if (!may_be_published) expect_only_notes(storage);
     }
     expect_no_errors(save_rows(FaultDisk::create(storage), kLater));
-    EXPECT_EQ(standing(storage), kLater);
+    EXPECT_EQ(saved_value(storage), kLater);
     EXPECT_TRUE(find_leftovers(Location(storage)).empty());
     if (HasFailure()) return;
   }
@@ -318,7 +318,7 @@ TEST_F(RealFiles, ADirectoryRemovedUnderWayIsReportedOnEveryRank) {
       const auto error = disturb(saves, phase, [&] { take_away(); });
       if (phase.op == StorageOp::kLock) {  // nothing was written yet: the save begins again
         EXPECT_FALSE(error) << error->what();
-        EXPECT_EQ(standing(posix_storage(root_)), kNew);
+        EXPECT_EQ(saved_value(posix_storage(root_)), kNew);
         continue;
       }
       ASSERT_TRUE(error);
@@ -329,7 +329,7 @@ TEST_F(RealFiles, ADirectoryRemovedUnderWayIsReportedOnEveryRank) {
       EXPECT_TRUE(nothing_there || error->sys_errno() == ENOENT) << error->what();
       EXPECT_TRUE(nothing_there || !error->file().empty()) << error->what();
       save_plainly(kLater);
-      EXPECT_EQ(standing(posix_storage(root_)), kLater);
+      EXPECT_EQ(saved_value(posix_storage(root_)), kLater);
     }
   }
 }
@@ -347,9 +347,9 @@ TEST_F(RealFiles, PermissionLostUnderWayIsReportedOnEveryRank) {
       EXPECT_EQ(error->code(), ErrorCode::kIo) << error->what();
       EXPECT_EQ(error->sys_errno(), EACCES) << error->what();
       EXPECT_FALSE(error->file().empty()) << error->what();
-      EXPECT_EQ(standing(posix_storage(root_)), kOld);
+      EXPECT_EQ(saved_value(posix_storage(root_)), kOld);
       save_plainly(kLater);
-      EXPECT_EQ(standing(posix_storage(root_)), kLater);
+      EXPECT_EQ(saved_value(posix_storage(root_)), kLater);
     }
   }
 }
@@ -381,9 +381,9 @@ TEST_F(RealFiles, ARealFullDiskIsReportedOnEveryRankAndTheOldCheckpointStays) {
   auto left = real->list();
   std::erase_if(left, [](const std::string& name) { return name.ends_with(".begun"); });
   EXPECT_EQ(left, names);  // including the note of the save of several ranks
-  EXPECT_EQ(standing(real), kOld);
+  EXPECT_EQ(saved_value(real), kOld);
   expect_no_errors(save_rows(FaultDisk::create(real), kNew));
-  EXPECT_EQ(standing(real), kNew);
+  EXPECT_EQ(saved_value(real), kNew);
 }
 
 TEST_F(RealFiles, AReadOnlyMountLoadsAndVerifies) {
@@ -396,12 +396,12 @@ TEST_F(RealFiles, AReadOnlyMountLoadsAndVerifies) {
     ASSERT_EQ(::chmod(root.c_str(), 0555), 0);
   }
   const auto storage = posix_storage(root);
-  EXPECT_EQ(standing(storage), kOld);
+  EXPECT_EQ(saved_value(storage), kOld);
   expect_no_errors(load_rows(FaultDisk::create(storage), kOld));
   const auto error = same_on_all(save_rows(FaultDisk::create(storage), kNew));
   ASSERT_TRUE(error);
   EXPECT_EQ(error->sys_errno(), mount ? EROFS : EACCES);
-  EXPECT_EQ(standing(storage), kOld);
+  EXPECT_EQ(saved_value(storage), kOld);
   EXPECT_TRUE(mount || ::chmod(root.c_str(), 0755) == 0);
 }
 
@@ -417,13 +417,13 @@ TEST_F(RealFiles, ACheckpointOfReadOnlyFilesAndDirectoriesLoadsAndVerifies) {
     }
   };
   set_mode(0555, 0444);
-  EXPECT_EQ(standing(posix_storage(root_)), kOld);
+  EXPECT_EQ(saved_value(posix_storage(root_)), kOld);
   expect_no_errors(load_rows(FaultDisk::create(posix_storage(root_)), kOld));
   const auto error = same_on_all(save_rows(FaultDisk::create(posix_storage(root_)), kNew));
   ASSERT_TRUE(error);
   EXPECT_EQ(error->sys_errno(), EACCES);
   set_mode(0755, 0644);
-  EXPECT_EQ(standing(posix_storage(root_)), kOld);
+  EXPECT_EQ(saved_value(posix_storage(root_)), kOld);
 }
 
 }  // namespace tilestone::failing_storage_test

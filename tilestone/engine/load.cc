@@ -81,12 +81,12 @@ class LoadByRounds::Loading {
     const auto judge = [&](std::vector<Bytes> of_ranks) {
       for (Bytes& message : of_ranks) bytes_of_ranks_ += take_bytes(message);
       const LoadReport report = judge_requests(of_ranks, opened_.metadata, options());
-      return std::vector<Bytes>(of_ranks.size(), encode_receipt(report));
+      return std::vector<Bytes>(of_ranks.size(), encode_report(report));
     };
     const Bytes answer =
         last ? rounds_.run_last("loading", load, judge) : rounds_.run("loading", load, judge);
     end_step("reading", began);
-    result.report = decode_receipt(answer);
+    result.report = decode_report(answer);
     result.report.bytes_loaded = bytes_;
     result.report.timings = steps_.all();
     result.kept = requested_.kept();
@@ -169,8 +169,8 @@ class LoadByRounds::Loading {
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
           const ReadFor way = way_of_reading(hosts);
-          take_found(find_checkpoint(location_->shared(), options().format, own_rank(),
-                                     options().unmarked));
+          set_found(find_checkpoint(location_->shared(), options().format, own_rank(),
+                                    options().unmarked));
           return ways_of(way, hosts);
         });
     ByteReader reader(answer, "how to read");
@@ -204,7 +204,7 @@ class LoadByRounds::Loading {
     return answers;
   }
 
-  void take_found(Found found) {
+  void set_found(Found found) {
     held_ = std::move(found.storage);
     description_ = std::move(found.description);
     of_own_rank_ = found.of_own_rank;
@@ -266,7 +266,7 @@ class LoadByRounds::Loading {
   void choose_items(Deadline deadline) {
     if (of_own_rank_) {
       if (has_all_of_own_rank(deadline)) return;
-      take_found(
+      set_found(
           find_checkpoint(location_->shared(), options().format, std::nullopt, options().unmarked));
     }
     look_for_items(deadline);

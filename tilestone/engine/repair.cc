@@ -226,10 +226,10 @@ class Repair {
 
 // Names of the files of this kind (`what`) that repairs have made.
 std::vector<std::string> names_of(Storage& storage, std::string_view what) {
-  const std::string end = temporary_name("", what).substr(kOwnDirectory.size() + 1);
-  std::vector<std::string> names = storage.list_files(std::string(kOwnDirectory) + "/");
+  const std::string end = temporary_name("", what).substr(kTilestoneDirectory.size() + 1);
+  std::vector<std::string> names = storage.list_files(std::string(kTilestoneDirectory) + "/");
   std::erase_if(names, [&](const std::string& name) {
-    return !name.ends_with(end) || !parse_in_own_directory(name);
+    return !name.ends_with(end) || !parse_in_tilestone_directory(name);
   });
   return names;
 }
@@ -242,7 +242,7 @@ void clean_up(Storage& storage) {
   std::vector<std::string> notes;
   for (const auto* names : {&files, &marks}) {
     for (const std::string& name : *names) {
-      notes.push_back(note_name(parse_in_own_directory(name)->save_id));
+      notes.push_back(note_name(parse_in_tilestone_directory(name)->save_id));
     }
   }
   if (remove_files(storage, files) && remove_files(storage, notes)) remove_files(storage, marks);

@@ -60,7 +60,8 @@ bool gives_name(const StorageCall& call, std::string_view ending) {
 void expect_looks_again(const SaveOptions& options, std::string_view at) {
   const auto root = memory_storage();
   const auto inner = root->child("checkpoint");
-  inner->make_directory(std::string(engine::kOwnDirectory));  // so that the location is not empty
+  inner->make_directory(
+      std::string(engine::kTilestoneDirectory));  // so that the location is not empty
   bool begun = false;
   const auto disk = FaultDisk::create(root, [&](const StorageCall& call) {
     if (call.op == StorageOp::kLock) return FaultAction::fail(ENOTSUP);
@@ -169,10 +170,10 @@ TEST_F(SaveByFilesBeside, AFailureIsTakenBackByTheRankThatLeftItWhateverRankItNa
   failures.join(0);
   engine::leave_failure(failures.of(0), 1, kOfAnotherRank, Deadline::never());
   failures.join(1);
-  engine::take_back_failure(failures.of(1), 0);
+  engine::withdraw_failure(failures.of(1), 0);
   EXPECT_TRUE(failures.stands());
   failures.join(2);
-  engine::take_back_failure(failures.of(2), 1);
+  engine::withdraw_failure(failures.of(2), 1);
   EXPECT_FALSE(failures.stands());
 }
 
@@ -183,7 +184,7 @@ TEST_F(SaveByFilesBeside, AFailureThatAnotherRankLeavesMeanwhileIsNotTakenBack) 
   failures.join(1);
   failures.remove();
   engine::leave_failure(failures.of(0), 0, kOfAnotherRank, Deadline::never());
-  engine::take_back_failure(failures.of(1), 1);
+  engine::withdraw_failure(failures.of(1), 1);
   EXPECT_TRUE(failures.stands());
 }
 

@@ -76,7 +76,7 @@ Value common_of(int64_t first) {
 
 // 0: no checkpoint; else the first value of its state. Expects a complete checkpoint, also by
 // Megatron-Core's criteria: metadata.json, common.pt and .metadata.
-int64_t stands_at(const std::shared_ptr<Storage>& storage) {
+int64_t saved_value(const std::shared_ptr<Storage>& storage) {
   const bool switched = storage->stat("metadata.json").has_value();
   try {
     const Checkpoint checkpoint = Checkpoint::open(Location(storage));
@@ -147,7 +147,7 @@ TEST(SaveByFilesMegatron, AClaimWhosePublisherDiesIsUnpublishedAndAnybodyComplet
     const auto storage = dead_at(file, after);
     const Location location(storage);
     EXPECT_TRUE(storage->stat(".metadata"));
-    EXPECT_EQ(stands_at(storage), 0);
+    EXPECT_EQ(saved_value(storage), 0);
     expect_error([&] { Checkpoint::open(location); }, ErrorCode::kNotFound,
                  "`tilestone publish` makes it the checkpoint");
     const auto names = storage->list();
@@ -170,7 +170,7 @@ TEST(SaveByFilesMegatron, AClaimWhosePublisherDiesIsUnpublishedAndAnybodyComplet
     ASSERT_EQ(find_unpublished(location).size(), 1u);
     EXPECT_TRUE(find_unpublished(location).front().complete());
     EXPECT_EQ(publish(location), id_of(kFirst));
-    EXPECT_EQ(stands_at(storage), 3);
+    EXPECT_EQ(saved_value(storage), 3);
     EXPECT_TRUE(find_unpublished(location).empty());
     EXPECT_TRUE(find_leftovers(location).empty());
   }
@@ -192,16 +192,16 @@ TEST(SaveByFilesMegatron, TheSecondOfTwoRunsChangesNothingAndItsFilesAreLeftover
   expect_error([&] { publish(location, {.save_id = id_of(kSecond)}); }, ErrorCode::kAlreadyExists,
                "`tilestone publish` completes that save");
   EXPECT_THAT(top_of(*inner), ElementsAre(".metadata"));
-  EXPECT_EQ(stands_at(inner), 0);
+  EXPECT_EQ(saved_value(inner), 0);
   EXPECT_EQ(publish(location, {.save_id = first}), first);
-  EXPECT_EQ(stands_at(inner), 3);
+  EXPECT_EQ(saved_value(inner), 3);
   EXPECT_FALSE(remove_leftovers(location).empty());
   for (const std::string& name : inner->list()) {
     if (name == engine::outcome_name(id_of(kSecond))) continue;
     EXPECT_EQ(name.find(id_of(kSecond)), std::string::npos) << name;
   }
   EXPECT_TRUE(find_unpublished(location).empty());
-  EXPECT_EQ(stands_at(inner), 3);
+  EXPECT_EQ(saved_value(inner), 3);
 }
 
 TEST(SaveByFilesMegatron, WhoComesAfterAnotherRunWasPublishedIsNotToldToMoveItsFiles) {
@@ -241,11 +241,11 @@ TEST(SaveByFilesMegatron, OfTwoRunsThatPublishAtAnyMomentOneIsPublished) {
       EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
     }
     reached = calls > at;
-    const int64_t stands = stands_at(inner);
+    const int64_t stands = saved_value(inner);
     EXPECT_TRUE(stands == 3 || (reached && stands == 4)) << stands;
     seconds += stands == 4 ? 1 : 0;
     remove_leftovers(Location(inner));
-    EXPECT_EQ(stands_at(inner), stands);
+    EXPECT_EQ(saved_value(inner), stands);
     if (HasFailure()) break;
   }
   EXPECT_GT(seconds, kReduced ? 3 : 10);
@@ -265,7 +265,7 @@ TEST(SaveByFilesMegatron, TwoPublishersOfOneRunMakeItTogetherAtAnyMoment) {
     });
     EXPECT_TRUE(save_rank(Location(disk->storage(1)), 1, 2, 3).published);
     reached = calls > at;
-    EXPECT_EQ(stands_at(inner), 3);
+    EXPECT_EQ(saved_value(inner), 3);
     EXPECT_TRUE(find_unpublished(Location(inner)).empty());
     if (HasFailure()) return;
   }
@@ -305,9 +305,9 @@ void expect_all_or_nothing_of_both(uint64_t at, bool completed, bool& reached, i
   }
   reached = calls > at;
   replaced += refused ? 0 : 1;
-  EXPECT_EQ(stands_at(inner), refused ? 3 : 9);
+  EXPECT_EQ(saved_value(inner), refused ? 3 : 9);
   remove_leftovers(Location(inner));
-  EXPECT_EQ(stands_at(inner), refused ? 3 : 9);
+  EXPECT_EQ(saved_value(inner), refused ? 3 : 9);
 }
 
 TEST(SaveByFilesMegatron, ASaveWithACommunicatorAtAnyMomentRefusesOrReplacesAllOfIt) {
@@ -355,7 +355,7 @@ TEST(SaveByFilesMegatron, ASaveWithACommunicatorThatBeginsAtTheSameTimeIsSeen) {
   lock.reset();
   EXPECT_FALSE(inner->stat(engine::attempt_name(id_of(kFirst))));
   save_all(Location(inner), 3);
-  EXPECT_EQ(stands_at(inner), 3);
+  EXPECT_EQ(saved_value(inner), 3);
 }
 
 TEST(SaveByFilesMegatron, NoDeadlineEndsTheCallOnceTheClaimExists) {
@@ -371,7 +371,7 @@ TEST(SaveByFilesMegatron, NoDeadlineEndsTheCallOnceTheClaimExists) {
   options.timeout = 1;
   EXPECT_TRUE(save(state_of(1, 2, 3), Location(disk->storage(1)), options).published);
   EXPECT_TRUE(claimed);
-  EXPECT_EQ(stands_at(inner), 3);
+  EXPECT_EQ(saved_value(inner), 3);
 }
 
 TEST(SaveByFilesMegatron, AReaderAtAnyMomentFindsNoCheckpointOrTheWholeOne) {
@@ -380,7 +380,7 @@ TEST(SaveByFilesMegatron, AReaderAtAnyMomentFindsNoCheckpointOrTheWholeOne) {
   std::mutex mutex;  // a lease's thread calls too
   const auto disk = FaultDisk::create(inner, [&](const StorageCall&) {
     const std::lock_guard lock(mutex);
-    if (found.empty() || found.back() == 0) found.push_back(stands_at(inner));
+    if (found.empty() || found.back() == 0) found.push_back(saved_value(inner));
     return FaultAction::pass();
   });
   for (const int rank : {0, 1}) save_rank(Location(disk->storage(rank)), rank, 2, 3);
@@ -443,7 +443,7 @@ TEST(SaveByFilesMegatron, AFileOfItsNamesThatComesMeanwhileIsNamedAndStays) {
       EXPECT_EQ(as_text(read_file(*inner, name, 100)), "mine");
       inner->remove(name);
       publish(Location(inner));
-      EXPECT_EQ(stands_at(inner), 3);
+      EXPECT_EQ(saved_value(inner), 3);
     }
   }
 }
@@ -481,7 +481,7 @@ TEST(SaveByFilesMegatron, WhatHasNoMainReplicaIsNamedWhenItIsPublished) {
         lacking = error.rank();
       }
     }
-    EXPECT_EQ(stands_at(storage), 0);
+    EXPECT_EQ(saved_value(storage), 0);
     EXPECT_THAT(top_of(*storage), IsEmpty());
     return said;
   };

@@ -11,45 +11,6 @@
 
 namespace tilestone {
 namespace engine {
-namespace {
-
-// ---- The steps of each way to meet
-
-void plan_in(SavingByRounds& saving, const MadeRequest& request, SessionParts* session) {
-  saving.planned = plan_by_rounds(saving.rounds, request, session);
-}
-void plan_in(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
-  plan_by_files(saving, request, session);
-}
-
-void write_in(SavingByRounds& saving, KeptResources* kept) {
-  saving.written = write_by_rounds(saving.rounds, saving.planned, kept);
-}
-void write_in(SavingByFiles& saving, KeptResources* kept) { write_by_files(saving, kept); }
-
-void report_in(SavingByRounds& saving) {
-  report_by_rounds(saving.rounds, saving.planned, *std::move(saving.written));
-}
-void report_in(SavingByFiles& saving) { report_by_files(saving); }
-
-SaveResult publish_in(SavingByRounds& saving) {
-  return publish_by_rounds(saving.rounds, saving.planned);
-}
-SaveResult publish_in(SavingByFiles& saving) { return publish_by_files(saving); }
-
-void give_up_in(SavingByRounds& saving, const Error& why) noexcept {
-  give_up_by_rounds(saving.rounds, saving.planned, why);
-}
-void give_up_in(SavingByFiles& saving, const Error& why) noexcept { give_up_by_files(saving, why); }
-
-}  // namespace
-
-SavingByRounds::SavingByRounds(const Communicator& comm, const std::string& place,
-                               Deadline deadline)
-    : rounds(comm, "save", place, deadline) {
-  planned.share.rank = comm.rank();
-  planned.share.world_size = comm.size();
-}
 
 SaveInSteps::SaveInSteps(const SaveCall& call)
     : process_(::getpid()),
@@ -62,7 +23,7 @@ std::unique_ptr<SaveInSteps::Saving> SaveInSteps::begun(const SaveCall& call) {
     return std::make_unique<Saving>(std::in_place_type<SavingByFiles>, call.location, call.options,
                                     call.deadline);
   }
-  return std::make_unique<Saving>(std::in_place_type<SavingByRounds>, call.options.comm,
+  return std::make_unique<Saving>(std::in_place_type<SavingByRounds>, call.options.comm, "save",
                                   call.location.place(), call.deadline);
 }
 
@@ -85,11 +46,11 @@ PlannedShare& SaveInSteps::planned() const {
 }
 
 void SaveInSteps::give_up(const Error& why) noexcept {
-  std::visit([&](auto& saving) { give_up_in(saving, why); }, *saving_);
+  std::visit([&](auto& saving) { give_up_save(saving, why); }, *saving_);
 }
 
 // Runs a step. If the step throws, the save has ended.
-void SaveInSteps::take(const std::function<void()>& step) {
+void SaveInSteps::run_step(const std::function<void()>& step) {
   if (is_in_child()) {
     throw Error(ErrorCode::kUnsupported,
                 "a child process can't continue a save that its parent has begun")
@@ -105,8 +66,8 @@ void SaveInSteps::take(const std::function<void()>& step) {
 }
 
 void SaveInSteps::plan(const MadeRequest& request) {
-  take([&] {
-    std::visit([&](auto& saving) { plan_in(saving, request, session_.get()); }, *saving_);
+  run_step([&] {
+    std::visit([&](auto& saving) { plan_step(saving, request, session_.get()); }, *saving_);
   });
   note_planned(planned(), began_, preparing_of(request));
   if (session_) session_->count({1, 0, 0, 0});
@@ -114,7 +75,7 @@ void SaveInSteps::plan(const MadeRequest& request) {
 }
 
 void SaveInSteps::stage(const std::shared_ptr<LazyStaging>& lazy) {
-  take([&] {
+  run_step([&] {
     try {
       const auto began = StepTimes::Clock::now();
       memory_ = stage_share(planned(), session_.get(), deadline_, lazy);
@@ -127,7 +88,7 @@ void SaveInSteps::stage(const std::shared_ptr<LazyStaging>& lazy) {
 }
 
 void SaveInSteps::write() {
-  take([&] { std::visit([&](auto& saving) { write_in(saving, kept()); }, *saving_); });
+  run_step([&] { std::visit([&](auto& saving) { write_step(saving, kept()); }, *saving_); });
   // Neither the caller's memory nor the staging memory is needed any more.
   release_tensors(planned().share);
   memory_.reset();
@@ -136,7 +97,7 @@ void SaveInSteps::write() {
 
 void SaveInSteps::report() {
   const auto began = StepTimes::Clock::now();
-  take([&] { std::visit([](auto& saving) { report_in(saving); }, *saving_); });
+  run_step([&] { std::visit([](auto& saving) { report_step(saving); }, *saving_); });
   planned().steps.add("reporting", began);
   next_ = "published";
 }
@@ -144,7 +105,7 @@ void SaveInSteps::report() {
 SaveResult SaveInSteps::publish() {
   std::optional<SaveResult> result;
   const auto began = StepTimes::Clock::now();
-  take([&] { std::visit([&](auto& saving) { result = publish_in(saving); }, *saving_); });
+  run_step([&] { std::visit([&](auto& saving) { result = publish_step(saving); }, *saving_); });
   is_over_ = true;
   note_published(planned(), began, *result);
   return *std::move(result);

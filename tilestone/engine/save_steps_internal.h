@@ -4,13 +4,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <variant>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/run/step_times_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save/by_files_internal.h"
@@ -20,16 +17,6 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 
 namespace tilestone::engine {
-
-// One rank's part in a save whose ranks meet in rounds, from step to step.
-struct SavingByRounds {
-  // Begins the call; throws what Call throws. `place`: Location::place().
-  SavingByRounds(const Communicator& comm, const std::string& place, Deadline deadline);
-
-  Rounds rounds;
-  PlannedShare planned;
-  std::optional<Written> written;
-};
 
 // How the ranks of a save meet: by files if options.by_files is set, otherwise in rounds of
 // options.comm.
@@ -66,7 +53,7 @@ class SaveInSteps {
   static std::unique_ptr<Saving> begun(const SaveCall& call);
   PlannedShare& planned() const;
   KeptResources* kept() const { return session_ ? &session_->resources : nullptr; }
-  void take(const std::function<void()>& step);
+  void run_step(const std::function<void()>& step);
   void give_up(const Error& why) noexcept;
   bool is_in_child() const;
 

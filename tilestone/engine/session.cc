@@ -183,7 +183,7 @@ uint64_t Session::prepare(const StateDict& state, const SaveOptions& options,
   if (options.copies.has_value()) engine::note_contents_of_copied(share);
   share.assignment = engine::likely_assignment(*kept_->parts, share);
   SaveResult unused;
-  engine::settle_copies(share, unused);
+  engine::limit_and_count_copies(share, unused);
   if (async.max_staged_bytes) engine::take_what_exceeds(share, *async.max_staged_bytes);
   const uint64_t bytes = engine::staging_bytes(share.items, share.local, share.assignment);
   auto threads = engine::staging_threads(bytes, options.resources.threads, kept_->parts.get());

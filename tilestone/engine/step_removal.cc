@@ -49,7 +49,7 @@ class StepRemoval {
     if (!is_directory(*run_, name_)) return not_a_directory();
     bool renamed = false;
     try {
-      if (const auto ended = take_lock()) return *ended;
+      if (const auto ended = acquire_lock()) return *ended;
       if (!may_go(*held_)) return Removed::kNot;
       const std::string id = engine::random_save_id();
       run_->rename_directory(name_, engine::sibling_name(name_, id));
@@ -77,10 +77,10 @@ class StepRemoval {
   }
 
   // Nothing is made in a directory that another process has renamed or removed: it is held.
-  std::optional<Removed> take_lock() {
+  std::optional<Removed> acquire_lock() {
     held_ = folder_->held();
     try {
-      held_->make_directory(std::string(engine::kOwnDirectory));
+      held_->make_directory(std::string(engine::kTilestoneDirectory));
       lock_ = held_->try_lock(std::string(kLockName));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
@@ -113,7 +113,7 @@ bool all_began_here(Storage& folder) {
   const std::vector<std::string> names = folder.list();
   const engine::Notes notes = engine::read_notes(folder, names);
   return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    const auto own = engine::parse_own_name(name);
+    const auto own = engine::parse_tilestone_name(name);
     return !own || notes.begun.contains(own->save_id);
   });
 }

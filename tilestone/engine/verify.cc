@@ -43,7 +43,7 @@ class Verifier {
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
-    take_parts();
+    list_parts();
     plan_ = plan_verify(context_, sizes_, written_sizes(), parts_,
                         opened_.common ? &*opened_.common : nullptr);
     std::move(plan_.damages.begin(), plan_.damages.end(), std::back_inserter(found_));
@@ -106,7 +106,7 @@ class Verifier {
   }
 
   // The beginnings and ends of files, as the manifest lists them.
-  void take_parts() {
+  void list_parts() {
     if (!opened_.manifest) return;
     std::unordered_map<std::string_view, uint32_t> files;
     for (const Receipt& receipt : opened_.manifest->receipts) {

@@ -12,11 +12,11 @@ namespace {
 
 }  // namespace
 
-std::optional<std::string> Format::own_file(const TensorItem&, const Piece&) const {
+std::optional<std::string> Format::separate_file(const TensorItem&, const Piece&) const {
   return std::nullopt;
 }
 
-std::optional<std::string> Format::own_file(const ObjectItem&) const { return std::nullopt; }
+std::optional<std::string> Format::separate_file(const ObjectItem&) const { return std::nullopt; }
 
 size_t Format::longest_name(const TensorItem&) const { return 0; }
 size_t Format::longest_name(const ObjectItem&) const { return 0; }

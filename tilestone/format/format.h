@@ -134,8 +134,9 @@ class Format {
   virtual bool needs_grid() const { return false; }
   // The name of the file that holds this chunk or object ("KEY/0.1"): only this one, or all with
   // the same name, which one rank writes. nullopt: it goes into one of its rank's data files.
-  virtual std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const;
-  virtual std::optional<std::string> own_file(const ObjectItem& item) const;
+  virtual std::optional<std::string> separate_file(const TensorItem& item,
+                                                   const Piece& piece) const;
+  virtual std::optional<std::string> separate_file(const ObjectItem& item) const;
   // The bytes of the longest file name that the tensor or object may need; 0 if it goes into one of
   // its rank's data files.
   virtual size_t longest_name(const TensorItem& item) const;

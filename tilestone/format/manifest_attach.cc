@@ -145,21 +145,21 @@ class CopyFinder {
 
  private:
   void take(const Entry& entry, uint32_t file) {
-    if (entry.box == nullptr) return take_object(entry, file);
+    if (entry.box == nullptr) return attach_object(entry, file);
     const StoredTensor* tensor = metadata_.find_tensor(*entry.key);
     const auto chunk = tensor != nullptr ? chunks_of(*tensor).find(*entry.box) : std::nullopt;
     if (!chunk || tensor->chunks[*chunk].at.file == file) fail(entry, file);
     const auto t = static_cast<uint32_t>(tensor - metadata_.tensors.data());
     metadata_.copies.push_back({t, *chunk, location(entry, file)});
-    take_blocks(*tensor->chunks[*chunk].at.checksums, *metadata_.copies.back().at.checksums);
+    copy_blocks(*tensor->chunks[*chunk].at.checksums, *metadata_.copies.back().at.checksums);
   }
 
   // A copy has the same payload, so it has the same blocks.
-  static void take_blocks(const ItemChecksums& chunk, ItemChecksums& copy) {
+  static void copy_blocks(const ItemChecksums& chunk, ItemChecksums& copy) {
     if (chunk.payload_crc32 == copy.payload_crc32 && chunk.blocks) copy.blocks = chunk.blocks;
   }
 
-  void take_object(const Entry& entry, uint32_t file) {
+  void attach_object(const Entry& entry, uint32_t file) {
     const StoredObject* const found = metadata_.find_object(*entry.key);
     if (!entry.is_copy || found == nullptr || found->at.file == file) fail(entry, file);
     StoredObject& object = metadata_.objects[static_cast<size_t>(found - metadata_.objects.data())];
@@ -203,7 +203,7 @@ bool has_paths(const Metadata& metadata) {
 }
 
 // Takes the paths from the manifest, for an index that has only keys (zarr's).
-void take_paths(Metadata& metadata, const Manifest& manifest) {
+void add_paths(Metadata& metadata, const Manifest& manifest) {
   std::unordered_map<std::string_view, const Path*> paths;
   for (const Receipt& receipt : manifest.receipts) {
     for (const auto& tensor : receipt.tensors) {
@@ -222,7 +222,7 @@ void take_paths(Metadata& metadata, const Manifest& manifest) {
   give(metadata.objects);
 }
 
-void take_attributes_and_keys(Metadata& metadata, const Manifest& manifest) {
+void add_attributes_and_keys(Metadata& metadata, const Manifest& manifest) {
   for (const Receipt& receipt : manifest.receipts) {
     add_keys(metadata.dict_keys, receipt.dict_keys);
     for (const auto& [tensor, attributes] : receipt.attributes) {
@@ -245,8 +245,8 @@ void attach_manifest(Metadata& metadata, const Manifest& manifest) {
     attach(metadata, index, object.key, nullptr, object.at);
   }
   if (index.items() != named) CopyFinder(metadata).take(index.by_file());
-  if (!has_paths(metadata)) take_paths(metadata, manifest);
-  take_attributes_and_keys(metadata, manifest);
+  if (!has_paths(metadata)) add_paths(metadata, manifest);
+  add_attributes_and_keys(metadata, manifest);
   metadata.writer = manifest.writer;
 }
 

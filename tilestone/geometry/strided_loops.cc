@@ -94,7 +94,7 @@ bool transposes(const CopyLoop& outer, const CopyLoop& inner, int64_t run) {
 
 // Moves the loop along which the source is densest to just outside the innermost loop. (Sorting by
 // target strides has already made the innermost loop the densest one in the target.)
-void bring_source_inward(std::vector<CopyLoop>& loops) {
+void move_source_inward(std::vector<CopyLoop>& loops) {
   if (loops.size() < 3) return;
   const auto last = loops.end() - 1;
   const auto densest =
@@ -135,7 +135,7 @@ CopyNest make_nest(const StridedView& target, const StridedView& source) {
       nest.loops.pop_back();
     }
   }
-  bring_source_inward(nest.loops);
+  move_source_inward(nest.loops);
   return nest;
 }
 

@@ -100,7 +100,7 @@ class Access final : public PlanSink {
   void holder_set(std::vector<int>) override {}
   void chunk(const PlanChunk& chunk) override;
   void object(const PlanObject& object) override;
-  void take_tensor(const PlanTensor& tensor);
+  void add_tensor(const PlanTensor& tensor);
   [[noreturn]] static void refuse_as_both(const std::string& key, uint32_t one, uint32_t other);
   static void check(Tensor& tensor, std::vector<Listing>& scratch, std::span<const ByteView> plans);
   [[noreturn]] static void refuse(const Tensor& tensor, const TilingFault& fault,
@@ -121,10 +121,10 @@ class Access final : public PlanSink {
 
 void Access::tensor_table(const std::vector<PlanTensor>& table, bool same) {
   if (same) return;
-  for (const PlanTensor& tensor : table) take_tensor(tensor);
+  for (const PlanTensor& tensor : table) add_tensor(tensor);
 }
 
-void Access::take_tensor(const PlanTensor& listed) {
+void Access::add_tensor(const PlanTensor& listed) {
   if (tensor_index_ == local_.size()) local_.push_back(kNone);
   uint32_t& id = local_[tensor_index_++];
   if (id == kNone || tensors_[id].key() != listed.key) {

@@ -41,28 +41,28 @@ std::vector<uint64_t> read_runs(ByteReader& in, size_t count) {
   return groups;
 }
 
-template <typename Take>  // Take(group, NamedContent)
+template <typename Visit>  // Visit(group, NamedContent)
 void each_content(const LocalSavePlan& plan, const ContentGroups& groups, const Assignment& mine,
-                  const Take& take) {
+                  const Visit& visit) {
   const auto writes = [](const std::vector<uint32_t>& indices, size_t i) {
     return std::binary_search(indices.begin(), indices.end(), static_cast<uint32_t>(i));
   };
   for (size_t i = 0; i < plan.objects.size(); ++i) {
     const PlanObject& object = plan.objects[i];
     if (object.content == 0) continue;
-    take(i < groups.objects.size() ? groups.objects[i] : 0,
-         NamedContent{
-             {id_of(object.key), object.content}, object.key, writes(mine.objects, i), false});
+    visit(i < groups.objects.size() ? groups.objects[i] : 0,
+          NamedContent{
+              {id_of(object.key), object.content}, object.key, writes(mine.objects, i), false});
   }
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const PlanChunk& chunk = plan.chunks[i];
     if (chunk.content == 0) continue;
     const PlanTensor& tensor = plan.tensors[chunk.tensor];
-    take(i < groups.chunks.size() ? groups.chunks[i] : 0,
-         NamedContent{{id_of(tensor, chunk.box), chunk.content},
-                      tensor.key,
-                      writes(mine.chunks, i),
-                      !is_compared(plan, chunk)});
+    visit(i < groups.chunks.size() ? groups.chunks[i] : 0,
+          NamedContent{{id_of(tensor, chunk.box), chunk.content},
+                       tensor.key,
+                       writes(mine.chunks, i),
+                       !is_compared(plan, chunk)});
   }
 }
 

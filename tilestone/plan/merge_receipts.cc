@@ -253,7 +253,7 @@ class ReceiptMerger {
     std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
       return tensor.chunks[a].box < tensor.chunks[b].box;
     });
-    if (policy_ == CopyPolicy::kAccept) take_equal_boxes(tensor, ranks, order);
+    if (policy_ == CopyPolicy::kAccept) make_copies_of_equal_boxes(tensor, ranks, order);
     std::vector<Box> boxes;
     std::vector<StoredChunk> chunks;
     for (uint32_t i : order) {
@@ -270,8 +270,8 @@ class ReceiptMerger {
 
   // Keeps the first of the chunks with the same box, which are in the order of ranks, and makes the
   // others copies.
-  void take_equal_boxes(StoredTensor& tensor, const std::vector<int>& ranks,
-                        std::vector<uint32_t>& order) {
+  void make_copies_of_equal_boxes(StoredTensor& tensor, const std::vector<int>& ranks,
+                                  std::vector<uint32_t>& order) {
     std::vector<uint32_t> kept;
     for (const uint32_t i : order) {
       if (kept.empty() || tensor.chunks[kept.back()].box != tensor.chunks[i].box) {

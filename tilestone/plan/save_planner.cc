@@ -79,8 +79,8 @@ struct SavePlanner::State final : PlanSink {
   void note(ErrorCode code, std::string problem, const std::string& key);
 
   void check_all_added() const;
-  void take_tensor(uint32_t id);
-  void take_chunk(uint32_t id, size_t begin, std::span<const Listing> group, uint64_t bytes);
+  void assign_tensor(uint32_t id);
+  void assign_chunk(uint32_t id, size_t begin, std::span<const Listing> group, uint64_t bytes);
   uint32_t holders_of(const Listing& listing) const;
   uint32_t common_holders(std::span<const Listing> group) const;
   bool is_contested(std::span<const Listing> group) const;
@@ -321,7 +321,7 @@ void SavePlanner::State::contest(std::span<const Listing> group) {
 }
 
 // Checks a tensor, assigns the chunks that only one rank lists and adds the others to `waiting`.
-void SavePlanner::State::take_tensor(uint32_t id) {
+void SavePlanner::State::assign_tensor(uint32_t id) {
   Tensor& tensor = tensors[id];
   tensor.sort(scratch);
   const bool runs = tensor.is_tiled_by_runs();
@@ -336,14 +336,14 @@ void SavePlanner::State::take_tensor(uint32_t id) {
     }
     const uint64_t elements =
         runs ? any.last - any.first + 1 : static_cast<uint64_t>(chunks.boxes.back().numel());
-    take_chunk(id, begin, group, elements * itemsize(tensor.dtype()));
+    assign_chunk(id, begin, group, elements * itemsize(tensor.dtype()));
     begin += group.size();
   }
   if (tensor.has_elements() && !runs) check_tiling(tensor, chunks);
 }
 
-void SavePlanner::State::take_chunk(uint32_t id, size_t begin, std::span<const Listing> group,
-                                    uint64_t bytes) {
+void SavePlanner::State::assign_chunk(uint32_t id, size_t begin, std::span<const Listing> group,
+                                      uint64_t bytes) {
   if (group.size() == 1) return give(group.front(), bytes);
   const auto twice =
       std::adjacent_find(group.begin(), group.end(),
@@ -558,7 +558,7 @@ std::vector<Assignment> SavePlanner::finish() {
   if (state.first_problem) throw *state.first_problem;
   state.load.assign(state.added.size(), 0);
   state.owned.make_room();
-  for (uint32_t id = 0; id < state.tensors.size(); ++id) state.take_tensor(id);
+  for (uint32_t id = 0; id < state.tensors.size(); ++id) state.assign_tensor(id);
   state.check_objects();
   state.sort_waiting();
   if (state.groups.empty()) {

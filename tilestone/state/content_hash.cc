@@ -24,7 +24,7 @@ constexpr uint64_t kHashedStep = 64u << 10;    // bytes: each step has a hash of
 constexpr uint64_t kCopiedStep = kHashedStep;  // what is packed at once
 constexpr uint64_t kFetchedStep = 8u << 20;    // what is copied from a device at once
 
-void write_own(ByteWriter& out, const TensorView& tensor, const Autograd& autograd) {
+void write_node(ByteWriter& out, const TensorView& tensor, const Autograd& autograd) {
   out.u8(static_cast<uint8_t>(tensor.dtype));
   out.varint(tensor.shape.size());
   for (const int64_t n : tensor.shape) out.i64(n);
@@ -32,7 +32,7 @@ void write_own(ByteWriter& out, const TensorView& tensor, const Autograd& autogr
   out.u64(elements_hash(tensor));
 }
 
-void write_own(ByteWriter& out, const Opaque& opaque) {
+void write_node(ByteWriter& out, const Opaque& opaque) {
   out.u8(static_cast<uint8_t>(opaque.kind));
   out.string(opaque.module);
   out.string(opaque.name);
@@ -42,7 +42,7 @@ void write_own(ByteWriter& out, const Opaque& opaque) {
 }
 
 // Writes a value's own content, without its children.
-void write_own(ByteWriter& out, const Value& value) {
+void write_node(ByteWriter& out, const Value& value) {
   switch (value.kind()) {
     case Value::Kind::kBool:
       return out.u8(value.as_bool() ? 1 : 0);
@@ -67,9 +67,9 @@ void write_own(ByteWriter& out, const Value& value) {
     case Value::Kind::kPickled:
       return out.blob(value.as_pickled().bytes);
     case Value::Kind::kTensor:
-      return write_own(out, value.as_tensor(), value.autograd());
+      return write_node(out, value.as_tensor(), value.autograd());
     case Value::Kind::kOpaque:
-      return write_own(out, value.as_opaque());
+      return write_node(out, value.as_opaque());
     default:
       return;
   }
@@ -125,7 +125,7 @@ class Hasher {
     if (value.kind() == Value::Kind::kDict && !value.is_ordered_dict()) sort_pairs(frame.hashes);
     ByteWriter out;
     out.u8(static_cast<uint8_t>(value.kind()));
-    write_own(out, value);
+    write_node(out, value);
     for (const uint64_t hash : frame.hashes) out.u64(hash);
     const uint64_t done = std::max<uint64_t>(xxh3_64(std::move(out).take()), 1);
     if (value.shared_id() != nullptr && !frame.unordered) known_.emplace(value.shared_id(), done);

@@ -70,13 +70,13 @@ class ChildStorage : public Storage {
 
   std::optional<FileInfo> stat(const std::string& name) override { return base_->stat(file(name)); }
   std::vector<std::string> list(const std::string& prefix) override {
-    return own_names(base_->list(directory_ + "/" + prefix));
+    return relative_names(base_->list(directory_ + "/" + prefix));
   }
   std::vector<std::string> list_files(const std::string& prefix) override {
-    return own_names(base_->list_files(directory_ + "/" + prefix));
+    return relative_names(base_->list_files(directory_ + "/" + prefix));
   }
   std::vector<std::string> list_directories(const std::string& prefix) override {
-    return own_names(base_->list_directories(directory_ + "/" + prefix));
+    return relative_names(base_->list_directories(directory_ + "/" + prefix));
   }
   void rename(const std::string& from, const std::string& to, bool replace) override {
     base_->rename(file(from), file(to), replace);
@@ -127,7 +127,7 @@ class ChildStorage : public Storage {
     return directory_ + "/" + name;
   }
 
-  std::vector<std::string> own_names(std::vector<std::string> names) const {
+  std::vector<std::string> relative_names(std::vector<std::string> names) const {
     for (std::string& name : names) name.erase(0, directory_.size() + 1);
     return names;
   }

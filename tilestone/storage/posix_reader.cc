@@ -62,7 +62,7 @@ class ReadWorker {
         if (under_way_ > 0) {
           finish_one();
         } else if (!asked_.empty()) {
-          settle();
+          finish_asked();
         } else if (populating_ > 0) {
           finish_populated();
         }
@@ -148,8 +148,8 @@ class ReadWorker {
     return true;
   }
 
-  // Asks the kernel for the block at once, so that the disk has work. settle_prefetch() waits for
-  // it.
+  // Asks the kernel for the block at once, so that the disk has work. finish_asked_prefetch() waits
+  // for it.
   bool start_prefetch(const PartialRead& block) {
     if (block.size() == 0 || is_cached(block)) return true;
     if (!ask(block)) return false;
@@ -158,9 +158,9 @@ class ReadWorker {
   }
 
   // Asks the kernel to read the block into the page cache. If too many blocks have been asked for,
-  // settles the oldest first. Returns false if that must wait for a buffer.
+  // finishes the oldest first. Returns false if that must wait for a buffer.
   bool ask(const PartialRead& block) {
-    if (asked_.size() == slots_.size() && !settle()) return false;
+    if (asked_.size() == slots_.size() && !finish_asked()) return false;
     context_.system().will_need(file(block).fd(), block.begin, block.size());
     asked_.push_back(block);
     return true;
@@ -203,9 +203,11 @@ class ReadWorker {
 
   // Reads or waits for the block that was asked for first. Returns false if that must wait for a
   // buffer.
-  bool settle() { return batch_.prefetches() ? settle_prefetch() : settle_kept(); }
+  bool finish_asked() {
+    return batch_.prefetches() ? finish_asked_prefetch() : finish_asked_read();
+  }
 
-  bool settle_kept() {
+  bool finish_asked_read() {
     const PartialRead block = asked_.front();
     Buffer buffer;
     if (place(block) == nullptr && !get_buffer(buffer)) return false;
@@ -215,7 +217,7 @@ class ReadWorker {
   }
 
   // If populate is not supported or fails, the block is read into a buffer instead.
-  bool settle_prefetch() {
+  bool finish_asked_prefetch() {
     const PartialRead& block = asked_.front();
     if (context_.system().populate(file(block).fd(), block.begin, block.size()) != 0) {
       Buffer buffer;

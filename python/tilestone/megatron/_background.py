@@ -179,13 +179,13 @@ def save_whole(
     """As `_engine_calls.engine_save`, in the background."""
     given.tp_replica_names = tp_replica_names
 
-    def hash_own(begun: BegunSave) -> None:
+    def hash_files(begun: BegunSave) -> None:
         if hashes is not None:
             hashes.save_id = begun.save_id
-            hashes.hash_own()
+            hashes.hash_files()
 
     request = save_in_background(
-        given, literal(checkpoint_dir), dialect="megatron", after=given.end, then=hash_own,
+        given, literal(checkpoint_dir), dialect="megatron", after=given.end, then=hash_files,
         **{"overwrite": True, **options},
     )  # fmt: skip
     given.forget()

@@ -46,7 +46,7 @@ class Hashes:
         self._known: dict[str, str] = {}
         self.save_id = ""
 
-    def hash_own(self) -> None:
+    def hash_files(self) -> None:
         """Hashes this rank's data files, unless they are not in the directory yet."""
         folder, own = literal(self._directory), _ranks.rank(self._group)
         with contextlib.suppress(OSError):  # write() reports it

@@ -117,12 +117,12 @@ def extract_nonpersistent(
 
 
 # Tilestone's own entities, which have a key as Megatron-Core's have.
-OWN_ENTITIES = (_entities.ShardedTensor, _entities.ShardedObject, _entities.ShardedTensorFactory)
+OUR_ENTITIES = (_entities.ShardedTensor, _entities.ShardedObject, _entities.ShardedTensorFactory)
 
 
 def entities_by_path(tree: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
     """(dotted path, entity) for every entity of a state, Tilestone's own included."""
-    if isinstance(tree, (*OWN_ENTITIES, ShardedBase)):
+    if isinstance(tree, (*OUR_ENTITIES, ShardedBase)):
         yield path, tree
         return
     children: Iterable[Tuple[Any, Any]] = ()
@@ -144,7 +144,7 @@ def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], 
     """Gives every entity the key changed(key), in place."""
     seen = set()
     for path, item in list(entities_by_path(sharded_state_dict)):
-        if isinstance(item, OWN_ENTITIES) and id(item) in seen:
+        if isinstance(item, OUR_ENTITIES) and id(item) in seen:
             continue
         seen.add(id(item))
         if hasattr(item, "rename"):  # of a parameter

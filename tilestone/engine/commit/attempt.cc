@@ -132,9 +132,9 @@ bool is_over(const Attempt& attempt) {
 bool ended_before(const Attempt& attempt) {
   if (!has_ended(attempt)) return false;
   if (is_over(attempt)) return true;
-  const Standing standing = read_standing(*attempt.location, attempt.format);
-  if (!standing.found || standing.save_id != attempt.id()) return false;
-  if (!standing.rank_local.empty()) return false;
+  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
+  if (!existing.found || existing.save_id != attempt.id()) return false;
+  if (!existing.rank_local.empty()) return false;
   clean(attempt);
   return true;
 }

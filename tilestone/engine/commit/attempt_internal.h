@@ -57,7 +57,7 @@ bool join(Attempt& attempt, Deadline deadline);
 // because the rank is trying again. Also removes a failure that is damaged, or left by a rank
 // outside this save's world. Ranks that joined before ignore an old failure for some seconds
 // (wait_published).
-void take_back_failure(Attempt& attempt, int rank);
+void withdraw_failure(Attempt& attempt, int rank);
 // Leaves a rank's error for the ranks that wait, unless an error is already there. Failures are
 // logged.
 void leave_failure(const Attempt& attempt, int rank, const Error& error,

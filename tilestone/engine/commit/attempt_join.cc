@@ -56,7 +56,7 @@ bool end_earlier_try(const Attempt& attempt, const std::string& save_id, Deadlin
 
 void refuse_other_attempts(const Attempt& attempt, Deadline deadline) {
   Storage& storage = *attempt.location;
-  const std::vector<std::string> names = storage.list(std::string(kOwnDirectory) + "/");
+  const std::vector<std::string> names = storage.list(std::string(kTilestoneDirectory) + "/");
   for (const std::string& other : read_notes(storage, names).open(false)) {
     if (other == attempt.id() || may_be_open_beside(attempt, other)) continue;
     if (end_earlier_try(attempt, other, deadline)) continue;
@@ -144,7 +144,7 @@ void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
 // Syncs the head, because the rank that made it may have died before it was durable.
 void join_begun(const Attempt& attempt, const AttemptHead& begun) {
   expect_same_head(attempt, begun);
-  attempt.location->sync_directory(std::string(kOwnDirectory));
+  attempt.location->sync_directory(std::string(kTilestoneDirectory));
   attempt.location->sync_directory("");
 }
 
@@ -168,7 +168,7 @@ void make_head(const Attempt& attempt, Deadline deadline) {
   Storage& storage = *attempt.location;
   bool is_first = true;
   storage.make_directory("");
-  storage.make_directory(std::string(kOwnDirectory));
+  storage.make_directory(std::string(kTilestoneDirectory));
   storage.make_directory(attempt_directory(attempt.id()));
   try {
     storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),
@@ -232,7 +232,7 @@ bool join(Attempt& attempt, Deadline deadline) {
 
 // Removes only a failure that was there when this process joined: another rank may have left its
 // own since then.
-void take_back_failure(Attempt& attempt, int rank) {
+void withdraw_failure(Attempt& attempt, int rank) {
   if (!attempt.old_failure) return;
   const std::string name = failed_name(attempt.id());
   const auto left_by = rank_of_failure(*attempt.old_failure, name);

@@ -111,8 +111,8 @@ void expect_publishable(Attempt& attempt, int threads, Deadline deadline) {
   if (!merge_groups(attempt, std::nullopt, refuse_metadata_of_group, threads, deadline)) return;
   expect_files_of_merged(attempt, threads, deadline);
   if (auto all = read_merged(attempt)) describe_checked(attempt, *std::move(all));
-  const Standing standing = read_standing(*attempt.location, attempt.format);
-  if (standing.found && standing.save_id != attempt.id()) fail_no_checkpoint(attempt);
+  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
+  if (existing.found && existing.save_id != attempt.id()) fail_no_checkpoint(attempt);
 }
 
 // The rank that begins a save lists the location, which is fresh then. Later a listing would have
@@ -223,8 +223,8 @@ void expect_first(const Attempt& attempt) {
   std::optional<std::string> first = claimed_by(*attempt.location);
   if (!first) {
     try {
-      const Standing standing = read_standing(*attempt.location, attempt.format);
-      if (standing.found) first = standing.save_id;
+      const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
+      if (existing.found) first = existing.save_id;
     } catch (const Error&) {
       return;  // it is being replaced, or is damaged
     }

@@ -103,10 +103,10 @@ void expect_begun(const Attempt& attempt) {
 
 void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int threads,
                    Deadline deadline) {
-  const auto take_over = [&] {
+  const auto next_takeover = [&] {
     return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
-  Deadline patience = take_over();
+  Deadline patience = next_takeover();
   const Deadline for_old_failure = Deadline::after(kTakenBack);
   std::optional<Bytes> lease;  // as last seen
   const auto is_being_published = [&] {
@@ -141,7 +141,7 @@ void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int 
       // reported.
       const bool tries = !is_being_published();
       if (tries && finish(attempt, std::nullopt, threads, deadline)) return;
-      patience = take_over();
+      patience = next_takeover();
     }
     pause(std::min(wait, Seconds(deadline.remaining())), deadline);
   }

@@ -50,13 +50,13 @@ class Cleaning {
     const bool converted =
         !any_checkpoint(storage_, *format_) && safetensors_format()->detect(names);
     if (converted) format_ = safetensors_format();
-    standing_ = read_standing(storage_, format_);
+    existing_ = read_existing(storage_, format_);
     const Notes notes = read_notes(storage_, names);
-    if (!standing_.found && !force_) refuse_lost(names, notes);
+    if (!existing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
-    ended_ = notes.ended(standing_.save_id);
+    ended_ = notes.ended(existing_.save_id);
     // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.
-    open_ = notes.open(!standing_.save_id.empty() && standing_.rank_local.empty());
+    open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
     for (const std::string& save_id : open_) ended_.erase(save_id);
     std::vector<Leftover> found;
     for (const Sibling& sibling : dead_) {
@@ -68,7 +68,7 @@ class Cleaning {
       const auto info = reason ? storage_.stat(name) : std::nullopt;
       if (info && info->regular) found.push_back({name, info->size, reason->what, reason->why});
     }
-    if (found.empty() && !standing_.found && open_.empty() && kept_.empty()) refuse_strange(names);
+    if (found.empty() && !existing_.found && open_.empty() && kept_.empty()) refuse_strange(names);
     return found;
   }
 
@@ -112,8 +112,9 @@ class Cleaning {
   // Removes empty directories of attempts that have an outcome, because only these do not begin
   // again.
   void remove_empty_directories() {
-    for (const std::string& name : storage_.list_directories(std::string(kOwnDirectory) + "/")) {
-      const auto own = parse_in_own_directory(name + "/");
+    for (const std::string& name :
+         storage_.list_directories(std::string(kTilestoneDirectory) + "/")) {
+      const auto own = parse_in_tilestone_directory(name + "/");
       if (!own || !storage_.stat(outcome_name(own->save_id))) continue;
       if (storage_.list(name + "/").empty()) storage_.remove_tree(name);
     }
@@ -131,7 +132,7 @@ class Cleaning {
   }
 
   std::string why_not_needed(const Sibling& sibling) const {
-    if (!standing_.found || standing_.save_id != sibling.save_id) return "it was not published";
+    if (!existing_.found || existing_.save_id != sibling.save_id) return "it was not published";
     return "it contains the checkpoint that the save " + sibling.save_id + " has replaced";
   }
 
@@ -149,7 +150,7 @@ class Cleaning {
     if (!lost) return;
     if (lock_ == nullptr) expect_unlocked();
     if (any_checkpoint(storage_, *format_)) {  // published since the names were listed
-      standing_ = read_standing(storage_, format_);
+      existing_ = read_existing(storage_, format_);
       return;
     }
     throw Error(ErrorCode::kCorrupt, lost->what + "; they are not removed as leftovers")
@@ -157,7 +158,7 @@ class Cleaning {
   }
 
   bool is_note(const std::string& name) const {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     return name == kReplacedName ||
            (own && (own->kind == kNoteKind || own->kind == kTemporaryKind));
   }
@@ -170,15 +171,15 @@ class Cleaning {
   std::optional<Reason> reason_of(const std::string& name) {
     if (replaced_ && replaced_->files.contains(name)) {
       return Reason{"metadata of a rank-local checkpoint",
-                    "the save " + standing_.save_id + " has replaced it"};
+                    "the save " + existing_.save_id + " has replaced it"};
     }
     if (name == kReplacedName) {
       return Reason{
           "note of a replaced rank-local checkpoint",
           replaced_ ? "the files that it lists are removed" : "its save was not published"};
     }
-    const auto own = parse_own_name(name);
-    if (!own || standing_.files.contains(name)) return std::nullopt;
+    const auto own = parse_tilestone_name(name);
+    if (!own || existing_.files.contains(name)) return std::nullopt;
     if (own->kind == kOutcomeKind || open_.contains(own->save_id)) return std::nullopt;
     if (!force_ && !is_leftover(*own, ended_)) {
       if (storage_.stat(name)) ++kept_[own->save_id];
@@ -189,10 +190,10 @@ class Cleaning {
   }
 
   std::string why_not_needed(const std::string& save_id) const {
-    if (!standing_.found) return "there is no checkpoint here: the save was not published";
-    if (standing_.save_id.empty()) return "the checkpoint here is another writer's";
-    if (standing_.save_id == save_id) return "the checkpoint of this save does not need it";
-    return "the checkpoint here is of the save " + standing_.save_id;
+    if (!existing_.found) return "there is no checkpoint here: the save was not published";
+    if (existing_.save_id.empty()) return "the checkpoint here is another writer's";
+    if (existing_.save_id == save_id) return "the checkpoint of this save does not need it";
+    return "the checkpoint here is of the save " + existing_.save_id;
   }
 
   void remove(const std::string& name) {
@@ -209,7 +210,7 @@ class Cleaning {
   std::shared_ptr<const Format> format_ = torch_dist_format();
   const bool force_;
   std::unique_ptr<StorageLock> lock_;
-  Standing standing_;
+  ExistingCheckpoint existing_;
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
   std::set<std::string> ended_;         // saves whose files may be removed

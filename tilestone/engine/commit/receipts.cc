@@ -174,7 +174,7 @@ std::optional<Receipts::Failed> Receipts::wait_for_outcome(
   }
 }
 
-void Receipts::tidy_own() noexcept {
+void Receipts::remove_left_error() noexcept {
   try {
     const Deadline deadline = Deadline::after(kTidyTime);
     for (Pauses pauses; !outcome() && !deadline.expired(); pauses.next(deadline)) {

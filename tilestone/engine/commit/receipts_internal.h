@@ -42,7 +42,7 @@ class Receipts {
                                          Deadline deadline);
   // For a rank that has left its error: waits some seconds for the outcome, and removes the
   // receipt.
-  void tidy_own() noexcept;
+  void remove_left_error() noexcept;
 
   // ---- The coordinator
 

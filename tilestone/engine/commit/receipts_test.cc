@@ -26,7 +26,7 @@ Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 // A location whose coordinator holds the lock.
 struct Place {
   explicit Place(std::shared_ptr<Storage> inner = memory_storage()) : storage(std::move(inner)) {
-    storage->make_directory(std::string(kOwnDirectory));
+    storage->make_directory(std::string(kTilestoneDirectory));
     lock = storage->try_lock(std::string(kLockName));
   }
   Receipts of(int rank, int ranks) const { return Receipts(storage, kId, rank, ranks); }
@@ -74,7 +74,7 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
     EXPECT_EQ(error.key(), "w");
     coordinator.end(Receipts::Failed{error, true});
   }
-  failed.tidy_own();
+  failed.remove_left_error();
   other.leave(receipt_of(2), in_time());
   const auto outcome = place.outcome_of(other);
   ASSERT_TRUE(outcome);
@@ -84,9 +84,9 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   coordinator.tidy();
   EXPECT_THAT(place.names(),
               testing::UnorderedElementsAre(std::string(kLockName), ended_name(kId)));
-  EXPECT_EQ(parse_own_name(ended_name(kId))->kind, kReceiptKind);
-  EXPECT_EQ(parse_own_name(receipt_name(kId, 17))->save_id, kId);
-  EXPECT_FALSE(parse_own_name(receipt_name(kId, 17) + "x"));
+  EXPECT_EQ(parse_tilestone_name(ended_name(kId))->kind, kReceiptKind);
+  EXPECT_EQ(parse_tilestone_name(receipt_name(kId, 17))->save_id, kId);
+  EXPECT_FALSE(parse_tilestone_name(receipt_name(kId, 17) + "x"));
 }
 
 TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {

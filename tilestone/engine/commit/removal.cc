@@ -228,7 +228,7 @@ class Remover {
   std::set<std::string> replaced_saves() const {
     std::set<std::string> saves{plan_.opened.metadata.save_id};
     for (const std::string& name : plan_.opened.metadata.files) {
-      if (const auto own = parse_own_name(name)) saves.insert(own->save_id);
+      if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
     }
     return saves;
   }
@@ -315,11 +315,11 @@ class Remover {
     }
   }
 
-  // The names may come from another writer's index: never remove files of kOwnDirectory or files
-  // that describe the checkpoint.
+  // The names may come from another writer's index: never remove files of kTilestoneDirectory or
+  // files that describe the checkpoint.
   bool may_go(const std::string& name) const {
-    const bool in_own = name.starts_with(std::string(kOwnDirectory) + "/");
-    return !in_own && !plan_.opened.files.contents.contains(name);
+    const bool in_tilestone_directory = name.starts_with(std::string(kTilestoneDirectory) + "/");
+    return !in_tilestone_directory && !plan_.opened.files.contents.contains(name);
   }
 
   Storage& storage_;

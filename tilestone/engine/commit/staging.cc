@@ -67,7 +67,7 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
     for (std::string& file : dialect->index_files(names)) first.insert(std::move(file));
   }
   for (const std::string& file : names) {
-    const auto own = parse_in_own_directory(file);
+    const auto own = parse_in_tilestone_directory(file);
     if (own && own->kind == kManifestKind) first.insert(file);
   }
   remove_files(*tree, std::vector(first.begin(), first.end()));
@@ -93,8 +93,9 @@ std::unique_ptr<StorageLock> take(const Lock& lock, Storage& location, std::stri
 }
 
 bool repairs(Storage& location) {
-  const std::string end = temporary_name("", kRepairMark).substr(kOwnDirectory.size() + 1);
-  const std::vector<std::string> names = location.list_files(std::string(kOwnDirectory) + "/");
+  const std::string end = temporary_name("", kRepairMark).substr(kTilestoneDirectory.size() + 1);
+  const std::vector<std::string> names =
+      location.list_files(std::string(kTilestoneDirectory) + "/");
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.ends_with(end); });
 }
@@ -142,7 +143,7 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
 // A file that is made in the locked directory must be visible at the location. Otherwise the
 // directory was exchanged before it was locked.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
-  storage.make_directory(std::string(kOwnDirectory));
+  storage.make_directory(std::string(kTilestoneDirectory));
   const auto held = storage.held();
   auto lock = held->try_lock(std::string(kLockName));
   if (lock == nullptr || held.get() == &storage) return lock;
@@ -200,7 +201,7 @@ uint64_t Siblings::size_of(const Sibling& sibling) const {
 bool Siblings::remove_dead(const Sibling& sibling) const {
   Storage& parent = *place_->storage;
   if (is_alive(sibling)) return false;
-  parent.make_directory(sibling.name + "/" + std::string(kOwnDirectory));
+  parent.make_directory(sibling.name + "/" + std::string(kTilestoneDirectory));
   auto lock = parent.try_lock(sibling.name + "/" + std::string(kLockName));
   if (lock == nullptr) return false;
   parent.sync_directory("");
@@ -251,9 +252,9 @@ void clean_siblings(Storage& location, std::string_view own) {
 namespace {
 
 // Reads the existing checkpoint. Error(kUnsupported) if it can't be read.
-Standing expect_readable(Storage& location, const std::shared_ptr<const Format>& format) {
+ExistingCheckpoint expect_readable(Storage& location, const std::shared_ptr<const Format>& format) {
   try {
-    return read_standing(location, format);
+    return read_existing(location, format);
   } catch (const Error& error) {
     throw Error(ErrorCode::kUnsupported,
                 "the existing checkpoint at " + location.describe() +
@@ -263,7 +264,7 @@ Standing expect_readable(Storage& location, const std::shared_ptr<const Format>&
 }
 
 bool is_made_in_own_directory(const std::string& name) {
-  return parse_in_own_directory(name) || name == kLockName || name == kReplacedName;
+  return parse_in_tilestone_directory(name) || name == kLockName || name == kReplacedName;
 }
 
 // Whether the file is an empty data file: stock torch makes one for a rank that has nothing to
@@ -312,18 +313,18 @@ bool is_unfinished_stock_file(Storage& location, const std::string& name) {
 void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
                             const Dialect* remains_of) {
   const std::vector<std::string> names = location.list();
-  const Standing standing = expect_readable(location, format);
+  const ExistingCheckpoint existing = expect_readable(location, format);
   const std::string_view mark = remains_of == nullptr ? "" : remains_of->mark();
-  const bool unfinished = !mark.empty() && standing.save_id.empty() && !contains_name(names, mark);
-  const std::set<std::string> ended = read_notes(location, names).ended(standing.save_id);
+  const bool unfinished = !mark.empty() && existing.save_id.empty() && !contains_name(names, mark);
+  const std::set<std::string> ended = read_notes(location, names).ended(existing.save_id);
   const auto is_left = [&](const std::string& name) {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     return own && is_leftover(*own, ended);
   };
   for (const std::string& name : names) {
     if (is_made_in_own_directory(name) || is_left(name)) continue;
-    if (standing.files.contains(name) || standing.index.contains(name)) continue;
-    if (standing.found && (name == kMegatronHashes || is_empty_stock_file(location, name))) {
+    if (existing.files.contains(name) || existing.index.contains(name)) continue;
+    if (existing.found && (name == kMegatronHashes || is_empty_stock_file(location, name))) {
       continue;
     }
     if (unfinished && is_unfinished_stock_file(location, name)) continue;
@@ -359,7 +360,7 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
 void Staging::begin() {
   clean_siblings(*location_);
   make_and_lock();
-  take_permissions();
+  copy_permissions();
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
@@ -395,7 +396,7 @@ void Staging::make_and_lock() {
 }
 
 // Before any file is written, so that the files of a private directory are never seen by others.
-void Staging::take_permissions() {
+void Staging::copy_permissions() {
   try {
     const auto info = place_.storage->stat(place_.name);
     if (info && !info->regular) place_.storage->copy_permissions(name_, place_.name);

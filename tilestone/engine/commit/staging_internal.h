@@ -18,8 +18,9 @@
 namespace tilestone::engine {
 
 // Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
-// Makes kOwnDirectory. Also returns null if the directory was exchanged for another one before the
-// lock was taken. So the locked directory is the one that is at the location when the call returns.
+// Makes kTilestoneDirectory. Also returns null if the directory was exchanged for another one
+// before the lock was taken. So the locked directory is the one that is at the location when the
+// call returns.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";
@@ -111,7 +112,7 @@ class Staging {
 
  private:
   void make_and_lock();
-  void take_permissions();
+  void copy_permissions();
   // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
   void remove(std::unique_ptr<StorageLock>& lock);
 

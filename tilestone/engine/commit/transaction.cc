@@ -128,7 +128,7 @@ namespace tilestone::engine {
 namespace {
 
 bool in_own_directory(const std::string& name) {
-  return name.starts_with(std::string(kOwnDirectory) + "/");
+  return name.starts_with(std::string(kTilestoneDirectory) + "/");
 }
 
 // "metadata" for ".metadata", "zarray" for "a/b/.zarray". Different files may share a result, since
@@ -140,7 +140,7 @@ std::string base_name(const std::string& name) {
 
 bool holds_data(Storage& storage, const std::string& save_id) {
   for (const std::string& name : storage.list()) {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     if (own && own->kind == kDataKind && own->save_id == save_id) return true;
   }
   return false;
@@ -227,18 +227,18 @@ std::optional<ForeignCheckpoint> Transaction::foreign() const {
 // checkpoint's save has replaced. A rank-local checkpoint may still become an ordinary one, unless
 // this save may replace it.
 std::set<std::string> Transaction::open_attempts(const Notes& notes) const {
-  Standing standing;
+  ExistingCheckpoint existing;
   try {
-    standing = read_standing(*location_, format_);
+    existing = read_existing(*location_, format_);
   } catch (const Error&) {
     return notes.open(any_checkpoint(*location_, *format_));  // an unreadable one counts too
   }
-  const bool rank_local = !standing.rank_local.empty();
-  std::set<std::string> open = notes.open(standing.found && !rank_local);
-  if (!standing.found) return open;
-  const bool undecided = notes.undecided.contains(standing.save_id);
-  if (rank_local && undecided && overwrite_) open.erase(standing.save_id);
-  const auto replaced = notes.replaces.find(standing.save_id);
+  const bool rank_local = !existing.rank_local.empty();
+  std::set<std::string> open = notes.open(existing.found && !rank_local);
+  if (!existing.found) return open;
+  const bool undecided = notes.undecided.contains(existing.save_id);
+  if (rank_local && undecided && overwrite_) open.erase(existing.save_id);
+  const auto replaced = notes.replaces.find(existing.save_id);
   if (replaced == notes.replaces.end()) return open;
   for (const std::string& save_id : replaced->second) open.erase(save_id);
   return open;
@@ -247,7 +247,7 @@ std::set<std::string> Transaction::open_attempts(const Notes& notes) const {
 // Refuses beside a save without a communicator that may still become the checkpoint here, because
 // this save would make its files leftovers.
 void Transaction::refuse_open_attempts() const {
-  const std::vector<std::string> names = location_->list(std::string(kOwnDirectory) + "/");
+  const std::vector<std::string> names = location_->list(std::string(kTilestoneDirectory) + "/");
   const Notes notes = read_notes(*location_, names);
   if (notes.attempts.empty()) return;
   const std::set<std::string> open = open_attempts(notes);
@@ -310,9 +310,9 @@ bool Transaction::needs_staging() const {
   if (dialect_->shares_directory()) return false;
   const std::vector<std::string> names = storage_->list();
   if (!has_fixed_names(*format_, *dialect_)) {
-    const DetectedFormat standing = detect_format(
+    const DetectedFormat existing = detect_format(
         names, [&](const std::string& name) { return read_file(*storage_, name, UINT64_MAX); });
-    if (!foreign() && !(standing.format && has_fixed_names(*standing.format, *standing.dialect))) {
+    if (!foreign() && !(existing.format && has_fixed_names(*existing.format, *existing.dialect))) {
       return false;
     }
   }
@@ -327,7 +327,7 @@ void Transaction::make_and_lock(const Deadline& deadline) {
     try {
       storage_->make_directory("");
       refuse_directory_of_index();
-      storage_->make_directory(std::string(kOwnDirectory));
+      storage_->make_directory(std::string(kTilestoneDirectory));
       if (lock()) return;
       if (tries == kMaxTries || !is_being_removed(*storage_, deadline)) fail_under_way(*storage_);
     } catch (const Error& error) {
@@ -371,11 +371,11 @@ void Transaction::inspect_existing() {
   for (std::string& name : format_->rank_local_files(names)) {
     old_rank_local_.insert(std::move(name));
   }
-  Standing old;
+  ExistingCheckpoint old;
   try {
     // Zarr arrays in a shared directory may belong to somebody else.
     const bool replaced = !dialect_->shares_directory() || format_->detect(names);
-    if (replaced) old = read_standing(*storage_, format_);
+    if (replaced) old = read_existing(*storage_, format_);
   } catch (const Error& error) {
     log(LogLevel::kWarning,
         std::string(
@@ -384,7 +384,7 @@ void Transaction::inspect_existing() {
     // Its save is one of those that have a manifest here, or an attempt. None of the attempts is
     // open (refuse_existing).
     for (const std::string& name : names) {
-      const auto own = parse_own_name(name);
+      const auto own = parse_tilestone_name(name);
       if (!own) continue;
       if (own->kind == kManifestKind || own->kind == kAttemptKind) replaces_.insert(own->save_id);
     }
@@ -394,7 +394,7 @@ void Transaction::inspect_existing() {
   if (old.found) replaces_.insert(old.save_id);
   // After a removal of keys (removal.h), data files still have the id of the save that wrote them.
   for (const std::string& name : old_files_) {
-    if (const auto own = parse_own_name(name)) replaces_.insert(own->save_id);
+    if (const auto own = parse_tilestone_name(name)) replaces_.insert(own->save_id);
   }
   if (!old.found) {
     if (const auto lost = find_lost(*storage_, names, read_notes(*storage_, names))) {
@@ -408,15 +408,15 @@ void Transaction::inspect_existing() {
 }
 
 void Transaction::remove_leftovers(const std::set<std::string>& referenced,
-                                   const std::string& standing) {
+                                   const std::string& existing) {
   if (lock_ == nullptr) return;  // the files may belong to a save that is under way
   try {
     const std::vector<std::string> names = storage_->list();
-    const std::set<std::string> ended = read_notes(*storage_, names).ended(standing);
+    const std::set<std::string> ended = read_notes(*storage_, names).ended(existing);
     std::vector<std::string> found = leftovers(names, referenced, ended);
     // Ranks of this save may still look for its receipts.
     std::erase_if(found, [&](const std::string& name) {
-      const auto own = parse_own_name(name);
+      const auto own = parse_tilestone_name(name);
       return own && own->kind == kReceiptKind && own->save_id == save_id_;
     });
     remove_leftover_files(*storage_, found);
@@ -425,16 +425,16 @@ void Transaction::remove_leftovers(const std::set<std::string>& referenced,
   }
 }
 
-void Transaction::prepare(Reported reported, Deadline deadline) {
-  expect_files(*storage_, reported.save.receipts, reported.threads, deadline);
-  reported.save.save_id = save_id_;
-  reported.save.writer = writer_name();
-  reported.save.inventory = reported.step != nullptr;
-  Descriptions made = describe_save(std::move(reported.save), *format_, *dialect_);
-  if (reported.step != nullptr) compare_with_before(*reported.step, std::move(made.inventory));
+void Transaction::prepare(ToPublish given, Deadline deadline) {
+  expect_files(*storage_, given.save.receipts, given.threads, deadline);
+  given.save.save_id = save_id_;
+  given.save.writer = writer_name();
+  given.save.inventory = given.step != nullptr;
+  Descriptions made = describe_save(std::move(given.save), *format_, *dialect_);
+  if (given.step != nullptr) compare_with_before(*given.step, std::move(made.inventory));
   index_ = std::move(made.index);
   new_files_.merge(made.files);
-  if (reported.manifest) {
+  if (given.manifest) {
     const std::string name = manifest_name(save_id_);
     new_files_.insert(name);
     storage_->publish(name, temporary_name(save_id_, "manifest"), made.manifest, false, deadline);
@@ -444,7 +444,7 @@ void Transaction::prepare(Reported reported, Deadline deadline) {
   // locks) may have come since step 1. This check must precede publish_before(), whose files may
   // themselves look like a checkpoint.
   if (!staging_) refuse_existing();
-  publish_before(reported.threads, deadline);
+  publish_before(given.threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);
@@ -497,8 +497,8 @@ void Transaction::clean() {
     remove_rank_local();
     std::vector<std::string> replaced;
     for (const std::string& name : old_files_) {
-      // The names may come from another writer's metadata. Of the files in kOwnDirectory, remove
-      // only those with a name of ours.
+      // The names may come from another writer's metadata. Of the files in kTilestoneDirectory,
+      // remove only those with a name of ours.
       const bool ours_to_remove = !in_own_directory(name) || is_own_name(name);
       if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
         replaced.push_back(name);
@@ -529,9 +529,9 @@ void Transaction::remove_rank_local() {
 
 // A replaced rank-local checkpoint of a save by files has left directories for its receipts.
 void Transaction::remove_directories_of_replaced() {
-  const std::string own(kOwnDirectory);
+  const std::string own(kTilestoneDirectory);
   for (const std::string& name : storage_->list_directories(own + "/")) {
-    const auto left = parse_in_own_directory(name + "/");
+    const auto left = parse_in_tilestone_directory(name + "/");
     if (!left || !replaces_.contains(left->save_id)) continue;
     if (storage_->list(name + "/").empty()) storage_->remove_tree(name);
   }

@@ -41,7 +41,7 @@ class Transaction {
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
 
   // The input of step 3.
-  struct Reported {
+  struct ToPublish {
     DescribedSave save;    // the save id and the writer are set by prepare()
     int threads = 0;       // the save's option
     bool manifest = true;  // false: no manifest can describe the receipts, and none is published
@@ -52,7 +52,7 @@ class Transaction {
   // compares what is saved with the run's step before (compare_with_before()). Also throws
   // the errors of begin(), if a checkpoint or a save without a communicator has appeared at the
   // location meanwhile.
-  void prepare(Reported reported, Deadline deadline);
+  void prepare(ToPublish given, Deadline deadline);
   // Step 4. The checkpoint begins to exist during this call.
   void commit(Deadline deadline);
   // Step 5. Failures are logged.
@@ -77,7 +77,7 @@ class Transaction {
   bool lock();
   void finish_replacement();
   void inspect_existing();
-  void remove_leftovers(const std::set<std::string>& referenced, const std::string& standing);
+  void remove_leftovers(const std::set<std::string>& referenced, const std::string& existing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
   void remove_directories_of_replaced();

@@ -29,7 +29,7 @@ using engine::Outcome;
 
 // The attempts at the location, except those of which only the outcome is left.
 std::set<std::string> attempts_at(Storage& storage) {
-  const std::string own(engine::kOwnDirectory);
+  const std::string own(engine::kTilestoneDirectory);
   return engine::read_notes(storage, storage.list(own + "/")).attempts;
 }
 
@@ -109,8 +109,9 @@ bool can_be_published(Attempt attempt, Deadline deadline) {
 // Whether the location has the checkpoint of another save.
 bool is_late(Storage& storage, const AttemptHead& head) {
   if (head.rank_local) return false;  // the checkpoint may be its ranks' metadata
-  const engine::Standing standing = engine::read_standing(storage, format_named(head.format));
-  return standing.found && standing.save_id != head.save_id;
+  const engine::ExistingCheckpoint existing =
+      engine::read_existing(storage, format_named(head.format));
+  return existing.found && existing.save_id != head.save_id;
 }
 
 using Look = std::pair<Image, std::map<std::string, uint64_t>>;

@@ -60,7 +60,7 @@ class ByMessages final : public Carrier {
   void take(const std::vector<RoundMessage>& round) override {
     std::vector<Arrival> arrivals;
     for (size_t from = 0; from < round.size(); ++from) {
-      take_checks(round[from].checks);
+      keep_checks(round[from].checks);
       find_arrivals(static_cast<int>(from), round[from], arrivals);
     }
     context_.threads.parallel_for(arrivals.size(), [&](size_t i) {
@@ -94,7 +94,7 @@ class ByMessages final : public Carrier {
     return damaged;
   }
 
-  void take_damaged(const std::vector<ChunkRef>& chunks) override {
+  void note_damaged(const std::vector<ChunkRef>& chunks) override {
     for (const ChunkRef& chunk : chunks) damaged_.emplace(chunk.tensor, chunk.chunk);
   }
 
@@ -173,7 +173,7 @@ class ByMessages final : public Carrier {
     }
   }
 
-  void take_checks(const std::vector<TileCheck>& checks) {
+  void keep_checks(const std::vector<TileCheck>& checks) {
     for (const TileCheck& check : checks) {
       Record& record = records_[{check.tensor, check.chunk}];
       record.size = check.record_size;

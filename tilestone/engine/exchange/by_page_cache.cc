@@ -107,9 +107,9 @@ class ByPageCache final : public Carrier {
 
   std::vector<Bytes> next_round() override {
     if (!ahead_ && owner_.more()) {
-      ahead_.emplace([this] { return owner_.more(); }, [this] { return bring_in(); });
+      ahead_.emplace([this] { return owner_.more(); }, [this] { return make_round(); });
     }
-    return ahead_ ? ahead_->take() : bring_in();
+    return ahead_ ? ahead_->take() : make_round();
   }
 
   void take(const std::vector<RoundMessage>& round) override {
@@ -138,7 +138,7 @@ class ByPageCache final : public Carrier {
     return damaged;
   }
 
-  void take_damaged(const std::vector<ChunkRef>& chunks) override {
+  void note_damaged(const std::vector<ChunkRef>& chunks) override {
     for (const ChunkRef& chunk : chunks) damaged_.emplace(chunk.tensor, chunk.chunk);
   }
 
@@ -180,7 +180,7 @@ class ByPageCache final : public Carrier {
   // Makes one round: brings in portions until they are enough. Tiles that are checked are read by
   // their owner; others are only prefetched, and do not count if they are in the page cache
   // already. Runs only on the calling thread, because the pool's threads are busy reading.
-  std::vector<Bytes> bring_in() {
+  std::vector<Bytes> make_round() {
     std::vector<RoundMessage> messages(world_);
     const uint64_t pair_bytes = std::max(kCachedPortion / world_, kLeastPair);
     for (uint64_t fetched = 0; owner_.more() && fetched < kLeastFetched;) {

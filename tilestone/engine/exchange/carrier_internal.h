@@ -25,7 +25,7 @@ class Carrier {
   // Error(kCorrupt) if a damaged chunk has none.
   virtual std::vector<ChunkRef> damaged() { return {}; }
   // Takes the damaged chunks that all ranks have found.
-  virtual void take_damaged(const std::vector<ChunkRef>&) {}
+  virtual void note_damaged(const std::vector<ChunkRef>&) {}
   // After the rounds: what this rank must still read itself. Error(kInternal) if an owner has not
   // sent everything that it promised, Error(kCorrupt) if a checked chunk is damaged.
   virtual std::vector<Transfer> rest() = 0;

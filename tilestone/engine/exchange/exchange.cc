@@ -32,7 +32,7 @@ class Exchange {
     });
     received = step([&] { return owner_->decide(received); });
     // What was received is taken in the next step, which sends a failure to the other ranks.
-    std::function<void()> take = [&] { asker_->take_verdicts(received); };
+    std::function<void()> take = [&] { asker_->note_verdicts(received); };
     while (any_more(received)) {
       received = step([&] {
         take();
@@ -46,7 +46,7 @@ class Exchange {
         const Bytes damaged = encode_chunks(carrier_->damaged());
         return std::vector<Bytes>(static_cast<size_t>(comm_.size()), damaged);
       });
-      take = [&] { carrier_->take_damaged(all_chunks(received)); };
+      take = [&] { carrier_->note_damaged(all_chunks(received)); };
     }
     take();
     return carrier_->rest();

@@ -48,7 +48,7 @@ std::vector<Bytes> Asker::requests() const {
   return messages;
 }
 
-void Asker::take_verdicts(const std::vector<Bytes>& messages) {
+void Asker::note_verdicts(const std::vector<Bytes>& messages) {
   for (size_t owner = 0; owner < messages.size(); ++owner) {
     const std::vector<bool> served = decode_verdicts(messages[owner], static_cast<int>(owner));
     std::vector<AskedTransfer>& asked = asked_[owner];

@@ -25,7 +25,7 @@ class Asker {
 
   const Wanted& wanted() const { return wanted_; }
   std::vector<Bytes> requests() const;  // one message for each rank
-  void take_verdicts(const std::vector<Bytes>& messages);
+  void note_verdicts(const std::vector<Bytes>& messages);
 
   // The request with number `request` among those to `owner`. Error(kInternal) if there is none.
   // May be called from any thread.

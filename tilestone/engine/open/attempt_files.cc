@@ -20,7 +20,7 @@ constexpr std::string_view kStoodText = "published, and its switch too\n";
 constexpr std::string_view kAbandonedText = "abandoned\n";
 
 std::string own(std::string_view save_id, std::string_view rest) {
-  std::string name(kOwnDirectory);
+  std::string name(kTilestoneDirectory);
   return name.append("/").append(save_id).append(rest);
 }
 
@@ -511,7 +511,7 @@ Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Dea
     const auto existing = read_outcome(storage, save_id);
     if (!existing) throw;
     // The process that made it may have died before it was durable.
-    storage.sync_directory(std::string(kOwnDirectory));
+    storage.sync_directory(std::string(kTilestoneDirectory));
     return *existing;
   }
 }

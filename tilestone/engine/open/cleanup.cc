@@ -93,7 +93,7 @@ LostCheckpoint lost_hidden(const Storage& storage, const std::string& save_id) {
   return {save_id,
           false,
           "data files of the save " + save_id + " are in " + storage.describe() +
-              " without the hidden files (.metadata, " + std::string(kOwnDirectory) +
+              " without the hidden files (.metadata, " + std::string(kTilestoneDirectory) +
               ") of their checkpoint",
           {}};
 }
@@ -110,7 +110,7 @@ bool is_save_id(std::string_view text) {
 }
 
 std::string note_name(std::string_view save_id) {
-  std::string name(kOwnDirectory);
+  std::string name(kTilestoneDirectory);
   return name.append("/").append(save_id).append(".begun");
 }
 
@@ -122,7 +122,7 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
     file->append(encode_note(replaces));
     file->sync(deadline);
     file->close();
-    storage.sync_directory(std::string(kOwnDirectory));
+    storage.sync_directory(std::string(kTilestoneDirectory));
   } catch (...) {
     remove_files(storage, std::vector{name});
     throw;
@@ -137,12 +137,12 @@ std::set<std::string> Notes::open(bool has_checkpoint) const {
   return saves;
 }
 
-std::set<std::string> Notes::ended(const std::string& standing) const {
+std::set<std::string> Notes::ended(const std::string& existing) const {
   std::set<std::string> saves = begun;
-  // For another writer's checkpoint `standing` is "" too. Then the files of all attempts that are
+  // For another writer's checkpoint `existing` is "" too. Then the files of all attempts that are
   // not abandoned stay.
-  for (const std::string& save_id : open(!standing.empty())) saves.erase(save_id);
-  const auto found = replaces.find(standing);
+  for (const std::string& save_id : open(!existing.empty())) saves.erase(save_id);
+  const auto found = replaces.find(existing);
   if (found != replaces.end()) saves.insert(found->second.begin(), found->second.end());
   return saves;
 }
@@ -166,7 +166,7 @@ std::optional<Outcome> outcome_if_intact(Storage& storage, const std::string& sa
 Notes read_notes(Storage& storage, std::span<const std::string> names) {
   Notes notes;
   for (const std::string& name : names) {
-    const auto own = parse_in_own_directory(name);
+    const auto own = parse_in_tilestone_directory(name);
     if (!own || own->kind == kManifestKind) continue;
     notes.begun.insert(own->save_id);
     // If only an outcome is left, the attempt has ended.
@@ -190,7 +190,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
 }
 
 std::string temporary_name(std::string_view save_id, std::string_view what) {
-  std::string name(kOwnDirectory);
+  std::string name(kTilestoneDirectory);
   name.append("/").append(save_id).append(".").append(what).append(kTemporarySuffix);
   return name;
 }
@@ -208,37 +208,38 @@ std::string random_save_id() {
   return id;
 }
 
-std::optional<OwnName> parse_in_own_directory(std::string_view name) {
-  const std::string prefix = std::string(kOwnDirectory) + "/";
+std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name) {
+  const std::string prefix = std::string(kTilestoneDirectory) + "/";
   if (!name.starts_with(prefix)) return std::nullopt;
   const std::string_view base = name.substr(prefix.size());
   const std::string save_id(base.substr(0, kSaveIdLength));
   if (!is_save_id(save_id)) return std::nullopt;
-  if (name == manifest_name(save_id)) return OwnName{kManifestKind, save_id};
-  if (name == note_name(save_id)) return OwnName{kNoteKind, save_id};
-  if (name == outcome_name(save_id)) return OwnName{kOutcomeKind, save_id};
+  if (name == manifest_name(save_id)) return TilestoneName{kManifestKind, save_id};
+  if (name == note_name(save_id)) return TilestoneName{kNoteKind, save_id};
+  if (name == outcome_name(save_id)) return TilestoneName{kOutcomeKind, save_id};
   if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
-    return OwnName{kAttemptKind, save_id};
+    return TilestoneName{kAttemptKind, save_id};
   }
-  if (is_receipt_suffix(base.substr(kSaveIdLength))) return OwnName{kReceiptKind, save_id};
+  if (is_receipt_suffix(base.substr(kSaveIdLength))) return TilestoneName{kReceiptKind, save_id};
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
-  return OwnName{kTemporaryKind, save_id};
+  return TilestoneName{kTemporaryKind, save_id};
 }
 
-std::optional<OwnName> parse_own_name(std::string_view name) {
-  if (auto own = parse_in_own_directory(name)) return own;
+std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
+  if (auto own = parse_in_tilestone_directory(name)) return own;
   for (const auto& format : known_formats()) {
     auto parts = format->parse_data_file_name(name);
-    if (parts && is_save_id(parts->save_id)) return OwnName{kDataKind, std::move(parts->save_id)};
+    if (parts && is_save_id(parts->save_id))
+      return TilestoneName{kDataKind, std::move(parts->save_id)};
   }
   return std::nullopt;
 }
 
-bool is_own_name(std::string_view name) { return parse_own_name(name).has_value(); }
+bool is_own_name(std::string_view name) { return parse_tilestone_name(name).has_value(); }
 
-bool is_leftover(const OwnName& own, const std::set<std::string>& ended) {
+bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended) {
   if (own.kind == kOutcomeKind) return false;
   return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.save_id);
 }
@@ -249,7 +250,7 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
   std::vector<std::string> found;
   for (const std::string& name : names) {
     if (referenced.contains(name)) continue;
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     if (own && is_leftover(*own, ended)) found.push_back(name);
   }
   return found;
@@ -258,7 +259,7 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
 std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::string> names,
                                         const Notes& notes) {
   for (const std::string& name : names) {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     if (!own || is_unpublished(names, notes, own->save_id)) continue;
     const bool began_here = notes.begun.contains(own->save_id);
     std::optional<LostCheckpoint> lost;
@@ -298,7 +299,7 @@ void remove_leftover_files(Storage& storage, std::span<const std::string> names)
   std::vector<std::string> files, notes;
   std::set<std::string> directories;  // of the files
   for (const std::string& name : names) {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     const bool is_note = own && (own->kind == kNoteKind || own->kind == kTemporaryKind);
     (is_note ? notes : files).push_back(name);
     const size_t slash = name.rfind('/');

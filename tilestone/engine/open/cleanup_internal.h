@@ -18,7 +18,7 @@
 
 namespace tilestone::engine {
 
-inline constexpr std::string_view kOwnDirectory = ".tilestone";
+inline constexpr std::string_view kTilestoneDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
 // The file that marks a rank-local checkpoint's metadata files as replaced: see transaction.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
@@ -41,15 +41,15 @@ inline constexpr std::string_view kReceiptKind = "receipt";  // or the outcome f
 inline constexpr std::string_view kOutcomeKind = "outcome";  // never removed
 
 // The meaning of a file name that saves of Tilestone use.
-struct OwnName {
+struct TilestoneName {
   std::string_view kind;  // one of the above
   std::string save_id;
 };
-// Parses names below kOwnDirectory, which do not depend on the format.
-std::optional<OwnName> parse_in_own_directory(std::string_view name);
+// Parses names below kTilestoneDirectory, which do not depend on the format.
+std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name);
 // Also knows the names of data files in all known formats. nullopt if no save makes files of this
 // name. Such files are never removed as leftovers.
-std::optional<OwnName> parse_own_name(std::string_view name);
+std::optional<TilestoneName> parse_tilestone_name(std::string_view name);
 bool is_own_name(std::string_view name);
 
 // ".tilestone/SAVE_ID.begun"
@@ -67,9 +67,9 @@ struct Notes {
   std::set<std::string> abandoned;  // those of `attempts` with the outcome "abandoned"
   std::set<std::string> undecided;  // those of `attempts` without an outcome
 
-  // The saves whose files may be removed unless the existing checkpoint names them. `standing`: the
+  // The saves whose files may be removed unless the existing checkpoint names them. `existing`: the
   // save id of that checkpoint, "" if there is none or another writer made it.
-  std::set<std::string> ended(const std::string& standing) const;
+  std::set<std::string> ended(const std::string& existing) const;
   // Saves without a communicator that may still become the checkpoint of the location: those
   // without an outcome and, if no checkpoint exists there (`has_checkpoint` is false), all that are
   // not abandoned.
@@ -80,7 +80,7 @@ struct Notes {
 Notes read_notes(Storage& storage, std::span<const std::string> names);
 
 // Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
-bool is_leftover(const OwnName& own, const std::set<std::string>& ended);
+bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended);
 // Those of `names` that are leftovers and not among `referenced`.
 std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced,

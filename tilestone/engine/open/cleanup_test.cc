@@ -51,7 +51,7 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
 
 TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
   const auto storage = memory_storage();
-  storage->make_directory(std::string(kOwnDirectory));
+  storage->make_directory(std::string(kTilestoneDirectory));
   const std::string id = random_save_id(), old = random_save_id(), torn = random_save_id();
   leave_note(*storage, id, {old}, Deadline::never());
   storage->create(note_name(torn))->close();

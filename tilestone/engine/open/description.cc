@@ -45,7 +45,7 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
   std::optional<std::string> only;
   if (!metadata.save_id.empty()) return only;
   for (const std::string& name : names) {
-    const auto own = parse_in_own_directory(name);
+    const auto own = parse_in_tilestone_directory(name);
     if (!own || own->kind != kManifestKind) continue;
     if (only) return std::nullopt;
     only = name;
@@ -66,7 +66,7 @@ std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
 void expect_unchanged(Storage& storage, const DirectoryFiles& files,
                       std::span<const std::string> names, const Error& error) {
   for (const std::string& name : names) {
-    const auto own = parse_in_own_directory(name);
+    const auto own = parse_in_tilestone_directory(name);
     if (!own || own->kind != kManifestKind) continue;
     std::vector<IndexSum> sums;
     try {
@@ -241,11 +241,11 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
   }
 }
 
-Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
-  Standing standing;
+ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  ExistingCheckpoint existing;
   std::vector<std::string> names = names_of_checkpoint(storage);
   const bool as_wanted = wanted->detect(names);
-  if (!as_wanted && detect(storage, names).format == nullptr) return standing;
+  if (!as_wanted && detect(storage, names).format == nullptr) return existing;
   const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
   const bool rank_local = is_rank_local(*found.format, names);
   Description description;
@@ -253,37 +253,37 @@ Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& wa
     description = read_description(storage, found, std::move(names), Receipts::kIgnored);
   } catch (const Error& error) {
     if (!rank_local || error.code() != ErrorCode::kNotFound) throw;
-    return standing;  // ranks are missing: the files belong to an incomplete save
+    return existing;  // ranks are missing: the files belong to an incomplete save
   }
   const Metadata& metadata = *description.metadata;
-  standing.found = true;
-  standing.save_id = metadata.save_id;
+  existing.found = true;
+  existing.save_id = metadata.save_id;
   for (const auto& [name, bytes] : description.files.contents) {
-    if (metadata.rank_local) standing.rank_local.insert(name);
-    standing.index.insert(name);
+    if (metadata.rank_local) existing.rank_local.insert(name);
+    existing.index.insert(name);
   }
-  standing.files.insert(metadata.files.begin(), metadata.files.end());
-  if (description.manifest.empty()) return standing;
-  standing.files.insert(description.manifest_file);
+  existing.files.insert(metadata.files.begin(), metadata.files.end());
+  if (description.manifest.empty()) return existing;
+  existing.files.insert(description.manifest_file);
   // The index does not name the files that contain only copies.
   const Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
   for (const Receipt& receipt : manifest.receipts) {
-    for (const ReceiptFile& file : receipt.files) standing.files.insert(file.name);
+    for (const ReceiptFile& file : receipt.files) existing.files.insert(file.name);
   }
   // A save of stock Megatron-Core over this checkpoint, if it failed, has removed metadata.json,
   // and without that file the checkpoint has no common.pt.
-  for (const IndexSum& sum : manifest.index) standing.index.insert(sum.name);
-  return standing;
+  for (const IndexSum& sum : manifest.index) existing.index.insert(sum.name);
+  return existing;
 }
 
 bool has_published(Storage& storage, const std::shared_ptr<const Format>& format,
                    const std::string& save_id) {
   for (int tries = 0; tries < kMaxLost; ++tries) {
     try {
-      const Standing standing = read_standing(storage, format);
-      if (!standing.found || !standing.save_id.empty()) return standing.save_id == save_id;
+      const ExistingCheckpoint existing = read_existing(storage, format);
+      if (!existing.found || !existing.save_id.empty()) return existing.save_id == save_id;
       // Where names are fixed, no file of a save is there before it is published.
-      return format->has_fixed_names() && standing.files.contains(manifest_name(save_id));
+      return format->has_fixed_names() && existing.files.contains(manifest_name(save_id));
     } catch (const Error& error) {
       log(LogLevel::kDebug, std::string("looking for a published checkpoint: ") + error.what());
     }

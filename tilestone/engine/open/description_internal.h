@@ -50,7 +50,7 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Dialect>& unmarked = nullptr);
 
 // The files of the existing checkpoint at a location.
-struct Standing {
+struct ExistingCheckpoint {
   bool found = false;
   std::string save_id;               // "" if another writer made it
   std::set<std::string> files;       // data files, also those with copies only, and the manifest
@@ -58,7 +58,7 @@ struct Standing {
   std::set<std::string> rank_local;  // the same, if it is a rank-local checkpoint
 };
 // `found` is false if there is no checkpoint. Throws the errors of reading an existing one.
-Standing read_standing(Storage& storage, const std::shared_ptr<const Format>& format);
+ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const Format>& format);
 
 // Whether the checkpoint of this save is published here, for a rank that can't ask the coordinator.
 // False, too, if what is here can't be read.

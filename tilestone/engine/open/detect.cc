@@ -20,7 +20,7 @@ namespace {
 // Tilestone's own names are listed first. An attempt ends by publishing its switch at the top level
 // and then removing its head, so in this order either the head or the switch is seen.
 std::vector<std::string> list_of_checkpoint(Storage& storage) {
-  const std::vector<std::string> own = storage.list(std::string(kOwnDirectory) + "/");
+  const std::vector<std::string> own = storage.list(std::string(kTilestoneDirectory) + "/");
   std::vector<std::string> names = storage.list_files();
   if (contains_name(names, kMegatronConfig)) return storage.list();
   names.insert(names.end(), own.begin(), own.end());
@@ -41,7 +41,7 @@ std::optional<std::vector<AttemptHead>> possible_claims(Storage& storage,
   std::vector<AttemptHead> saves;
   if (!looks_like_checkpoint(names)) return saves;
   for (const std::string& name : names) {
-    const auto own = parse_in_own_directory(name);
+    const auto own = parse_in_tilestone_directory(name);
     if (!own || name != attempt_name(own->save_id)) continue;
     try {
       auto head = read_head(storage, own->save_id);

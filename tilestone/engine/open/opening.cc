@@ -44,10 +44,10 @@ void check_dialect(const Opened& opened, const Manifest& manifest) {
 
 // Attaches the manifest to the metadata. If the index names no save, the manifest may belong to a
 // checkpoint that another writer has overwritten; then it is ignored.
-void take_manifest(Opened& opened, ByteView bytes) {
+void add_manifest(Opened& opened, ByteView bytes) {
   std::string& save_id = opened.metadata.save_id;
   const bool named = !save_id.empty();
-  const std::string name = named ? manifest_name(save_id) : std::string(kOwnDirectory);
+  const std::string name = named ? manifest_name(save_id) : std::string(kTilestoneDirectory);
   Manifest manifest = Manifest::decode(bytes, name);
   if (named && manifest.save_id != save_id) {
     throw Error(ErrorCode::kCorrupt, "the manifest belongs to the save " + manifest.save_id)
@@ -61,7 +61,7 @@ void take_manifest(Opened& opened, ByteView bytes) {
     if (opened.format->has_fixed_names()) {
       error.with_hint(
           std::string("if another program has saved a complete checkpoint here since, remove ") +
-          std::string(kOwnDirectory) + " to read it");
+          std::string(kTilestoneDirectory) + " to read it");
       throw;
     }
     if (named) throw;
@@ -73,7 +73,7 @@ void take_manifest(Opened& opened, ByteView bytes) {
 }
 
 // Moves the common state's object out of the metadata, because it is not an object of the user.
-void take_common(Opened& opened) {
+void separate_common(Opened& opened) {
   const std::string_view key = opened.dialect->common_object();
   if (key.empty() || opened.metadata.find_object(key) == nullptr) return;
   std::vector<StoredObject>& objects = opened.metadata.objects;
@@ -92,8 +92,8 @@ void expect_same_checkpoint(Storage& storage, const Opened& opened) {
   if (opened.manifest) {
     same = storage.stat(manifest_name(opened.manifest->save_id)).has_value();
   } else {
-    for (const std::string& name : storage.list(std::string(kOwnDirectory) + "/")) {
-      const auto own = parse_in_own_directory(name);
+    for (const std::string& name : storage.list(std::string(kTilestoneDirectory) + "/")) {
+      const auto own = parse_in_tilestone_directory(name);
       same = same && !(own && own->kind == kManifestKind);
     }
   }
@@ -115,8 +115,8 @@ Opened open_description(Description description, const std::shared_ptr<const For
   opened.metadata.dialect = opened.dialect->name();
   const bool may_have_second = opened.dialect->has_replica_names();
   if (may_have_second) opened.replica_names = take_replica_names(opened.metadata);
-  if (!description.manifest.empty()) take_manifest(opened, description.manifest);
-  take_common(opened);
+  if (!description.manifest.empty()) add_manifest(opened, description.manifest);
+  separate_common(opened);
   if (names == SecondNames::kUnited && may_have_second) {
     opened.replica_places = unite_tp_replicas(opened.metadata);
   }

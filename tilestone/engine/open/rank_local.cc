@@ -19,7 +19,7 @@ namespace {
 std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std::string> names) {
   std::vector<AttemptHead> heads;
   for (const std::string& name : names) {
-    const auto own = parse_in_own_directory(name);
+    const auto own = parse_in_tilestone_directory(name);
     if (!own || name != attempt_name(own->save_id)) continue;
     auto head = read_head(storage, own->save_id);
     if (!head || !head->rank_local) continue;
@@ -44,7 +44,7 @@ class ReceiptCollector {
   }
 
   // Both return false if a receipt is missing.
-  bool take_all(Storage& storage) {
+  bool add_all(Storage& storage) {
     for (int group = 0; group < head_.group_count(); ++group) {
       for (const std::optional<Bytes>& left : counted_receipts(storage, head_, group)) {
         if (!left) return false;
@@ -53,7 +53,7 @@ class ReceiptCollector {
     }
     return true;
   }
-  bool take_only(Storage& storage, int rank) {
+  bool add_only(Storage& storage, int rank) {
     if (rank >= head_.world_size) return false;
     const std::optional<Bytes> left = counted_receipt(storage, head_, rank);
     if (!left) return false;
@@ -139,7 +139,7 @@ void expect_own_files(Storage& storage, const Format& format, std::span<const st
         .with_hint("remove the metadata files of its ranks");
   }
   for (const std::string& name : metadata.files) {
-    const auto own = parse_own_name(name);
+    const auto own = parse_tilestone_name(name);
     if (!own || own->save_id == id) continue;
     throw Error(ErrorCode::kCorrupt, "the metadata of a rank names the save \"" + id +
                                          "\" and a file of the save " + own->save_id)
@@ -200,7 +200,7 @@ Bytes manifest_of_receipts(Storage& storage, const Format& format, const Dialect
   if (!head || !head->rank_local) return {};
   ReceiptCollector receipts(*head, format, dialect);
   try {
-    if (rank ? receipts.take_only(storage, *rank) : receipts.take_all(storage)) {
+    if (rank ? receipts.add_only(storage, *rank) : receipts.add_all(storage)) {
       return receipts.encode();
     }
   } catch (Error& error) {

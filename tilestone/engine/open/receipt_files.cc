@@ -18,12 +18,12 @@ enum class Status : uint8_t { kWell, kFailed, kUnknown };
 }  // namespace
 
 std::string receipt_name(std::string_view save_id, int rank) {
-  std::string name(kOwnDirectory);
+  std::string name(kTilestoneDirectory);
   return name.append("/").append(save_id).append(kReceiptPart).append(std::to_string(rank));
 }
 
 std::string ended_name(std::string_view save_id) {
-  std::string name(kOwnDirectory);
+  std::string name(kTilestoneDirectory);
   return name.append("/").append(save_id).append(kEndedPart);
 }
 

@@ -22,21 +22,21 @@ bool has_manifest_still(const ReadContext& context) {
   };
   const std::string& save_id = context.metadata.save_id;
   if (is_save_id(save_id) && is_there(save_id)) return true;
-  const auto own = parse_own_name(context.metadata.files.front());
+  const auto own = parse_tilestone_name(context.metadata.files.front());
   return own && is_there(own->save_id);
 }
 
 // Whether the index still belongs to the same save and names the same files.
 bool has_same_index(const ReadContext& context) {
   const std::shared_ptr<const Format> borrowed(std::shared_ptr<const Format>(), &context.format);
-  const Standing standing = read_standing(context.storage, borrowed);
+  const ExistingCheckpoint existing = read_existing(context.storage, borrowed);
   const std::vector<std::string>& files = context.metadata.files;
   // Metadata of one rank of a rank-local checkpoint and that of all ranks have different save ids.
   const bool is_same_save =
-      standing.save_id == context.metadata.save_id || !standing.rank_local.empty();
-  return standing.found && is_same_save &&
+      existing.save_id == context.metadata.save_id || !existing.rank_local.empty();
+  return existing.found && is_same_save &&
          std::all_of(files.begin(), files.end(),
-                     [&](const std::string& name) { return standing.files.contains(name); });
+                     [&](const std::string& name) { return existing.files.contains(name); });
 }
 
 }  // namespace

@@ -68,9 +68,9 @@ void write(ByteWriter& writer, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) writer.string(key);
 }
 
-template <typename Take>
-void read(ByteReader& reader, const Take& take) {
-  for (uint64_t left = reader.count(1); left > 0; --left) take(std::string(reader.string()));
+template <typename Add>
+void read(ByteReader& reader, const Add& add) {
+  for (uint64_t left = reader.count(1); left > 0; --left) add(std::string(reader.string()));
 }
 
 bool looks_for_rest(const LoadOptions& options) {
@@ -252,7 +252,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
   return report;
 }
 
-Bytes encode_receipt(const LoadReport& report) {
+Bytes encode_report(const LoadReport& report) {
   ByteWriter writer;
   write(writer, report.not_in_checkpoint);
   write(writer, report.not_requested);
@@ -260,7 +260,7 @@ Bytes encode_receipt(const LoadReport& report) {
   return std::move(writer).take();
 }
 
-LoadReport decode_receipt(ByteView bytes) {
+LoadReport decode_report(ByteView bytes) {
   LoadReport report;
   if (bytes.empty()) return report;
   ByteReader reader(bytes, "report of a load");

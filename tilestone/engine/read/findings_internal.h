@@ -42,7 +42,7 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
                           const LoadOptions& options);
 
 // The report as a message; empty bytes are an empty report.
-Bytes encode_receipt(const LoadReport& report);
-LoadReport decode_receipt(ByteView bytes);
+Bytes encode_report(const LoadReport& report);
+LoadReport decode_report(ByteView bytes);
 
 }  // namespace tilestone::engine

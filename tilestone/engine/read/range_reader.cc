@@ -104,18 +104,18 @@ bool is_unreadable(const Error& error) {
   return error.code() == ErrorCode::kIo && error.sys_errno() == EIO && !error.cause();
 }
 
-std::vector<ByteRange> RangeReader::read(const Take& take, const Unread& unread) {
+std::vector<ByteRange> RangeReader::read(const OnRead& on_read, const Unread& unread) {
   taken_.assign(ranges_.size(), 0);
   try {
-    read_merged(take);
+    read_merged(on_read);
   } catch (const Error& error) {
     if (!unread || !is_unreadable(error)) throw;
-    return read_each(take, unread);
+    return read_each(on_read, unread);
   }
   return finish();
 }
 
-std::vector<ByteRange> RangeReader::read_each(const Take& take, const Unread& unread) {
+std::vector<ByteRange> RangeReader::read_each(const OnRead& on_read, const Unread& unread) {
   const std::vector<char> taken = taken_;
   std::vector<ByteRange> all = finish();
   for (size_t i = 0; i < all.size(); ++i) {
@@ -124,7 +124,7 @@ std::vector<ByteRange> RangeReader::read_each(const Take& take, const Unread& un
     taken_.assign(1, 0);
     try {
       read_merged([&](size_t, ByteView bytes) {
-        if (take) take(i, bytes);
+        if (on_read) on_read(i, bytes);
       });
       all[i].crc32 = finish().front().crc32;
     } catch (const Error& error) {
@@ -136,7 +136,7 @@ std::vector<ByteRange> RangeReader::read_each(const Take& take, const Unread& un
   return all;
 }
 
-void RangeReader::read_merged(const Take& take) {
+void RangeReader::read_merged(const OnRead& on_read) {
   const std::vector<Run> runs = merge();
   const std::vector<ReadOp> reads = reads_of(runs);
   try {
@@ -144,7 +144,7 @@ void RangeReader::read_merged(const Take& take) {
       const Run& run = runs[i];
       for (size_t place = run.first; place < run.first + run.count; ++place) {
         const ByteRange& range = at(place);
-        take_range(run, order_[place], bytes.subspan(range.begin - run.begin, range.size), take);
+        pass_range(run, order_[place], bytes.subspan(range.begin - run.begin, range.size), on_read);
       }
     });
   } catch (const Error& error) {
@@ -162,7 +162,7 @@ void RangeReader::sum_blocks(const ByteRange& range, ByteView bytes) {
   }
 }
 
-void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, const Take& take) {
+void RangeReader::pass_range(const Run& run, size_t number, ByteView bytes, const OnRead& on_read) {
   ByteRange& range = ranges_[number];
   if (!run.straight) {
     if (range.block_crc32 != nullptr) {
@@ -175,7 +175,7 @@ void RangeReader::take_range(const Run& run, size_t number, ByteView bytes, cons
       std::memcpy(range.target, bytes.data(), bytes.size());
     }
   }
-  if (take) take(number, bytes);
+  if (on_read) on_read(number, bytes);
   taken_[number] = 1;
 }
 

@@ -55,17 +55,17 @@ class RangeReader {
 
   // Called once for each range with its number and its bytes (at its target, or in memory that is
   // reused after the call). The order is arbitrary, and several threads may call at once.
-  using Take = std::function<void(size_t number, ByteView bytes)>;
+  using OnRead = std::function<void(size_t number, ByteView bytes)>;
 
   // Called for each range that the disk can't read, one range at a time.
   using Unread = std::function<void(size_t number, const Error& error)>;
 
   // Reads the batch and starts a new one. Returns the ranges in the order in which they were added,
-  // with their checksums. Throws the first failure, also one of `take`; it names the file, and the
-  // key if only one is possible. With `unread`, after an error that is_unreadable(), the ranges
+  // with their checksums. Throws the first failure, also one of `on_read`; it names the file, and
+  // the key if only one is possible. With `unread`, after an error that is_unreadable(), the ranges
   // that are left are read one by one; those that can't be read are passed to `unread`, and the
   // others are read.
-  std::vector<ByteRange> read(const Take& take = {}, const Unread& unread = {});
+  std::vector<ByteRange> read(const OnRead& on_read = {}, const Unread& unread = {});
   // Brings the batch into the page cache instead (Storage::prefetch), and starts a new one. Targets
   // and checksums are ignored. Returns how many bytes were not in the page cache before. An
   // unreadable range is no error here: whoever reads it later gets the error.
@@ -89,10 +89,10 @@ class RangeReader {
   bool is_long(const ByteRange& range) const;
   std::vector<Run> merge();
   std::vector<ReadOp> reads_of(const std::vector<Run>& runs);
-  void read_merged(const Take& take);
-  std::vector<ByteRange> read_each(const Take& take, const Unread& unread);
+  void read_merged(const OnRead& on_read);
+  std::vector<ByteRange> read_each(const OnRead& on_read, const Unread& unread);
   static void sum_blocks(const ByteRange& range, ByteView bytes);
-  void take_range(const Run& run, size_t number, ByteView bytes, const Take& take);
+  void pass_range(const Run& run, size_t number, ByteView bytes, const OnRead& on_read);
   ReadOptions options() const;
   Error with_key_of(Error error) const;
   std::vector<ByteRange> finish();

@@ -278,7 +278,7 @@ class TransferReader {
 
   void take(const Slice& slice, ByteView bytes) {
     const ReadGroup& group = groups_[slice.group];
-    if (group.blocks) return take_blocks(group, slice, bytes);
+    if (group.blocks) return deliver_blocks(group, slice, bytes);
     const bool all = slice.transfer == Slice::kAll;
     const size_t begin = all ? group.begin : slice.transfer;
     const size_t end = all ? group.end : slice.transfer + 1;
@@ -289,7 +289,7 @@ class TransferReader {
     progress_.add(static_cast<uint64_t>(slice.part.box.numel()) * itemsize(group.payload.dtype));
   }
 
-  void take_blocks(const ReadGroup& group, const Slice& slice, ByteView bytes) {
+  void deliver_blocks(const ReadGroup& group, const Slice& slice, ByteView bytes) {
     const auto count = [&](uint64_t delivered) {
       if (!group.substitute) progress_.add(delivered);
     };

@@ -21,7 +21,7 @@ void call(const std::function<void()>& callback) noexcept {
 
 }  // namespace
 
-bool Pending::State::settle(std::exception_ptr failure) {
+bool Pending::State::end(std::exception_ptr failure) {
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
@@ -37,7 +37,7 @@ bool Pending::State::settle(std::exception_ptr failure) {
 
 void Pending::State::end_if_late() {
   if (!limit_.expired()) return;
-  settle(std::make_exception_ptr(
+  end(std::make_exception_ptr(
       Error(ErrorCode::kTimeout, what_ + " has not ended, though its time is over")
           .with_hint("the storage does not answer; the checkpoint that was at the location before "
                      "still stands unless the new one appears there later")));

@@ -26,7 +26,7 @@ struct Pending::State {
   const std::string& what() const { return what_; }
 
   // Ends the step. Null: well. Returns false, and changes nothing, if it has ended before.
-  bool settle(std::exception_ptr failure);
+  bool end(std::exception_ptr failure);
   bool done();
   bool wait(Deadline deadline);
   void on_done(std::function<void()> callback);

@@ -93,7 +93,7 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
   SaveShare& share = planned.share;
   check_options(*asked.options);
   share.options = *asked.options;  // now including what only this rank uses
-  take_state(share, *asked.state);
+  set_state(share, *asked.state);
   check_items(share, *planned.location);
   planned.replicas = replicas_to_name(share);
   share.local = make_local_plan(share.items);
@@ -103,7 +103,7 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
     check_holders(share);
     if (share.options.copies.has_value()) note_contents_of_copied(share);
     share.assignment = plan_by_rule(session, share);
-    settle_copies(share, planned.result);
+    limit_and_count_copies(share, planned.result);
     warn_of_undeclared(share);
   }
   // Only after planning, because the planner copies every common object whose content is noted.
@@ -127,7 +127,7 @@ void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept 
     const Deadline deadline = Deadline::after(kFailureTime);
     if (!join(attempt, deadline)) return;
     if (has_receipt(attempt, saving.files.rank)) return;  // from before a restart
-    take_back_failure(attempt, saving.files.rank);        // likewise
+    withdraw_failure(attempt, saving.files.rank);         // likewise
     leave_failure(attempt, saving.files.rank, error, deadline);
   } catch (...) {
     log(LogLevel::kDebug,
@@ -164,7 +164,7 @@ std::optional<AttemptReceipt> join(SavingByFiles& saving) {
   Attempt& attempt = saving.attempt;
   saving.is_done = !join(attempt, saving.deadline);
   if (saving.is_done) return std::nullopt;
-  take_back_failure(attempt, saving.files.rank);
+  withdraw_failure(attempt, saving.files.rank);
   saving.is_reported = has_receipt(attempt, saving.files.rank);
   if (saving.is_reported) return receipt_of(attempt, saving.files.rank);
   make_lease(saving);
@@ -269,13 +269,13 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
   planned.result.save_id = attempt.head.save_id;
   SaveShare& share = planned.share;
   set_options(share, options);
-  share.report_held = true;
+  share.list_held = true;
   share.rank = files.rank;
   share.world_size = files.world_size;
   share.save_id = planned.result.save_id;
 }
 
-void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
+void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
   refuse_by_files(saving.planned.share);
   try {
     plan_locally(saving.planned, expect_made(request), session);
@@ -296,7 +296,7 @@ void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionPar
   write_nothing(saving);
 }
 
-void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept {
+void write_step(SavingByFiles& saving, KeptResources* kept) noexcept {
   if (saving.is_done || saving.is_reported) return;
   const SaveShare& share = saving.planned.share;
   try {
@@ -315,7 +315,7 @@ void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept {
   }
 }
 
-void report_by_files(SavingByFiles& saving) {
+void report_step(SavingByFiles& saving) {
   if (saving.failed) std::rethrow_exception(saving.failed);
   if (saving.is_done) return;
   const int rank = saving.files.rank;
@@ -339,7 +339,7 @@ void report_by_files(SavingByFiles& saving) {
   if (!counts) expect_same_as_counted(saving);
 }
 
-SaveResult publish_by_files(SavingByFiles& saving) {
+SaveResult publish_step(SavingByFiles& saving) {
   SaveResult& result = saving.planned.result;
   if (saving.is_done) return result;
   const int group = saving.attempt.head.group_of(saving.files.rank);
@@ -364,7 +364,7 @@ SaveResult publish_by_files(SavingByFiles& saving) {
   return result;
 }
 
-void give_up_by_files(SavingByFiles& saving, const Error& why) noexcept {
+void give_up_save(SavingByFiles& saving, const Error& why) noexcept {
   if (saving.is_done || saving.is_reported || saving.failed) return;
   discard(saving.planned);
   saving.lease.reset();

@@ -41,15 +41,15 @@ struct SavingByFiles {
 };
 
 // Plans by rule, and joins the attempt. `session`: null without one.
-void plan_by_files(SavingByFiles& saving, const MadeRequest& request, SessionParts* session);
+void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session);
 // Writes this rank's share, if it has one. A failure is left for the other ranks and kept:
-// report_by_files() throws it.
-void write_by_files(SavingByFiles& saving, KeptResources* kept) noexcept;
-void report_by_files(SavingByFiles& saving);
-SaveResult publish_by_files(SavingByFiles& saving);
+// report_step() throws it.
+void write_step(SavingByFiles& saving, KeptResources* kept) noexcept;
+void report_step(SavingByFiles& saving);
+SaveResult publish_step(SavingByFiles& saving);
 // To be called instead of the next step. If this rank has reported, does nothing: the other ranks
 // can complete the save.
-void give_up_by_files(SavingByFiles& saving, const Error& why) noexcept;
+void give_up_save(SavingByFiles& saving, const Error& why) noexcept;
 
 // Throws Error(kUnsupported) if the share's options ask for something that can't be saved by files.
 // Depends only on the options, so it throws on all ranks or on none.

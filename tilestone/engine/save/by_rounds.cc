@@ -67,15 +67,23 @@ std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lo
 
 }  // namespace
 
+SavingByRounds::SavingByRounds(const Communicator& comm, const std::string& name,
+                               const std::string& place, Deadline deadline)
+    : rounds(comm, name, place, deadline) {
+  planned.share.rank = comm.rank();
+  planned.share.world_size = comm.size();
+}
+
 // Changes nothing at the location before the ranks have agreed on everything that needs agreement.
-PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionParts* session,
-                            const Terms& more_terms) {
+void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts* session,
+               const Terms& more_terms) {
+  Rounds& rounds = saving.rounds;
   Described own;
   Planning planning;                       // on the coordinator, as all below
   std::optional<Transaction> transaction;  // set once the save has begun
 
   const auto begin = [&] {
-    std::vector<Begun> begun = settle(planning, own.share);
+    std::vector<Begun> begun = make_answers(planning, own.share);
     transaction.emplace(transaction_of(own, planning));
     transaction->begin(coordinator_deadline(rounds));
     std::vector<Bytes> answers;
@@ -114,7 +122,7 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
       answer = rounds.run(
           "planning", [&](Deadline) { return late_plan(own, session); },
           [&](std::vector<Bytes> plans) {
-            take_plans(planning, std::move(plans));
+            add_plans(planning, std::move(plans));
             return ask_or_begin();
           });
     }
@@ -123,35 +131,40 @@ PlannedShare plan_by_rounds(Rounds& rounds, const MadeRequest& request, SessionP
       answer = rounds.run(
           "comparing what the ranks hold", [&](Deadline) { return reply_to(own, question); },
           [&](const std::vector<Bytes>& replies) {
-            take_replies(planning, replies, own.share);
+            add_replies(planning, replies, own.share);
             return begin();
           });
     }
-    PlannedShare planned = follow(std::move(own), Begun::decode(answer), session);
-    planned.transaction = std::move(transaction);
-    planned.replicas = std::move(planning.replicas);
-    return planned;
+    saving.planned = follow(std::move(own), Begun::decode(answer), session);
+    saving.planned.replicas = std::move(planning.replicas);
+    saving.planned.transaction = std::move(transaction);
   } catch (...) {
     if (transaction) transaction->abandon(rounds.comm().size() == 1);
     throw;
   }
 }
 
-Written write_by_rounds(Rounds& rounds, PlannedShare& planned, KeptResources* kept) {
-  if (rounds.undelivered()) return *rounds.undelivered();
+void write_step(SavingByRounds& saving, KeptResources* kept) {
+  Rounds& rounds = saving.rounds;
+  if (rounds.undelivered()) {
+    saving.written = *rounds.undelivered();
+    return;
+  }
   try {
-    return rounds.attempt(
-        [&] { return write_share(planned, kept, rounds.deadline().sooner(kWriteShare)); });
+    saving.written = rounds.attempt(
+        [&] { return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare)); });
   } catch (...) {
-    discard(planned);
+    discard(saving.planned);
     throw;
   }
 }
 
-void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written) {
+void report_step(SavingByRounds& saving) {
+  PlannedShare& planned = saving.planned;
+  Written written = *std::move(saving.written);
   const auto own = static_cast<size_t>(planned.share.rank);
   try {
-    rounds.run(
+    saving.rounds.run(
         "writing",
         [&](Deadline) {
           if (const Error* const failed = std::get_if<Error>(&written)) throw *failed;
@@ -163,7 +176,8 @@ void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written) {
             receipts.push_back(rank == own ? std::move(std::get<Receipt>(written))
                                            : Receipt::decode(payloads[rank]));
           }
-          prepare_commit(planned, std::move(receipts), payloads, coordinator_deadline(rounds));
+          prepare_commit(planned, std::move(receipts), payloads,
+                         coordinator_deadline(saving.rounds));
           return std::vector<Bytes>();
         });
   } catch (...) {
@@ -173,7 +187,9 @@ void report_by_rounds(Rounds& rounds, PlannedShare& planned, Written written) {
   }
 }
 
-SaveResult publish_by_rounds(Rounds& rounds, PlannedShare& planned) {
+SaveResult publish_step(SavingByRounds& saving) {
+  Rounds& rounds = saving.rounds;
+  PlannedShare& planned = saving.planned;
   std::optional<Transaction>& transaction = planned.transaction;
   bool tried = false;
   try {
@@ -196,9 +212,9 @@ SaveResult publish_by_rounds(Rounds& rounds, PlannedShare& planned) {
 }
 
 // The other ranks can't publish: this rank has not taken part in the last round.
-void give_up_by_rounds(Rounds& rounds, PlannedShare& planned, const Error& why) noexcept {
-  rounds.leave(why);
-  discard(planned);
+void give_up_save(SavingByRounds& saving, const Error& why) noexcept {
+  saving.rounds.leave(why);
+  discard(saving.planned);
 }
 
 }  // namespace tilestone::engine

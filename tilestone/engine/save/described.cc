@@ -45,7 +45,7 @@ uint64_t hash_of_common(Described& own, const RequestView& asked) {
 void plan_locally(Described& own, const RequestView& asked, SessionParts* session) {
   SaveShare& share = own.share;
   const bool alone = share.world_size == 1;
-  take_state(share, *asked.state);
+  set_state(share, *asked.state);
   own.location = asked.location->shared();
   check_items(share, *own.location);
   own.message.group = replicate_group_of(share);
@@ -132,8 +132,8 @@ PlannedShare follow(Described own, const Begun& begun, SessionParts* session) {
   PlannedShare planned;
   share.save_id = planned.result.save_id = orders.save_id;
   share.assignment = std::move(orders.assignment);
-  settle_copies(share, planned.result);
-  if (share.format->needs_grid()) take_grids(share, orders.grids);
+  limit_and_count_copies(share, planned.result);
+  if (share.format->needs_grid()) set_grids(share, orders.grids);
   planned.result.common_differs = own.common_differs;
   planned.location = std::move(own.location);
   planned.staging_name = begun.staging_name;

@@ -26,10 +26,10 @@ std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, 
   Assignment live = take_what_exceeds(share, most);
   if (live.chunks.empty() && live.copies.empty()) return std::nullopt;
   Assignment staged = std::exchange(share.assignment, std::move(live));
-  const bool held = std::exchange(share.report_held, false);
+  const bool held = std::exchange(share.list_held, false);
   Receipt receipt = write_assigned(planned, kept, deadline);
   share.assignment = std::move(staged);
-  share.report_held = held;
+  share.list_held = held;
   return receipt;
 }
 
@@ -126,7 +126,7 @@ SaveResult InBackground::save() {
 
 void InBackground::tidy() noexcept {
   if (is_coordinator_) return receipts_.tidy();
-  if (has_left_error_) receipts_.tidy_own();
+  if (has_left_error_) receipts_.remove_left_error();
 }
 
 void InBackground::give_up(const Error& why) noexcept {

@@ -38,7 +38,7 @@ void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemor
   }
   memory_ = std::move(memory);
   threads_ = std::move(threads);
-  if (blocks_.empty()) settle(nullptr);
+  if (blocks_.empty()) end_sealing(nullptr);
 }
 
 // ---- The save's thread
@@ -47,12 +47,12 @@ void LazyStaging::read(const Deadline& deadline) {
   for (bool more = true; more && !is_wanted_;) {
     if (deadline.expired()) throw Error(ErrorCode::kTimeout, "the deadline passed while staging");
     const std::lock_guard lock(mutex_);
-    more = !sealed_.done() && take_step();
+    more = !sealed_.done() && advance();
   }
   if (is_wanted_) sealed_.wait(Deadline::never());  // seal() is copying the rest
 }
 
-bool LazyStaging::take_step() {
+bool LazyStaging::advance() {
   if (copied_ < blocks_.size()) {
     copy(blocks_[copied_++]);
   } else if (compared_ < blocks_.size()) {
@@ -90,7 +90,7 @@ void LazyStaging::expect_sealed(const Deadline& deadline) {
 
 void LazyStaging::end(std::exception_ptr why) {
   const std::lock_guard lock(mutex_);
-  settle(std::move(why));
+  end_sealing(std::move(why));
 }
 
 // ---- The program's thread
@@ -101,9 +101,9 @@ std::exception_ptr LazyStaging::seal() {
   if (!sealed_.done()) {
     try {
       copy_rest_and_look();
-      settle(nullptr);
+      end_sealing(nullptr);
     } catch (...) {
-      settle(std::make_exception_ptr(current_error()));
+      end_sealing(std::make_exception_ptr(current_error()));
     }
   }
   return sealed_.failure(false);
@@ -124,8 +124,8 @@ void LazyStaging::copy_rest_and_look() {
 }
 
 // Also forgets the tensors.
-void LazyStaging::settle(std::exception_ptr failure) {
-  if (!sealed_.settle(std::move(failure))) return;
+void LazyStaging::end_sealing(std::exception_ptr failure) {
+  if (!sealed_.end(std::move(failure))) return;
   copies_.clear();
   blocks_.clear();
   copied_ = compared_ = 0;

@@ -73,16 +73,16 @@ class LazyStaging {
     uint64_t begin = 0;  // byte offsets in the C-contiguous tensor
     uint64_t end = 0;
   };
-  bool take_step();  // returns whether there are more
+  bool advance();  // returns whether there are more
   void copy(const Block& block) const;
   void compare(const Block& block);
   void copy_rest_and_look();
-  void settle(std::exception_ptr failure);
+  void end_sealing(std::exception_ptr failure);
 
   WatchTensors watch_;
   Look look_;
   std::atomic<bool> is_wanted_ = false;  // seal() waits for the mutex, or was called
-  Pending::State sealed_;                // settled with the mutex held
+  Pending::State sealed_;                // ended with the mutex held
   std::mutex mutex_;                     // guards all below: no two threads copy blocks at once
   std::vector<LateCopy> copies_;
   std::vector<Block> blocks_;

@@ -88,7 +88,7 @@ bool needs_plans(const Planning& planning) {
                      [](const PlanMessage& message) { return !message.made_in.empty(); });
 }
 
-void take_plans(Planning& planning, std::vector<Bytes> plans) {
+void add_plans(Planning& planning, std::vector<Bytes> plans) {
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     if (!plans[rank].empty()) planning.messages[rank].plan = std::move(plans[rank]);
   }
@@ -119,7 +119,7 @@ std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool ke
   return asked;
 }
 
-void take_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own) {
+void add_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own) {
   std::vector<Bytes> parts;
   std::vector<std::vector<ListLength>> lists;
   std::vector<std::vector<NamedContent>> contents;
@@ -141,7 +141,7 @@ void take_replies(Planning& planning, const std::vector<Bytes>& replies, const S
   sort_by_key(planning.differing);
 }
 
-std::vector<Begun> settle(Planning& planning, const SaveShare& own) {
+std::vector<Begun> make_answers(Planning& planning, const SaveShare& own) {
   tell_of_differing(planning.differing, own.options.checks.common_differs, own.dialect->name());
   const size_t ranks = planning.messages.size();
   planning.messages.clear();

@@ -33,17 +33,17 @@ Planning planning_of(std::vector<Bytes> messages);
 // Whether the ranks that have sent no plan must do so, because another rank's plan has changed.
 bool needs_plans(const Planning& planning);
 // Takes the plans that were sent then; those of the other ranks are empty.
-void take_plans(Planning& planning, std::vector<Bytes> plans);
+void add_plans(Planning& planning, std::vector<Bytes> plans);
 // Decides who writes what. Returns a question for each rank, encoded as Answer::kCompare; none: the
 // ranks hold nothing different. `own`: the coordinator's share. `keeps_plans`: in a session. Throws
 // what check_access(), SavePlanner and plan_grids() throw.
 std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool keeps_plans);
 // Takes the replies to the questions. Throws what tell_of_other_state() and expect_same_lengths()
 // throw.
-void take_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own);
+void add_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own);
 // Ends the planning, after all comparisons: reports what differs. Returns the answers to the ranks,
 // without a staging name. Throws what tell_of_differing() throws.
-std::vector<Begun> settle(Planning& planning, const SaveShare& own);
+std::vector<Begun> make_answers(Planning& planning, const SaveShare& own);
 
 // True if the ranks compare what should be equal on all of them.
 bool compares(const SaveShare& share);

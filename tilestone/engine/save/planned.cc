@@ -41,10 +41,10 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
   for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
     for (const uint32_t i : *objects) {
       Value& value = share.items.objects[i].value;
-      value = own_tensors(value);
+      value = with_copied_tensors(value);
     }
   }
-  if (share.items.common) share.items.common = own_tensors(*share.items.common);
+  if (share.items.common) share.items.common = with_copied_tensors(*share.items.common);
   if (lazy != nullptr) {
     lazy->begin(std::move(late), memory, threads);
     planned.lazy = lazy;
@@ -66,7 +66,7 @@ Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline dead
     planned.of_dialect = share.dialect->encode_index(share.items, *share.format);
   }
   if (planned.lazy != nullptr) planned.lazy->read(deadline);
-  WriteTask task{&share.items, &share.local,     share.assignment, share.report_held,
+  WriteTask task{&share.items, &share.local,     share.assignment, share.list_held,
                  share.rank,   share.world_size, share.save_id,    first_file};
   task.kept = kept;
   Receipt receipt = write_items(*planned.storage, *share.format, task, share.options, deadline);

@@ -194,7 +194,7 @@ ReplicaNames replicas_to_name(const SaveShare& share) {
       .with_hint("save with tp_replica_names = false");
 }
 
-void take_state(SaveShare& share, const StateDict& state) {
+void set_state(SaveShare& share, const StateDict& state) {
   if (is_plain(state)) {
     share.lists = list_lengths(state);
     share.items = share.dialect->to_items(state, *share.format);
@@ -251,7 +251,7 @@ void note_contents_of_copied(SaveShare& share) {
   }
 }
 
-void settle_copies(SaveShare& share, SaveResult& result) {
+void limit_and_count_copies(SaveShare& share, SaveResult& result) {
   const Assignment& mine = share.assignment;
   const auto encoder = share.format->encoder();
   for (const uint32_t i : mine.object_copies) {
@@ -277,7 +277,7 @@ Assignment all_that_is_held(const LocalSavePlan& plan) {
 }
 
 // Several items have the same key if the tensor has several shards on this rank.
-void take_grids(SaveShare& share, const std::vector<Dims>& grids) {
+void set_grids(SaveShare& share, const std::vector<Dims>& grids) {
   if (grids.size() != share.local.tensors.size()) {
     throw Error(ErrorCode::kInternal,
                 "the coordinator's grids are not those of the local plan's tensors");

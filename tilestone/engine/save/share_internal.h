@@ -27,10 +27,10 @@ struct SaveShare {
   std::shared_ptr<const Format> format;    // of the options; see set_options()
   std::shared_ptr<const Dialect> dialect;  // likewise
   Items items;
-  std::vector<ListLength> lists = {};  // of the tree; see take_state()
+  std::vector<ListLength> lists = {};  // of the tree; see set_state()
   LocalSavePlan local;                 // of the items
   Assignment assignment;               // indices into `local`: what this rank writes
-  bool report_held = false;            // see WriteTask::report_held
+  bool list_held = false;              // see WriteTask::list_held
   int rank = 0;
   int world_size = 1;
   std::string save_id;
@@ -55,7 +55,7 @@ void check_items(const SaveShare& share, const Storage& location);
 ReplicaNames replicas_to_name(const SaveShare& share);
 
 // The items of the state, as items_of() returns them, and the lengths of its lists.
-void take_state(SaveShare& share, const StateDict& state);
+void set_state(SaveShare& share, const StateDict& state);
 
 // Sets PlanObject::content of the objects and PlanChunk::content of the chunks that ranks compare
 // (plan/contents.h), and of the further chunks that have one of `groups`. No rank compares chunks
@@ -76,7 +76,7 @@ std::vector<int> replicate_group_of(const SaveShare& share);
 void note_contents_of_copied(SaveShare& share);
 // Removes the copies that exceed LocalCopies::max_bytes from the assignment. The result gets the
 // number of the others, and their bytes: of elements and of objects' items.
-void settle_copies(SaveShare& share, SaveResult& result);
+void limit_and_count_copies(SaveShare& share, SaveResult& result);
 
 // ---- Who writes what, beyond the planners of plan/
 
@@ -86,6 +86,6 @@ Assignment all_that_is_held(const LocalSavePlan& plan);
 
 // For formats with grids: sets TensorItem::chunk_shape. `grids`: one for each tensor of the local
 // plan. Also leaves out empty chunks, which have no file; the index lists the tensor anyway.
-void take_grids(SaveShare& share, const std::vector<Dims>& grids);
+void set_grids(SaveShare& share, const std::vector<Dims>& grids);
 
 }  // namespace tilestone::engine

@@ -82,6 +82,6 @@ std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
 // A copy of the value in which all tensors, at any depth, have memory of their own. Parts without
 // tensors stay shared with `value`. Parts that are shared within `value` are shared in the copy
 // too.
-Value own_tensors(const Value& value);
+Value with_copied_tensors(const Value& value);
 
 }  // namespace tilestone::engine

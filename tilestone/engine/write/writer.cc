@@ -153,7 +153,7 @@ class RankWriter {
       return named[place->second];
     };
     for (uint32_t i = 0; i < object_count(); ++i) {
-      if (const auto own = format_.own_file(object(i))) {
+      if (const auto own = format_.separate_file(object(i))) {
         file_named(*own).objects.push_back(i);
       } else {
         shares[0].objects.push_back(i);
@@ -163,7 +163,7 @@ class RankWriter {
       const uint32_t chunk = chunk_at(i);
       const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
       if (const auto own =
-              format_.own_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
+              format_.separate_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
         FileShare& share = file_named(*own);
         share.chunks.push_back(i);
         share.bytes += bytes;
@@ -235,7 +235,7 @@ class RankWriter {
       const bool without_elements = numel(item.global_shape) == 0;
       // If the holders are known, only the first one reports the tensor.
       const bool receipts = item.holders.empty() || item.holders.front() == task_.rank;
-      const bool held = task_.report_held && receipts;
+      const bool held = task_.list_held && receipts;
       const auto attributes = attributes_.empty() ? attributes_.end() : attributes_.find(item.key);
       if (attributes != attributes_.end()) receipt_.attributes[describe(item)] = attributes->second;
       // `held`: also if this rank has no chunk, so that a tensor of which no rank has one is
@@ -243,7 +243,7 @@ class RankWriter {
       if (held || (without_elements && !item.pieces.empty())) describe(item);
     }
     receipt_.dict_keys = task_.items->dict_keys;
-    if (task_.report_held) receipt_.held = held_by_rule(*task_.plan, task_.world_size);
+    if (task_.list_held) receipt_.held = held_by_rule(*task_.plan, task_.world_size);
     describe_objects();
   }
 
@@ -256,8 +256,7 @@ class RankWriter {
       Receipt::Object& described = reported_object(i);
       described.key = object(i).key;
       described.path = object(i).path;
-      if (copies_ || task_.report_held)
-        described.content = task_.plan->objects[object_at(i)].content;
+      if (copies_ || task_.list_held) described.content = task_.plan->objects[object_at(i)].content;
     }
   }
 
@@ -303,17 +302,17 @@ class RankWriter {
     return {std::move(fetched), fetching_, context_.deadline};
   }
 
-  // Calls `take` for each item that write_file() writes, in that order, with the item's place in
+  // Calls `visit` for each item that write_file() writes, in that order, with the item's place in
   // the receipt.
-  template <typename Take>
-  void each_item(const FileShare& share, const Take& take) {
+  template <typename Visit>
+  void each_item(const FileShare& share, const Visit& visit) {
     for (uint32_t i : share.objects) {
-      take(FileItem{nullptr, nullptr, &object(i)}, reported_object(i).at);
+      visit(FileItem{nullptr, nullptr, &object(i)}, reported_object(i).at);
     }
     for (uint32_t i : share.chunks) {
       const uint32_t chunk = chunk_at(i);
       const TensorItem& item = task_.items->tensors[refs_[chunk].item];
-      take(FileItem{&item, &piece(chunk), nullptr}, reported(i).at);
+      visit(FileItem{&item, &piece(chunk), nullptr}, reported(i).at);
     }
   }
 

@@ -26,7 +26,7 @@ struct WriteTask {
   // Also report tensors that this rank holds without writing a chunk, so that the commit finds
   // tensors that no rank writes. Not needed if the ranks exchange plans, because then the planner
   // finds them.
-  bool report_held = false;
+  bool list_held = false;
   int rank = 0;
   int world_size = 1;
   std::string save_id;

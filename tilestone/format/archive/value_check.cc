@@ -51,7 +51,7 @@ class ValueChecker {
 
   Extent check_whole(const Value& value, uint32_t depth) {
     check_alone(value);
-    Extent extent{sizeof(Value) + own_bytes(value), 0};
+    Extent extent{sizeof(Value) + shallow_bytes(value), 0};
     for_each_child(value, [&](const Value& child) {
       const Extent below = check(child, depth + 1);
       extent.unfolded += below.unfolded;
@@ -64,7 +64,7 @@ class ValueChecker {
     return extent;
   }
 
-  static uint64_t own_bytes(const Value& value) {
+  static uint64_t shallow_bytes(const Value& value) {
     if (value.kind() == Value::Kind::kString) return value.as_string().size();
     return value.kind() == Value::Kind::kBytes ? value.as_bytes().size() : 0;
   }

@@ -176,7 +176,7 @@ class ValueReader {
 
   // Checks the limits. A value's own bytes are copied once; shared parts are not copied.
   void measure(NodeId id, Done& node) {
-    const uint64_t own = own_bytes(id);
+    const uint64_t own = shallow_bytes(id);
     copied_ += own;
     node.unfolded = sizeof(Value) + own;
     for_each_child(id, [&](NodeId child) {
@@ -200,7 +200,7 @@ class ValueReader {
     const bool copied = kind == NodeKind::kString || kind == NodeKind::kLong;
     return copied ? pickle_.text(id).size() : 0;
   }
-  uint64_t own_bytes(NodeId id) const {
+  uint64_t shallow_bytes(NodeId id) const {
     switch (pickle_.kind(id)) {
       case NodeKind::kString:
       case NodeKind::kBytes:
@@ -212,7 +212,7 @@ class ValueReader {
         return pickle_.qualified_name(id).size() + pickle_.module(id).size();
       case NodeKind::kCall:
       case NodeKind::kNew:
-        return own_bytes(pickle_.callable(id));
+        return shallow_bytes(pickle_.callable(id));
       default:
         return 0;
     }

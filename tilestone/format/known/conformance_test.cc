@@ -61,7 +61,7 @@ class Written {
     format.check(items_);
     if (format.needs_grid()) agree_on_grids();
     for (const ObjectItem& item : items_.objects) {
-      add(format_.own_file(item), {nullptr, nullptr, &item});
+      add(format_.separate_file(item), {nullptr, nullptr, &item});
     }
     for (const TensorItem& item : items_.tensors) add(item);
     for (uint32_t file = 0; file < planned_.size(); ++file) write(file);
@@ -94,7 +94,7 @@ class Written {
     }
     for (const Piece& piece : item.pieces) {
       if (piece.box.empty() && format_.needs_grid()) continue;
-      add(format_.own_file(item, piece), {&item, &piece, nullptr});
+      add(format_.separate_file(item, piece), {&item, &piece, nullptr});
     }
   }
   void add(const std::optional<std::string>& own, const FileItem& item) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/read_format_internal.h"
 #include "tilestone/format/safetensors/directory_internal.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
@@ -12,11 +13,6 @@
 namespace tilestone {
 namespace safetensors {
 namespace {
-
-std::string size_problem(uint64_t expected, uint64_t found) {
-  return "expected a tensor of " + std::to_string(expected) + " bytes, found " +
-         std::to_string(found) + " bytes";
-}
 
 std::string five_digits(size_t number) {
   const std::string digits = std::to_string(number);
@@ -52,29 +48,13 @@ class TensorsEncoder final : public ItemEncoder {
   }
 };
 
-class SafetensorsFormat : public Format {
+class SafetensorsFormat : public ReadFormat {
  public:
   std::string_view name() const override { return "safetensors"; }
-
-  void check(const Items&) const override {
-    throw Error(ErrorCode::kUnsupported, "a save can't write safetensors files")
-        .with_hint(
-            "save in the format torch_dist, and convert the checkpoint: `tilestone convert`");
-  }
-  bool has_fixed_names() const override { return true; }
-  std::string data_file_name(std::string_view, int, int) const override {
-    throw Error(ErrorCode::kInternal, "safetensors has no per-rank data files");
-  }
-  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
-    return std::nullopt;
-  }
   std::unique_ptr<ItemEncoder> encoder() const override {
     return std::make_unique<TensorsEncoder>();
   }
   bool files_have_ends() const override { return true; }
-  Index encode_index(const Metadata&) const override {
-    throw Error(ErrorCode::kInternal, "this format is only read");
-  }
 
   bool detect(std::span<const std::string> names) const override {
     return !data_files(names).empty() || !index_files_among(names).empty();
@@ -103,38 +83,10 @@ class SafetensorsFormat : public Format {
     return read_directory(files);
   }
 
-  // The metadata alone determines where each element is.
-  std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
-
-  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                             const ItemLocation& at, std::span<const ByteView>) const override {
-    const uint64_t expected = bytes_of(tensor, chunk);
-    if (at.length != expected) throw Error(ErrorCode::kCorrupt, size_problem(expected, at.length));
-    return {.dtype = tensor.dtype,
-            .shape = chunk.box.shape,
-            .strides = contiguous_strides(chunk.box.shape),
-            .offset = 0,
-            .record_offset = 0,
-            .record_size = at.length,
-            .record_crc32 = std::nullopt};
-  }
-
   Value parse_object(ByteView) const override { fail_no_objects(); }
-  Bytes decode(Codec, ByteView, uint64_t) const override {
-    throw Error(ErrorCode::kInternal, "safetensors items have no codec");
-  }
-  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                                         ByteView item) const override {
-    const uint64_t expected = bytes_of(tensor, chunk);
-    if (item.size() == expected) return std::nullopt;
-    return ItemFault{0, size_problem(expected, item.size())};
-  }
   std::optional<ItemFault> verify_object(ByteView) const override { fail_no_objects(); }
 
  private:
-  static uint64_t bytes_of(const StoredTensor& tensor, const StoredChunk& chunk) {
-    return static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
-  }
   [[noreturn]] static void fail_no_objects() {
     throw Error(ErrorCode::kInternal, "safetensors files have no objects");
   }
@@ -159,9 +111,9 @@ class SafetensorsWriter final : public SafetensorsFormat {
       }
     }
   }
-  using Format::longest_name;
-  using Format::own_file;
-  std::optional<std::string> own_file(const TensorItem& item, const Piece&) const override {
+  using ReadFormat::longest_name;
+  using ReadFormat::separate_file;
+  std::optional<std::string> separate_file(const TensorItem& item, const Piece&) const override {
     return file_of(item.key);
   }
   size_t longest_name(const TensorItem& item) const override { return file_of(item.key).size(); }

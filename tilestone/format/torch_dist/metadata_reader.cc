@@ -121,7 +121,7 @@ class MetadataReader {
     read_entries(tensors);
     read_paths(planner);
     read_storage(storage);
-    settle_chunks();
+    resolve_unlocated_chunks();
     restore_flattened(megatron);
     read_storage_meta(storage_meta);
     name_writer(version, megatron != kNoNode || plans != kNoNode);
@@ -439,11 +439,11 @@ class MetadataReader {
 
   // Handles chunks that have no location. An empty chunk is removed. A chunk with elements may have
   // the same offset as an empty one; storage_data then has one location for both.
-  void settle_chunks() {
+  void resolve_unlocated_chunks() {
     for (uint32_t place = 0; place < metadata_.tensors.size(); ++place) {
       if (std::find(located_[place].begin(), located_[place].end(), false) !=
           located_[place].end()) {
-        settle(place);
+        resolve_unlocated(place);
       }
     }
     for (const auto& [key, entry] : entries_) {
@@ -455,7 +455,7 @@ class MetadataReader {
     }
   }
 
-  void settle(uint32_t place) {
+  void resolve_unlocated(uint32_t place) {
     StoredTensor& tensor = metadata_.tensors[place];
     std::map<Dims, ItemLocation> located;
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {

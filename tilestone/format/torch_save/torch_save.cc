@@ -11,6 +11,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/zip_reader_internal.h"
 #include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/read_format_internal.h"
 #include "tilestone/plan/receipt.h"
 
 namespace tilestone {
@@ -20,22 +21,9 @@ namespace {
 constexpr std::string_view kIndexEnd = ":torch_save";
 constexpr std::string_view kPackedEnd = ":packed";
 
-class TorchSaveFormat final : public Format {
+class TorchSaveFormat final : public ReadFormat {
  public:
   std::string_view name() const override { return "torch_save"; }
-
-  void check(const Items&) const override {
-    throw Error(ErrorCode::kUnsupported, "a save can't write a file of torch.save")
-        .with_hint(
-            "save in the format torch_dist, and convert the checkpoint: `tilestone convert`");
-  }
-  bool has_fixed_names() const override { return true; }
-  std::string data_file_name(std::string_view, int, int) const override { fail_only_read(); }
-  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
-    return std::nullopt;
-  }
-  std::unique_ptr<ItemEncoder> encoder() const override { fail_only_read(); }
-  Index encode_index(const Metadata&) const override { fail_only_read(); }
 
   bool detect(std::span<const std::string> names) const override { return !indexes(names).empty(); }
   std::vector<std::string> index_files(std::span<const std::string> names) const override {
@@ -62,38 +50,12 @@ class TorchSaveFormat final : public Format {
     }
   }
 
-  // The metadata alone determines where each element is.
-  std::vector<ProbeRange> probe(const ItemLocation&) const override { return {}; }
-  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                             const ItemLocation& at, std::span<const ByteView>) const override {
-    if (const auto fault = size_fault(tensor, chunk, at.length)) {
-      throw Error(ErrorCode::kCorrupt, fault->problem);
-    }
-    return {.dtype = tensor.dtype,
-            .shape = chunk.box.shape,
-            .strides = contiguous_strides(chunk.box.shape),
-            .offset = 0,
-            .record_offset = 0,
-            .record_size = at.length,
-            .record_crc32 = std::nullopt};
-  }
   Value parse_object(ByteView item) const override { return read_torch_archive(item); }
-  Bytes decode(Codec, ByteView, uint64_t) const override {
-    throw Error(ErrorCode::kInternal, "items of torch.save files have no codec");
-  }
-  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                                         ByteView item) const override {
-    return size_fault(tensor, chunk, item.size());
-  }
   std::optional<ItemFault> verify_object(ByteView item) const override {
     return archive::check_archive(item);
   }
 
  private:
-  [[noreturn]] static void fail_only_read() {
-    throw Error(ErrorCode::kInternal, "this format is only read");
-  }
-
   static std::vector<std::string> indexes(std::span<const std::string> names) {
     std::vector<std::string> found;
     for (const std::string& name : names) {
@@ -105,14 +67,6 @@ class TorchSaveFormat final : public Format {
   // See checksums_of().
   static void drop_unknown(ItemLocation& at) {
     if (at.length > 0 && at.checksums && at.checksums->payload_offset > 0) at.checksums.reset();
-  }
-
-  static std::optional<ItemFault> size_fault(const StoredTensor& tensor, const StoredChunk& chunk,
-                                             uint64_t size) {
-    const uint64_t expected = static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
-    if (size == expected) return std::nullopt;
-    return ItemFault{0, "expected a tensor of " + std::to_string(expected) + " bytes, found " +
-                            std::to_string(size) + " bytes"};
   }
 };
 

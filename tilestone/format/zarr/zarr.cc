@@ -126,11 +126,12 @@ class ZarrFormat final : public Format {
   bool needs_grid() const override { return true; }
   bool has_fixed_names() const override { return true; }
 
-  std::optional<std::string> own_file(const TensorItem& item, const Piece& piece) const override {
+  std::optional<std::string> separate_file(const TensorItem& item,
+                                           const Piece& piece) const override {
     const Dims& cell = grid_of_item(item, piece);
     return item.key + "/" + chunk_name(cell_index(piece.box, cell), '.');
   }
-  std::optional<std::string> own_file(const ObjectItem& item) const override {
+  std::optional<std::string> separate_file(const ObjectItem& item) const override {
     return object_file(item.key);
   }
 

@@ -63,13 +63,13 @@ FileImage write(Items items) {
         .key = item.key, .path = {}, .dtype = item.dtype, .shape = item.global_shape, .chunks = {}};
     for (const Piece& piece : item.pieces) {
       if (piece.box.empty()) continue;
-      files[*format->own_file(item, piece)] = render(encoder->tensor(item, piece, 0));
+      files[*format->separate_file(item, piece)] = render(encoder->tensor(item, piece, 0));
       tensor.chunks.push_back({piece.box, {}});
     }
     metadata.tensors.push_back(std::move(tensor));
   }
   for (const ObjectItem& item : items.objects) {
-    files[*format->own_file(item)] = render(encoder->object(item, 0));
+    files[*format->separate_file(item)] = render(encoder->object(item, 0));
     metadata.objects.push_back({item.key, {}, {}});
   }
   metadata.index();

@@ -247,7 +247,7 @@ def check_equal(args: Any, stored: dict[str, Any]) -> None:
             )
 
 
-def take_over(args: Any, stored: dict[str, Any]) -> None:
+def set_consumed(args: Any, stored: dict[str, Any]) -> None:
     """Sets the numbers of samples that the run has consumed to the checkpoint's.
 
     Raises:
@@ -257,8 +257,8 @@ def take_over(args: Any, stored: dict[str, Any]) -> None:
         set_argument(args, name, stored.get(name, 0))
 
 
-def check_taking_over(args: Any) -> None:
-    """Checks that take_over() can set its arguments, without changing them.
+def check_can_set_consumed(args: Any) -> None:
+    """Checks that set_consumed() can set its arguments, without changing them.
 
     Raises:
         InvalidArgumentError: an argument can't be set.

@@ -110,7 +110,7 @@ class Resume:
             _arguments.check_equal(self.args, self._stored)
         self._takes_over = found.arguments is not None and not self._finetune
         if self._takes_over:
-            _arguments.check_taking_over(self.args)
+            _arguments.check_can_set_consumed(self.args)
         is_new = found.release or self._finetune
         self._has_layout = self._stored_layout() == (self._pp.size(), self._tp.size())
         self._with_optimizer = not is_new and not _arguments.read(self.args, "no_load_optim")
@@ -338,7 +338,7 @@ class Resume:
         if self._with_rerun:
             self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
         if self._takes_over:
-            _arguments.take_over(self.args, self._stored)
+            _arguments.set_consumed(self.args, self._stored)
             _megatron_globals.update_num_microbatches(self.args.consumed_train_samples)
         if self._with_rng:
             found = self._groups.for_random_states(self.args)

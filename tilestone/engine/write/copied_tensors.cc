@@ -131,7 +131,7 @@ class Copier {
 
 }  // namespace
 
-Value own_tensors(const Value& value) {
+Value with_copied_tensors(const Value& value) {
   Made made = Copier().copy(value);
   return made ? std::move(*made) : value;
 }
