@@ -105,7 +105,8 @@ class TorchCommunicator:
     * ValueError: the root or the number of parts is invalid.
 
     The first two have `ranks`: the numbers in the group of the missing ranks, if they are known.
-    With NCCL the bytes are sent in tensors on the current device.
+    With NCCL the bytes are sent in tensors on the device that the group is bound to, or else on
+    the current one.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class TorchCommunicator:
         def guarded(task: Task) -> Any:
             device = self._transfer.device
             if device.type != "cpu":  # each thread has its own current device
-                torch.accelerator.set_device_index(device.index)
+                torch.get_device_module(device).set_device(device.index)
             try:
                 return work(task)
             except (RanksMissingError, RanksLostError, CallEndedError):

@@ -2,7 +2,8 @@
 
 Each device has a `Lane`. Copies are submitted to it in batches and done in that order, and each
 batch is waited for once. On CUDA and ROCm a lane has a stream of its own, which waits for the
-streams on which the caller has computed the tensors. On other devices each copy waits for itself.
+streams on which the caller has computed the tensors. On other devices the host waits for these
+streams, and each batch ends before its submission returns.
 
 No copy of a whole tensor is made on a device: a tensor that is not contiguous there goes through
 scratch memory of at most `Lane.SCRATCH` bytes.
@@ -20,11 +21,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tilestone import _core
+from tilestone import _core, _forked
 from tilestone._errors import InvalidArgumentError
 
 _logger = logging.getLogger("tilestone")
-_cuda: Any = torch.cuda  # for those of its functions that have no types
+_cuda: Any = torch.cuda  # without types: some of its functions have none
 
 # (tensor, offset and shape of a box of it or None and None, first byte in the C-contiguous copy of
 # that box, host memory for the bytes from there on).
@@ -97,6 +98,8 @@ class Lane:
         self._lock = threading.Lock()
         self._scratch: torch.Tensor | None = None
         self._batches = 0  # submitted and not ended
+        self._callers: list[Any] = []  # streams
+        self._callers_lock = threading.Lock()
 
     def submit(self, to_host: bool, copies: Sequence[Copy]) -> Transfer:
         """Starts copies from this device to host memory, or the other way."""
@@ -190,12 +193,28 @@ class Lane:
         Raises:
             InvalidArgumentError: nothing can be copied now.
         """
+        stream = self._current_stream()
+        with self._callers_lock:
+            if stream is not None and stream not in self._callers:
+                self._callers.append(stream)
 
     def follow_callers(self) -> None:
         """The next batch begins after all that the callers' streams have been given until now.
 
         Only streams that were noted since the last call are followed.
         """
+        with self._callers_lock:
+            callers, self._callers = self._callers, []
+        for stream in callers:
+            self._follow(stream)
+
+    def _follow(self, stream: Any) -> None:
+        stream.synchronize()
+
+    def _current_stream(self) -> Any:
+        """This thread's stream on this device, or None if all threads share one (mps)."""
+        find = getattr(getattr(torch, self.device.type, None), "current_stream", None)
+        return None if find is None else find(self.device)
 
     def pin(self, address: int, nbytes: int, owner: Any) -> Any:
         """An object that keeps host memory pinned, and its owner alive; None if it can't be."""
@@ -219,6 +238,10 @@ class Lane:
 
     def _mark(self) -> Any:
         """Marks the end of a batch, for wait()."""
+        # Copies within the device may not have ended, and the caller's stream may be another one.
+        stream = self._current_stream()
+        if stream is not None:
+            stream.synchronize()
         return None
 
     def wait(self, mark: Any) -> None:
@@ -257,10 +280,18 @@ class _Pinned:
     def __del__(self) -> None:
         if self._process != os.getpid() or sys.is_finalizing():
             return  # a forked child has no CUDA, and the end of the process unpins everything
-        with torch.cuda.device(self._device):
+        with _cuda.device(self._device):
             error = int(_cuda.cudart().cudaHostUnregister(self._address))
+            if error != 0:
+                _forget_error(self._device)
         if error != 0:
             _logger.warning("could not unpin host memory: CUDA error %d", error)
+
+
+def _forget_error(device: torch.device) -> None:
+    """Takes this thread's last CUDA error, which the program's next kernel would else report."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 class _CudaLane(Lane):
@@ -271,36 +302,31 @@ class _CudaLane(Lane):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._stream = _cuda.Stream(device=device)
-        self._callers: dict[int, torch.cuda.Stream] = {}
-        self._callers_lock = threading.Lock()
         self._warned = False
 
     def note_caller(self) -> None:
-        with torch.cuda.device(self.device):
-            if torch.cuda.is_current_stream_capturing():
+        with _cuda.device(self.device):
+            if _cuda.is_current_stream_capturing():
                 raise InvalidArgumentError(
                     "tensors can't be saved or loaded while a CUDA graph is captured",
                     hint="call it before or after the capture",
                 )
-        stream = torch.cuda.current_stream(self.device)
-        with self._callers_lock:
-            self._callers[stream.cuda_stream] = stream
+        super().note_caller()
 
-    def follow_callers(self) -> None:
-        with self._callers_lock:
-            callers, self._callers = self._callers, {}
-        for stream in callers.values():
-            self._stream.wait_stream(stream)
+    def _follow(self, stream: Any) -> None:
+        self._stream.wait_stream(stream)
+
+    def _current_stream(self) -> Any:
+        return _cuda.current_stream(self.device)
 
     def pin(self, address: int, nbytes: int, owner: Any) -> Any:
         portable = 1  # cudaHostRegisterPortable: pinned for all devices
         # Without this, CUDA would make a context on the current device.
-        with torch.cuda.device(self.device):
+        with _cuda.device(self.device):
             error = int(_cuda.cudart().cudaHostRegister(address, nbytes, portable))
             if error == 0:
                 return _Pinned(address, owner, self.device)
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self.device)  # takes the error, which it would else get later
+            _forget_error(self.device)
         if not self._warned:
             self._warned = True
             _logger.warning(
@@ -316,7 +342,7 @@ class _CudaLane(Lane):
     def _working(self) -> Iterator[None]:
         # The stream's context alone would, at its end, make a CUDA context on the device that is
         # current in this thread, even if the program does not use that one.
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with _cuda.device(self.device), _cuda.stream(self._stream):
             with torch.inference_mode():
                 yield
 
@@ -331,20 +357,29 @@ class _CudaLane(Lane):
     def wait(self, mark: Any) -> None:
         if mark is None:
             return  # the device is lost
-        with torch.cuda.device(self.device):
+        with _cuda.device(self.device):
             mark.synchronize()
 
 
 def _at_once(device: torch.device) -> Lane:
     _logger.info(
-        "copies from and to %s wait one by one: only the streams of CUDA and ROCm are used", device
+        "copies from and to %s wait one by one: only on CUDA and ROCm there is a stream for them",
+        device,
     )
     return Lane(device)
 
 
 _kinds: dict[str, Callable[[torch.device], Lane]] = {"cuda": _CudaLane}
 _lanes: dict[torch.device, Lane] = {}
-_lanes_lock = threading.Lock()
+_lanes_lock = _forked.Lock()
+
+
+def _forget_lanes() -> None:
+    """In a forked child, which can't use its parent's streams."""
+    _lanes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_lanes)
 
 
 def lane_of(device: torch.device) -> Lane:

@@ -93,9 +93,8 @@ def dtensor_with_memory(item: DTensor, local: torch.Tensor) -> Any:
     if (known := memory.known(item)) is not None:
         return known
     kind = item.device_mesh.device_type
-    module = getattr(torch, kind, None)
-    current = None if kind == "cpu" or module is None else module.current_device()
-    device = torch.device(kind) if current is None else torch.device(kind, current)
+    current = None if kind == "cpu" else getattr(getattr(torch, kind, None), "current_device", None)
+    device = torch.device(kind) if current is None else torch.device(kind, current())
     made = dtensor_type().from_local(
         memory.of(local, device, torch.preserve_format),
         item.device_mesh,

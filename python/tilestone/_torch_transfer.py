@@ -31,13 +31,20 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def transfer_device(group: dist.ProcessGroup) -> torch.device:
-    """The device for the group's tensors: the CPU if the backend supports it, else the current."""
+    """The device for the group's tensors: the CPU if the backend supports it.
+
+    Otherwise the device that the group was bound to (`init_process_group(device_id=...)`), or the
+    current one.
+    """
     config = str(dist.get_backend_config(group))  # "cpu:gloo,cuda:nccl"
     kinds = [part.split(":")[0] for part in config.split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")
     kind = next((kind for kind in kinds if kind != "cpu"), "cuda")
-    return torch.device(kind, torch.accelerator.current_device_index())
+    bound = getattr(group, "bound_device_id", None)
+    if bound is not None and bound.type == kind and bound.index is not None:
+        return bound
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 class Transfer:
