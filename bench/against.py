@@ -22,10 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import cases
+import megatron_core
 import ranks
-from contestants import Tensors, Tilestone
+from contestants import Contestant, Tilestone, TilestoneLoad
 from measure import Case, Plan
 
 BEFORE, NOW, AGAIN = "before", "now", "again"
@@ -36,7 +38,8 @@ Times = dict[tuple[str, str], dict[str, list[float]]]  # (case, phase) -> packag
 class Job:
     """What one rank does in one run. `states` makes the state to save and the one to load into."""
 
-    states: Callable[[float], tuple[Tensors, Tensors]]
+    states: Callable[[float], tuple[Any, Any]]
+    contestant: Contestant
 
     def __call__(self, case: Case, plan: Plan) -> None:
         saved, wanted = self.states(plan.scale)
@@ -44,36 +47,57 @@ class Job:
         for one in (Case("warm-up", ""), case):
             world.clear(plan.root)
             world.cold()
-            ranks.time_one(one, world, Tilestone(), saved, wanted, plan.root)
+            ranks.time_one(one, world, self.contestant, saved, wanted, plan.root)
             case.failures = one.failures or case.failures
         world.clear(plan.root)
 
 
-def _large(scale: float) -> tuple[Tensors, Tensors]:
+def _large(scale: float) -> tuple[Any, Any]:
     saved = cases.large_tensors(scale)
     return saved, cases.copies(saved)
 
 
-def _small(scale: float) -> tuple[Tensors, Tensors]:
+def _small(scale: float) -> tuple[Any, Any]:
     saved = cases.small_tensors(scale)
     return saved, cases.copies(saved)
 
 
-# Name -> number of ranks, states.
+def _megatron(scale: float) -> tuple[Any, Any]:
+    return megatron_core.state(scale), megatron_core.state(scale)
+
+
+# Name -> number of ranks, states. All run with the package's own save and load but "megatron".
 CASES = {
     "large": (1, _large),
     "small": (1, _small),
     "large4": (4, ranks.same_layout_states),
     "gpt": (4, ranks.gpt_states),
     "reshard4": (4, ranks.reshard_states),
+    "megatron": (4, _megatron),
 }
+
+
+def _contestant(name: str, cache: str | None) -> Contestant:
+    if name == "megatron":
+        return megatron_core.Native("tilestone")
+    if cache is None:
+        return Tilestone()
+    import tilestone
+
+    option: dict[str, object] = {"cache": cache}  # of revisions before there was `Reading`
+    if hasattr(tilestone, "Reading"):
+        option = {"reading": tilestone.Reading(cache=cache)}  # type: ignore[arg-type]
+    made = TilestoneLoad(cache, **option)
+    made.name = "tilestone"
+    return made
 
 
 def _worker(name: str, options: argparse.Namespace) -> None:
     """One run of a case with the package that Python finds; prints its times as JSON."""
     world, states = CASES[name]
     plan = Plan(options.dir / "checkpoint", 1, 0, options.scale, float("inf"))
-    case = ranks.run(Job(states), world, Case(name, ""), plan, limit=ranks.TIMEOUT)
+    job = Job(states, _contestant(name, options.cache))
+    case = ranks.run(job, world, Case(name, ""), plan, limit=ranks.TIMEOUT)
     if case.failures:
         raise SystemExit(case.failures[0])
     print(json.dumps({phase: times["tilestone"][0] for phase, times in case.times.items()}))
@@ -85,6 +109,7 @@ def _run(name: str, package: Path | None, options: argparse.Namespace) -> dict[s
         environment["PYTHONPATH"] = str(package)
     command = [sys.executable, __file__, "--worker", "--dir", str(options.dir),
                "--scale", str(options.scale), str(package or "-"), name]
+    command += ["--cache", options.cache] if options.cache else []
     ran = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     if ran.returncode != 0:
         raise SystemExit(f"bench: {name} with {package or 'the installed package'}:\n{ran.stderr}")
@@ -127,6 +152,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each package")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is full size")
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of packages")
+    parser.add_argument("--cache", choices=["auto", "bypass", "keep"],
+                        help="of loads, but in the case megatron; else each package's default")
     parser.add_argument("--dir", type=Path, help="where checkpoints are written (about 5 GB)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()

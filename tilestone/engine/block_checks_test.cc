@@ -41,8 +41,11 @@ const TensorView& whole() {
 }
 
 // A rank's part of dim `dim`, as equal as possible.
+constexpr size_t kWhole = 2;  // not a dim: every rank's part is all
+
 Box part_of(int rank, int ranks, size_t dim) {
   Box box = Box::whole({kRows, kColumns});
+  if (dim == kWhole) return box;
   const int64_t count = box.shape[dim];
   box.offset[dim] = count * rank / ranks;
   box.shape[dim] = count * (rank + 1) / ranks - box.offset[dim];
@@ -103,7 +106,7 @@ struct Layout {
 std::vector<Layout> layouts() {
   std::vector<Layout> all;
   for (const int ranks : {1, 2, 4}) {
-    for (const size_t dim : {0u, 1u}) {
+    for (const size_t dim : {size_t{0}, size_t{1}, kWhole}) {
       for (const TwoPhase mode : {TwoPhase::kAuto, TwoPhase::kAlways, TwoPhase::kNever}) {
         all.push_back({ranks, dim, mode});
       }

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -73,6 +75,17 @@ TensorView load_box(const Communicator& comm, const Location& location, DType dt
   return found;
 }
 
+// The bytes that the process has read from files so far, from the disk or the page cache.
+uint64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  uint64_t bytes = 0;
+  while (io >> name >> bytes) {
+    if (name == "rchar:") return bytes;
+  }
+  throw std::runtime_error("/proc/self/io has no rchar");
+}
+
 // The reads of data files that the ranks make.
 struct Traffic {
   std::atomic<uint64_t> large = 0;  // bytes
@@ -130,6 +143,21 @@ TEST_F(PageCache, WhatAllRanksWantIsBroughtInOnce) {
   run_ranks(kRanks,
             [&](Communicator comm) { expect_box(comm, location, Box::whole({kRows, kColumns})); });
   EXPECT_EQ(traffic.large, (1 + kRanks) * kMatrixBytes);
+}
+
+// Ranks that want whole blocks check them themselves, so that nobody reads them a second time.
+TEST_F(PageCache, WhatIsThereAlreadyIsReadOnceByEachRankThatWantsWholeBlocks) {
+  const Location location(storage_);
+  const Box last_rows{{kRows / kRanks - 1, 0}, {kRows - kRows / kRanks + 1, kColumns}};
+  for (const Box& box : {Box::whole({kRows, kColumns}), last_rows}) {
+    run_ranks(kRanks, [&](Communicator comm) { expect_box(comm, location, box); });
+    const uint64_t before = bytes_read();
+    run_ranks(kRanks, [&](Communicator comm) { expect_box(comm, location, box); });
+    const uint64_t read = bytes_read() - before;
+    const auto wanted = static_cast<uint64_t>(box.numel()) * 4 * kRanks;
+    EXPECT_GE(read, wanted);
+    EXPECT_LE(read, wanted + wanted / 16);
+  }
 }
 
 TEST_F(PageCache, WhatEachRankWantsForItselfIsReadByIt) {

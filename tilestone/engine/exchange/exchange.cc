@@ -62,7 +62,7 @@ class Exchange {
     const ReadContext& context = *wanted.context;
     copies_ = !context.metadata.copies.empty();
     owners_.emplace(context.metadata, comm_.size(), std::move(wanted.file_owners));
-    asker_.emplace(std::move(wanted), *owners_, comm_.size());
+    asker_.emplace(std::move(wanted), *owners_, comm_.size(), way_);
     owner_.emplace(context, *owners_, comm_.size());
     const CarrierParts parts{*owners_, *owner_, *asker_, comm_.rank(), comm_.size()};
     carrier_ = way_ == ReadFor::kPageCache ? carry_by_page_cache(parts)

@@ -8,13 +8,29 @@
 #include "tilestone/state/chunk_blocks.h"
 
 namespace tilestone::engine {
+namespace {
 
-Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
+// Whether a box, read by whole blocks, is read with little in addition. Through the page cache the
+// rank then checks these blocks itself: their owner would have to read them once more to do so.
+bool fills_its_blocks(const ChunkBlocks& blocks, const Box& box, DType dtype) {
+  std::vector<char> needed(blocks.expected.size());
+  mark_blocks(blocks, box, needed);
+  uint64_t bytes = 0;
+  for (uint64_t b = 0; b < needed.size(); ++b) {
+    if (needed[b]) bytes += blocks.block_end(b) - blocks.block_begin(b);
+  }
+  const uint64_t wanted = static_cast<uint64_t>(box.numel()) * itemsize(dtype);
+  return bytes - wanted <= wanted / 4;
+}
+
+}  // namespace
+
+Asker::Asker(Wanted wanted, const StripeOwners& owners, int world, ReadFor way)
     : wanted_(std::move(wanted)), asked_(static_cast<size_t>(world)) {
   const Metadata& metadata = wanted_.context->metadata;
   unserved_.assign(wanted_.transfers.size(), true);
   declined_.assign(wanted_.transfers.size(), false);
-  has_blocks_.assign(wanted_.transfers.size(), false);
+  checked_.assign(wanted_.transfers.size(), false);
   for (size_t i = 0; i < wanted_.transfers.size(); ++i) {
     const Transfer& t = wanted_.transfers[i];
     const StoredTensor& tensor = metadata.tensors[t.tensor];
@@ -23,11 +39,13 @@ Asker::Asker(Wanted wanted, const StripeOwners& owners, int world)
     const uint64_t begin = chunk.at.offset + begin_in_item(chunk, tensor.dtype);
     const auto ask = [&](uint64_t tile, Box box) {  // `tile`: its offset in the chunk
       const int owner = owners.owner(chunk.at.file, begin + tile);
-      asked_[static_cast<size_t>(owner)].push_back({{t.tensor, t.chunk, std::move(box)}, i, false});
+      asked_[static_cast<size_t>(owner)].push_back(
+          {{t.tensor, t.chunk, std::move(box), !checked_[i]}, i, false});
     };
     if (const auto blocks = blocks_of(metadata, t.tensor, t.chunk)) {
       if (t.box.empty()) continue;
-      has_blocks_[i] = wanted_.context->verify_checksums;
+      checked_[i] = wanted_.context->verify_checksums &&
+                    (way != ReadFor::kPageCache || !fills_its_blocks(*blocks, t.box, tensor.dtype));
       const uint64_t bytes = tile_bytes(*blocks, owners.stripe_bytes());
       for_each_block_tile(*blocks, bytes, t.box,
                           [&](uint64_t tile, const Box& part) { ask(tile * bytes, part); });

@@ -21,7 +21,7 @@ class Asker {
   };
 
   // Cuts the transfers into requests to the tiles' owners. Compressed chunks are not requested.
-  Asker(Wanted wanted, const StripeOwners& owners, int world);
+  Asker(Wanted wanted, const StripeOwners& owners, int world, ReadFor way);
 
   const Wanted& wanted() const { return wanted_; }
   std::vector<Bytes> requests() const;  // one message for each rank
@@ -33,7 +33,7 @@ class Asker {
   const std::vector<std::vector<AskedTransfer>>& asked() const { return asked_; }  // by owner
   bool any_declined(size_t transfer) const { return declined_[transfer]; }
   // Whether owners check what they serve of the transfer.
-  bool is_checked(size_t transfer) const { return has_blocks_[transfer]; }
+  bool is_checked(size_t transfer) const { return checked_[transfer]; }
   // The part of a transfer that a request covers. May be called from any thread.
   Transfer cut_out(const AskedTransfer& asked) const;
 
@@ -50,7 +50,7 @@ class Asker {
   std::vector<std::vector<AskedTransfer>> asked_;  // by owner
   std::vector<bool> unserved_;                     // by transfer: none of its requests is served
   std::vector<bool> declined_;                     // by transfer: one of its requests is not served
-  std::vector<bool> has_blocks_;                   // by transfer: its chunk has blocks
+  std::vector<bool> checked_;                      // by transfer: by the owners of its blocks
   uint64_t promised_ = 0;                          // elements of the served requests
 };
 

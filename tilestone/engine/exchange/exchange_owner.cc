@@ -73,7 +73,7 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
         const auto [place, is_new] =
             places.try_emplace({request.tensor, request.chunk, tile.offset}, tiles.size());
         if (is_new) tiles.push_back({request.tensor, request.chunk, tile, {}, {}, blocks});
-        tiles[place->second].asked.push_back({r, i, request.box});
+        tiles[place->second].asked.push_back({r, i, request.box, request.checked_by_asker});
       };
       if (blocks) {
         const uint64_t bytes = tile_bytes(*blocks, owners_.stripe_bytes());
@@ -177,15 +177,18 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
   for (const ServedTile::AskedBox& asked : served.asked) boxes.push_back(asked.box);
   boxes = merged_boxes(boxes);
   for (const Box& box : boxes) {
-    split(served.payload, box, part_bytes, [&](Part part) { parts_.push_back(std::move(part)); });
+    split(served.payload, box, part_bytes, [&](Part part) { parts_.push_back({std::move(part)}); });
   }
   if (boxes.size() > 1) {
-    std::stable_sort(parts_.begin(), parts_.end(),
-                     [](const Part& a, const Part& b) { return a.offset < b.offset; });
+    std::stable_sort(parts_.begin(), parts_.end(), [](const CutPart& a, const CutPart& b) {
+      return a.part.offset < b.part.offset;
+    });
   }
-  checked_ = context_.verify_checksums && served.payload.record_crc32 &&
-             fills_record(chunk_of(served), served.payload) && is_c_order(served.payload) &&
-             boxes.size() == 1 && boxes.front() == served.tile.box;
+  const bool checked = context_.verify_checksums && served.payload.record_crc32 &&
+                       fills_record(chunk_of(served), served.payload) &&
+                       is_c_order(served.payload) && boxes.size() == 1 &&
+                       boxes.front() == served.tile.box;
+  for (CutPart& cut : parts_) cut.checked = checked;
   const bool in_part = boxes.size() != 1 || boxes.front() != served.tile.box;
   if (in_part && context_.verify_checksums) {
     log_unchecked_parts(context_, {served.tensor, served.chunk});
@@ -195,13 +198,14 @@ void TileOwner::cut_next(uint64_t pair_bytes) {
 // All of each block that has requested elements, also what nobody wants.
 void TileOwner::cut_blocks(const ServedTile& served, uint64_t part_bytes) {
   const ChunkBlocks& blocks = *served.blocks;
-  std::vector<char> needed;
   const uint64_t first = served.tile.offset / blocks.block_bytes;
-  needed.resize(
+  std::vector<char> needed(
       std::min<uint64_t>(blocks.expected.size() - first,
                          tile_bytes(blocks, owners_.stripe_bytes()) / blocks.block_bytes));
+  std::vector<char> checked = needed;
   for (const ServedTile::AskedBox& asked : served.asked) {
     mark_blocks(blocks, asked.box, needed, first);
+    if (!asked.checked_by_asker) mark_blocks(blocks, asked.box, checked, first);
   }
   const uint64_t step = part_bytes / kPartAlignment * kPartAlignment;
   for (uint64_t b = first; b < first + needed.size(); ++b) {
@@ -209,10 +213,9 @@ void TileOwner::cut_blocks(const ServedTile& served, uint64_t part_bytes) {
     const uint64_t end = blocks.block_end(b);
     for (uint64_t at = blocks.block_begin(b); at < end; at += step) {
       for_each_part(blocks, at, std::min(end, at + step),
-                    [&](const Part& part) { parts_.push_back(part); });
+                    [&](const Part& part) { parts_.push_back({part, checked[b - first] != 0}); });
     }
   }
-  checked_ = true;
 }
 
 void TileOwner::check_blocks(const TileRound& round, std::span<const ByteRange> ranges) {
@@ -242,7 +245,8 @@ void TileOwner::give_up(ChunkRef chunk, const Error& error) {
 }
 
 // Adds the part to the round. False if the round has no room for it.
-bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes) {
+bool TileOwner::schedule(TileRound& round, const CutPart& cut, uint64_t pair_bytes) {
+  const Part& part = cut.part;
   const ServedTile& served = served_[next_];
   const size_t first = round.packed.size();
   bool fits =
@@ -262,8 +266,8 @@ bool TileOwner::schedule(TileRound& round, const Part& part, uint64_t pair_bytes
     round.packed.resize(first);
     return false;
   }
-  round.parts.push_back(
-      {next_, part, first, round.packed.size() - first, next_part_ + 1 == parts_.size(), checked_});
+  round.parts.push_back({next_, part, first, round.packed.size() - first,
+                         next_part_ + 1 == parts_.size(), cut.checked});
   round.files.insert(chunk_of(served).at.file);
   return true;
 }

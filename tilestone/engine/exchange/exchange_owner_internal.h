@@ -25,6 +25,7 @@ struct ServedTile {
     size_t rank = 0;
     uint32_t request = 0;
     Box box;
+    bool checked_by_asker = false;
   };
   uint32_t tensor = 0;
   uint32_t chunk = 0;
@@ -69,7 +70,8 @@ class TileOwner {
   bool more() const { return next_ < served_.size(); }
   // Plans the next parts, in the order of their places: at most pair_bytes for each rank, but at
   // least one part, and at most as many as a batch of a RangeReader takes. With verify_checksums,
-  // tiles with blocks are read by whole blocks, and checksums are wanted of what can be checked.
+  // tiles with blocks are read by whole blocks, and checksums are wanted of what can be checked,
+  // of blocks only if a rank wants some that does not check them itself.
   TileRound plan_round(uint64_t pair_bytes);
   const ServedTile& tile(size_t index) const { return served_[index]; }
   // The bytes of a part of a round.
@@ -86,6 +88,10 @@ class TileOwner {
 
  private:
   using Verdicts = std::vector<std::vector<bool>>;  // by rank and request
+  struct CutPart {
+    Part part;
+    bool checked = false;  // whether its checksum is needed
+  };
 
   const StoredTensor& tensor_of(const ServedTile& served) const;
   const StoredChunk& chunk_of(const ServedTile& served) const;
@@ -95,17 +101,16 @@ class TileOwner {
   bool is_worth_it(const ServedTile& tile, uint64_t request_bytes) const;
   void cut_next(uint64_t pair_bytes);
   void cut_blocks(const ServedTile& served, uint64_t part_bytes);
-  bool schedule(TileRound& round, const Part& part, uint64_t pair_bytes);
+  bool schedule(TileRound& round, const CutPart& cut, uint64_t pair_bytes);
 
   const ReadContext& context_;
   const StripeOwners& owners_;
   const size_t world_;
-  std::vector<ServedTile> served_;  // by place on disk
-  size_t next_ = 0;                 // index into served_
-  std::vector<Part> parts_;         // of served_[next_]; empty until it is cut
-  size_t next_part_ = 0;            // index into parts_
-  bool checked_ = false;            // whether the checksums of served_[next_] are needed
-  uint32_t block_sum_ = 0;          // of the block that is being checked, so far
+  std::vector<ServedTile> served_;                    // by place on disk
+  size_t next_ = 0;                                   // index into served_
+  std::vector<CutPart> parts_;                        // of served_[next_]; empty until it is cut
+  size_t next_part_ = 0;                              // index into parts_
+  uint32_t block_sum_ = 0;                            // of the block that is being checked, so far
   std::set<std::pair<uint32_t, uint32_t>> given_up_;  // tensor and chunk
 };
 

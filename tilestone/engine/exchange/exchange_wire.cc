@@ -98,17 +98,19 @@ Bytes encode_requests(std::span<const TileRequest> requests) {
     writer.varint(request.tensor);
     writer.varint(request.chunk);
     put(writer, request.box);
+    writer.u8(request.checked_by_asker ? 1 : 0);
   }
   return sealed({}, writer.bytes(), 0);
 }
 
 std::vector<TileRequest> decode_requests(ByteView message, int from) {
   ByteReader reader = reader_of(opened(message).description, "requests", from);
-  std::vector<TileRequest> requests(reader.count(3));
+  std::vector<TileRequest> requests(reader.count(4));
   for (TileRequest& request : requests) {
     request.tensor = static_cast<uint32_t>(reader.varint());
     request.chunk = static_cast<uint32_t>(reader.varint());
     request.box = get_box(reader);
+    request.checked_by_asker = reader.u8() != 0;
   }
   reader.expect_end();
   return requests;

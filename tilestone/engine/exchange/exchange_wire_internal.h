@@ -26,6 +26,8 @@ struct TileRequest {
   uint32_t tensor = 0;
   uint32_t chunk = 0;
   Box box;  // in the chunk's own coordinates, inside one tile
+  // The rank checks the blocks of the box itself, so their owner need not.
+  bool checked_by_asker = false;
 };
 Bytes encode_requests(std::span<const TileRequest> requests);
 // `from`: the sender's rank, for error messages.
