@@ -168,9 +168,9 @@ def second_names() -> Files:
 
 
 def manifest_corpus() -> Files:
-    """A manifest of two ranks with a table of attributes of a tensor, and one of its reports.
+    """A manifest of two ranks with a table of attributes of a tensor, and one of its receipts.
 
-    And the report of a tensor whose blocks have checksums.
+    And the receipt of a tensor whose blocks have checksums.
     """
     import tilestone
 
@@ -194,7 +194,7 @@ def manifest_corpus() -> Files:
         (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
         manifest = path.read_bytes()
     (head,) = struct.unpack_from("<Q", manifest, 12)
-    middle = head + (len(manifest) - head) // 2  # the reports have the same size
+    middle = head + (len(manifest) - head) // 2  # the receipts have the same size
     return {
         "table_of_two_ranks": manifest,
         "report": manifest[head:middle],
@@ -205,7 +205,7 @@ def manifest_corpus() -> Files:
 def left_files() -> Files:
     """Files that two of five ranks leave in a save without a communicator.
 
-    These are a group's file, reports of both dialects, heads and a failure.
+    These are a group's file, receipts of both dialects, heads and a failure.
     """
     import tilestone
     import tilestone.megatron

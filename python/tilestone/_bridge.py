@@ -7,6 +7,7 @@ is never imported here: an object can only be torch's if torch is already loaded
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ def note_written(arrays: list[Any]) -> None:
         torch.note_written(arrays)
 
 
+@dataclasses.dataclass(eq=False)
 class Bridge:
     """Handles the Python objects of one save, load or read. The binding calls its methods.
 
@@ -103,29 +105,18 @@ class Bridge:
             torch's and objects with state_dict() are leaves. A load still fills such arrays.
     """
 
-    def __init__(
-        self,
-        for_load: bool = False,
-        allow: frozenset[str] = frozenset(),
-        framework: str | None = None,
-        group: ProcessGroup | None = None,
-        ranks: int = 1,
-        by_rule: bool = False,
-        rank: int = 0,
-        harmless: frozenset[str] = frozenset(),
-        common: bool = False,
-        as_torch: bool = False,
-    ) -> None:
-        self.for_load = for_load
-        self.allow = allow
-        self.harmless = harmless
-        self.framework = framework
-        self.group = group
-        self.ranks = ranks
-        self.by_rule = by_rule
-        self.rank = rank
-        self.common = common
-        self.as_torch = as_torch
+    for_load: bool = False
+    allow: frozenset[str] = frozenset()
+    framework: str | None = None
+    group: ProcessGroup | None = None
+    ranks: int = 1
+    by_rule: bool = False
+    rank: int = 0
+    harmless: frozenset[str] = frozenset()
+    common: bool = False
+    as_torch: bool = False
+
+    def __post_init__(self) -> None:
         self._unpacked: dict[Any, Any] = {}
         # (item, its stand-in, restore), by id(item).
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}

@@ -180,17 +180,24 @@ def overlay(work):
 
 
 @contextlib.contextmanager
-def bindfs(work, preload=None):
+def to_bind(work, name):
+    """A directory of a tmpfs, and an empty one on which bindfs can mount it."""
     need_kernel("fuse")
     need_tool("bindfs")
     if not pathlib.Path("/dev/fuse").exists():
         raise NotHere("no /dev/fuse")
     with tmpfs(work) as (below, _):
         (below / "bound").mkdir()
-        directory = work / "bindfs"
+        directory = work / name
         directory.mkdir()
+        yield below / "bound", directory
+
+
+@contextlib.contextmanager
+def bindfs(work, preload=None):
+    with to_bind(work, "bindfs") as (bound, directory):
         loaded = {} if preload is None else {"LD_PRELOAD": str(preload)}
-        run("bindfs", below / "bound", directory, env={**os.environ, **loaded})
+        run("bindfs", bound, directory, env={**os.environ, **loaded})
         try:
             yield directory, None
         finally:
@@ -317,15 +324,8 @@ def power_loss(program, directory, mount_again):
 @contextlib.contextmanager
 def stoppable(work):
     """Mounts bindfs. Yields its directory and its process."""
-    need_kernel("fuse")
-    need_tool("bindfs")
-    if not pathlib.Path("/dev/fuse").exists():
-        raise NotHere("no /dev/fuse")
-    with tmpfs(work) as (below, _):
-        (below / "bound").mkdir()
-        directory = work / "stoppable"
-        directory.mkdir()
-        with subprocess.Popen(["bindfs", "-f", below / "bound", directory]) as daemon:
+    with to_bind(work, "stoppable") as (bound, directory):
+        with subprocess.Popen(["bindfs", "-f", bound, directory]) as daemon:
             try:
                 while not os.path.ismount(directory):
                     if daemon.poll() is not None:

@@ -83,7 +83,7 @@ std::string commit_text(const Checkpoint& checkpoint) {
   const auto& record = checkpoint.save_record();
   if (!record || record->hosts.empty()) return "none (each rank wrote its own metadata)";
   return fmt::format(
-      "none (each rank wrote its own metadata); reports of {}, checksums of whole items",
+      "none (each rank wrote its own metadata); receipts of {}, checksums of whole items",
       counted(static_cast<uint64_t>(record->world_size), "rank"));
 }
 

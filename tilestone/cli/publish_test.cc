@@ -94,7 +94,7 @@ TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndReceipts) {
   EXPECT_EQ(shown.code, kOk);
   EXPECT_THAT(shown.out, HasSubstr("none (each rank wrote its own metadata)"));
   EXPECT_THAT(shown.out, HasSubstr("attribute  iteration = 100"));
-  EXPECT_THAT(shown.out, HasSubstr("reports of 2 ranks, checksums of whole items"));
+  EXPECT_THAT(shown.out, HasSubstr("receipts of 2 ranks, checksums of whole items"));
   const auto whole = nlohmann::json::parse(tilestone_command({"inspect", path_, "--json"}).out);
   EXPECT_EQ(whole["manifest"], false);
   EXPECT_EQ(whole["attributes"]["iteration"], "100");

@@ -240,6 +240,10 @@ class Conversion {
                                                    " keys, and the options leave out all of them")
           .with_hint("`tilestone ls` lists the keys");
     }
+    sort_chosen();
+  }
+
+  void sort_chosen() {
     std::sort(chosen_.begin(), chosen_.end(),
               [](const Chosen& a, const Chosen& b) { return a.to < b.to; });
     for (size_t i = 1; i < chosen_.size(); ++i) {
@@ -264,19 +268,7 @@ class Conversion {
       });
       name = is_saved ? kSafetensors : "torch_dist";
     }
-    if (name == kSafetensors) {
-      check_for_safetensors();
-      std::vector<SafetensorsTensor> tensors;
-      for (const Chosen& chosen : chosen_) {
-        const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
-        tensors.push_back({chosen.to, elements * itemsize(chosen.dtype)});
-      }
-      files_ =
-          safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
-      format_ = safetensors_writer(files_);
-      dialect_ = pytorch_dialect();
-      return;
-    }
+    if (name == kSafetensors) return pick_safetensors();
     if (options_.shard_bytes > 0) {
       throw Error(ErrorCode::kInvalidArgument,
                   "shard_size is only for safetensors, but the new checkpoint is in " + name);
@@ -298,6 +290,19 @@ class Conversion {
           .with_hint("use one of: torch_dist, zarr, safetensors, torch_save");
     }
     dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
+  }
+
+  void pick_safetensors() {
+    check_for_safetensors();
+    std::vector<SafetensorsTensor> tensors;
+    for (const Chosen& chosen : chosen_) {
+      const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
+      tensors.push_back({chosen.to, elements * itemsize(chosen.dtype)});
+    }
+    files_ =
+        safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+    format_ = safetensors_writer(files_);
+    dialect_ = pytorch_dialect();
   }
 
   void check_for_safetensors() const {

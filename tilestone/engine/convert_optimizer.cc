@@ -64,8 +64,6 @@ struct StoredGroup {
   std::map<std::string, const StoredObject*> objects;
 };
 
-std::string numbers(const Dims& dims) { return to_string(dims); }
-
 // Layouts of another model, or of other ranks, are refused here.
 [[noreturn]] void misfit(const std::string& parameter, const std::string& problem) {
   throw Error(ErrorCode::kMismatch, "the layout does not fit the checkpoint: " + problem)
@@ -196,8 +194,8 @@ class OptimizerConversion {
         misfit(parameter.key, "its model has no tensor \"" + piece.key + "\"");
       }
       if (tensor->shape != piece.global_shape) {
-        misfit(parameter.key, "\"" + piece.key + "\" has the shape " + numbers(tensor->shape) +
-                                  " in the checkpoint, and " + numbers(piece.global_shape) +
+        misfit(parameter.key, "\"" + piece.key + "\" has the shape " + to_string(tensor->shape) +
+                                  " in the checkpoint, and " + to_string(piece.global_shape) +
                                   " in the layout");
       }
     });
@@ -317,7 +315,8 @@ class OptimizerConversion {
         if (tensor.key.empty()) tensor = {key, {}, piece.global_shape, {}};
         if (tensor.shape != piece.global_shape) {
           misfit(parameter.key, "two layouts give \"" + piece.key + "\" the shapes " +
-                                    numbers(tensor.shape) + " and " + numbers(piece.global_shape));
+                                    to_string(tensor.shape) + " and " +
+                                    to_string(piece.global_shape));
         }
         const int64_t start = before + parameter.start + piece.start;
         tensor.parts.push_back({piece.box, flat, start, piece.strides});

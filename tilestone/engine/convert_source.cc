@@ -23,15 +23,6 @@ bool converts_optimizer(const ConvertOptions& options) {
   return !options.optimizer.empty() || !options.layout_file.empty();
 }
 
-OpenOptions opening(const ConvertOptions& options) {
-  OpenOptions open;
-  open.reading = options.reading;
-  open.checks = options.checks;
-  open.resources.threads = options.resources.threads;
-  open.interrupt = options.interrupt;
-  return open;
-}
-
 // Reads all of a file of torch.save once. Reading its tensors checks only those that are a whole
 // record of it.
 void check_archive_file(const std::string& path) {
@@ -50,7 +41,7 @@ void check_archive_file(const std::string& path) {
 }  // namespace
 
 ConvertSource open_source(const Location& location, const ConvertOptions& options) {
-  const auto stored = StoredSource::open(location, opening(options));
+  const auto stored = StoredSource::open(location, opening_of(options));
   const Metadata& metadata = stored->metadata();
   ConvertSource source;
   source.format = stored->opened().format->name();

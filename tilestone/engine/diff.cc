@@ -180,8 +180,8 @@ class DiffOfTwo {
  public:
   DiffOfTwo(const Location& a, const Location& b, const DiffOptions& options)
       : options_(options),
-        a_(StoredSource::open(a, open_options(options))),
-        b_(StoredSource::open(b, open_options(options))),
+        a_(StoredSource::open(a, opening_of(options))),
+        b_(StoredSource::open(b, opening_of(options))),
         sides_a_(sides_of(*a_, options.rename_a)),
         sides_b_(sides_of(*b_, {})) {}
 
@@ -211,15 +211,6 @@ class DiffOfTwo {
   }
 
  private:
-  static OpenOptions open_options(const DiffOptions& options) {
-    OpenOptions open;
-    open.reading = options.reading;
-    open.checks = options.checks;
-    open.resources.threads = options.resources.threads;
-    open.interrupt = options.interrupt;
-    return open;
-  }
-
   bool is_wanted(const std::string& key) const {
     return options_.keys.empty() ||
            std::any_of(options_.keys.begin(), options_.keys.end(), [&](const std::string& pattern) {

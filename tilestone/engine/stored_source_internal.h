@@ -36,6 +36,17 @@ class FetchedMemory : public DeviceMemory {
   virtual void fetch(uint64_t begin, MutableByteView out) const = 0;
 };
 
+// How the source of a conversion or comparison is opened.
+template <typename Options>
+OpenOptions opening_of(const Options& options) {
+  OpenOptions open;
+  open.reading = options.reading;
+  open.checks = options.checks;
+  open.resources.threads = options.resources.threads;
+  open.interrupt = options.interrupt;
+  return open;
+}
+
 // An open checkpoint whose tensors are read through one window of memory. It is fast if the tensors
 // are read one after the other, in the order of the calls of tensor(), each from its beginning to
 // its end: many small ones then cost one read, and every byte is read once. Any other order is

@@ -389,24 +389,17 @@ Receipt joined_receipts(Receipt first, Receipt second) {
   }
   const auto files = static_cast<uint32_t>(first.files.size());
   std::move(second.files.begin(), second.files.end(), std::back_inserter(first.files));
-  const auto add_chunks = [&](std::vector<Receipt::Chunk>& to, std::vector<Receipt::Chunk>& from) {
-    for (Receipt::Chunk& chunk : from) {
-      chunk.tensor = place.at(chunk.tensor);
-      chunk.at.file += files;
-      to.push_back(std::move(chunk));
+  const auto add = [&](auto& to, auto& from) {
+    for (auto& item : from) {
+      if constexpr (requires { item.tensor; }) item.tensor = place.at(item.tensor);
+      item.at.file += files;
+      to.push_back(std::move(item));
     }
   };
-  add_chunks(first.chunks, second.chunks);
-  add_chunks(first.copies, second.copies);
-  const auto add_objects = [&](std::vector<Receipt::Object>& to,
-                               std::vector<Receipt::Object>& from) {
-    for (Receipt::Object& object : from) {
-      object.at.file += files;
-      to.push_back(std::move(object));
-    }
-  };
-  add_objects(first.objects, second.objects);
-  add_objects(first.object_copies, second.object_copies);
+  add(first.chunks, second.chunks);
+  add(first.copies, second.copies);
+  add(first.objects, second.objects);
+  add(first.object_copies, second.object_copies);
   for (Receipt::FilePart& part : second.parts) {
     part.file += files;
     first.parts.push_back(part);

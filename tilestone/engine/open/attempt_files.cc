@@ -415,6 +415,32 @@ AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
   return state;
 }
 
+namespace {
+
+// What attempt_text() says after the save's name, if no receipt is missing.
+std::string text_of_complete(const std::string& ranks, const AttemptState& state) {
+  const std::string all = ", though all of its " + ranks + " have written";
+  if (state.is_late) {
+    const bool decided = state.outcome == Outcome::kPublished;
+    return " can't be published" + all +
+           ": another checkpoint was published first; `tilestone gc " +
+           (decided ? "--delete` removes its files" : "--abandon` ends the save");
+  }
+  if (state.contradiction) {
+    return " can't be published" + all + ": " + state.contradiction->what() +
+           "; only abandoning it is left: `tilestone gc --abandon` ends the save";
+  }
+  const std::string text = " is not published yet" + all + "; ";
+  if (!state.failed) {
+    return text + "`tilestone publish` makes it the checkpoint, or says why that can't be";
+  }
+  return text + "a rank has failed: " + state.failed->what() +
+         "; `tilestone publish` tries again, or says why the save can't be published; then "
+         "`tilestone gc --abandon` ends the save";
+}
+
+}  // namespace
+
 std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state) {
   const std::string save = "the save " + save_id;
   if (state.outcome == Outcome::kAbandoned) {
@@ -424,26 +450,7 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
     return save + " has only begun: its number of ranks is not known yet";
   }
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
-  if (state.missing_count == 0 && state.is_late) {
-    const bool decided = state.outcome == Outcome::kPublished;
-    return save + " can't be published, though all of its " + ranks +
-           " have written: another checkpoint was published first; `tilestone gc " +
-           (decided ? "--delete` removes its files" : "--abandon` ends the save");
-  }
-  if (state.missing_count == 0 && state.contradiction) {
-    return save + " can't be published, though all of its " + ranks +
-           " have written: " + state.contradiction->what() +
-           "; only abandoning it is left: `tilestone gc --abandon` ends the save";
-  }
-  if (state.missing_count == 0) {
-    const std::string text =
-        save + " is not published yet, though all of its " + ranks + " have written; ";
-    if (!state.failed)
-      return text + "`tilestone publish` makes it the checkpoint, or says why that can't be";
-    return text + "a rank has failed: " + state.failed->what() +
-           "; `tilestone publish` tries again, or says why the save can't be published; then "
-           "`tilestone gc --abandon` ends the save";
-  }
+  if (state.missing_count == 0) return save + text_of_complete(ranks, state);
   const bool one = state.missing_count == 1;
   const std::string missing = std::to_string(state.missing_count) + " of its " + ranks +
                               (one ? " has" : " have") + " not written (" +

@@ -293,4 +293,13 @@ std::optional<ItemFault> check_archive(ByteView bytes) {
   return std::nullopt;
 }
 
+std::optional<ItemFault> find_fault(ByteView item) {
+  try {
+    return check_archive(item);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnsafe) throw;
+    return ItemFault{0, error.message()};
+  }
+}
+
 }  // namespace tilestone::archive

@@ -24,5 +24,7 @@ Value view_archive(ByteView item);
 // Checks every checksum, the structure, and the sizes of the tensors' records. Returns a wrong
 // checksum; throws if the structure is damaged.
 std::optional<ItemFault> check_archive(ByteView item);
+// The same, but damage that can't be read past is returned too. Throws only kUnsafe.
+std::optional<ItemFault> find_fault(ByteView item);
 
 }  // namespace tilestone::archive

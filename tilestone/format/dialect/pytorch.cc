@@ -87,7 +87,20 @@ StateDict as_state(const Value& dict) {
 
 // ---- Tree to items ----
 
-class Flattener {
+// A walk through a state, in which the path leads to the current element.
+class Walk {
+ protected:
+  template <typename Element, typename Body>
+  void at(Element&& element, const Body& body) {
+    path_.emplace_back(std::forward<Element>(element));
+    body();
+    path_.pop_back();
+  }
+
+  Path path_;
+};
+
+class Flattener : Walk {
  public:
   Items run(const StateDict& state) {
     claims_.reserve(state.size());
@@ -185,14 +198,6 @@ class Flattener {
     items_.objects.push_back(std::move(item));
   }
 
-  template <typename Element, typename Body>
-  void at(Element&& element, const Body& body) {
-    path_.emplace_back(std::forward<Element>(element));
-    body();
-    path_.pop_back();
-  }
-
-  Path path_;
   Items items_;
   KeyClaims claims_;
 };
@@ -200,7 +205,7 @@ class Flattener {
 // ---- Items to tree ----
 
 // Walks the original in the same order as Flattener, so the n-th leaf is the n-th item.
-class Unflattener {
+class Unflattener : Walk {
  public:
   explicit Unflattener(const Items& loaded) : loaded_(loaded) {}
 
@@ -265,15 +270,7 @@ class Unflattener {
   void fill(ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
   void fill(LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
 
-  template <typename Element, typename Body>
-  void at(Element&& element, const Body& body) {
-    path_.emplace_back(std::forward<Element>(element));
-    body();
-    path_.pop_back();
-  }
-
   LoadedItems loaded_;
-  Path path_;
 };
 
 class PyTorchDialect final : public Dialect {

@@ -228,12 +228,7 @@ class TorchDistFormat final : public Format {
   }
 
   std::optional<ItemFault> verify_object(ByteView item) const override {
-    try {
-      return archive::check_archive(item);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUnsafe) throw;
-      return ItemFault{0, error.message()};
-    }
+    return archive::find_fault(item);
   }
 
  private:

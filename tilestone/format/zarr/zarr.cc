@@ -227,12 +227,7 @@ class ZarrFormat final : public Format {
   }
 
   std::optional<ItemFault> verify_object(ByteView item) const override {
-    try {
-      return archive::check_archive(item);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kUnsafe) throw;
-      return ItemFault{0, error.message()};
-    }
+    return archive::find_fault(item);
   }
 };
 
