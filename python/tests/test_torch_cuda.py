@@ -16,7 +16,7 @@ import numpy
 import pytest
 import simulated_cuda
 import torch
-from simulated_cuda import Cuda, Lane, compute, put, simulated  # noqa: F401
+from simulated_cuda import Cuda, Lane, compute, put, simulated
 from test_fork import in_child
 
 import tilestone
@@ -63,7 +63,7 @@ WAYS = [by_save, by_steps_of_a_thread, by_unstaged_steps, in_the_background]
 
 @pytest.mark.parametrize("save", WAYS)
 def test_copies_come_after_what_the_callers_stream_was_given(
-    save: How, simulated: Cuda, tmp_path: pathlib.Path  # noqa: F811
+    save: How, simulated: Cuda, tmp_path: pathlib.Path
 ) -> None:
     large, small, transposed = torch.zeros(3 * MIB), torch.zeros(100), torch.zeros(1000, 2100)
     state = {"large": put(large), "small": put(small), "transposed": put(transposed).t()}
@@ -80,7 +80,7 @@ def test_copies_come_after_what_the_callers_stream_was_given(
 
 
 def test_a_load_comes_after_what_the_callers_stream_was_given(
-    simulated: Cuda, ckpt: str  # noqa: F811
+    simulated: Cuda, ckpt: str
 ) -> None:
     tensors = {"large": torch.rand(3 * MIB), "small": torch.rand(9), "wide": torch.rand(900, 2100)}
     tilestone.save(tensors, ckpt)
@@ -101,7 +101,7 @@ def test_a_load_comes_after_what_the_callers_stream_was_given(
 
 
 def test_later_work_of_the_caller_does_not_delay_the_copies(
-    simulated: Cuda, ckpt: str  # noqa: F811
+    simulated: Cuda, ckpt: str
 ) -> None:
     state = {"x": put(torch.ones(100))}
     begun = tilestone.begin_save(state, ckpt)
@@ -115,7 +115,7 @@ def test_later_work_of_the_caller_does_not_delay_the_copies(
 
 
 def test_threads_with_streams_of_their_own_save_what_each_has_computed(
-    simulated: Cuda, tmp_path: pathlib.Path  # noqa: F811
+    simulated: Cuda, tmp_path: pathlib.Path
 ) -> None:
     tensors = [torch.zeros(2 * MIB) for _ in range(3)]
     state = [{"x": put(each)} for each in tensors]
@@ -135,7 +135,7 @@ def test_threads_with_streams_of_their_own_save_what_each_has_computed(
 
 
 def test_no_device_without_tensors_of_the_state_gets_a_context(
-    simulated: Cuda, ckpt: str  # noqa: F811
+    simulated: Cuda, ckpt: str
 ) -> None:
     a, b = torch.rand(2 * MIB), torch.rand(800, 700)
     with tilestone.Session() as session:
@@ -151,7 +151,7 @@ def test_no_device_without_tensors_of_the_state_gets_a_context(
 
 
 def test_memory_that_cant_be_pinned_is_used_and_one_warning_says_so(
-    simulated: Cuda, ckpt: str, caplog: pytest.LogCaptureFixture  # noqa: F811
+    simulated: Cuda, ckpt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     Cuda.pin_error = 304
     tensor = torch.rand(4 * MIB)
@@ -164,7 +164,7 @@ def test_memory_that_cant_be_pinned_is_used_and_one_warning_says_so(
 
 
 def test_an_error_of_unpinning_does_not_reach_the_programs_next_kernel(
-    simulated: Cuda, ckpt: str, caplog: pytest.LogCaptureFixture  # noqa: F811
+    simulated: Cuda, ckpt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = tilestone.Session()
     session.save({"x": put(torch.rand(4 * MIB))}, ckpt)
@@ -176,7 +176,7 @@ def test_an_error_of_unpinning_does_not_reach_the_programs_next_kernel(
 
 
 def test_a_capture_of_a_cuda_graph_is_refused_and_nothing_is_written(
-    simulated: Cuda, tmp_path: pathlib.Path  # noqa: F811
+    simulated: Cuda, tmp_path: pathlib.Path
 ) -> None:
     Cuda.capturing = True
     state = {"x": put(torch.ones(3))}
@@ -188,7 +188,7 @@ def test_a_capture_of_a_cuda_graph_is_refused_and_nothing_is_written(
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_forked_child_uses_no_stream_and_no_lock_of_its_parent(
-    is_held: bool, simulated: Cuda, tmp_path: pathlib.Path  # noqa: F811
+    is_held: bool, simulated: Cuda, tmp_path: pathlib.Path
 ) -> None:
     there = put(torch.ones(3))
     with pytest.raises(tilestone.InvalidArgumentError):
@@ -209,7 +209,7 @@ class AtOnce(_torch_device.Lane):
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_thread_copies_on_a_device_of_another_kind_after_and_before_the_callers_stream(
-    wide: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    wide: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_torch_device, "_kinds", {"cuda": AtOnce})
     monkeypatch.setattr(torch.cuda, "current_stream", simulated.current_stream)

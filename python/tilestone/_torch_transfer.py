@@ -41,7 +41,7 @@ def transfer_device(group: dist.ProcessGroup) -> torch.device:
     if "cpu" in kinds:
         return torch.device("cpu")
     kind = next((kind for kind in kinds if kind != "cpu"), "cuda")
-    bound = getattr(group, "bound_device_id", None)
+    bound: torch.device | None = getattr(group, "bound_device_id", None)
     if bound is not None and bound.type == kind and bound.index is not None:
         return bound
     return torch.device(kind, torch.get_device_module(kind).current_device())
