@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import pathlib
@@ -310,6 +311,39 @@ def test_every_hook_of_a_users_planner_is_called_as_by_torch(ckpt: str) -> None:
         wanted = {"a": torch.zeros(4, 3), "n": 0, "b": torch.zeros(5)}
         load(wanted, storage_reader=dcp.FileSystemReader(ckpt), planner=planner)
         assert_same(wanted, {**state, "a": state["a"].contiguous(), "b": state["b"].contiguous()})
+
+
+class Planned(dcp.DefaultSavePlanner):
+    """Notes after how many new objects a collection comes; may fail."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def create_local_plan(self):
+        self.threshold = gc.get_threshold()[0]
+        if self.fails:
+            raise RuntimeError("no plan")
+        return super().create_local_plan()
+
+
+def test_garbage_collections_wait_while_torch_plans_and_never_longer(ckpt: str) -> None:
+    usual, callbacks = gc.get_threshold(), list(gc.callbacks)
+    planner = Planned(fails=False)
+    stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt), planner=planner)
+    assert planner.threshold >= 1_000_000
+    assert gc.get_threshold() == usual and gc.callbacks == callbacks
+    writer = dcp.FileSystemWriter(ckpt)
+    with pytest.raises(dcp.CheckpointException, match="no plan"):
+        stock.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))
+    gc.collect()  # as Python does after a million new objects
+    assert gc.get_threshold() == usual and gc.callbacks == callbacks
+    gc.set_threshold(0)
+    try:
+        stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt))
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*usual)
 
 
 class Xor(StreamTransformExtension):

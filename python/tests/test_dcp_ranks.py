@@ -316,7 +316,8 @@ def in_a_process(rank: int, world: int, folder: str) -> None:
     from torch.distributed.checkpoint import _async_process_executor
 
     executor = _async_process_executor._ProcessBasedAsyncCheckpointExecutor()
-    failed = executor.execute_save({"n": 1}).exception()  # torch's error, where torch gives it
+    # torch's error, where torch gives it; its first parameter may be passed by name
+    failed = executor.execute_save(staging_future_or_state_dict={"n": 1}).exception()
     assert "`checkpoint_id` must be specified" in str(failed)
     dcp.disable()
     _async_process_executor._CHECKPOINT_PROCESS = None  # ends the process

@@ -190,6 +190,38 @@ def no_collections() -> Iterator[None]:
         gc.enable()
 
 
+# How many new objects the collector waits for while torch plans. A plan has about 15 for each tensor.
+_PUT_OFF = 1_000_000
+_thresholds: list[tuple[int, int, int]] = []  # what resume_collections() sets again
+
+
+def put_off_collections() -> None:
+    """Makes Python's garbage collector wait while torch plans a save.
+
+    Collections take a third of torch's planning. If the save fails before resume_collections(), the
+    next collection calls it: it comes after a million new objects.
+    """
+    usual = gc.get_threshold()
+    if 0 < usual[0] < _PUT_OFF:
+        _thresholds[:] = [usual]
+        gc.callbacks.append(_at_collection)
+        gc.set_threshold(_PUT_OFF, *usual[1:])
+
+
+def resume_collections() -> None:
+    """Undoes put_off_collections(). Without one, does nothing."""
+    with contextlib.suppress(ValueError):
+        gc.callbacks.remove(_at_collection)
+    while _thresholds:
+        usual = _thresholds.pop()
+        if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
+            gc.set_threshold(*usual)
+
+
+def _at_collection(phase: str, info: Mapping[str, int]) -> None:
+    resume_collections()
+
+
 def torch_load(data: Any) -> Any:
     """An object from its bytes, as torch makes it: it may be of any class."""
     return torch.load(data, weights_only=False)

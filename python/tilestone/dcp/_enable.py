@@ -102,11 +102,11 @@ def _with(before: Any) -> Any:
 def _executing(before: Any) -> Any:
     """torch's execute_save, with a writer that it sends to its process."""
 
-    def execute_save(self: Any, state: Any, **options: Any) -> Any:
+    def execute_save(self: Any, *state: Any, **options: Any) -> Any:
         checkpoint_id, writer = options.get("checkpoint_id"), options.get("storage_writer")
         if writer or checkpoint_id:  # otherwise torch's future gets the error
             options["storage_writer"] = _set_up(writer, checkpoint_id)
-        return before(self, state, **options)
+        return before(self, *state, **options)
 
     return execute_save
 

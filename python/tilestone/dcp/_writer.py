@@ -32,7 +32,13 @@ from torch.futures import Future
 
 from tilestone import _core, _options, _torch_bridge
 from tilestone._errors import UnsupportedError
-from tilestone.dcp._calls import INDEX, check_path, no_collections
+from tilestone.dcp._calls import (
+    INDEX,
+    check_path,
+    no_collections,
+    put_off_collections,
+    resume_collections,
+)
 
 # A planner may make new tensors for its items. So many bytes of them are resolved at a time.
 _RESOLVED_AT_ONCE = 256 << 20
@@ -204,6 +210,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         if self._is_used:
             self.save_id = _torchs._generate_uuid()
         self._is_used = True
+        put_off_collections()
 
     def storage_meta(self) -> StorageMeta | None:
         """As in torch. The path is a str, because a pickled Path depends on Python's version."""
@@ -265,6 +272,8 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         except BaseException:
             self._abandon()
             raise
+        finally:
+            resume_collections()
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
