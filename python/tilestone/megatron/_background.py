@@ -20,6 +20,7 @@ from tilestone._errors import InterruptedError
 from tilestone._steps import BegunSave, run_begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._async_requests import AsyncRequest
+from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._stored import literal
 from tilestone.megatron._together import Deadline, together
 from tilestone.megatron._waiting import Line
@@ -65,6 +66,7 @@ class Writing:
         """What a queue schedules."""
         return AsyncRequest(self._line.wait(), (), [self])
 
+    @raises_stocks_errors
     def __call__(self) -> None:
         """Tells the other ranks what was written, and publishes the checkpoint.
 

@@ -1,13 +1,11 @@
-"""Errors of the strategies for stock Megatron-Core; its programs catch them as their own."""
+"""Errors that programs written for stock Megatron-Core catch as its own."""
 
 from __future__ import annotations
 
 import functools
-import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
-
-from torch.distributed.checkpoint.api import CheckpointException
 
 from tilestone._errors import CheckpointError
 
@@ -23,25 +21,32 @@ def _plain(error: CheckpointError) -> tuple[object, ...]:
 
 
 @functools.cache
-def _also_stocks(kind: Any) -> Any:
-    """A class of the same name that is also Megatron-Core's error and torch's load error."""
-    try:
-        stock = importlib.import_module(_CORE).CheckpointingException
-    except ImportError:
-        return kind
+def _with_bases(kind: Any, *others: Any) -> Any:
+    """A class of the same name as an error's that has further bases."""
     members = {
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
         "__reduce__": _plain,
         "failures": {},  # torch's error has an entry for each rank; ours names the rank itself
     }
-    return type(kind.__name__, (kind, stock, CheckpointException), members)
+    return type(kind.__name__, (kind, *others), members)
+
+
+def _make_stocks(error: CheckpointError) -> None:
+    """Gives an error the classes that a program may catch: torch's, and Megatron-Core's if the
+    process has imported it."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    stock = getattr(sys.modules.get(_CORE), "CheckpointingException", None)
+    if not isinstance(error, CheckpointException):
+        others = [kind for kind in (stock, CheckpointException) if kind is not None]
+        kind: Any = type(error)
+        error.__class__ = _with_bases(kind, *others)
 
 
 def raises_stocks_errors(function: Function) -> Function:
-    """Makes a function's errors instances of Megatron-Core's CheckpointingException too.
-
-    They are also instances of torch's CheckpointException, which stock loads of torch_dist raise.
+    """Makes a function's errors instances of torch's CheckpointException too, which stock's saves
+    and loads of torch_dist raise, and of Megatron-Core's CheckpointingException if that is imported.
     """
 
     @functools.wraps(function)
@@ -49,9 +54,7 @@ def raises_stocks_errors(function: Function) -> Function:
         try:
             return function(*args, **keywords)
         except CheckpointError as error:
-            if not isinstance(error, CheckpointException):
-                kind: Any = type(error)
-                error.__class__ = _also_stocks(kind)
+            _make_stocks(error)
             raise
 
     return call  # type: ignore[return-value]

@@ -170,8 +170,7 @@ class _SaveStrategy:
             save=save_in_background,
             **self._options,
         )
-        finalize = raises_stocks_errors(request.finalize_fns[0].__call__)
-        return kind(request.async_fn, (), [finalize])
+        return kind(request.async_fn, (), request.finalize_fns[:1])
 
 
 def _request_class(async_strategy: str) -> Any:

@@ -24,6 +24,7 @@ from tilestone.megatron import (
     _save_call,
     _user_strategies,
 )
+from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._together import Deadline
 from tilestone.megatron.mapping import (
     CommonStateDict,
@@ -61,6 +62,7 @@ _RAISES = (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _MISSING_TOO = (StrictHandling.LOG_ALL, StrictHandling.RAISE_ALL, StrictHandling.RETURN_ALL)
 
 
+@raises_stocks_errors
 def load(
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: _Directory,
@@ -203,6 +205,7 @@ def _options_of_all(strategies: Iterable[Any]) -> dict[str, Any] | None:
     return options
 
 
+@raises_stocks_errors
 def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
     """Loads the common state of a checkpoint, tensors on the CPU. Each rank calls on its own.
 
@@ -213,6 +216,7 @@ def load_common_state_dict(checkpoint_dir: _Directory) -> StateDict:
     return common.load_common(checkpoint_dir)  # type: ignore[no-any-return]
 
 
+@raises_stocks_errors
 def load_tensors_metadata(
     checkpoint_dir: _Directory, sharded_strategy: Union[LoadShardedStrategy, None] = None
 ) -> CkptShardedMetadata:
@@ -232,6 +236,7 @@ def load_tensors_metadata(
     return strategy.load_tensors_metadata(pathlib.Path(checkpoint_dir))  # type: ignore[no-any-return]
 
 
+@raises_stocks_errors
 def load_sharded_metadata(
     checkpoint_dir: _Directory,
     sharded_strategy: Union[LoadShardedStrategy, None] = None,
@@ -256,6 +261,7 @@ def load_sharded_metadata(
     return _user_strategies.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
 
 
+@raises_stocks_errors
 def load_plain_tensors(
     checkpoint_dir: _Directory,
     *,
@@ -294,6 +300,7 @@ def load_plain_tensors(
     )
 
 
+@raises_stocks_errors
 def load_content_metadata(
     checkpoint_dir: _Directory | None = None, *, preloaded_state_dict: StateDict | None = None
 ) -> dict[Any, Any] | None:
@@ -317,6 +324,7 @@ def load_content_metadata(
     return preloaded_state_dict.get(_save_arguments.CONTENT_METADATA_KEY)
 
 
+@raises_stocks_errors
 def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
     """Removes the tensors and objects whose keys begin with a prefix from an existing checkpoint.
 
@@ -342,6 +350,7 @@ def remove_sharded_tensors(checkpoint_dir: _Directory, key_prefix: str) -> None:
     strategy.remove_sharded_tensors(checkpoint_dir, key_prefix)
 
 
+@raises_stocks_errors
 def save(
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: _Directory,
@@ -441,6 +450,7 @@ def save(
     return None
 
 
+@raises_stocks_errors
 def get_default_save_sharded_strategy(
     backend: str = "torch_dist", version: int = 1
 ) -> SaveShardedStrategy:
@@ -452,6 +462,7 @@ def get_default_save_sharded_strategy(
     return get_default_strategy(StrategyAction.SAVE_SHARDED, backend, version)  # type: ignore[no-any-return]
 
 
+@raises_stocks_errors
 def get_default_save_common_strategy(
     backend: str = "torch", version: int = 1
 ) -> SaveCommonStrategy:
@@ -463,6 +474,7 @@ def get_default_save_common_strategy(
     return get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)  # type: ignore[no-any-return]
 
 
+@raises_stocks_errors
 def get_default_load_sharded_strategy(checkpoint_dir: _Directory) -> LoadShardedStrategy:
     """Returns the strategy that loads a checkpoint's tensors and objects.
 
