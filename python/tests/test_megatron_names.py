@@ -143,6 +143,13 @@ def _same_default(stock: str, ours: str) -> bool:
     return ours in (stock, stock.rpartition(".")[2])
 
 
+# Parameters that 0.16 requires, and that have a default from 0.19 on.
+LATER_DEFAULTS = {
+    ("strategies.torch.TorchDistSaveShardedStrategy.__init__", "backend"): "torch_dist",
+    ("strategies.torch.TorchDistSaveShardedStrategy.__init__", "version"): 1,
+}
+
+
 def _check_parameters(where: str, stock: list[tuple[str, str | None]], ours: Any) -> list[str]:
     """The differences. Ours must have Megatron-Core's parameters in order, then only its own."""
     faults = []
@@ -156,7 +163,8 @@ def _check_parameters(where: str, stock: list[tuple[str, str | None]], ours: Any
         return [f"{where}: parameters {named}, expected {[name for name, _ in stock]}"]
     for (name, default), each in zip(stock, found, strict=False):
         if default is None:
-            own = each.default is not inspect.Parameter.empty
+            none = inspect.Parameter.empty
+            own = each.default not in (none, LATER_DEFAULTS.get((where, name), none))
         else:
             own = not _same_default(default, _told(each.default))
         if own:
@@ -316,3 +324,9 @@ def _print_all() -> None:
 
 if __name__ == "__main__":
     _print_all()
+
+
+def test_a_save_strategy_is_made_with_the_parameters_and_defaults_of_0_19() -> None:
+    strategies = importlib.import_module(f"{OURS}.strategies.torch")
+    made = strategies.TorchDistSaveShardedStrategy(thread_count=1, cpu_shm_mode=True)
+    assert (made.backend, made.version) == ("torch_dist", 1)

@@ -25,6 +25,7 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
             structure is never saved by an old plan.
         separation_hint: ignored with a warning: tensors whose keys begin with it share data files
             with others. `remove_sharded_tensors` finds them by their keys.
+        cpu_shm_mode: ignored: the copies of a save in the background stay in this process.
         copies: local copies, as for `tilestone.megatron.save`, whose own argument takes precedence.
         tp_replica_names: also list, for each tensor KEY that tensor-parallel ranks hold replicas of
             (replica ids of three numbers, the second not 0), the names KEY.__tp_replica_0, _1, ...
@@ -34,12 +35,13 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
 
     def __init__(
         self,
-        backend: str,
-        version: int,
+        backend: str = "torch_dist",
+        version: int = 1,
         keep_only_main_replica: bool = True,
         thread_count: int = 2,
         cached_metadata: bool = False,
         separation_hint: str | None = None,
+        cpu_shm_mode: bool = False,
         *,
         copies: LocalCopies | None = None,
         tp_replica_names: bool = False,
