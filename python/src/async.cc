@@ -91,7 +91,8 @@ std::vector<std::string> end_saves(double seconds) {
   return left();
 }
 
-// `watched`: None, or an object with the methods watch() and changed(), see _torch_live.py.
+// `watched`: None, or an object with the methods watch(), started() and changed(), see
+// _torch_live.py.
 std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   if (watched.is_none()) return nullptr;
   const auto kept = keep_alive(watched);
@@ -136,6 +137,15 @@ AsyncSave* started(Session& session, const Location& location, const SaveOptions
     if (save) save->abandon();
     say_rank(raised, session.rank(), session.world_size());
     throw;
+  }
+  if (!watched.is_none()) {
+    // Here, because Python could raise KeyboardInterrupt as soon as this returns.
+    try {
+      watched.attr("started")(nb::cast(AsyncSave(*save)));
+    } catch (...) {
+      save->abandon();
+      throw;
+    }
   }
   return new AsyncSave(*std::move(save));
 }

@@ -164,12 +164,7 @@ def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> As
                 call.session, call.prepare, call.place, call.limit, options, watched
             )
         core.on_durable(until_the_end.pop_all().close)
-        saving = AsyncSave(core)
-        if watched is not None and not saving.staged.done():
-            from tilestone import _torch_live
-
-            _torch_live.stage_before_steps(saving.staged, watched)
-        return saving
+        return AsyncSave(core)
 
 
 def end_saves() -> None:

@@ -99,6 +99,7 @@ class _InFlight:
                 f"the save of step {self._step} belongs to the process that this one was forked from",
                 hint="go on with the manager in the parent, or make another one here",
             )
+        self.saving.staged.exception()  # seals it, with stage="lazy"
         self._ended.wait()
 
 
@@ -216,8 +217,8 @@ class CheckpointManager:
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
         options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
-            and with async_save also on_error and max_staged_bytes. `overwrite=True` permits to save
-            a durable step again.
+            and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
+            to save a durable step again.
 
     Raises:
         InvalidArgumentError: an argument is out of range or can't be used, on any rank.

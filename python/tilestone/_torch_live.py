@@ -1,28 +1,51 @@
 """Torch's tensors that a save reads after its call (stage="lazy"), and what their counters say.
 
 A tensor has a counter of changes (`_version`), which it shares with its views. An operation raises
-it after it has changed the elements. Some operations never do, so this is not the only guard:
+it after it has changed the elements. A DTensor has two: its own, which it shares with its aliases
+and which an operation on a DTensor raises, and its local tensor's, which operations on that and on
+`to_local()` raise.
 
-- torch's fused optimizers: `Optimizer.step` of any optimizer ends the staging before it begins;
-- running statistics, which the forward pass changes: small tensors are copied in the call.
+Some operations raise none, so this is not the only guard:
 
-The others are listed in docs/saving.md.
+- torch's fused optimizers, and `torch._foreach_*` of DTensors, with which optimizers make their
+  steps: `Optimizer.step` of any optimizer ends the staging before it begins;
+- running statistics, which the forward pass changes: small tensors are copied in the call;
+- the others, which docs/saving.md lists: the engine compares samples of the bits.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tilestone import _core
 from tilestone._torch_meta import PLAIN
+from tilestone._torch_parts import local_of
 
 #: Tensors of at most so many bytes are copied in the call.
 SMALL_BYTES = 64 << 10
+
+
+class _Seen(NamedTuple):
+    """A tensor as it was in the call.
+
+    Attributes:
+        counted: what has the counters: an alias of the tensor, which keeps the memory alive even if
+            the program gives its tensor another one, and perhaps the DTensor around it.
+        counters: their counters.
+        address: the storage's.
+    """
+
+    key: str
+    counted: tuple[torch.Tensor, ...]
+    counters: tuple[int, ...]
+    address: int
 
 
 class Watched:
@@ -31,9 +54,7 @@ class Watched:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._process = os.getpid()
-        # Each with its key, its counter, and its address. They are aliases, which keep the memory
-        # alive even if the program gives its tensor another one.
-        self._tensors: list[tuple[str, torch.Tensor, int, int]] = []
+        self._tensors: list[_Seen] = []
 
     def watch(self, arrays: list[tuple[str, Any, int]]) -> list[bool]:
         """Called in the save's call.
@@ -46,19 +67,26 @@ class Watched:
         """
         return [self._add(*each) for each in arrays]
 
-    def _add(self, key: str, tensor: Any, address: int) -> bool:
-        # A DTensor, its aliases and its local tensor have a counter each.
-        if type(tensor) not in PLAIN or tensor.is_inference() or tensor.device.type != "cpu":
+    def _add(self, key: str, owner: Any, address: int) -> bool:
+        whole = owner[0] if type(owner) is tuple else owner  # beside a part of it, or a copy
+        local = local_of(whole)
+        if type(local) not in PLAIN or local.is_inference() or whole.is_inference():
             return False
-        if tensor.numel() * tensor.element_size() <= SMALL_BYTES:
+        if local.device.type != "cpu" or local.numel() * local.element_size() <= SMALL_BYTES:
             return False
-        alias = tensor.detach()
+        alias = local.detach()
         storage = alias.untyped_storage()
         first = storage.data_ptr()
         if not first <= address < first + storage.nbytes():  # what is saved is a copy
             return False
-        self._tensors.append((key, alias, alias._version, first))
+        counted = (alias,) if whole is local else (alias, whole)
+        self._tensors.append(_Seen(key, counted, tuple(each._version for each in counted), first))
         return True
+
+    def started(self, core: _core.AsyncSave) -> None:
+        """Called when the save has begun, at the end of its call: steps of optimizers seal it."""
+        if not core.is_staged():
+            _seal_before_steps(core, self)
 
     def changed(self) -> str | None:
         """The key of a tensor that was changed since it is watched, or None.
@@ -66,8 +94,10 @@ class Watched:
         Called once, on the program's thread or while that waits.
         """
         tensors, self._tensors = self._tensors, []
-        for key, alias, version, first in tensors:
-            if alias._version != version or alias.untyped_storage().data_ptr() != first:
+        for key, counted, counters, first in tensors:
+            if tuple(each._version for each in counted) != counters:
+                return key
+            if counted[0].untyped_storage().data_ptr() != first:
                 return key
         return None
 
@@ -77,21 +107,31 @@ class Watched:
             return False
         if self._thread == threading.get_ident():
             return True  # perhaps not the step, but what its caller does next
-        own = {first for *_, first in self._tensors}
+        own = {each.address for each in self._tensors}
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         states = [value for state in optimizer.state.values() for value in state.values()]
-        plain = (each for each in parameters + states if type(each) in PLAIN)
-        return any(each.untyped_storage().data_ptr() in own for each in plain)
+        local = (local_of(each) for each in parameters + states)
+        return any(type(each) in PLAIN and each.untyped_storage().data_ptr() in own for each in local)
 
 
-# What is not staged yet: the step of the save, which has to end, and the tensors.
-_pending: dict[Any, Watched] = {}
+# What is not staged yet: the save and its tensors.
+_pending: dict[_core.AsyncSave, Watched] = {}
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for staged, watched in list(_pending.items()):
+    for save, watched in list(_pending.items()):
         if watched.concerns(optimizer):
-            staged.exception()
+            _seal(save)
+            _pending.pop(save, None)
+
+
+def _seal(save: _core.AsyncSave) -> None:
+    """Ends the staging. If that fails, it raises nothing: `AsyncSave.durable` has the error."""
+    try:
+        save.wait_staged(math.inf)
+    except Exception:
+        if not save.is_staged():
+            raise
 
 
 @functools.cache
@@ -100,11 +140,8 @@ def _install() -> None:
     register_optimizer_step_pre_hook(_before_step)
 
 
-def stage_before_steps(staged: Any, watched: Watched) -> None:
-    """Lets the next step of an optimizer wait for `AsyncSave.staged`.
-
-    If staging fails, the step raises nothing: `AsyncSave.durable` has the error.
-    """
+def _seal_before_steps(save: _core.AsyncSave, watched: Watched) -> None:
+    """Lets the next step of an optimizer seal the save first."""
     _install()
-    _pending[staged] = watched
-    staged.add_done_callback(lambda done: _pending.pop(done, None))
+    _pending[save] = watched
+    save.on_staged(lambda: _pending.pop(save, None))

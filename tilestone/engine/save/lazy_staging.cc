@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/geometry/strided_copy.h"
@@ -12,6 +14,9 @@ namespace {
 // Bytes. While the save's thread copies one block, seal() waits.
 constexpr uint64_t kBlock = 4u << 20;
 constexpr double kShareOfSealing = 0.8;  // of the remaining time
+// Samples of a tensor with at most so many blocks. Reading one costs a cache miss.
+constexpr uint64_t kPlaces = 32;
+constexpr uint64_t kPlaceBytes = 64;  // a cache line
 
 Error changed(const std::string& key) {
   return Error(ErrorCode::kInvalidArgument, "the tensor was changed before it was staged")
@@ -19,6 +24,25 @@ Error changed(const std::string& key) {
       .with_hint(
           "call staged.result() before the first change (a step of a torch optimizer does it), or "
           "save with stage=\"copy\"");
+}
+
+// The hash of the bits at `places` places (at most kPlaces) of bytes [begin, end) of a flattened
+// tensor: one somewhere in each of as many equal parts. They are irregular, so that a change of
+// some columns of a matrix, for example, does not fall between all of them.
+uint64_t sample(const StridedView& tensor, uint64_t begin, uint64_t end, uint64_t places) {
+  constexpr uint64_t kScatter = 0x9e3779b97f4a7c15;  // 2^64 / the golden ratio
+  std::array<std::byte, kPlaces * kPlaceBytes> bits;
+  uint64_t filled = 0;
+  const uint64_t part = (end - begin) / places;
+  const uint64_t length = std::min(part, kPlaceBytes);
+  for (uint64_t i = 0; i < places; ++i) {
+    const uint64_t first = begin + i * part;
+    const uint64_t lines = (part - length) / kPlaceBytes + 1;
+    const uint64_t at = first + ((first + 1) * kScatter >> 32) % lines * kPlaceBytes;
+    pack_range(tensor, at, {bits.data() + filled, length});
+    filled += length;
+  }
+  return xxh3_64({bits.data(), filled});
 }
 
 }  // namespace
@@ -32,13 +56,22 @@ void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemor
   copies_ = std::move(left);
   for (size_t i = 0; i < copies_.size(); ++i) {
     const uint64_t bytes = copies_[i].from.bytes();
+    const uint64_t each = std::max<uint64_t>(1, kPlaces / ((bytes + kBlock - 1) / kBlock));
     for (uint64_t at = 0; at < bytes; at += kBlock) {
-      blocks_.push_back({i, at, std::min(bytes, at + kBlock)});
+      const uint64_t end = std::min(bytes, at + kBlock);
+      const uint64_t lines = std::max<uint64_t>(1, (end - at) / kPlaceBytes);
+      blocks_.push_back({i, at, end, std::min(each, lines)});
     }
   }
   memory_ = std::move(memory);
   threads_ = std::move(threads);
+  for_each(blocks_.size(), [&](size_t i) { blocks_[i].sample = sample_of(blocks_[i]); });
   if (blocks_.empty()) end_sealing(nullptr);
+}
+
+uint64_t LazyStaging::sample_of(const Block& block) const {
+  const StridedView tensor = copies_[block.copy].from.strided_view();
+  return sample(tensor, block.begin, block.end, block.places);
 }
 
 // ---- The save's thread
@@ -63,8 +96,12 @@ bool LazyStaging::advance() {
 
 void LazyStaging::copy(const Block& block) const {
   const LateCopy& copy = copies_[block.copy];
-  pack_range(copy.from.strided_view(), block.begin,
-             {copy.to + block.begin, block.end - block.begin});
+  const uint64_t size = block.end - block.begin;
+  pack_range(copy.from.strided_view(), block.begin, {copy.to + block.begin, size});
+  const auto copied = StridedView::contiguous(copy.to, {static_cast<int64_t>(block.end)}, 1);
+  if (sample(copied, block.begin, block.end, block.places) != block.sample) {
+    throw changed(copy.key);
+  }
 }
 
 void LazyStaging::compare(const Block& block) {
@@ -112,15 +149,20 @@ std::exception_ptr LazyStaging::seal() {
 // The look comes last, so that it also finds what another thread of the program changes meanwhile,
 // if that operation has ended.
 void LazyStaging::copy_rest_and_look() {
-  const size_t left = blocks_.size() - copied_;
-  const auto one = [&](size_t i) { copy(blocks_[copied_ + i]); };
-  if (threads_ != nullptr && left > 1) {
-    threads_->parallel_for(left, one);
-  } else {
-    for (size_t i = 0; i < left; ++i) one(i);
-  }
+  for_each(blocks_.size() - copied_, [&](size_t i) { copy(blocks_[copied_ + i]); });
   copied_ = blocks_.size();
+  for_each(blocks_.size(), [&](size_t i) {
+    if (sample_of(blocks_[i]) != blocks_[i].sample) throw changed(copies_[blocks_[i].copy].key);
+  });
   if (const auto key = look_()) throw changed(*key);
+}
+
+void LazyStaging::for_each(size_t count, const std::function<void(size_t)>& body) const {
+  if (threads_ != nullptr && count > 1) {
+    threads_->parallel_for(count, body);
+  } else {
+    for (size_t i = 0; i < count; ++i) body(i);
+  }
 }
 
 // Also forgets the tensors.

@@ -13,12 +13,20 @@
 //     the tensors are not read.
 //  4. The save's thread may have written what it has copied. It reports nothing before seal().
 //
-// For changes that no counter shows there is a second read: the save's thread compares what it has
-// copied with the tensors once more, as far as it comes before seal().
+// No counter shows the changes that bypass torch's operations. For these, as they are usually
+// large:
+//
+//  5. In the call, the bits at places spread over each tensor are noted: of every part of it at the
+//     same rate, at least once in each block. What is copied must have the same bits there, and
+//     so must the tensors in seal().
+//  6. The save's thread compares everything that it has copied with the tensors once more, as far
+//  as
+//     it comes before seal().
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -45,15 +53,16 @@ class LazyStaging {
   // ---- In the call
 
   const WatchTensors& watch() const { return watch_; }
-  // What stage_tensors() has left. `threads` may be null. If nothing is left, this seals.
+  // What stage_tensors() has left; notes samples of it. `threads` may be null. If nothing is left,
+  // this seals.
   void begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemory> memory,
              std::shared_ptr<ThreadPool> threads);
   bool is_sealed() { return sealed_.done(); }
 
   // ---- On the save's thread, in this order
 
-  // Returns once everything is copied. Error(kInvalidArgument) with the key of a tensor that the
-  // second read finds changed.
+  // Returns once everything is copied. Error(kInvalidArgument) with the key of a tensor that a
+  // sample or the second read finds changed.
   void read(const Deadline& deadline);
   // Waits for seal(), and throws its failure. Error(kTimeout) if the program has not called it.
   void expect_sealed(const Deadline& deadline);
@@ -72,11 +81,15 @@ class LazyStaging {
     size_t copy = 0;
     uint64_t begin = 0;  // byte offsets in the C-contiguous tensor
     uint64_t end = 0;
+    uint64_t places = 1;
+    uint64_t sample = 0;  // what sample_of() returned in the call
   };
+  uint64_t sample_of(const Block& block) const;
   bool advance();  // returns whether there are more
   void copy(const Block& block) const;
   void compare(const Block& block);
   void copy_rest_and_look();
+  void for_each(size_t count, const std::function<void(size_t)>& body) const;  // on all threads
   void end_sealing(std::exception_ptr failure);
 
   WatchTensors watch_;
