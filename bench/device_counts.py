@@ -26,8 +26,14 @@ import torch
 import tilestone
 
 MIB = 1 << 20
-HEAD = ("copies", "waits", "MiB copied", "of it not pinned", "copies on the device")
-HEAD += ("peak MiB there",)
+HEAD = (
+    "copies",
+    "waits",
+    "MiB copied",
+    "of it not pinned",
+    "copies on the device",
+    "peak MiB there",
+)
 # What is counted, in the order of HEAD.
 Counts = tuple[int, int, float, float, int, float]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy
@@ -186,6 +187,27 @@ def test_a_policy_has_three_names() -> None:
     for name in ("not_in_checkpoint", "not_requested", "other_shape"):
         with pytest.raises(tilestone.InvalidArgumentError, match=f'{name} must be "error", "report"'):
             Differences(**{name: "perhaps"})
+
+
+def test_a_refusal_names_a_policy_that_the_call_takes(ckpt: str) -> None:
+    tilestone.save({"w": numpy.zeros(3), "x": numpy.ones(2)}, ckpt)
+    for wanted in ({"w": numpy.zeros(4)}, {"w": numpy.zeros((3, 1))}, {"v": numpy.zeros(3)}):
+        template = {**wanted, "x": numpy.zeros(2)}
+        with pytest.raises(tilestone.CheckpointError) as refused:
+            tilestone.load(template, ckpt)
+        (named,) = re.findall(r"differences=(Differences\(\w+=\"\w+\"\))", str(refused.value))
+        loaded = tilestone.load(template, ckpt, differences=eval(named))
+        assert (loaded["x"] == 1).all()
+
+
+def test_a_wrong_kind_of_state_or_path_is_named_by_its_type(ckpt: str) -> None:
+    model: Any = torch.nn.Linear(2, 2)
+    hint = r"a state must be a dict, not Linear; .*\{\"model\": model\}"
+    with pytest.raises(tilestone.InvalidArgumentError, match=hint):
+        tilestone.save(model, ckpt)
+    path: Any = model.state_dict()
+    with pytest.raises(tilestone.InvalidArgumentError, match="os.PathLike, not OrderedDict\n"):
+        tilestone.save({"w": numpy.zeros(3)}, path)
 
 
 def test_keys_that_no_rank_requests_can_be_an_error(ckpt: str) -> None:

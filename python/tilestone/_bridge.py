@@ -126,7 +126,10 @@ class Bridge:
     def unpack(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
         """The state as a dict."""
         if not isinstance(state, Mapping):
-            raise InvalidArgumentError(f"a state must be a dict, not {type(state).__name__}")
+            raise InvalidArgumentError(
+                f"a state must be a dict, not {type(state).__name__}",
+                hint='a dict may hold it: {"model": model}' if is_stateful(state) else "",
+            )
         self._unpacked = state if isinstance(state, dict) else dict(state.items())
         return self._unpacked
 

@@ -18,7 +18,7 @@ def directory(path: Any) -> bytes:
         return os.fsencode(path)
     except TypeError:
         raise InvalidArgumentError(
-            f"path must be a string or an os.PathLike, not {path!r}"
+            f"path must be a string or an os.PathLike, not {type(path).__name__}"
         ) from None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
