@@ -56,7 +56,16 @@ def _blocking() -> Start:
     return start
 
 
-def _dcp(process: bool) -> Start:
+def _drop_in() -> Start:
+    import tilestone.dcp as dcp
+
+    def start(state: dict[str, torch.Tensor], path: Path) -> Saved:
+        return dcp.async_save(state, checkpoint_id=path, no_dist=True).result
+
+    return start
+
+
+def _dcp(process: bool, plug_in: bool = False) -> Start:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -67,9 +76,13 @@ def _dcp(process: bool) -> Start:
         os.environ.setdefault("MASTER_PORT", "0" if not process else str(store.port))
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
+    if plug_in:
+        from tilestone.dcp import FileSystemWriter
+    else:
+        from torch.distributed.checkpoint import FileSystemWriter
 
     def start(state: dict[str, torch.Tensor], path: Path) -> Saved:
-        writer = dcp.FileSystemWriter(path, sync_files=True)
+        writer = FileSystemWriter(path, sync_files=True)
         return dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind).result
 
     return start
@@ -102,6 +115,8 @@ CONTESTANTS: dict[str, Callable[[], Start]] = {
     "tilestone (again)": lambda: _tilestone(),
     "tilestone, Session.prepare": _prepared,
     "tilestone.save (blocking)": _blocking,
+    "tilestone.dcp.async_save": _drop_in,
+    "DCP async_save, thread, Tilestone's writer": lambda: _dcp(False, plug_in=True),
     "DCP async_save, thread": lambda: _dcp(False),
     "DCP async_save, process": lambda: _dcp(True),
     "torch-checkpointing": _torch_checkpointing,
