@@ -22,13 +22,14 @@
 namespace tilestone::cli {
 namespace {
 
-constexpr size_t kParts = 10;     // colours for parts of the model; the rest is grey
-constexpr size_t kBars = 256;     // ranks, and files, that are drawn
-constexpr size_t kTensors = 24;   // that are drawn
-constexpr size_t kChunks = 4096;  // of one drawn tensor
-constexpr double kWidth = 1080;   // px
-constexpr double kLabel = 210;    // px, left of a bar
-constexpr double kRow = 18;       // px
+constexpr size_t kParts = 10;         // colours for parts of the model; the rest is grey
+constexpr size_t kBars = 256;         // ranks, and files, that are drawn
+constexpr size_t kTensors = 24;       // that are drawn
+constexpr size_t kChunks = 4096;      // of one drawn tensor
+constexpr double kTensorWidth = 236;  // px, of a tensor's picture
+constexpr double kWidth = 1080;       // px
+constexpr double kLabel = 210;        // px, left of a bar
+constexpr double kRow = 18;           // px
 
 // Distinguishable by most people, in print too (Tableau 10).
 constexpr const char* kColours[kParts] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2",
@@ -350,36 +351,42 @@ class Page {
         escaped(tensor.key), escaped(shortened(tensor.key, 34)), to_string(tensor.dtype),
         shape_text(tensor.shape), human_bytes(bytes), counted(tensor.chunks.size(), "chunk"),
         height + 2);
-    const auto scale = [](int64_t place, int64_t of, double side) {
-      return of > 0 ? side * static_cast<double>(place) / static_cast<double>(of) : side;
-    };
     size_t drawn = 0;
     for (const StoredChunk& chunk : tensor.chunks) {
       if (!is_in_picture(tensor, chunk, down, right) || ++drawn > kChunks) continue;
-      double x = 0, y = 0, w = 236, h = height;
-      if (!tensor.shape.empty()) {
-        x = scale(chunk.box.offset[right], tensor.shape[right], 236);
-        w = scale(chunk.box.shape[right], tensor.shape[right], 236);
-        if (!flat) {
-          y = scale(chunk.box.offset[down], tensor.shape[down], height);
-          h = scale(chunk.box.shape[down], tensor.shape[down], height);
-        }
-      }
-      const int rank = ranks_[chunk.at.file];
-      const char* const fill = rank < 0 ? kGrey : kColours[static_cast<size_t>(rank) % kParts];
-      out_ += fmt::format(
-          "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" "
-          "stroke=\"#fff\" stroke-width=\"0.6\"><title>{} in {}</title></rect>\n",
-          x + 1, y + 1, w, h, fill, to_string(chunk.box),
-          escaped(checkpoint_.metadata().files[chunk.at.file]));
-      if (rank >= 0 && w > 18 && h > 13) {
-        out_ += fmt::format(
-            "<text x=\"{:.2f}\" y=\"{:.2f}\" text-anchor=\"middle\" "
-            "style=\"fill:#fff\">{}</text>\n",
-            x + 1 + w / 2, y + 5 + h / 2, rank);
-      }
+      add_chunk(tensor, chunk, down, right, height);
     }
     out_ += "</svg></div>\n";
+  }
+
+  // `height`: of the tensor's picture, px.
+  void add_chunk(const StoredTensor& tensor, const StoredChunk& chunk, size_t down, size_t right,
+                 double height) {
+    const auto scale = [](int64_t place, int64_t of, double side) {
+      return of > 0 ? side * static_cast<double>(place) / static_cast<double>(of) : side;
+    };
+    double x = 0, y = 0, w = kTensorWidth, h = height;
+    if (!tensor.shape.empty()) {
+      x = scale(chunk.box.offset[right], tensor.shape[right], kTensorWidth);
+      w = scale(chunk.box.shape[right], tensor.shape[right], kTensorWidth);
+      if (down != right) {
+        y = scale(chunk.box.offset[down], tensor.shape[down], height);
+        h = scale(chunk.box.shape[down], tensor.shape[down], height);
+      }
+    }
+    const int rank = ranks_[chunk.at.file];
+    const char* const fill = rank < 0 ? kGrey : kColours[static_cast<size_t>(rank) % kParts];
+    out_ += fmt::format(
+        "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" "
+        "stroke=\"#fff\" stroke-width=\"0.6\"><title>{} in {}</title></rect>\n",
+        x + 1, y + 1, w, h, fill, to_string(chunk.box),
+        escaped(checkpoint_.metadata().files[chunk.at.file]));
+    if (rank >= 0 && w > 18 && h > 13) {
+      out_ += fmt::format(
+          "<text x=\"{:.2f}\" y=\"{:.2f}\" text-anchor=\"middle\" "
+          "style=\"fill:#fff\">{}</text>\n",
+          x + 1 + w / 2, y + 5 + h / 2, rank);
+    }
   }
 
   // Whether the chunk lies where the dims that are not drawn have the first chunk's place.

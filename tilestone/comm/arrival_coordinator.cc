@@ -17,7 +17,7 @@ namespace {
 constexpr double kCoordinatorShare = 0.9;
 // Contradicting hellos must persist this long before they fail the call: a rank may be about to
 // withdraw.
-constexpr std::chrono::milliseconds kSettle{50};
+constexpr std::chrono::milliseconds kMismatchTime{50};
 
 // A rank that left because its deadline passed counts as late, not as gone.
 bool left_for_good(const Hello& hello) {
@@ -66,7 +66,7 @@ class Coordinator {
 
  private:
   uint64_t wait_for_all() {
-    take(Deadline::after(std::chrono::seconds(0)), true);
+    receive(Deadline::after(std::chrono::seconds(0)), true);
     while (true) {
       const std::vector<Fate> fates = decide(present());
       if (fates.front() == Fate::kGo) return begin();
@@ -74,13 +74,13 @@ class Coordinator {
       const bool away = fates.front() == Fate::kAway;
       const Deadline until = grace_.next_wait(away, deadline_);
       if (fates.front() == Fate::kMismatch) {
-        if (!take(Deadline::after(kSettle), false)) fail_all(mismatch());
+        if (!receive(Deadline::after(kMismatchTime), false)) fail_all(mismatch());
         continue;
       }
       ask_for_confirmation();
       if (refuse_behind(fates)) continue;
       const bool late = deadline_.expired();
-      if (take(until, false)) continue;
+      if (receive(until, false)) continue;
       if (away && (late || grace_.over())) fail_with_who_is_away();
       if (late) fail_all(too_late());
     }
@@ -88,7 +88,7 @@ class Coordinator {
 
   // Receives notices until the deadline; returns false if there were none. `first`: the notices
   // arrived before this call began.
-  bool take(Deadline deadline, bool first) {
+  bool receive(Deadline deadline, bool first) {
     std::vector<int> lost;
     std::string why;
     const std::vector<Notice> notices = port_.newest(deadline, deadline_);

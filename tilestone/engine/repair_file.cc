@@ -215,8 +215,8 @@ const ReadableFile& FileMaker::open(uint32_t file) {
   return *files_.emplace(file, storage_.open(metadata_.files[file])).first->second;
 }
 
-void FileMaker::each_block(const Stretch& stretch, const std::function<void(ByteView)>& take) {
-  if (stretch.encoded != nullptr) return take(*stretch.encoded);
+void FileMaker::each_block(const Stretch& stretch, const std::function<void(ByteView)>& visit) {
+  if (stretch.encoded != nullptr) return visit(*stretch.encoded);
   const bool zeros = stretch.file == Stretch::kZeros;
   Bytes block;
   for (uint64_t done = 0; done < stretch.size; done += block.size()) {
@@ -227,7 +227,7 @@ void FileMaker::each_block(const Stretch& stretch, const std::function<void(Byte
       const ReadOp read{&open(stretch.file), begin, block.size(), block.data()};
       storage_.read({&read, 1}, {nullptr, buffers_, deadline_}, [](size_t, ByteView) {});
     }
-    take(block);
+    visit(block);
   }
 }
 

@@ -64,8 +64,8 @@ class FileMaker {
   // the manifest does not list it; or one of its items has no checksum, overlaps another item or
   // lies outside the file.
   std::optional<Remade> make(uint32_t file);
-  // Passes the bytes of the stretch to `take`, block by block.
-  void each_block(const Stretch& stretch, const std::function<void(ByteView)>& take);
+  // Passes the bytes of the stretch to `visit`, block by block.
+  void each_block(const Stretch& stretch, const std::function<void(ByteView)>& visit);
   // The size that the save wrote, bytes; 0: the manifest does not list the file.
   uint64_t written_size(uint32_t file) const;
   // Call this after the file was replaced: closes the old one.

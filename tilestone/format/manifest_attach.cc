@@ -125,7 +125,7 @@ class CopyFinder {
  public:
   explicit CopyFinder(Metadata& metadata) : metadata_(metadata) {}
 
-  void take(const std::vector<std::vector<Entry>>& by_file) {
+  void attach(const std::vector<std::vector<Entry>>& by_file) {
     for (const std::vector<Entry>& entries : by_file) {
       for (const Entry& entry : entries) {
         if (entry.found && entry.content != 0) contents_.emplace(*entry.key, entry.content);
@@ -133,7 +133,7 @@ class CopyFinder {
     }
     for (uint32_t file = 0; file < by_file.size(); ++file) {
       for (const Entry& entry : by_file[file]) {
-        if (!entry.found) take(entry, file);
+        if (!entry.found) attach_entry(entry, file);
       }
     }
     std::sort(metadata_.copies.begin(), metadata_.copies.end(),
@@ -144,7 +144,7 @@ class CopyFinder {
   }
 
  private:
-  void take(const Entry& entry, uint32_t file) {
+  void attach_entry(const Entry& entry, uint32_t file) {
     if (entry.box == nullptr) return attach_object(entry, file);
     const StoredTensor* tensor = metadata_.find_tensor(*entry.key);
     const auto chunk = tensor != nullptr ? chunks_of(*tensor).find(*entry.box) : std::nullopt;
@@ -244,7 +244,7 @@ void attach_manifest(Metadata& metadata, const Manifest& manifest) {
   for (StoredObject& object : metadata.objects) {
     attach(metadata, index, object.key, nullptr, object.at);
   }
-  if (index.items() != named) CopyFinder(metadata).take(index.by_file());
+  if (index.items() != named) CopyFinder(metadata).attach(index.by_file());
   if (!has_paths(metadata)) add_paths(metadata, manifest);
   add_attributes_and_keys(metadata, manifest);
   metadata.writer = manifest.writer;

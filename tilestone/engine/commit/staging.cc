@@ -77,7 +77,7 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
 // Takes a lock. Null where the storage has no locks, which is logged. Error(kAlreadyExists) where
 // `holder` holds it.
 template <typename Lock>
-std::unique_ptr<StorageLock> take(const Lock& lock, Storage& location, std::string_view holder) {
+std::unique_ptr<StorageLock> acquire(const Lock& lock, Storage& location, std::string_view holder) {
   try {
     auto taken = lock();
     if (taken == nullptr) fail_under_way(location, holder);
@@ -364,7 +364,8 @@ void Staging::begin() {
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
-  location_lock_ = take([&] { return try_lock_location(*location_); }, *location_, "another save");
+  location_lock_ =
+      acquire([&] { return try_lock_location(*location_); }, *location_, "another save");
   // Tried in this directory, so that what a killed trial leaves is removed with it.
   if (storage_->can(StorageCapability::kExchange)) return;
   throw Error(ErrorCode::kUnsupported,
@@ -379,8 +380,8 @@ void Staging::make_and_lock() {
   for (int tries = 1;; ++tries) {
     try {
       storage_->make_directory("");
-      lock_ =
-          take([&] { return try_lock_location(*storage_); }, *location_, "a removal of leftovers");
+      lock_ = acquire([&] { return try_lock_location(*storage_); }, *location_,
+                      "a removal of leftovers");
       return;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound && tries < kMaxTries) continue;

@@ -127,7 +127,7 @@
 namespace tilestone::engine {
 namespace {
 
-bool in_own_directory(const std::string& name) {
+bool in_tilestone_directory(const std::string& name) {
   return name.starts_with(std::string(kTilestoneDirectory) + "/");
 }
 
@@ -144,6 +144,17 @@ bool holds_data(Storage& storage, const std::string& save_id) {
     if (own && own->kind == kDataKind && own->save_id == save_id) return true;
   }
   return false;
+}
+
+// The saves that have a manifest here, or an attempt.
+std::set<std::string> recorded_saves(const std::vector<std::string>& names) {
+  std::set<std::string> saves;
+  for (const std::string& name : names) {
+    const auto own = parse_tilestone_name(name);
+    if (!own) continue;
+    if (own->kind == kManifestKind || own->kind == kAttemptKind) saves.insert(own->save_id);
+  }
+  return saves;
 }
 
 bool has_fixed_names(const Format& format, const Dialect& dialect) {
@@ -316,7 +327,7 @@ bool Transaction::needs_staging() const {
       return false;
     }
   }
-  return storage_->parent() || !std::all_of(names.begin(), names.end(), in_own_directory);
+  return storage_->parent() || !std::all_of(names.begin(), names.end(), in_tilestone_directory);
 }
 
 // Meanwhile the pruning of a run may remove the directory: while it is empty, it is what a killed
@@ -381,13 +392,8 @@ void Transaction::inspect_existing() {
         std::string(
             "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
             error.what());
-    // Its save is one of those that have a manifest here, or an attempt. None of the attempts is
-    // open (refuse_existing).
-    for (const std::string& name : names) {
-      const auto own = parse_tilestone_name(name);
-      if (!own) continue;
-      if (own->kind == kManifestKind || own->kind == kAttemptKind) replaces_.insert(own->save_id);
-    }
+    // Its save is one of these. None of the attempts is open (refuse_existing).
+    replaces_.merge(recorded_saves(names));
     return;
   }
   old_files_ = std::move(old.files);
@@ -499,7 +505,7 @@ void Transaction::clean() {
     for (const std::string& name : old_files_) {
       // The names may come from another writer's metadata. Of the files in kTilestoneDirectory,
       // remove only those with a name of ours.
-      const bool ours_to_remove = !in_own_directory(name) || is_own_name(name);
+      const bool ours_to_remove = !in_tilestone_directory(name) || is_own_name(name);
       if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
         replaced.push_back(name);
       }

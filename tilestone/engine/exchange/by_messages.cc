@@ -57,7 +57,7 @@ class ByMessages final : public Carrier {
     return out;
   }
 
-  void take(const std::vector<RoundMessage>& round) override {
+  void accept(const std::vector<RoundMessage>& round) override {
     std::vector<Arrival> arrivals;
     for (size_t from = 0; from < round.size(); ++from) {
       keep_checks(round[from].checks);

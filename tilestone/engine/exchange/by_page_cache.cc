@@ -112,7 +112,7 @@ class ByPageCache final : public Carrier {
     return ahead_ ? ahead_->take() : make_round();
   }
 
-  void take(const std::vector<RoundMessage>& round) override {
+  void accept(const std::vector<RoundMessage>& round) override {
     if (awaited_.empty()) await();
     std::vector<Transfer> ready;
     for (size_t from = 0; from < round.size(); ++from) {

@@ -19,8 +19,8 @@ class Carrier {
   // Reads this rank's tiles of the next round, and returns one message for each rank. After the
   // last round: the messages of an empty round.
   virtual std::vector<Bytes> next_round() = 0;
-  // Takes the messages of a round; round[r] is from rank r.
-  virtual void take(const std::vector<RoundMessage>& round) = 0;
+  // Accepts the messages of a round; round[r] is from rank r.
+  virtual void accept(const std::vector<RoundMessage>& round) = 0;
   // After the rounds: the chunks that this rank has found damaged. All of them have copies;
   // Error(kCorrupt) if a damaged chunk has none.
   virtual std::vector<ChunkRef> damaged() { return {}; }

@@ -31,24 +31,24 @@ class Exchange {
       return asker_->requests();
     });
     received = step([&] { return owner_->decide(received); });
-    // What was received is taken in the next step, which sends a failure to the other ranks.
-    std::function<void()> take = [&] { asker_->note_verdicts(received); };
+    // What was received is accepted in the next step, which sends a failure to the other ranks.
+    std::function<void()> accept = [&] { asker_->note_verdicts(received); };
     while (any_more(received)) {
       received = step([&] {
-        take();
+        accept();
         return carrier_->next_round();
       });
-      take = [&] { carrier_->take(decoded(received)); };
+      accept = [&] { carrier_->accept(decoded(received)); };
     }
     if (copies_) {
       received = step([&] {
-        take();
+        accept();
         const Bytes damaged = encode_chunks(carrier_->damaged());
         return std::vector<Bytes>(static_cast<size_t>(comm_.size()), damaged);
       });
-      take = [&] { carrier_->note_damaged(all_chunks(received)); };
+      accept = [&] { carrier_->note_damaged(all_chunks(received)); };
     }
-    take();
+    accept();
     return carrier_->rest();
   }
 

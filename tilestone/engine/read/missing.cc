@@ -23,9 +23,9 @@ std::string stripped(const std::string& key, std::string_view prefix) {
 }
 
 void for_each_stored(const Metadata& metadata,
-                     const std::function<void(const std::string&)>& take) {
-  for (const StoredTensor& tensor : metadata.tensors) take(tensor.key);
-  for (const StoredObject& object : metadata.objects) take(object.key);
+                     const std::function<void(const std::string&)>& visit) {
+  for (const StoredTensor& tensor : metadata.tensors) visit(tensor.key);
+  for (const StoredObject& object : metadata.objects) visit(object.key);
 }
 
 // Whether all `missing` keys are among the checkpoint's once the prefix is removed from those.

@@ -270,13 +270,13 @@ class TransferReader {
     if (!context_.metadata.copies.empty()) {
       unread = [this](size_t i, const Error& error) { give_up(slices_[i].group, error); };
     }
-    const std::vector<ByteRange> ranges =
-        reader_.read([this](size_t i, ByteView bytes) { take(slices_[i], bytes); }, unread);
+    const std::vector<ByteRange> ranges = reader_.read(
+        [this](size_t i, ByteView bytes) { deliver_slice(slices_[i], bytes); }, unread);
     for (size_t i = 0; i < ranges.size(); ++i) check(slices_[i], ranges[i]);
     slices_.clear();
   }
 
-  void take(const Slice& slice, ByteView bytes) {
+  void deliver_slice(const Slice& slice, ByteView bytes) {
     const ReadGroup& group = groups_[slice.group];
     if (group.blocks) return deliver_blocks(group, slice, bytes);
     const bool all = slice.transfer == Slice::kAll;

@@ -36,8 +36,8 @@ void SharedTargets::part(std::vector<TensorItem>& tensors) {
   part_sparse(tensors, sparse);
 }
 
-void SharedTargets::take(std::vector<TensorItem>& tensors, const MemoryRange& extent,
-                         uint32_t owner) {
+void SharedTargets::give_own_memory(std::vector<TensorItem>& tensors, const MemoryRange& extent,
+                                    uint32_t owner) {
   TensorView& view = tensors[extent.item].pieces[extent.piece].data;
   TensorView fresh = TensorView::allocate(view.dtype, view.shape);
   parted_.push_back({extent, owner, std::exchange(view, std::move(fresh))});
@@ -50,7 +50,7 @@ void SharedTargets::part_dense(std::vector<TensorItem>& tensors, std::vector<Mem
   for (const MemoryRange& extent : dense) {
     MemoryRange fresh = extent;
     if (!segments_.empty() && extent.begin < segments_.back().end) {
-      take(tensors, extent, segments_.back().item);
+      give_own_memory(tensors, extent, segments_.back().item);
       fresh.begin = segments_.back().end;
     }
     if (fresh.begin < fresh.end) segments_.push_back(fresh);
@@ -76,9 +76,9 @@ void SharedTargets::part_sparse(std::vector<TensorItem>& tensors,
                       view.shape == seen.shape && view.strides == seen.strides;
     const auto segment = first_segment_after(extent.begin);
     if (segment != segments_.end() && segment->begin < extent.end) {
-      take(tensors, extent, kAnyOwner);
+      give_own_memory(tensors, extent, kAnyOwner);
     } else if (same) {
-      take(tensors, extent, last->item);
+      give_own_memory(tensors, extent, last->item);
     }
     if (!same) last = &extent;
     seen = view;

@@ -37,7 +37,7 @@ class SharedTargets {
   static constexpr uint32_t kAnyOwner = ~uint32_t{0};
 
   static MemoryRange extent_of(const TensorView& view, uint32_t item, uint32_t piece);
-  void take(std::vector<TensorItem>& tensors, const MemoryRange& extent, uint32_t owner);
+  void give_own_memory(std::vector<TensorItem>& tensors, const MemoryRange& extent, uint32_t owner);
   void part_dense(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& dense);
   void part_sparse(std::vector<TensorItem>& tensors, std::vector<MemoryRange>& sparse);
   std::vector<MemoryRange>::const_iterator first_segment_after(const std::byte* address) const;
