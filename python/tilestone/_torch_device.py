@@ -203,10 +203,10 @@ class Lane:
 
         Only streams that were noted since the last call are followed.
         """
-        with self._callers_lock:
+        with self._callers_lock:  # whoever calls this meanwhile waits until they are followed
             callers, self._callers = self._callers, []
-        for stream in callers:
-            self._follow(stream)
+            for stream in callers:
+                self._follow(stream)
 
     def _follow(self, stream: Any) -> None:
         stream.synchronize()

@@ -19,6 +19,7 @@ import functools
 import math
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -108,10 +109,17 @@ class Watched:
         if self._thread == threading.get_ident():
             return True  # perhaps not the step, but what its caller does next
         own = {each.address for each in self._tensors}
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        states = [value for state in optimizer.state.values() for value in state.values()]
-        local = (local_of(each) for each in parameters + states)
+        local = (local_of(each) for each in _tensors_in([optimizer.param_groups, optimizer.state]))
         return any(type(each) in PLAIN and each.untyped_storage().data_ptr() in own for each in local)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested dicts, lists and tuples. Optimizers keep their states in all of them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for each in list(value.values()) if isinstance(value, dict) else value:
+            yield from _tensors_in(each)
 
 
 # What is not staged yet: the save and its tensors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -198,28 +199,34 @@ _thresholds: list[tuple[int, int, int]] = []  # what resume_collections() sets a
 def put_off_collections() -> None:
     """Makes Python's garbage collector wait while torch plans a save.
 
-    Collections take a third of torch's planning. If the save fails before resume_collections(), the
-    next collection calls it: it comes after a million new objects.
+    Collections take a third of torch's planning. If torch's own save fails before
+    resume_collections(), the next collection does it, after a million new objects, or the end of
+    the writer.
     """
     usual = gc.get_threshold()
     if 0 < usual[0] < _PUT_OFF:
+        _install_callback()
         _thresholds[:] = [usual]
-        gc.callbacks.append(_at_collection)
         gc.set_threshold(_PUT_OFF, *usual[1:])
 
 
 def resume_collections() -> None:
     """Undoes put_off_collections(). Without one, does nothing."""
-    with contextlib.suppress(ValueError):
-        gc.callbacks.remove(_at_collection)
     while _thresholds:
         usual = _thresholds.pop()
         if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
             gc.set_threshold(*usual)
 
 
+@functools.cache
+def _install_callback() -> None:
+    # For good: a callback that is removed while Python calls them makes it leave out another one.
+    gc.callbacks.append(_at_collection)
+
+
 def _at_collection(phase: str, info: Mapping[str, int]) -> None:
-    resume_collections()
+    if phase == "stop":
+        resume_collections()
 
 
 def torch_load(data: Any) -> Any:

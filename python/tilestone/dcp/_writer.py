@@ -195,6 +195,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         )  # fmt: skip
         self._begun: _core.ForeignSave | None = None
         self._is_used = False  # whether a save has begun under this save id
+        self._resumes: weakref.finalize | None = None  # type: ignore[type-arg]
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """As in torch: a new save begins, perhaps at another path."""
@@ -211,6 +212,9 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             self.save_id = _torchs._generate_uuid()
         self._is_used = True
         put_off_collections()
+        if self._resumes is None:
+            self._resumes = weakref.finalize(self, resume_collections)
+            self._resumes.atexit = False
 
     def storage_meta(self) -> StorageMeta | None:
         """As in torch. The path is a str, because a pickled Path depends on Python's version."""
@@ -400,7 +404,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves: a save that has begun stays with this object."""
-        return {**vars(self), "_begun": None}
+        return {**vars(self), "_begun": None, "_resumes": None}
 
 
 # The writers of this process that have begun a save, by path. torch does not tell the coordinator's

@@ -20,8 +20,7 @@
 //     same rate, at least once in each block. What is copied must have the same bits there, and
 //     so must the tensors in seal().
 //  6. The save's thread compares everything that it has copied with the tensors once more, as far
-//  as
-//     it comes before seal().
+//     as it comes before seal().
 #pragma once
 
 #include <atomic>
