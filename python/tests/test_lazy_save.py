@@ -155,6 +155,23 @@ def test_the_step_of_an_optimizer_ends_the_staging(tmp_path: pathlib.Path, fused
             assert numpy.array_equal(numpy.asarray(value), numpy.asarray(lazy[path])), path
 
 
+def test_a_step_in_another_thread_seals_what_its_optimizer_keeps_in_any_container(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Some optimizers keep numbers and lists beside the states of parameters."""
+    weight, other, moment = (torch.zeros(LARGE) for _ in range(3))
+    saving = tilestone.async_save({"moment": moment}, tmp_path / "x", stage="lazy")
+    for kept, seals in ((other, False), (moment, True)):
+        optimizer = torch.optim.SGD([weight])
+        optimizer.state.update({"step": 3, "buckets": [{"m": (kept,)}], weight: {}})
+        weight.grad = torch.ones(LARGE)
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+        assert saving.staged.done() == seals
+    assert saving.result(60).published
+
+
 def test_what_torch_does_not_count_is_copied_in_the_call(tmp_path: pathlib.Path) -> None:
     with torch.inference_mode():
         inference = torch.zeros(LARGE)

@@ -239,6 +239,28 @@ def test_a_thread_copies_on_a_device_of_another_kind_after_and_before_the_caller
     assert (memory == 3).all()
 
 
+def test_who_finds_no_stream_to_follow_waits_until_another_thread_has_followed_it() -> None:
+    begun, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    class Stream:
+        def synchronize(self) -> None:
+            begun.set()
+            assert goes_on.wait(20)
+
+    lane = _torch_device.Lane(torch.device("cpu"))
+    lane._callers.append(Stream())
+    first = threading.Thread(target=lane.follow_callers)
+    second = threading.Thread(target=lambda: (lane.follow_callers(), done.set()))
+    first.start()
+    assert begun.wait(20)
+    second.start()
+    assert not done.wait(0.2)
+    goes_on.set()
+    first.join()
+    second.join()
+    assert done.is_set()
+
+
 def test_a_group_of_nccl_moves_bytes_on_the_device_that_it_is_bound_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
