@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+import page
 from measure import CONTROL, Case, Table
 from targets import SUBJECT, all_targets, best_limit, control_spread
 
 INTRODUCTION = """\
-`make bench` writes this page. All contestants of a case use the same tensors. They run interleaved,
-in a new random order in each round. A save ends when every byte is durable. Before a cold load the
+`make bench` writes this page, up to "On your own machine". All contestants of a case use the same
+tensors. They run interleaved, in a new random order in each round. A save ends when every byte is durable. Before a cold load the
 page cache is emptied; "again" is a second load right after the cold one; before a warm load all
 files are read into the page cache. Every save here is synchronous, so it blocks a trainer for its
 whole time. Each case has a control: the same code as a second contestant. Ratios that are nearer to
@@ -179,5 +180,4 @@ def render(cases: dict[str, Case], machine: dict, path: Path) -> None:
         "",
         *[table(case) for case in cases.values()],
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+    page.write(path, "\n".join(text))

@@ -25,6 +25,20 @@ void bind_reports(nb::module_& m) {
         return "Damage(file='" + d.file + "', offset=" + std::to_string(d.offset) + ", key='" +
                d.key + "', problem='" + d.problem + "')";
       });
+  nb::class_<ShortFile>(m, "ShortFile", "A data file that is shorter than it should be.")
+      .def_ro("file", &ShortFile::file, "Its name, relative to the checkpoint.")
+      .def_ro("size", &ShortFile::size, "Its size in bytes.")
+      .def_ro("expected", &ShortFile::expected,
+              "The bytes that its save has written, or else that its items need.")
+      .def_ro("keys", &ShortFile::keys, "Number of keys with items that reach beyond its end.")
+      .def_prop_ro(
+          "first_key", [](const ShortFile& file) { return python_text(file.first_key); },
+          nb::sig("def first_key(self) -> str"), "One of these keys.")
+      .def("__repr__", [](const ShortFile& file) {
+        return "ShortFile(file='" + file.file + "', size=" + std::to_string(file.size) +
+               ", expected=" + std::to_string(file.expected) +
+               ", keys=" + std::to_string(file.keys) + ")";
+      });
   nb::class_<VerifyReport>(m, "VerifyReport", "What verify checked and found.")
       .def_ro("files", &VerifyReport::files)
       .def_ro("items", &VerifyReport::items)
@@ -33,6 +47,8 @@ void bind_reports(nb::module_& m) {
               "Number of items whose writer recorded no checksum.")
       .def_ro("damages", &VerifyReport::damages,
               "In the order of files and offsets; empty if nothing is damaged.")
+      .def_ro("short_files", &VerifyReport::short_files,
+              "The truncated files, by name. Each of their items is one of the damages too.")
       .def_ro("seconds", &VerifyReport::seconds)
       .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.");
 }
@@ -293,6 +309,21 @@ void bind_facts(nb::class_<Checkpoint>& bound) {
             return hosts;
           },
           nb::sig("def hosts(self) -> list[str]"))
+      .def_prop_ro(
+          "save_timings",
+          [](const Checkpoint& c) {
+            nb::list timings;
+            if (!c.save_record()) return timings;
+            for (const auto& steps : c.save_record()->steps) {
+              nb::dict of_rank;
+              for (const SaveRecord::Step& step : steps) {
+                of_rank[python_text(step.name)] = step.seconds;
+              }
+              timings.append(of_rank);
+            }
+            return timings;
+          },
+          nb::sig("def save_timings(self) -> list[dict[str, float]]"))
       .def_prop_ro(
           "attributes",
           [](const Checkpoint& c) {

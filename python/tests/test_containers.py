@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import tilestone
+import tilestone.dcp
 from tilestone import _containers
 from ranks import Worlds
 
@@ -378,6 +379,85 @@ def test_the_state_of_an_optimizer_and_a_scheduler_is_whole_without_a_template(c
     moments = next(iter(again.state.values()))
     assert torch.equal(moments["exp_avg"], next(iter(optimizer.state.values()))["exp_avg"])
     assert dict(other.milestones) == {2: 1, 4: 2, 25: 1}
+
+
+EMPTY = {
+    "state": {},
+    "nested": {"deep": {"er": {}, "w": 1}},
+    "list": [{}, [{}], {"x": {}}],
+    "tuple": ({}, [{}, ()]),
+    "numbers": {3: {}, 4: 5},
+    "others": {None: {}},
+    "ordered": collections.OrderedDict(),
+    "w": [],
+}
+
+
+@pytest.mark.parametrize("dialect", ["pytorch", "megatron"])
+@pytest.mark.parametrize("format", ["torch_dist", "zarr"])
+def test_empty_dicts_come_back(ckpt: str, dialect: str, format: str) -> None:
+    tilestone.save(EMPTY, ckpt, dialect=dialect, format=format)
+    assert tilestone.load(ckpt) == EMPTY
+    assert tilestone.gc(ckpt) == []
+    # A template loads as it does without them.
+    if dialect == "pytorch":
+        assert tilestone.load({"state": {}, "w": None}, ckpt) == {"state": {}, "w": []}
+        with pytest.raises(tilestone.NotFoundError, match=r"state\.0"):
+            tilestone.load({"state": {0: torch.zeros(1)}}, ckpt)
+
+
+def test_stock_torch_finds_in_a_checkpoint_with_empty_dicts_what_it_would_write(
+    ckpt: str, tmp_path: pathlib.Path
+) -> None:
+    state = {"model": {"w": torch.arange(3.0)}, "optimizer": {"state": {}, "groups": [{"lr": 1}]}}
+    tilestone.save(state, ckpt)
+    dcp.save(state, checkpoint_id=tmp_path / "stock", no_dist=True)
+    ours = dcp.FileSystemReader(ckpt).read_metadata()
+    stock = dcp.FileSystemReader(tmp_path / "stock").read_metadata()
+    assert ours.state_dict_metadata.keys() == stock.state_dict_metadata.keys()
+    wanted = {"model": {"w": torch.zeros(3)}, "optimizer": {"state": {}, "groups": [{"lr": 0}]}}
+    dcp.load(wanted, checkpoint_id=ckpt, no_dist=True)
+    assert wanted["optimizer"] == state["optimizer"]
+    assert torch.equal(wanted["model"]["w"], state["model"]["w"])
+    tilestone.dcp.save(state, checkpoint_id=tmp_path / "by_dcp", no_dist=True)
+    by_dcp = dcp.FileSystemReader(tmp_path / "by_dcp").read_metadata()
+    assert by_dcp.state_dict_metadata.keys() == stock.state_dict_metadata.keys()
+
+
+def test_an_optimizer_that_has_not_stepped_and_a_manager_keep_empty_dicts(
+    tmp_path: pathlib.Path,
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters())
+    with tilestone.CheckpointManager(tmp_path / "run", strict=True) as manager:
+        manager.save(1, {"optimizer": adam.state_dict()})
+        manager.wait()
+        assert tilestone.load(manager.path(1)) == {"optimizer": adam.state_dict()}
+        model(torch.ones(2)).sum().backward()
+        adam.step()
+        manager.save(2, {"optimizer": adam.state_dict()})  # nothing is lost beside step 1
+        manager.wait()
+    back = tilestone.load(manager.path(1))["optimizer"]
+    assert back["state"] == {}
+    torch.optim.AdamW(model.parameters()).load_state_dict(back)
+
+
+def test_the_order_of_dicts_stays(ckpt: str) -> None:
+    numbers = {key: torch.full((1,), float(key)) for key in (10, 2, 30, 1)}
+    state = {"z": numbers, "b": {"y": 1, "empty": {}, "x": torch.ones(1)}, "a": 3, "c": {}}
+    for format in ("torch_dist", "zarr"):
+        tilestone.save(state, ckpt, format=format, overwrite=True)
+        back = tilestone.load(ckpt)
+        assert list(back) == ["z", "b", "a", "c"]
+        assert list(back["z"]) == [10, 2, 30, 1]
+        assert list(back["b"]) == ["y", "empty", "x"]
+
+
+def test_the_order_of_stocks_checkpoints_stays(ckpt: str) -> None:
+    dcp.save({"z": torch.ones(1), "b": {"y": 1, "x": 2}, "a": 3}, checkpoint_id=ckpt, no_dist=True)
+    back = tilestone.load(ckpt)
+    assert list(back) == ["z", "b", "a"]
+    assert list(back["b"]) == ["y", "x"]
 
 
 def test_keys_with_the_same_text_are_refused(ckpt: str) -> None:

@@ -96,6 +96,105 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
         assert not any(path.name.startswith("c.") or path.name == "c" for path in tmp_path.iterdir())
 
 
+def test_empty_dicts_and_the_order_of_keys_stay(tmp_path: pathlib.Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    adam = torch.optim.AdamW(model.parameters())
+    state = {"z": model.state_dict(), "optimizer": adam.state_dict(), "a": {"b": {}}}
+    torch.save(state, tmp_path / "a.pt")
+    assert list(state["z"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    source = tmp_path / "a.pt"
+    for number, to in enumerate(["torch_dist", "zarr", "torch_dist"]):
+        target = tmp_path / str(number)
+        tilestone.convert(source, target, format=to, dialect="megatron" if number == 2 else "pytorch")
+        source = target
+    tilestone.convert(tmp_path / "1", tmp_path / "b.pt")
+    tilestone.convert(tmp_path / "a.pt", tmp_path / "c.pt")
+    for name in ("b.pt", "c.pt"):
+        back = torch.load(tmp_path / name, weights_only=True)
+        assert list(back) == ["z", "optimizer", "a"]
+        assert list(back["z"]) == list(state["z"])
+        assert back["a"] == {"b": {}}
+        adam.load_state_dict(back["optimizer"])
+    assert tilestone.load(tmp_path / "2")["a"] == {"b": {}}
+    assert tilestone.load(tmp_path / "2")["optimizer"] == adam.state_dict()
+    tilestone.convert(tmp_path / "0", tmp_path / "d", only="optimizer", format="torch_dist")
+    assert tilestone.load(tmp_path / "d")["state"] == {}
+    tilestone.convert(
+        tmp_path / "0", tmp_path / "e", format="torch_dist", keys=["a.*"], rename=[("^a", "moved")]
+    )
+    assert tilestone.load(tmp_path / "e") == {"moved": {"b": {}}}
+    with pytest.raises(tilestone.InvalidArgumentError, match="empty dict") as raised:
+        tilestone.convert(tmp_path / "0", tmp_path / "hf", keys=["z.*", "a.*"], format="safetensors")
+    assert raised.value.key == "a.b"
+
+
+def test_a_target_inside_the_source_is_refused(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"w": torch.ones(2)}, tmp_path / "run" / "ckpt")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for target in ("run/ckpt/hf", "run/ckpt/.tilestone/x.pt", "link/ckpt/../ckpt/a"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="inside the one"):
+            tilestone.convert(tmp_path / "run" / "ckpt", tmp_path / target)
+    with pytest.raises(tilestone.InvalidArgumentError, match="inside the target"):
+        tilestone.convert(tmp_path / "run" / "ckpt", tmp_path / "run")
+    (tmp_path / "link").unlink()
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    tilestone.convert(tmp_path / "run" / "ckpt", tmp_path / "run" / "ckpt-hf")
+
+
+def test_a_conversion_that_fails_leaves_no_directory(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"w": torch.ones(1 << 20)}, tmp_path / "ckpt")
+    data = next((tmp_path / "ckpt").glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    for to in ("torch_dist", "zarr", "safetensors"):
+        with pytest.raises(tilestone.CorruptError):
+            tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / to, format=to)
+    (tmp_path / "empty").mkdir()  # was there before
+    with pytest.raises(tilestone.CorruptError):
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "empty", format="torch_dist")
+    assert os.listdir(tmp_path / "new") == []
+    assert (tmp_path / "empty").is_dir()
+
+
+def diff(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tilestone", "diff", "--json", str(a), str(b)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = json.loads(ended.stdout)
+    assert ended.returncode == (0 if report["same"] else 1), ended.stderr
+    return report
+
+
+def test_diff_compares_the_common_state_with_the_other_dialects_leaves(
+    tmp_path: pathlib.Path,
+) -> None:
+    state: dict[str, Any] = {
+        "model": {"w": torch.arange(6.0).reshape(2, 3).t()},
+        "common": {"big": 2**80, "t": torch.arange(6).reshape(2, 3).t(), "list": [1, {"x": (2,)}]},
+        "iteration": 5,
+        "empty": {},
+    }
+    tilestone.save(state, tmp_path / "a")
+    tilestone.convert(tmp_path / "a", tmp_path / "b", format="torch_dist", dialect="megatron")
+    tilestone.save(state, tmp_path / "m", dialect="megatron")  # its tensors are common state too
+    for other in ("b", "m"):
+        for pair in (("a", other), (other, "a")):
+            report = diff(*(tmp_path / name for name in pair))
+            assert report["differences"] == [], pair
+            assert report["equal_tensors"] == 2
+    state["common"]["t"] = torch.arange(6).reshape(2, 3).t() + 1
+    state["iteration"] = 6
+    del state["empty"]
+    tilestone.save(state, tmp_path / "c", dialect="megatron")
+    found = diff(tmp_path / "a", tmp_path / "c")["differences"]
+    assert {one["key"]: one["difference"] for one in found} == {
+        "common.t": "values",
+        "iteration": "objects",
+        "empty": "only in a",
+    }
+
+
 def test_names_casts_and_files(tmp_path: pathlib.Path) -> None:
     state = {f"module.layers.{i}.w": torch.randn(10, 10) for i in range(3)}
     state["module.steps"] = torch.arange(4)

@@ -24,3 +24,22 @@ def test_the_code_of_a_page_runs(
     names: dict[str, Any] = {"__name__": page}
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/{page}.md, block {number}", "exec"), names)
+
+
+def test_the_page_of_benchmarks_keeps_what_is_written_by_hand(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DOCS.parent / "bench")
+    import page
+
+    text = (DOCS / "benchmarks.md").read_text()
+    measured, by_hand = text.split(page.BY_HAND)
+    assert "## Targets" in measured
+    assert "## On your own machine" in by_hand
+    (tmp_path / "page.md").write_text(text)
+    page.write(tmp_path / "page.md", "# Benchmarks\n\nnew figures\n\n")
+    assert (tmp_path / "page.md").read_text() == (
+        f"# Benchmarks\n\nnew figures\n\n{page.BY_HAND}{by_hand}"
+    )
+    page.write(tmp_path / "new" / "page.md", measured)
+    assert (tmp_path / "new" / "page.md").read_text() == measured

@@ -101,9 +101,10 @@ def load(
     arrays (of torch if torch is loaded, otherwise of numpy), nested as it was saved. The keys of
     dicts are what they were if they were strings, 64-bit ints, None, bools, floats, bytes or tuples
     of these; any other key (an Enum's member) is its str(). Stock PyTorch stores all keys as strings,
-    and so they come back from its checkpoints; the log says so once. Empty dicts and lists are not stored. If an element of a list left
-    nothing in the checkpoint, the list comes back as a dict by index, or as a shorter list if only
-    its end is missing. Items without a recorded path (sharded entities with their own keys, and
+    and so they come back from its checkpoints; the log says so once. Keys have the order of the state
+    that was saved, and empty dicts stay, but stock PyTorch does not store them. If an element of a
+    list left nothing in the checkpoint (a sharded entity with a key of its own), the list comes back
+    as a dict by index, or as a shorter list if only its end is missing. Items without a recorded path (sharded entities with their own keys, and
     everything in zarr) appear at the top level under their keys. Next to them is Megatron-Core's
     common state, with its original keys.
 

@@ -309,6 +309,15 @@ class Checkpoint:
         return self._handle.hosts
 
     @property
+    def save_timings(self) -> list[dict[str, float]]:
+        """The seconds that each rank of the save took to plan, to stage and to write its data.
+
+        By rank, with the names of `SaveResult.timings` as far as a rank can report them before the
+        checkpoint exists. Empty without a commit manifest, and for saves by files.
+        """
+        return self._handle.save_timings
+
+    @property
     def attributes(self) -> dict[str, str]:
         """The `attributes` passed to `save`; empty if another program saved the checkpoint."""
         return self._handle.attributes

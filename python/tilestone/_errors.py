@@ -204,3 +204,14 @@ def make_error(
     return kind(
         text, message=message, key=key, file=file, rank=rank, hint=hint, errno=errno or None
     )
+
+
+def hint_for_unpicklable(item: object) -> str:
+    """What to try with an object that can't be pickled."""
+    kind = type(item)
+    if kind.__module__ == "builtins":
+        return "leave it out of the state, or keep what it stands for as plain values"
+    return (
+        "leave it out of the state, or say with "
+        f"`tilestone.register_converter({kind.__qualname__}, ...)` what is saved in its place"
+    )

@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from tilestone import _converters
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, hint_for_unpicklable
 from tilestone._stateful import is_stateful
 
 
@@ -68,5 +68,6 @@ def check(item: Any, as_torch: bool = False) -> None:
     except Exception as error:
         raise InvalidArgumentError(
             f"an object of {type(item).__module__}.{type(item).__qualname__} can't be pickled: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
+            hint=hint_for_unpicklable(item),
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilestone import _core, _plain_types
 from tilestone._dtypes import DType
-from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError, hint_for_unpicklable
 from tilestone._opaque import Opaque
 
 _log = logging.getLogger("tilestone")
@@ -117,6 +117,7 @@ def dumps(item: Any, key: str) -> tuple[bytes, bool]:
             f"an object of {_name_of(type(item))} can't be pickled: "
             f"{type(error).__name__}: {error}",
             key=key,
+            hint=hint_for_unpicklable(item),
         ) from error
     return pickled, "torch" in sys.modules
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tilestone/base/bytes.h"
+#include "tilestone/base/printable.h"
 
 namespace tilestone {
 namespace {
@@ -22,21 +23,6 @@ constexpr uint8_t kEncodingVersion = 1;
 
 void set_if_empty(std::string& field, std::string_view value) {
   if (field.empty()) field = value;
-}
-
-// Escapes control characters. A message may quote names from a file, and a line break in such a
-// name could forge lines in a log.
-void append_printable(std::string& out, std::string_view text) {
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else {
-      out += fmt::format("\\x{:02x}", byte);
-    }
-  }
 }
 
 }  // namespace
@@ -101,8 +87,7 @@ void Error::render() {
   if (!file_.empty()) line += fmt::format(" (file {})", file_);
   if (rank_ >= 0) line += fmt::format(" (rank {})", rank_);
   if (!hint_.empty()) line += fmt::format("; {}", hint_);
-  what_.clear();
-  append_printable(what_, line);
+  what_ = printable(line);
 }
 
 std::vector<std::byte> Error::encode() const {

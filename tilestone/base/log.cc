@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "tilestone/base/printable.h"
+
 namespace tilestone {
 namespace {
 
@@ -63,10 +65,11 @@ bool is_dropped(const Log& log, LogLevel level) {
 }
 
 void write(Log& log, LogLevel level, std::string_view message) {
+  const std::string line = printable(message);
   if (log.sink) {
-    log.sink(level, message);
+    log.sink(level, line);
   } else {
-    log.stderr_logger.log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
+    log.stderr_logger.log(to_spdlog(level), spdlog::string_view_t(line.data(), line.size()));
   }
 }
 

@@ -39,20 +39,6 @@ bool has_colours(std::FILE* to) {
 
 }  // namespace
 
-std::string printable(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string coloured(std::string_view text, Colour colour, std::FILE* to) {
   if (!has_colours(to)) return std::string(text);
   static constexpr int kCodes[] = {32, 31, 33};  // green, red, yellow

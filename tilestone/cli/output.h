@@ -6,13 +6,12 @@
 #include <string_view>
 #include <vector>
 
+#include "tilestone/base/printable.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli {
 
-// The text with control characters as \xNN, so that a key can't control the terminal.
-std::string printable(std::string_view text);
 // The text in colour if `to` is a terminal that has colours, unless the environment variable
 // NO_COLOR is set and not empty (no-color.org).
 enum class Colour : uint8_t { kGood, kBad, kNeedsCare };

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -121,13 +123,12 @@ class PartOfTree {
   }
 
   bool takes_common() const { return name_.empty(); }
-  // The recorded keys of dicts, by their paths inside the part.
+  // The recorded keys of dicts that are not empty, by their paths inside the part.
   TreeKeys keys(const TreeKeys& keys) const {
-    if (!strips_) return keys;
     TreeKeys inside;
     for (const auto& [path, found] : keys) {
-      if (path.empty() || key_text(path[0]) != name_) continue;
-      inside.emplace(Path(path.begin() + 1, path.end()), found);
+      if (found.empty || (strips_ && (path.empty() || key_text(path[0]) != name_))) continue;
+      inside.emplace(strips_ ? Path(path.begin() + 1, path.end()) : path, found);
     }
     return inside;
   }
@@ -137,6 +138,26 @@ class PartOfTree {
   const std::string prefix_;
   bool strips_ = false;
 };
+
+// A checkpoint inside the other one would be taken for a part of it, and removed with it.
+void expect_apart(const Location& source, const Location& target) {
+  const auto path_of = [](const Location& location) {
+    std::error_code error;
+    const auto path = std::filesystem::weakly_canonical(location.describe(), error);
+    std::string text = error ? location.describe() : path.string();
+    while (text.ends_with('/')) text.pop_back();
+    return text + "/";
+  };
+  const std::string from = path_of(source), to = path_of(target);
+  if (from == to) return;  // what exists is refused later
+  const bool is_inside = to.starts_with(from);
+  if (!is_inside && !from.starts_with(to)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              is_inside ? "the new checkpoint would be inside the one that is converted"
+                        : "the checkpoint that is converted is inside the target")
+      .with_file(target.describe())
+      .with_hint("name a target beside it");
+}
 
 class Conversion {
  public:
@@ -218,8 +239,7 @@ class Conversion {
         ++left_out_;
         continue;
       }
-      chosen.to = rules.apply(inside->first);
-      if (options_.rename_by && !chosen.to.empty()) chosen.to = options_.rename_by(chosen.to);
+      chosen.to = renamed(inside->first, rules);
       if (chosen.to.empty() && !inside->first.empty()) {  // by a rule
         ++left_out_;
         continue;
@@ -230,11 +250,13 @@ class Conversion {
       chosen_.push_back(std::move(chosen));
     }
     dict_keys_ = part.keys(source_.dict_keys);
+    choose_empty_dicts(part, rules);
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
-    if (source_.entries.empty() && !has_common()) {
+    const bool has_others = has_common() || !empty_dicts_.empty();
+    if (source_.entries.empty() && !has_others) {
       throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no keys");
     }
-    if (chosen_.empty() && !has_common()) {
+    if (chosen_.empty() && !has_others) {
       throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
                                                    std::to_string(left_out_) +
                                                    " keys, and the options leave out all of them")
@@ -252,6 +274,33 @@ class Conversion {
                                                    chosen_[i].from + "\" get the same new key")
           .with_key(chosen_[i].to)
           .with_hint("change the rules that rename keys");
+    }
+  }
+
+  std::string renamed(const std::string& key, const RenameRules& rules) const {
+    const std::string to = rules.apply(key);
+    return options_.rename_by && !to.empty() ? options_.rename_by(to) : to;
+  }
+
+  // An empty dict is selected and renamed like a key.
+  void choose_empty_dicts(const PartOfTree& part, const RenameRules& rules) {
+    std::vector<Path> at_top;  // of the items without a path
+    at_top.reserve(source_.entries.size());
+    std::vector<const Path*> items;
+    for (const SourceEntry& entry : source_.entries) {
+      if (entry.path.empty()) at_top.push_back({entry.key});
+      items.push_back(entry.path.empty() ? &at_top.back() : &entry.path);
+    }
+    for (const Path& path : empty_dicts(source_.dict_keys, std::move(items))) {
+      const std::string key = dotted(path);
+      const auto inside = part.find(key, path, true);
+      if (!inside || !matches(options_.keys, key)) continue;
+      const std::string to = renamed(inside->first, rules);
+      if (to.empty()) continue;
+      DictKeys& keys = dict_keys_[renamed_path(inside->second, inside->first, to)];
+      keys.empty = true;
+      keys.order = source_.dict_keys.at(path).order;
+      empty_dicts_.push_back(key);
     }
   }
 
@@ -317,6 +366,11 @@ class Conversion {
           .with_key(to_string(common_->as_dict().front().first))
           .with_hint(kHint);
     }
+    if (!empty_dicts_.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold an empty dict, only tensors")
+          .with_key(empty_dicts_.front())
+          .with_hint(kHint);
+    }
     for (const Chosen& chosen : chosen_) {
       if (!chosen.is_tensor()) {
         throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
@@ -348,13 +402,23 @@ class Conversion {
     return found;
   }
 
-  // Entities with keys of their own, below a name that the state does not use. A container without
-  // leaves leaves no trace in a checkpoint.
+  // Entities with keys of their own, below a name that the state does not use, which leaves no
+  // trace in a checkpoint.
   static void add_entities(StateDict& state, StateDict entities) {
     if (entities.empty()) return;
     std::string name = "entities";
     while (state.find(PathElement(name)) != nullptr) name += '_';
     state[name] = std::move(entities);
+  }
+
+  // In the order in which the new tree has them, which is also that of the reads.
+  std::vector<const Chosen*> in_order() const {
+    std::vector<const Chosen*> order;
+    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
+      return a->entry->order < b->entry->order;
+    });
+    return order;
   }
 
   // The state to save. In Megatron-Core's dialect, tensors are wrapped, because everything else
@@ -364,26 +428,28 @@ class Conversion {
     items.dict_keys = dict_keys_;
     items.common = common_;
     StateDict entities;
-    for (const Chosen& chosen : chosen_) {
-      if (chosen.is_tensor()) {
-        TensorView view = chosen.tensor();
+    for (const Chosen* const chosen : in_order()) {
+      if (chosen->is_tensor()) {
+        TensorView view = chosen->tensor();
         const Box whole = Box::whole(view.shape);
         if (wraps) {
-          entities[chosen.to] = ShardedTensor::from_box(chosen.to, view, view.shape, whole);
+          entities[chosen->to] = ShardedTensor::from_box(chosen->to, view, view.shape, whole);
           continue;
         }
         TensorItem item;
-        item.key = chosen.to;
-        item.path = chosen.path;
+        item.key = chosen->to;
+        item.path = chosen->path;
+        item.order = chosen->entry->order;
         item.pieces.push_back({whole, std::move(view)});
         items.tensors.push_back(std::move(item));
-      } else if (auto sharded = as_sharded(chosen)) {
-        entities[chosen.to] = *std::move(sharded);
+      } else if (auto sharded = as_sharded(*chosen)) {
+        entities[chosen->to] = *std::move(sharded);
       } else {
         ObjectItem item;
-        item.key = chosen.to;
-        item.path = chosen.path;
-        item.value = chosen.entry->object();
+        item.key = chosen->to;
+        item.path = chosen->path;
+        item.order = chosen->entry->order;
+        item.value = chosen->entry->object();
         items.objects.push_back(std::move(item));
       }
     }
@@ -398,7 +464,8 @@ class Conversion {
   uint64_t left_out_ = 0;
   std::optional<Value> common_;
   TreeKeys dict_keys_;
-  bool one_file_ = false;  // a file of torch.save
+  std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
+  bool one_file_ = false;                 // a file of torch.save
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
@@ -411,6 +478,7 @@ ConvertResult convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   try {
+    engine::expect_apart(source, target);
     engine::Conversion conversion(source, target.describe(), options);
     ConvertResult result = conversion.result();
     const StateDict state = conversion.state();

@@ -467,7 +467,8 @@ class OptimizerConversion {
                                  .shape = tensor.shape,
                                  .tensor = [states = states_, i = index](
                                                DType dtype) { return states->tensor(i, dtype); },
-                                 .object = nullptr});
+                                 .object = nullptr,
+                                 .order = UINT32_MAX});  // after the rest
     }
     std::stable_sort(source_.entries.begin(), source_.entries.end(),
                      [](const SourceEntry& a, const SourceEntry& b) {

@@ -62,7 +62,8 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
                               .dtype = tensor.dtype,
                               .shape = tensor.shape,
                               .tensor = [=](DType dtype) { return stored->tensor(i, dtype); },
-                              .object = nullptr});
+                              .object = nullptr,
+                              .order = tensor.order});
   }
   for (const StoredObject& object : metadata.objects) {
     source.entries.push_back({.key = object.key,
@@ -70,7 +71,8 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
                               .dtype = {},
                               .shape = {},
                               .tensor = nullptr,
-                              .object = [=, &object] { return stored->object(object); }});
+                              .object = [=, &object] { return stored->object(object); },
+                              .order = object.order});
   }
   source.common = stored->common();
   source.dict_keys = metadata.dict_keys;

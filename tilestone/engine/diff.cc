@@ -17,9 +17,12 @@
 #include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/convert_internal.h"
+#include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/rename_rules_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/stored_source_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/known/known.h"
 #include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone {
@@ -52,14 +55,46 @@ constexpr size_t kTextBytes = 200;            // of an object that is quoted
 
 // What a checkpoint has under a key.
 struct Side {
-  const StoredTensor* tensor = nullptr;
-  const StoredObject* object = nullptr;
-  uint32_t index = 0;  // of the tensor
-  TensorView view;     // its elements
+  bool is_tensor = false;
+  // A tensor.
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::optional<uint32_t> index;  // in the metadata; nullopt: of the common state
+  TensorView view;                // its elements, once they can be read
+  // An object.
+  const StoredObject* object = nullptr;  // null: `value` is the object
+  Value value;
+
+  static Side of(const StoredTensor& tensor, uint32_t index) {
+    Side side;
+    side.is_tensor = true;
+    side.dtype = tensor.dtype;
+    side.shape = tensor.shape;
+    side.index = index;
+    return side;
+  }
+  static Side of(const TensorView& tensor) {
+    Side side;
+    side.is_tensor = true;
+    side.dtype = tensor.dtype;
+    side.shape = tensor.shape;
+    side.view = tensor;
+    return side;
+  }
+  static Side of(const StoredObject& object) {
+    Side side;
+    side.object = &object;
+    return side;
+  }
+  static Side of(Value value) {
+    Side side;
+    side.value = std::move(value);
+    return side;
+  }
 
   std::string text() const {
-    if (tensor == nullptr) return "object";
-    return std::string(to_string(tensor->dtype)) + " " + to_string(tensor->shape);
+    if (is_tensor) return std::string(to_string(dtype)) + " " + to_string(shape);
+    return object != nullptr ? "object" : to_string(value, kTextBytes);
   }
 };
 using Sides = std::map<std::string, Side, std::less<>>;
@@ -94,14 +129,14 @@ class Values {
       : a_(a), b_(b), atol_(atol), found_(found) {}
 
   void compare(ProgressMeter& progress) {
-    const int64_t count = numel(a_.tensor->shape);
+    const int64_t count = numel(a_.shape);
     found_.elements = static_cast<uint64_t>(count);
     for (int64_t begin = 0; begin < count; begin += kElementsAtOnce) {
       const int64_t size = std::min(kElementsAtOnce, count - begin);
       read(a_, begin, size, raw_a_);
       read(b_, begin, size, raw_b_);
       progress.add(raw_a_.size() + raw_b_.size());
-      const bool same_dtype = a_.tensor->dtype == b_.tensor->dtype;
+      const bool same_dtype = a_.dtype == b_.dtype;
       if (same_dtype && raw_a_ == raw_b_) continue;
       compare_part(begin, size);
     }
@@ -111,16 +146,20 @@ class Values {
 
  private:
   static void read(const Side& side, int64_t begin, int64_t size, Bytes& out) {
-    const uint64_t item = itemsize(side.tensor->dtype);
+    const uint64_t item = itemsize(side.dtype);
     out.resize(static_cast<uint64_t>(size) * item);
+    if (size == 0) return;
+    if (side.view.device == nullptr) {  // in the common state
+      return pack_range(side.view.strided_view(), static_cast<uint64_t>(begin) * item, out);
+    }
     const DeviceCopy copy{side.view.device, static_cast<uint64_t>(begin) * item, out};
-    if (size > 0) copy_now(CopyTo::kHost, {&copy, 1});
+    copy_now(CopyTo::kHost, {&copy, 1});
   }
 
   // The elements as float64, or pairs of them for complex numbers.
   static void widen(const Side& side, Bytes& raw, int64_t size,
                     std::vector<std::complex<double>>& out) {
-    DType from = side.tensor->dtype;
+    DType from = side.dtype;
     if (from == DType::kFloat4E2M1FNX2) from = DType::kUInt8;  // pairs, which have no value
     out.resize(static_cast<size_t>(size));
     const uint64_t item = itemsize(from);
@@ -132,8 +171,8 @@ class Values {
   void compare_part(int64_t begin, int64_t size) {
     widen(a_, raw_a_, size, wide_a_);
     widen(b_, raw_b_, size, wide_b_);
-    const bool same_dtype = a_.tensor->dtype == b_.tensor->dtype;
-    const uint64_t item = itemsize(a_.tensor->dtype);
+    const bool same_dtype = a_.dtype == b_.dtype;
+    const uint64_t item = itemsize(a_.dtype);
     for (int64_t i = 0; i < size; ++i) {
       const auto at = static_cast<size_t>(i);
       // Integers of 64 bits have more digits than a float64.
@@ -145,7 +184,7 @@ class Values {
       const bool nan_b = std::isnan(b.real()) || std::isnan(b.imag());
       if (nan_a && nan_b) continue;
       const bool wide_integers =
-          same_dtype && (a_.tensor->dtype == DType::kInt64 || a_.tensor->dtype == DType::kUInt64);
+          same_dtype && (a_.dtype == DType::kInt64 || a_.dtype == DType::kUInt64);
       if (a == b && !wide_integers) continue;
       const double by = std::abs(a - b);
       if (!std::isnan(by)) {
@@ -159,9 +198,9 @@ class Values {
 
   void note(int64_t element, std::complex<double> a, std::complex<double> b, double by) {
     if (found_.differing++ == 0) {
-      found_.first = place_of(a_.tensor->shape, element);
-      found_.first_a = number_text(a, is_complex(a_.tensor->dtype));
-      found_.first_b = number_text(b, is_complex(b_.tensor->dtype));
+      found_.first = place_of(a_.shape, element);
+      found_.first_a = number_text(a, is_complex(a_.dtype));
+      found_.first_b = number_text(b, is_complex(b_.dtype));
     }
     if (std::isnan(by) || by > found_.max) found_.max = std::isnan(found_.max) ? found_.max : by;
   }
@@ -182,8 +221,10 @@ class DiffOfTwo {
       : options_(options),
         a_(StoredSource::open(a, opening_of(options))),
         b_(StoredSource::open(b, opening_of(options))),
-        sides_a_(sides_of(*a_, options.rename_a)),
-        sides_b_(sides_of(*b_, {})) {}
+        common_a_(a_->common()),
+        common_b_(b_->common()),
+        sides_a_(sides_of(*a_, common_b_ ? nullptr : &common_a_, options.rename_a)),
+        sides_b_(sides_of(*b_, common_a_ ? nullptr : &common_b_, {})) {}
 
   DiffReport run() {
     make_views();
@@ -218,36 +259,69 @@ class DiffOfTwo {
            });
   }
 
-  Sides sides_of(const StoredSource& source, const std::vector<RenameRule>& rename) const {
+  // `common`: null, or the common state, whose leaves are compared with those of a state that is
+  // in PyTorch's dialect.
+  Sides sides_of(const StoredSource& source, const std::optional<Value>* common,
+                 const std::vector<RenameRule>& rename) const {
     const RenameRules rules(rename);
     Sides sides;
-    const auto add = [&](const std::string& key, const Side& side) {
+    const auto add = [&](const std::string& key, Side side) {
       std::string name = rules.apply(key);
       const bool left_out = name.empty() && !key.empty();  // by a rule
       if (left_out || !is_wanted(name)) return;
-      if (sides.emplace(name, side).second) return;
+      if (sides.emplace(name, std::move(side)).second) return;
       throw Error(ErrorCode::kInvalidArgument, "two keys of one checkpoint get the same new key")
           .with_key(name);
     };
     const Metadata& metadata = source.metadata();
+    std::vector<const Path*> paths;
     for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
-      add(metadata.tensors[i].key,
-          {.tensor = &metadata.tensors[i], .object = nullptr, .index = i, .view = {}});
+      add(metadata.tensors[i].key, Side::of(metadata.tensors[i], i));
+      paths.push_back(&metadata.tensors[i].path);
     }
     for (const StoredObject& object : metadata.objects) {
-      add(object.key, {.tensor = nullptr, .object = &object, .index = 0, .view = {}});
+      add(object.key, Side::of(object));
+      paths.push_back(&object.path);
     }
+    for (const Path& path : empty_dicts(metadata.dict_keys, std::move(paths))) {
+      const std::string key = dotted(path);
+      const bool is_key =
+          metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr;
+      if (!is_key) add(key, Side::of(Value::dict({})));
+    }
+    if (common != nullptr && *common) add_leaves(**common, metadata, add);
     return sides;
+  }
+
+  // The leaves that the common state has once it is saved in PyTorch's dialect.
+  template <typename Add>
+  static void add_leaves(const Value& common, const Metadata& metadata, const Add& add) {
+    Items state;
+    state.common = common;
+    const auto format = format_named("torch_dist");  // of the new items
+    const Items items = pytorch_dialect()->to_items(tree_of(std::move(state)), *format);
+    const auto name_of = [&](const std::string& key) {
+      const bool is_key =
+          metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr;
+      return is_key ? "common_state." + key : key;
+    };
+    for (const TensorItem& item : items.tensors) {
+      add(name_of(item.key), Side::of(item.pieces.at(0).data));
+    }
+    for (const ObjectItem& item : items.objects) add(name_of(item.key), Side::of(item.value));
+    for (const auto& [path, keys] : items.dict_keys) {
+      if (keys.empty) add(name_of(dotted(path)), Side::of(Value::dict({})));
+    }
   }
 
   // In the order in which the tensors are read.
   void make_views() {
     for (auto& [key, a] : sides_a_) {
       const auto b = sides_b_.find(key);
-      if (b == sides_b_.end() || a.tensor == nullptr || b->second.tensor == nullptr) continue;
-      if (a.tensor->shape != b->second.tensor->shape) continue;
-      a.view = a_->tensor(a.index, a.tensor->dtype);
-      b->second.view = b_->tensor(b->second.index, b->second.tensor->dtype);
+      if (b == sides_b_.end() || !a.is_tensor || !b->second.is_tensor) continue;
+      if (a.shape != b->second.shape) continue;
+      if (a.index) a.view = a_->tensor(*a.index, a.dtype);
+      if (b->second.index) b->second.view = b_->tensor(*b->second.index, b->second.dtype);
       report_.bytes += a.view.bytes() + b->second.view.bytes();
     }
   }
@@ -255,15 +329,18 @@ class DiffOfTwo {
   void compare(const Side& a, const Side& b, Difference found, ProgressMeter& progress) {
     found.a = a.text();
     found.b = b.text();
-    if (a.tensor == nullptr && b.tensor == nullptr) {
-      return compare(a_->object(*a.object), b_->object(*b.object), std::move(found));
+    const auto value_of = [](const Side& side, const StoredSource& source) {
+      return side.object != nullptr ? source.object(*side.object) : side.value;
+    };
+    if (!a.is_tensor && !b.is_tensor) {
+      return compare(value_of(a, *a_), value_of(b, *b_), std::move(found));
     }
-    if (a.tensor == nullptr || b.tensor == nullptr) {
+    if (!a.is_tensor || !b.is_tensor) {
       found.kind = Difference::Kind::kKinds;
-    } else if (a.tensor->shape != b.tensor->shape) {
+    } else if (a.shape != b.shape) {
       found.kind = Difference::Kind::kShapes;
     } else {
-      const bool same_dtype = a.tensor->dtype == b.tensor->dtype;
+      const bool same_dtype = a.dtype == b.dtype;
       found.kind = same_dtype ? Difference::Kind::kValues : Difference::Kind::kDTypes;
       Values(a, b, options_.atol, found).compare(progress);
       if (same_dtype && !found.values) {
@@ -285,21 +362,21 @@ class DiffOfTwo {
     report_.differences.push_back(std::move(found));
   }
 
-  // Megatron-Core's common states. A checkpoint without one has none of its entries.
+  // The common states of two checkpoints of Megatron-Core's dialect, entry by entry.
   void compare_common() {
+    if (!common_a_ || !common_b_) return;
     std::map<std::string, std::pair<const Value*, const Value*>> entries;
-    const std::optional<Value> a = a_->common(), b = b_->common();
-    const auto add = [&](const std::optional<Value>& common,
+    const auto add = [&](const Value& common,
                          const Value* std::pair<const Value*, const Value*>::* side) {
-      if (!common || common->kind() != Value::Kind::kDict) return;
-      for (const auto& [key, value] : common->as_dict()) {
+      if (common.kind() != Value::Kind::kDict) return;
+      for (const auto& [key, value] : common.as_dict()) {
         const std::string name =
             key.kind() == Value::Kind::kString ? key.as_string() : to_string(key);
         if (is_wanted("common_state." + name)) entries["common_state." + name].*side = &value;
       }
     };
-    add(a, &std::pair<const Value*, const Value*>::first);
-    add(b, &std::pair<const Value*, const Value*>::second);
+    add(*common_a_, &std::pair<const Value*, const Value*>::first);
+    add(*common_b_, &std::pair<const Value*, const Value*>::second);
     for (const auto& [key, values] : entries) {
       Difference found;
       found.key = key;
@@ -317,6 +394,8 @@ class DiffOfTwo {
   const DiffOptions& options_;
   const std::shared_ptr<StoredSource> a_;
   const std::shared_ptr<StoredSource> b_;
+  const std::optional<Value> common_a_;  // nullopt: the dialect has none
+  const std::optional<Value> common_b_;
   Sides sides_a_;
   Sides sides_b_;
   DiffReport report_;

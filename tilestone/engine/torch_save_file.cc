@@ -159,8 +159,8 @@ void write_torch_save(const StateDict& state, const Location& location,
                                 fetched_bytes, *device);
   }
   const std::string temporary = "." + place->name + "." + random_save_id() + ".tmp";
+  const auto file = storage.create(temporary, bytes + pickled.pickle.size());
   try {
-    const auto file = storage.create(temporary, bytes + pickled.pickle.size());
     Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
     writer.record("archive/data.pkl", ByteView(pickled.pickle));
     writer.record("archive/byteorder", as_bytes("little"));

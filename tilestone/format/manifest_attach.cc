@@ -222,6 +222,31 @@ void add_paths(Metadata& metadata, const Manifest& manifest) {
   give(metadata.objects);
 }
 
+// Adds the order of the leaves, unless the manifest does not record it. Of the ranks that have a
+// leaf, the lowest counts.
+void add_order(Metadata& metadata, const Manifest& manifest) {
+  std::unordered_map<std::string_view, uint32_t> places;
+  bool is_known = false;
+  const auto note = [&](const std::string& key, uint32_t order) {
+    places.emplace(key, order);
+    is_known = is_known || order != 0;
+  };
+  for (const Receipt& receipt : manifest.receipts) {
+    for (const auto& tensor : receipt.tensors) note(tensor.key, tensor.order);
+    for (const auto& object : receipt.objects) note(object.key, object.order);
+    for (const auto& [path, keys] : receipt.dict_keys) is_known = is_known || keys.order != 0;
+  }
+  if (!is_known) return;
+  const auto give = [&](auto& items) {
+    for (auto& item : items) {
+      const auto found = places.find(item.key);
+      item.order = found == places.end() ? 0 : found->second;
+    }
+  };
+  give(metadata.tensors);
+  give(metadata.objects);
+}
+
 void add_attributes_and_keys(Metadata& metadata, const Manifest& manifest) {
   for (const Receipt& receipt : manifest.receipts) {
     add_keys(metadata.dict_keys, receipt.dict_keys);
@@ -246,6 +271,7 @@ void attach_manifest(Metadata& metadata, const Manifest& manifest) {
   }
   if (index.items() != named) CopyFinder(metadata).attach(index.by_file());
   if (!has_paths(metadata)) add_paths(metadata, manifest);
+  add_order(metadata, manifest);
   add_attributes_and_keys(metadata, manifest);
   metadata.writer = manifest.writer;
 }

@@ -196,6 +196,7 @@ class ReceiptMerger {
                                    tensor.dtype,
                                    std::move(tensor.global_shape),
                                    {}});
+      metadata_.tensors.back().order = tensor.order;
       ranks_.emplace_back();
       first_ranks_.push_back(receipt.rank);
       return next;
@@ -224,6 +225,7 @@ class ReceiptMerger {
     refuse_as_both(object.key, tensors_, "a tensor", receipt.rank);
     const ItemLocation at = location(receipt, object.at, object.key);
     metadata_.objects.push_back({std::move(object.key), std::move(object.path), at});
+    metadata_.objects.back().order = object.order;
   }
 
   static void refuse_as_both(const std::string& key,

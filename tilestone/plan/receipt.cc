@@ -23,10 +23,12 @@ constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kBlocks = "blocks";
 constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
+constexpr std::string_view kEmptyDicts = "empty_dicts";
 constexpr std::string_view kHeld = "held";
 constexpr std::string_view kHost = "host";
 constexpr std::string_view kKeys = "keys";
 constexpr std::string_view kObjectCopies = "object_copies";
+constexpr std::string_view kOrder = "order";
 constexpr std::string_view kParts = "parts";
 constexpr std::string_view kState = "state";
 constexpr std::string_view kSteps = "steps";
@@ -245,10 +247,16 @@ void read_attributes(ByteReader& in, Receipt& receipt) {
   }
 }
 
+bool is_empty_dict(const TreeKeys::value_type& dict) { return dict.second.empty; }
+
+// Of the dicts that are not empty.
 Bytes encode_keys(const Receipt& receipt) {
   ByteWriter out;
-  out.varint(receipt.dict_keys.size());
-  for (const auto& [path, keys] : receipt.dict_keys) {
+  const TreeKeys& dicts = receipt.dict_keys;
+  out.varint(dicts.size() -
+             static_cast<uint64_t>(std::count_if(dicts.begin(), dicts.end(), is_empty_dict)));
+  for (const auto& [path, keys] : dicts) {
+    if (keys.empty) continue;
     wire::write_path(out, "", path);
     out.u8(keys.ints ? 1 : 0);
     wire::write_attributes(out, keys.others);
@@ -256,17 +264,82 @@ Bytes encode_keys(const Receipt& receipt) {
   return std::move(out).take();
 }
 
-void read_keys(ByteReader& in, Receipt& receipt) {
+// Adds them to the empty dicts, which are an earlier field.
+void read_keys(ByteReader& in, TreeKeys& dicts) {
+  const Path* last = nullptr;
   for (uint64_t left = in.count(3); left > 0; --left) {
     Path path = wire::read_path(in, "");
-    if (!receipt.dict_keys.empty() && path <= receipt.dict_keys.rbegin()->first) {
-      in.fail("the dicts with keys are not in ascending order");
-    }
     const uint8_t ints = in.u8();
     if (ints > 1) in.fail("keys have an unknown encoding");
-    receipt.dict_keys.emplace_hint(receipt.dict_keys.end(), std::move(path),
-                                   DictKeys{ints == 1, wire::read_attributes(in)});
+    if (last != nullptr && path <= *last) {
+      in.fail("the dicts with keys are not in ascending order");
+    }
+    const auto [added, is_new] =
+        dicts.emplace(std::move(path), DictKeys{ints == 1, wire::read_attributes(in), false});
+    if (!is_new) in.fail("a dict with keys is listed as empty");
+    last = &added->first;
   }
+}
+
+Bytes encode_empty_dicts(const Receipt& receipt) {
+  ByteWriter out;
+  const TreeKeys& dicts = receipt.dict_keys;
+  out.varint(static_cast<uint64_t>(std::count_if(dicts.begin(), dicts.end(), is_empty_dict)));
+  for (const auto& [path, keys] : dicts) {
+    if (keys.empty) wire::write_path(out, "", path);
+  }
+  return std::move(out).take();
+}
+
+void read_empty_dicts(ByteReader& in, TreeKeys& dicts) {
+  for (uint64_t left = in.count(1); left > 0; --left) {
+    Path path = wire::read_path(in, "");
+    if (!dicts.empty() && path <= dicts.rbegin()->first) {
+      in.fail("the empty dicts are not in ascending order");
+    }
+    dicts.emplace_hint(dicts.end(), std::move(path), DictKeys{false, {}, true});
+  }
+}
+
+// Calls visit(order) for the tensors, the objects and the empty dicts, and returns how many of them
+// have a place other than 0.
+template <typename R, typename Visit>
+size_t for_each_order(R& receipt, const Visit& visit) {
+  size_t placed = 0;
+  const auto at = [&](auto& order) {
+    visit(order);
+    placed += order != 0 ? 1 : 0;
+  };
+  for (auto& tensor : receipt.tensors) at(tensor.order);
+  for (auto& object : receipt.objects) at(object.order);
+  for (auto& [path, keys] : receipt.dict_keys) {
+    if (keys.empty) at(keys.order);
+  }
+  return placed;
+}
+
+// Each is stored as the difference to the one before; negative ones are odd numbers.
+Bytes encode_order(const Receipt& receipt) {
+  ByteWriter out;
+  int64_t last = 0;
+  const size_t placed = for_each_order(receipt, [&](const uint32_t& order) {
+    const int64_t by = int64_t{order} - last;
+    out.varint(static_cast<uint64_t>(by < 0 ? -2 * by - 1 : 2 * by));
+    last = order;
+  });
+  return placed == 0 ? Bytes() : std::move(out).take();
+}
+
+void read_order(ByteReader& in, Receipt& receipt) {
+  int64_t last = 0;
+  for_each_order(receipt, [&](uint32_t& order) {
+    const uint64_t by = in.varint();
+    if (by / 2 > UINT32_MAX) in.fail("a place among the leaves is out of range");
+    const auto distance = static_cast<int64_t>(by / 2);
+    last += by % 2 == 0 ? distance : -distance - 1;
+    if (last < 0 || last > int64_t{UINT32_MAX}) in.fail("a place among the leaves is out of range");
+    order = static_cast<uint32_t>(last);
+  });
 }
 
 Bytes encode_held(const Receipt& receipt) {
@@ -323,10 +396,14 @@ std::vector<NamedField> optional_fields(const Receipt& receipt) {
     add(kContents, encode_contents(receipt));
   }
   if (!receipt.copies.empty()) add(kCopies, encode_copies(receipt));
+  const auto& dicts = receipt.dict_keys;
+  const auto empty = std::count_if(dicts.begin(), dicts.end(), is_empty_dict);
+  if (empty > 0) add(kEmptyDicts, encode_empty_dicts(receipt));
   if (!receipt.held.empty()) add(kHeld, encode_held(receipt));
   if (!receipt.host.empty()) add(kHost, to_bytes(receipt.host));
-  if (!receipt.dict_keys.empty()) add(kKeys, encode_keys(receipt));
+  if (std::ssize(dicts) > empty) add(kKeys, encode_keys(receipt));
   if (!receipt.object_copies.empty()) add(kObjectCopies, encode_object_copies(receipt));
+  if (Bytes order = encode_order(receipt); !order.empty()) add(kOrder, std::move(order));
   if (!receipt.parts.empty()) add(kParts, encode_parts(receipt));
   if (receipt.state != 0) {
     ByteWriter out;
@@ -351,12 +428,16 @@ void read_optional_field(std::string_view name, ByteView value, Receipt& receipt
     read_contents(in, receipt);
   } else if (name == kCopies) {
     read_chunks(in, receipt, receipt.copies);
+  } else if (name == kEmptyDicts) {
+    read_empty_dicts(in, receipt.dict_keys);
   } else if (name == kHeld) {
     read_held(in, receipt);
   } else if (name == kKeys) {
-    read_keys(in, receipt);
+    read_keys(in, receipt.dict_keys);
   } else if (name == kObjectCopies) {
     read_object_copies(in, receipt);
+  } else if (name == kOrder) {
+    read_order(in, receipt);
   } else if (name == kParts) {
     read_parts(in, receipt);
   } else if (name == kState) {

@@ -403,6 +403,37 @@ TEST(ReceiptEncoding, KeysOfDictsComeBackAndOfAllRanksTheLowestCounts) {
   EXPECT_EQ(top.others.at("7").as_int(), 7);
 }
 
+TEST(ReceiptEncoding, EmptyDictsAndTheOrderOfLeavesComeBack) {
+  std::vector<Receipt> receipts = {receipt_of(0, 2), receipt_of(1, 2)};
+  Receipt& first = receipts[0];
+  first.dict_keys[{"b"}] = {true, {}};
+  first.dict_keys[{"a"}] = {.ints = false, .others = {}, .empty = true, .order = 5};
+  first.dict_keys[{"c", int64_t{0}}] = {.ints = false, .others = {}, .empty = true, .order = 2};
+  receipts[1].dict_keys[{"a"}] = {true, {}};
+  for (Receipt& receipt : receipts) receipt = Receipt::decode(receipt.encode());
+  EXPECT_EQ(first.dict_keys.at({"a"}).order, 5u);
+  EXPECT_TRUE(first.dict_keys.at({"b"}).ints);
+  EXPECT_FALSE(first.dict_keys.at({"b"}).empty);
+  EXPECT_EQ(first.encode(), Receipt::decode(first.encode()).encode());
+  const Metadata metadata = merge_receipts(receipts);
+  EXPECT_TRUE(metadata.dict_keys.at({"a"}).empty);
+  EXPECT_TRUE(metadata.dict_keys.at({"a"}).ints);
+  EXPECT_EQ(metadata.dict_keys.at({"a"}).order, 5u);
+  EXPECT_EQ(metadata.dict_keys.at({"c", int64_t{0}}).order, 2u);
+
+  Receipt sample = sample_receipt();
+  EXPECT_EQ(Receipt::decode(sample.encode()).tensors[0].order, 0u);
+  for (size_t i = 0; i < sample.tensors.size(); ++i) {
+    sample.tensors[i].order = static_cast<uint32_t>(7 * sample.tensors.size() - 7 * i);
+  }
+  sample.objects[0].order = UINT32_MAX;
+  const Receipt back = Receipt::decode(sample.encode());
+  for (size_t i = 0; i < sample.tensors.size(); ++i) {
+    EXPECT_EQ(back.tensors[i].order, sample.tensors[i].order);
+  }
+  EXPECT_EQ(back.objects[0].order, UINT32_MAX);
+}
+
 TEST(ReceiptEncoding, EveryChangedOrMissingByteIsFound) {
   const Bytes good = sample_receipt().encode();
   for (size_t size = 0; size < good.size(); ++size) {

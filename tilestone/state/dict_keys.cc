@@ -1,9 +1,34 @@
 #include "tilestone/state/metadata.h"
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
 namespace tilestone {
+namespace {
+
+bool begins_with(const Path& path, const Path& begin) {
+  return path.size() >= begin.size() && std::equal(begin.begin(), begin.end(), path.begin());
+}
+
+// Whether none of the sorted paths is the path, or is above or below it.
+bool is_free(const Path& path, const std::vector<const Path*>& items) {
+  const auto at = [&](const Path& wanted) {
+    const auto found =
+        std::lower_bound(items.begin(), items.end(), wanted,
+                         [](const Path* item, const Path& value) { return *item < value; });
+    return found == items.end() ? nullptr : *found;
+  };
+  const Path* const next = at(path);
+  if (next != nullptr && begins_with(*next, path)) return false;
+  for (Path above(path.begin(), path.end() - 1); !above.empty(); above.pop_back()) {
+    const Path* const item = at(above);
+    if (item != nullptr && *item == above) return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 std::optional<int64_t> int_of_key(std::string_view text) {
   int64_t number = 0;
@@ -35,6 +60,19 @@ std::optional<DictKeys> keys_of(const StateDict& dict) {
   return keys;
 }
 
+std::vector<Path> empty_dicts(const TreeKeys& dicts, std::vector<const Path*> items) {
+  const auto is_empty = [](const auto& dict) { return dict.second.empty && !dict.first.empty(); };
+  if (std::none_of(dicts.begin(), dicts.end(), is_empty)) return {};
+  std::sort(items.begin(), items.end(), [](const Path* a, const Path* b) { return *a < *b; });
+  std::vector<Path> found;
+  for (auto dict = dicts.rbegin(); dict != dicts.rend(); ++dict) {  // the deepest first
+    if (!is_empty(*dict)) continue;
+    const bool has_empty = !found.empty() && begins_with(found.back(), dict->first);
+    if (!has_empty && is_free(dict->first, items)) found.push_back(dict->first);
+  }
+  return found;
+}
+
 void restore_keys(StateDict& dict, const DictKeys& keys) {
   for (auto& [key, node] : dict.entries()) {
     const auto* text = std::get_if<std::string>(&key);
@@ -56,6 +94,8 @@ void add_keys(TreeKeys& known, const TreeKeys& more) {
     DictKeys& into = known[path];
     into.ints = into.ints || keys.ints;
     into.others.insert(keys.others.begin(), keys.others.end());
+    if (keys.empty && !into.empty) into.order = keys.order;
+    into.empty = into.empty || keys.empty;
   }
 }
 

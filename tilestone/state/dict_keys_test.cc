@@ -47,4 +47,17 @@ TEST(DictKeys, IntsAloneAreOneBitAndTextNeedsNothing) {
   EXPECT_FALSE(keys_of(digits)->ints);
 }
 
+TEST(DictKeys, ADictIsEmptyOnlyIfNoItemIsAtItsPlace) {
+  TreeKeys dicts;
+  const Path with_items{"a"}, free{"b"}, leaf{"c"}, below_leaf{"c", "d"}, outer{"e"};
+  const Path inner{"e", "f"};
+  for (const Path& path : {Path(), with_items, free, leaf, below_leaf, outer, inner}) {
+    dicts[path].empty = true;
+  }
+  dicts[{"g"}].ints = true;
+  const Path item{"a", "0", "w"}, object{"c"}, other{"a-b"}, none;
+  const std::vector<Path> found = empty_dicts(dicts, {&other, &none, &object, &item});
+  EXPECT_EQ(found, (std::vector<Path>{inner, free}));
+}
+
 }  // namespace tilestone::dict_keys_test

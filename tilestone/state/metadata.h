@@ -28,6 +28,9 @@ struct BlockSums;
 struct DictKeys {
   bool ints = false;                    // every key that reads as an int is one
   std::map<std::string, Value> others;  // further keys, by their text
+  // The dict had no keys on some rank. It is there only if no item is at its path or below it.
+  bool empty = false;
+  uint32_t order = 0;  // if empty: its place among the leaves of the tree
 };
 // By the path of the dict, in which keys are text and list indices are ints.
 using TreeKeys = std::map<Path, DictKeys>;
@@ -37,6 +40,9 @@ std::optional<int64_t> int_of_key(std::string_view text);
 // What a load without a template must know of the keys of a dict; nullopt if they are all text that
 // does not read as an int.
 std::optional<DictKeys> keys_of(const StateDict& dict);
+// The dicts without keys, given the paths of all items. What was empty on one rank may have had
+// keys on another one.
+std::vector<Path> empty_dicts(const TreeKeys& dicts, std::vector<const Path*> items);
 // Makes the keys of a loaded dict, which are text, what they were.
 void restore_keys(StateDict& dict, const DictKeys& keys);
 // Adds the keys that another rank recorded; those that are known stay.
@@ -93,6 +99,7 @@ struct StoredTensor {
   // the size of a complete cell, even if the cell extends beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
   bool fortran_order = false;  // elements of a chunk are in Fortran order; only with chunk_shape
+  uint32_t order = 0;          // its place among the leaves of the tree; 0 if that is not known
 
   // The index of the first chunk in the item of chunks[chunk]; usually `chunk` itself.
   uint32_t first_of_item(uint32_t chunk) const {
@@ -109,6 +116,7 @@ struct StoredObject {
   std::vector<ItemLocation> copies = {};
   // What ranks wrote as copies of the object but has different content. Only verify reads these.
   std::vector<ItemLocation> unlike = {};
+  uint32_t order = 0;  // its place among the leaves of the tree; 0 if that is not known
 };
 
 // A copy of a chunk's elements, in an item of another file.

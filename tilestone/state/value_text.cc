@@ -6,6 +6,7 @@
 #include <deque>
 #include <iterator>
 
+#include "tilestone/base/printable.h"
 #include "tilestone/state/value.h"
 
 namespace tilestone {
@@ -91,35 +92,6 @@ std::string big_int_repr(const BigInt& value) {
 
 // ---- Strings ----
 
-struct Range {
-  uint32_t first;
-  uint32_t last;
-};
-// Code points that are not printable for Python's str.isprintable(): Unicode categories Cc, Cf, Cs,
-// Co, Zl, Zp, Zs (except the space) and noncharacters. Unassigned code points differ between Python
-// versions and are shown unchanged.
-constexpr Range kNotPrintable[] = {
-    {0x0, 0x1f},        {0x7f, 0xa0},       {0xad, 0xad},       {0x600, 0x605},
-    {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
-    {0x8e2, 0x8e2},     {0x1680, 0x1680},   {0x180e, 0x180e},   {0x2000, 0x200f},
-    {0x2028, 0x202f},   {0x205f, 0x206f},   {0x3000, 0x3000},   {0xd800, 0xf8ff},
-    {0xfdd0, 0xfdef},   {0xfeff, 0xfeff},   {0xfff0, 0xfffb},   {0xfffe, 0xffff},
-    {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
-    {0x1d173, 0x1d17a}, {0x1fffe, 0x1ffff}, {0xe0000, 0xe00ff}, {0xe01f0, 0x10ffff},
-};
-
-bool is_printable(uint32_t code) {
-  const auto* range = std::lower_bound(std::begin(kNotPrintable), std::end(kNotPrintable), code,
-                                       [](const Range& r, uint32_t c) { return r.last < c; });
-  return range == std::end(kNotPrintable) || code < range->first;
-}
-
-void append_hex(std::string& out, char letter, uint32_t code, int digits) {
-  out += '\\';
-  out += letter;
-  for (int i = digits - 1; i >= 0; --i) out += "0123456789abcdef"[code >> (4 * i) & 0xf];
-}
-
 // Appends the escapes that strings and bytes have in common. Returns false for any other character.
 bool append_common_escape(std::string& out, uint32_t code, char quote) {
   if (code == static_cast<unsigned char>(quote) || code == '\\') {
@@ -132,34 +104,11 @@ bool append_common_escape(std::string& out, uint32_t code, char quote) {
   } else if (code == '\t') {
     out += "\\t";
   } else if (code < 0x20 || code == 0x7f) {
-    append_hex(out, 'x', code, 2);
+    append_escaped(out, code);
   } else {
     return false;
   }
   return true;
-}
-
-// One UTF-8 character at the start of `text` (surrogates are allowed, as in Python's
-// "surrogatepass"). The size is 0 if there is no valid character.
-struct CodePoint {
-  uint32_t code = 0;
-  size_t size = 0;
-};
-
-CodePoint decode_utf8(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[i])); };
-  const uint32_t lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-  const size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {};
-  uint32_t code = lead & (0x7fu >> size);
-  for (size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {};
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (code < kSmallest[size] || code > 0x10ffff) return {};
-  return {code, size};
 }
 
 char quote_for(bool has_single, bool has_double) { return has_single && !has_double ? '"' : '\''; }
@@ -168,21 +117,17 @@ void append_string_repr(std::string& out, std::string_view text, size_t limit) {
   const char quote = quote_for(text.find('\'') != text.npos, text.find('"') != text.npos);
   out += quote;
   while (!text.empty() && out.size() <= limit) {
-    const CodePoint point = decode_utf8(text);
+    const CodePoint point = first_code_point(text);
     if (point.size == 0) {  // not UTF-8
-      append_hex(out, 'x', static_cast<uint8_t>(text[0]), 2);
+      append_escaped(out, static_cast<uint8_t>(text[0]));
       text.remove_prefix(1);
       continue;
     }
     if (!append_common_escape(out, point.code, quote)) {
       if (is_printable(point.code)) {
         out += text.substr(0, point.size);
-      } else if (point.code <= 0xff) {
-        append_hex(out, 'x', point.code, 2);
-      } else if (point.code <= 0xffff) {
-        append_hex(out, 'u', point.code, 4);
       } else {
-        append_hex(out, 'U', point.code, 8);
+        append_escaped(out, point.code);
       }
     }
     text.remove_prefix(point.size);
@@ -202,7 +147,7 @@ void append_bytes_repr(std::string& out, ByteView bytes, size_t limit) {
     if (code < 0x80) {
       out += c;
     } else {
-      append_hex(out, 'x', code, 2);
+      append_escaped(out, code);
     }
   }
   out += quote;

@@ -59,7 +59,7 @@ class RankReader {
     add_tensors(made);
     for (const StoredObject& object : metadata_.objects) {
       expect_plain(object.at, object.key);
-      made.objects.push_back({object.key, object.path, item_of(object.at)});
+      made.objects.push_back({object.key, object.path, item_of(object.at), 0, object.order});
     }
     for (size_t i = 0; i < made.chunks.size(); ++i) request(made.chunks[i].at, payloads_[i].size);
     for (Receipt::Object& object : made.objects) request(object.at, 0);
@@ -95,7 +95,7 @@ class RankReader {
     std::vector<ChunkRef> refs;
     for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
       const StoredTensor& tensor = metadata_.tensors[t];
-      made.tensors.push_back({tensor.key, tensor.path, tensor.dtype, tensor.shape});
+      made.tensors.push_back({tensor.key, tensor.path, tensor.dtype, tensor.shape, tensor.order});
       for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
         expect_plain(tensor.chunks[c].at, tensor.key);
         made.chunks.push_back({t, tensor.chunks[c].box, item_of(tensor.chunks[c].at)});

@@ -161,6 +161,16 @@ bool has_fixed_names(const Format& format, const Dialect& dialect) {
   return format.has_fixed_names() || dialect.has_fixed_names();
 }
 
+bool has_only_lock(Storage& directory) {
+  const std::vector<std::string> files = directory.list(),
+                                 directories = directory.list_directories();
+  return std::all_of(files.begin(), files.end(),
+                     [](const std::string& name) { return name == kLockName; }) &&
+         std::all_of(directories.begin(), directories.end(),
+                     [](const std::string& name) { return name == kOwnDirectory; }) &&
+         directory.list_directories(std::string(kOwnDirectory) + "/").empty();
+}
+
 // Who removes a directory holds its lock only until it has renamed it.
 bool is_being_removed(Storage& storage, const Deadline& deadline) {
   constexpr int kLooks = 5;
@@ -336,6 +346,8 @@ void Transaction::make_and_lock(const Deadline& deadline) {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
+      const auto place = storage_->parent();
+      made_location_ = made_location_ || (place && !place->storage->stat(place->name));
       storage_->make_directory("");
       refuse_directory_of_index();
       storage_->make_directory(std::string(kTilestoneDirectory));
@@ -549,14 +561,40 @@ void Transaction::abandon(bool alone) {
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
-  if (!alone || !has_note_) return;
-  bool has_data = true;
+  if (!alone || (has_note_ && !remove_note())) return;
+  if (made_location_ && lock_ != nullptr) remove_location();
+}
+
+// False: the note stays, for data files that could not be removed.
+bool Transaction::remove_note() {
   try {
-    has_data = holds_data(*storage_, save_id_);
+    return !holds_data(*storage_, save_id_) &&
+           remove_files(*storage_, std::vector{note_name(save_id_)});
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the note of a failed save stays: ") + error.what());
+    return false;
   }
-  if (!has_data) remove_files(*storage_, std::vector{note_name(save_id_)});
+}
+
+// The directory, which was absent before, goes again if it has nothing but the lock. It is renamed
+// first, so that who waits for its lock finds that it no longer stands (try_lock_location()), and
+// looked at once more, because others take no lock.
+void Transaction::remove_location() {
+  try {
+    const auto place = location_->parent();
+    if (!place || !has_only_lock(*location_)) return;
+    const std::string hidden = sibling_name(place->name, save_id_);
+    place->storage->rename_directory(place->name, hidden);
+    if (!has_only_lock(*place->storage->child(hidden))) {
+      return place->storage->rename_directory(hidden, place->name);
+    }
+    lock_.reset();
+    place->storage->remove(hidden + "/" + std::string(kLockName));
+    place->storage->remove_directory(hidden + "/" + std::string(kOwnDirectory));
+    place->storage->remove_directory(hidden);
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("the directory of a failed save stays: ") + error.what());
+  }
 }
 
 }  // namespace tilestone::engine

@@ -58,8 +58,8 @@ class Transaction {
   // Step 5. Failures are logged.
   void clean();
   // To be called instead of commit(). Removes what prepare() made. With `alone`, which says that
-  // no other rank can have written data files yet, also removes the save's note. Failures are
-  // logged.
+  // no other rank can have written data files yet, also removes the save's note, and the location's
+  // directory if it was absent before and nothing else is in it. Failures are logged.
   void abandon(bool alone);
 
  private:
@@ -83,6 +83,8 @@ class Transaction {
   void remove_directories_of_replaced();
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
+  bool remove_note();
+  void remove_location();
 
   std::shared_ptr<Storage> location_;
   std::shared_ptr<Storage> storage_;  // see place()
@@ -100,6 +102,7 @@ class Transaction {
   Index index_;
   std::vector<std::string> published_;  // files of the index that this save has published
   bool has_note_ = false;               // the note that this save has begun was left
+  bool made_location_ = false;          // its directory was absent before
 };
 
 }  // namespace tilestone::engine

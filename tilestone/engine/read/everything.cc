@@ -4,6 +4,8 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
@@ -24,7 +26,7 @@ class TreeBuilder {
  public:
   explicit TreeBuilder(const TreeKeys& keys) : keys_(keys) {}
 
-  void add(const std::string& key, Path path, StateNode node) {
+  void add(const std::string& key, Path path, StateNode node, uint32_t order) {
     if (path.empty()) path.emplace_back(key);
     if (path.size() > kMaxStateDepth) {
       throw Error(ErrorCode::kUnsafe, "the path of an item has " + std::to_string(path.size()) +
@@ -32,12 +34,12 @@ class TreeBuilder {
                                           std::to_string(kMaxStateDepth))
           .with_key(key);
     }
-    places_.push_back({key, std::move(path), std::move(node)});
+    places_.push_back({key, std::move(path), std::move(node), order});
   }
 
   StateDict build() {
-    std::stable_sort(places_.begin(), places_.end(),
-                     [](const StoredPath& a, const StoredPath& b) { return a.path < b.path; });
+    sort();
+    add_empty_dicts();
     StateDict tree = dict(0, places_.size(), 0);
     restore(tree, {});
     return tree;
@@ -48,18 +50,56 @@ class TreeBuilder {
     std::string key;
     Path path;
     StateNode node;
+    uint32_t order = 0;
+  };
+  // places_[begin, end), which have one element in common.
+  struct Child {
+    const PathElement* element;
+    size_t begin;
+    size_t end;
+    uint32_t order;  // of the first leaf
   };
 
-  // The container of places_[begin, end). The first `depth` elements of their paths are equal.
+  void sort() {
+    std::stable_sort(places_.begin(), places_.end(),
+                     [](const StoredPath& a, const StoredPath& b) { return a.path < b.path; });
+  }
+
+  void add_empty_dicts() {
+    std::vector<const Path*> items;
+    items.reserve(places_.size());
+    for (const StoredPath& place : places_) items.push_back(&place.path);
+    const std::vector<Path> empty = empty_dicts(keys_, std::move(items));
+    for (const Path& path : empty) {
+      if (path.size() > kMaxStateDepth) continue;
+      places_.push_back({dotted(path), path, StateDict(), keys_.at(path).order});
+    }
+    if (!empty.empty()) sort();
+  }
+
+  // The container of places_[begin, end), in the order of the leaves. The first `depth` elements of
+  // their paths are equal.
   StateDict dict(size_t begin, size_t end, size_t depth) {
+    std::vector<Child> children;
+    bool has_index = false;  // of a list
+    while (begin < end) {
+      const PathElement* const element = &places_[begin].path[depth];
+      Child child{element, begin, begin, places_[begin].order};
+      for (; child.end < end && places_[child.end].path[depth] == *element; ++child.end) {
+        child.order = std::min(child.order, places_[child.end].order);
+      }
+      has_index = has_index || std::holds_alternative<int64_t>(*element);
+      children.push_back(child);
+      begin = child.end;
+    }
+    if (!has_index) {
+      std::stable_sort(children.begin(), children.end(),
+                       [](const Child& a, const Child& b) { return a.order < b.order; });
+    }
     StateDict out;
     auto& entries = out.entries();
-    while (begin < end) {
-      const PathElement element = places_[begin].path[depth];
-      size_t next = begin + 1;
-      while (next < end && places_[next].path[depth] == element) ++next;
-      entries.emplace_back(element, node(begin, next, depth + 1));
-      begin = next;
+    for (const Child& child : children) {
+      entries.emplace_back(*child.element, node(child.begin, child.end, depth + 1));
     }
     return out;
   }
@@ -139,6 +179,7 @@ Items all_items(const Metadata& stored) {
     item.path = tensor.path;
     item.dtype = tensor.dtype;
     item.global_shape = tensor.shape;
+    item.order = tensor.order;
     item.pieces.push_back(
         {Box::whole(tensor.shape), TensorView::without_data(tensor.dtype, tensor.shape)});
     items.tensors.push_back(std::move(item));
@@ -147,6 +188,7 @@ Items all_items(const Metadata& stored) {
     ObjectItem item;
     item.key = object.key;
     item.path = object.path;
+    item.order = object.order;
     items.objects.push_back(std::move(item));
   }
   return items;
@@ -169,10 +211,10 @@ void give_memory(Items& items, const ReadContext& context) {
 StateDict tree_of(Items items) {
   TreeBuilder builder(items.dict_keys);
   for (TensorItem& item : items.tensors) {
-    builder.add(item.key, std::move(item.path), std::move(item.pieces[0].data));
+    builder.add(item.key, std::move(item.path), std::move(item.pieces[0].data), item.order);
   }
   for (ObjectItem& item : items.objects) {
-    builder.add(item.key, std::move(item.path), std::move(item.value));
+    builder.add(item.key, std::move(item.path), std::move(item.value), item.order);
   }
   StateDict tree = builder.build();
   const bool merges = items.common && items.common->kind() == Value::Kind::kDict;

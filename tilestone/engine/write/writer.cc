@@ -220,7 +220,8 @@ class RankWriter {
       const auto next = static_cast<uint32_t>(receipt_.tensors.size());
       const auto [found, is_new] = known.try_emplace(item.key, next);
       if (is_new) {
-        receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape});
+        receipt_.tensors.push_back(
+            {item.key, item.path, item.dtype, item.global_shape, item.order});
       }
       return found->second;
     };
@@ -256,6 +257,7 @@ class RankWriter {
       Receipt::Object& described = reported_object(i);
       described.key = object(i).key;
       described.path = object(i).path;
+      described.order = object(i).order;
       if (copies_ || task_.list_held) described.content = task_.plan->objects[object_at(i)].content;
     }
   }

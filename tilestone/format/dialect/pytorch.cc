@@ -1,6 +1,7 @@
 // Turns a tree into the items that torch.distributed.checkpoint would make of it, and back. The
 // rules are those of torch 2.13's flatten_state_dict:
-//  - A dict is descended; its keys become text. An empty dict leaves no item.
+//  - A dict is descended; its keys become text. An empty dict leaves no item; Items::dict_keys
+//    records it.
 //  - A list is descended if it holds, at any depth of lists, a tensor, a sharded entity or a dict.
 //    Otherwise the whole list is one object.
 //  - Everything else is a leaf whose key is the dotted path. A tuple is a leaf whatever it holds.
@@ -154,12 +155,20 @@ class Flattener : Walk {
     if (item.key == dotted(path_)) item.path = path_;
     check_value(item.value, item.key);
     claims_.claim(item.key, KeyClaims::Owner::kShardedObject, path_);
+    item.order = leaves_++;
     items_.objects.push_back(std::move(item));
   }
   void visit(const ShardedTensorFactory&) { refuse_unbuilt(path_, "factory"); }
   void visit(const LocalNonpersistent&) { refuse_unbuilt(path_, "non-persistent value"); }
 
   void note_keys(const StateDict& dict) {
+    if (dict.empty() && dict.others().empty()) {
+      if (path_.empty()) return;
+      DictKeys& keys = items_.dict_keys[path_];
+      keys.empty = true;
+      keys.order = leaves_++;
+      return;
+    }
     std::optional<DictKeys> keys = keys_of(dict);
     for (const auto& [key, value] : dict.others()) {
       if (!is_plain(key)) continue;
@@ -185,6 +194,7 @@ class Flattener : Walk {
 
   void add(TensorItem item, KeyClaims::Owner owner) {
     claims_.claim(item.key, owner, path_);
+    item.order = leaves_++;
     items_.tensors.push_back(std::move(item));
   }
   void add_object(Value value) {
@@ -195,11 +205,13 @@ class Flattener : Walk {
     item.common = true;
     check_value(item.value, item.key);
     claims_.claim(item.key, KeyClaims::Owner::kPath, path_);
+    item.order = leaves_++;
     items_.objects.push_back(std::move(item));
   }
 
   Items items_;
   KeyClaims claims_;
+  uint32_t leaves_ = 0;  // so far
 };
 
 // ---- Items to tree ----

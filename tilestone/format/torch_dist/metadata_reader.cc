@@ -184,15 +184,22 @@ class MetadataReader {
     }
   }
 
+  // Of the entry just added, among all entries: stock lists them in the order of the state.
+  uint32_t order_of_last() const {
+    return static_cast<uint32_t>(metadata_.tensors.size() + metadata_.objects.size() - 1);
+  }
+
   void read_entry(std::string_view key, NodeId id) {
     Entry entry;
     const MetadataClass kind = class_of(id);
     if (kind == MetadataClass::kTensor) {
       entry = {true, static_cast<uint32_t>(metadata_.tensors.size()), false};
       metadata_.tensors.push_back(read_tensor(key, id));
+      metadata_.tensors.back().order = order_of_last();
     } else if (kind == MetadataClass::kBytes) {
       entry = {false, static_cast<uint32_t>(metadata_.objects.size()), false};
       metadata_.objects.push_back({std::string(key), {}, {}});
+      metadata_.objects.back().order = order_of_last();
     } else {
       throw Error(refusal_of(pickle_, id),
                   "expected an entry of tensor or bytes metadata, found " + describe(pickle_, id));

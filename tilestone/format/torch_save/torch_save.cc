@@ -105,8 +105,9 @@ class Describer {
     for (const ObjectItem& item : items.objects) {
       Bytes bytes = write_torch_archive(item.value);
       const uint32_t crc = crc32(bytes);
-      receipt_.objects.push_back(
-          {item.key, item.path, packed({0, bytes.size(), std::move(bytes), {}}, {0, 0, crc})});
+      receipt_.objects.push_back({item.key, item.path,
+                                  packed({0, bytes.size(), std::move(bytes), {}}, {0, 0, crc}), 0,
+                                  item.order});
     }
     receipt_.files[0] = {file_.packed_name, file_.packed_bytes};
     file_.index = receipt_.encode();
@@ -128,7 +129,7 @@ class Describer {
   void add(const TensorItem& item) {
     const TensorView& tensor = item.pieces.at(0).data;
     const auto number = static_cast<uint32_t>(receipt_.tensors.size());
-    receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape});
+    receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape, item.order});
     const bool is_run = tensor.strides == contiguous_strides(tensor.shape);
     const ReceiptItem at = is_run && tensor.bytes() > 0
                                ? in_place(tensor)
