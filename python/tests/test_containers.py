@@ -268,6 +268,20 @@ def test_objects_that_hold_sharded_or_device_data_are_refused_with_their_key(
     assert not pathlib.Path(ckpt, ".metadata").exists()
 
 
+def test_what_cannot_be_pickled_is_refused_with_what_helps(ckpt: str) -> None:
+    class Handle:
+        def __reduce__(self) -> Any:
+            raise TypeError("no")
+
+    for item, helps in ((Handle(), "register_converter"), (lambda: 0, "leave it out")):
+        for state in ({"a": item}, {"a": (1, item)}):
+            with pytest.raises(tilestone.InvalidArgumentError, match="can't be pickled") as raised:
+                tilestone.save(state, ckpt)
+            assert raised.value.key == "a"
+            if state["a"] is item:
+                assert helps in raised.value.hint
+
+
 def test_a_list_that_contains_itself_is_refused_with_its_key(ckpt: str) -> None:
     ring: list[Any] = [torch.ones(2)]
     ring.append(ring)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -158,9 +159,54 @@ def test_a_conversion_that_fails_leaves_no_directory(tmp_path: pathlib.Path) -> 
     assert (tmp_path / "empty").is_dir()
 
 
+def run(*words: str | pathlib.Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tilestone", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_characters_that_turn_text_around_are_escaped_wherever_keys_are_printed(
+    tmp_path: pathlib.Path,
+) -> None:
+    key = "a\u202eb\u2028c"
+    tilestone.save({key: torch.ones(2), key + "o": 1}, tmp_path / "ckpt")
+    tilestone.save({key: torch.zeros(2)}, tmp_path / "other")
+    for words in (
+        ("ls", "ckpt"), ("ls", "--tree", "ckpt"), ("du", "ckpt"), ("du", "--by-name", "ckpt"),
+        ("diff", "ckpt", "other"), ("cat", "ckpt", "missing"), ("inspect", "ckpt", key),
+        ("convert", "ckpt", "hf", "--to", "safetensors"), ("convert", "ckpt", "x", "--dry-run"),
+    ):  # fmt: skip
+        ended = run(*words, cwd=tmp_path)
+        printed = ended.stdout + ended.stderr
+        assert "\u202e" not in printed and "\u2028" not in printed, words
+        assert words[0] == "cat" or "a\\u202eb\\u2028c" in printed, words
+
+
+def test_a_report_lists_truncated_files(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"a": torch.ones(100), "b": torch.ones(1 << 18)}, tmp_path / "ckpt")
+    (data,) = (tmp_path / "ckpt").glob("*.distcp")
+    whole = data.stat().st_size
+    os.truncate(data, whole // 2)
+    (short,) = tilestone.open(tmp_path / "ckpt").verify().short_files
+    assert (short.file, short.size, short.expected) == (data.name, whole // 2, whole)
+    assert (short.keys, short.first_key) == (1, "b")
+    assert "expected=" in repr(short)
+
+
+def test_a_page_that_cannot_be_written_whole_is_removed(tmp_path: pathlib.Path) -> None:
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    tilestone.save({"w": torch.ones(2)}, tmp_path / "ckpt")
+    page = tmp_path / "page.html"
+    ended = run("layout", tmp_path / "ckpt", "-o", page, preexec_fn=small_files)
+    assert ended.returncode == 3
+    assert "cannot write the page" in ended.stderr
+    assert not page.exists()
+
+
 def diff(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tilestone", "diff", "--json", str(a), str(b)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run("diff", "--json", a, b)
     report = json.loads(ended.stdout)
     assert ended.returncode == (0 if report["same"] else 1), ended.stderr
     return report

@@ -211,6 +211,9 @@ def test_attributes_and_hosts_are_kept_with_the_checkpoint(format: str, ckpt: st
     with tilestone.open(ckpt) as opened:
         assert opened.attributes == attributes
         assert opened.hosts == [socket.gethostname()]
+        (of_rank,) = opened.save_timings
+        assert list(of_rank) == ["planning", "writing"]
+        assert all(seconds >= 0 for seconds in of_rank.values())
     tilestone.save({"w": numpy.ones(2)}, ckpt, format=format, overwrite=True)
     with tilestone.open(ckpt) as opened:
         assert opened.attributes == {}

@@ -167,8 +167,8 @@ bool has_only_lock(Storage& directory) {
   return std::all_of(files.begin(), files.end(),
                      [](const std::string& name) { return name == kLockName; }) &&
          std::all_of(directories.begin(), directories.end(),
-                     [](const std::string& name) { return name == kOwnDirectory; }) &&
-         directory.list_directories(std::string(kOwnDirectory) + "/").empty();
+                     [](const std::string& name) { return name == kTilestoneDirectory; }) &&
+         directory.list_directories(std::string(kTilestoneDirectory) + "/").empty();
 }
 
 // Who removes a directory holds its lock only until it has renamed it.
@@ -590,7 +590,7 @@ void Transaction::remove_location() {
     }
     lock_.reset();
     place->storage->remove(hidden + "/" + std::string(kLockName));
-    place->storage->remove_directory(hidden + "/" + std::string(kOwnDirectory));
+    place->storage->remove_directory(hidden + "/" + std::string(kTilestoneDirectory));
     place->storage->remove_directory(hidden);
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the directory of a failed save stays: ") + error.what());
