@@ -121,9 +121,9 @@ def test_empty_dicts_and_the_order_of_keys_stay(tmp_path: pathlib.Path) -> None:
     tilestone.convert(tmp_path / "0", tmp_path / "d", only="optimizer", format="torch_dist")
     assert tilestone.load(tmp_path / "d")["state"] == {}
     tilestone.convert(
-        tmp_path / "0", tmp_path / "e", format="torch_dist", keys=["a.*"], rename=[("^a", "moved")]
+        tmp_path / "0", tmp_path / "e", format="torch_dist", keys=["a.*"], rename=[("b$", "moved")]
     )
-    assert tilestone.load(tmp_path / "e") == {"moved": {"b": {}}}
+    assert tilestone.load(tmp_path / "e") == {"a": {"moved": {}}}
     with pytest.raises(tilestone.InvalidArgumentError, match="empty dict") as raised:
         tilestone.convert(tmp_path / "0", tmp_path / "hf", keys=["z.*", "a.*"], format="safetensors")
     assert raised.value.key == "a.b"

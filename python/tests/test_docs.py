@@ -42,4 +42,4 @@ def test_the_page_of_benchmarks_keeps_what_is_written_by_hand(
         f"# Benchmarks\n\nnew figures\n\n{page.BY_HAND}{by_hand}"
     )
     page.write(tmp_path / "new" / "page.md", measured)
-    assert (tmp_path / "new" / "page.md").read_text() == measured
+    assert (tmp_path / "new" / "page.md").read_text() == measured.rstrip() + "\n"

@@ -195,6 +195,8 @@ class Bridge:
 
     def filled_by(self, original: Any, made: Any) -> Any:
         """What a load returns for a leaf: the template's array, filled from the stored object."""
+        if self.as_torch:  # there, an object takes the place of any leaf
+            return made
         return _object_arrays.filled_by(original, made, _torch())
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:

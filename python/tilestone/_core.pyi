@@ -1008,6 +1008,31 @@ class Damage:
 
     def __repr__(self) -> str: ...
 
+class ShortFile:
+    """A data file that is shorter than it should be."""
+
+    @property
+    def file(self) -> str:
+        """Its name, relative to the checkpoint."""
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+
+    @property
+    def expected(self) -> int:
+        """The bytes that its save has written, or else that its items need."""
+
+    @property
+    def keys(self) -> int:
+        """Number of keys with items that reach beyond its end."""
+
+    @property
+    def first_key(self) -> str:
+        """One of these keys."""
+
+    def __repr__(self) -> str: ...
+
 class VerifyReport:
     """What verify checked and found."""
 
@@ -1028,6 +1053,12 @@ class VerifyReport:
     @property
     def damages(self) -> list[Damage]:
         """In the order of files and offsets; empty if nothing is damaged."""
+
+    @property
+    def short_files(self) -> list[ShortFile]:
+        """
+        The truncated files, by name. Each of their items is one of the damages too.
+        """
 
     @property
     def seconds(self) -> float: ...
@@ -1159,6 +1190,9 @@ class Checkpoint:
 
     @property
     def hosts(self) -> list[str]: ...
+
+    @property
+    def save_timings(self) -> list[dict[str, float]]: ...
 
     @property
     def attributes(self) -> dict[str, str]: ...

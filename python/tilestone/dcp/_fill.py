@@ -23,15 +23,6 @@ def _is_descended(items: list[Any]) -> bool:
     )
 
 
-def without_tensors(state: Any, keys: frozenset[str], above: tuple[str, ...] = ()) -> Any:
-    """A copy of a state's containers with None in the place of tensors under these keys."""
-    if isinstance(state, Mapping):
-        return {key: without_tensors(item, keys, (*above, str(key))) for key, item in state.items()}
-    if type(state) is list and _is_descended(state):
-        return [without_tensors(item, keys, (*above, str(i))) for i, item in enumerate(state)]
-    return None if isinstance(state, torch.Tensor) and ".".join(above) in keys else state
-
-
 class Filler:
     """Fills the caller's state from a loaded one.
 

@@ -15,11 +15,9 @@ from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
 from tilestone import _api
-from tilestone._checkpoint import open as open_checkpoint
-from tilestone._errors import CheckpointError
 from tilestone._option_values import Differences
 from tilestone.dcp import _calls
-from tilestone.dcp._fill import Filler, without_tensors
+from tilestone.dcp._fill import Filler
 from tilestone.dcp._reader import FileSystemReader, is_plain
 
 __all__ = ["load", "load_state_dict"]
@@ -60,24 +58,13 @@ def _load(
 ) -> None:
     partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
     path = os.path.abspath(reader.path)
+    template: Any = _calls.State(state)
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
-
-    def loaded_for(wanted: StateDict) -> dict[Any, Any]:
-        template: Any = _calls.State(wanted)
-        return _api.load(
+    with _calls.failing_as_torch("read", _calls.rank_of(process_group, alone)):
+        loaded = _api.load(
             template, path, group=_calls.group_of(process_group, alone),
             cast=True, differences=differences,
         )  # fmt: skip
-
-    with _calls.failing_as_torch("read", _calls.rank_of(process_group, alone)):
-        try:
-            loaded = loaded_for(state)
-        except CheckpointError as error:  # the same one on every rank, before anything is read
-            if "has an object under this key" not in error.hint:
-                raise
-            with open_checkpoint(path) as opened:
-                objects = frozenset(opened.object_keys())
-            loaded = loaded_for(without_tensors(state, objects))
         with contextlib.closing(Filler(path)) as filler:
             filler.fill(state, loaded)
     if isinstance(planner, DefaultLoadPlanner):
