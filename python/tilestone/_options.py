@@ -17,8 +17,11 @@ def directory(path: Any) -> bytes:
     try:
         return os.fsencode(path)
     except TypeError:
+        # A state that was given first by mistake is not printed.
+        plain = path is None or isinstance(path, (int, float))
+        shown = repr(path) if plain else type(path).__name__
         raise InvalidArgumentError(
-            f"path must be a string or an os.PathLike, not {type(path).__name__}"
+            f"path must be a string or an os.PathLike, not {shown}"
         ) from None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
