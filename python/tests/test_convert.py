@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tilestone
 import torch
+from ranks import Worlds
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_safetensors import DTYPES, bits, every_dtype
@@ -95,6 +96,38 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
         with pytest.raises(tilestone.CheckpointError, match=problem):
             tilestone.convert(tmp_path / source, tmp_path / target, **options)
         assert not any(path.name.startswith("c.") or path.name == "c" for path in tmp_path.iterdir())
+
+
+def _number_keys_of_one_rank(rank: int, world: int, ckpt: str) -> None:
+    states: dict[object, object] = {0: torch.ones(2)} if rank == 0 else {}
+    tilestone.save({"opt": states}, ckpt)
+
+
+def test_keys_of_a_dict_that_is_empty_on_another_rank_stay_numbers(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(_number_keys_of_one_rank, str(tmp_path / "a"))
+    tilestone.convert(tmp_path / "a", tmp_path / "b", format="torch_dist")
+    for path in ("a", "b"):
+        assert list(tilestone.load(tmp_path / path)["opt"]) == [0]
+
+
+def test_empty_dicts_with_an_empty_name_and_alone_in_a_part_are_converted(
+    tmp_path: pathlib.Path,
+) -> None:
+    tilestone.save({"": {}, "w": torch.ones(1), "opt": {"state": {}}}, tmp_path / "a")
+    tilestone.convert(tmp_path / "a", tmp_path / "b", format="torch_dist")
+    assert tilestone.load(tmp_path / "b") == {"": {}, "w": 1, "opt": {"state": {}}}
+    tilestone.convert(tmp_path / "a", tmp_path / "c", format="torch_dist", only="opt")
+    assert tilestone.load(tmp_path / "c") == {"state": {}}
+
+
+def test_an_empty_dict_gets_no_name_that_is_taken(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"w": torch.ones(1), "none": {}}, tmp_path / "a")
+    with pytest.raises(tilestone.InvalidArgumentError, match='"w" and "none" get the same new key'):
+        tilestone.convert(
+            tmp_path / "a", tmp_path / "b", format="torch_dist", rename=[("^none$", "w")]
+        )
 
 
 def test_empty_dicts_and_the_order_of_keys_stay(tmp_path: pathlib.Path) -> None:

@@ -8,6 +8,8 @@ import io
 import os
 import pathlib
 import pickle
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -347,7 +349,10 @@ class Planned(dcp.DefaultSavePlanner):
         return super().create_local_plan()
 
 
-def test_garbage_collections_wait_while_torch_plans_and_never_longer(ckpt: str) -> None:
+def test_garbage_collections_wait_while_torch_plans_and_not_for_long(
+    ckpt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilestone.dcp._calls._PUT_OFF_SECONDS", 0.5)
     usual = gc.get_threshold()
     planner = Planned(fails=False)
     stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt), planner=planner)
@@ -356,13 +361,10 @@ def test_garbage_collections_wait_while_torch_plans_and_never_longer(ckpt: str) 
     writer = dcp.FileSystemWriter(ckpt)
     with pytest.raises(dcp.CheckpointException, match="no plan"):
         stock.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))
-    phases: list[str] = []
-    gc.callbacks.append(lambda phase, info: phases.append(phase))
-    try:
-        gc.collect()  # as Python does after a million new objects
-    finally:
-        gc.callbacks.pop()
-    assert gc.get_threshold() == usual and phases == ["start", "stop"]
+    end = time.monotonic() + 20
+    while gc.get_threshold() != usual and time.monotonic() < end:
+        time.sleep(0.01)
+    assert gc.get_threshold() == usual
     with pytest.raises(dcp.CheckpointException, match="no plan"):
         dcp.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))
     assert gc.get_threshold() == usual
@@ -372,6 +374,31 @@ def test_garbage_collections_wait_while_torch_plans_and_never_longer(ckpt: str) 
         assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*usual)
+
+
+class Waits(dcp.DefaultSavePlanner):
+    """Lets another save begin while it writes."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        super().__init__()
+        self._other = other
+
+    def resolve_data(self, write_item: Any) -> Any:
+        other, self._other = self._other, lambda: None
+        other()
+        return super().resolve_data(write_item)
+
+
+def test_a_save_that_a_later_one_of_its_process_has_ended_says_so(ckpt: str) -> None:
+    def other() -> None:
+        stock.save({"n": torch.ones(2)}, storage_writer=dcp.FileSystemWriter(ckpt), no_dist=True)
+
+    with pytest.raises(dcp.CheckpointException, match="ended by a later one of the same process"):
+        stock.save(
+            {"n": torch.zeros(2)}, storage_writer=dcp.FileSystemWriter(ckpt), planner=Waits(other),
+            no_dist=True,
+        )  # fmt: skip
+    assert tilestone.load(ckpt)["n"].tolist() == [1, 1]
 
 
 class Xor(StreamTransformExtension):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from test_lazy_save import LARGE, flat, saved
+from test_lazy_save import LARGE, apply_around_the_seal, flat, saved
 
 import tilestone
 
@@ -128,13 +127,7 @@ def dtensors_at_random(rank: int, world: int, folder: str, rounds: int) -> dict[
             ]
             given = {key: each if key == "a" else each.detach() for key, each in tensors.items()}
             saving = session.async_save(given, path, stage="lazy", overwrite=True, on_error="warn")
-            for at, change in enumerate(operations):
-                if at == len(early):
-                    saving.staged.exception()
-                moment = time.perf_counter() + moments.uniform(0, 0.001)
-                while time.perf_counter() < moment:
-                    pass
-                change()
+            apply_around_the_seal(saving, operations, len(early), moments)
             found[bool(early)] += 1
             error: Any = saving.durable.exception(60)
             if early:

@@ -41,6 +41,20 @@ def expect_changed(saving: tilestone.AsyncSave, key: str, rank: int = -1) -> Non
     assert saving.staged.done()
 
 
+def apply_around_the_seal(
+    saving: tilestone.AsyncSave, operations: list[Callable[[], object]], early: int,
+    moments: random.Random,
+) -> None:  # fmt: skip
+    """Calls the operations at random moments, the first `early` of them before the seal."""
+    for at, change in enumerate(operations):
+        if at == early:
+            saving.staged.exception()
+        moment = time.perf_counter() + moments.uniform(0, 0.001)
+        while time.perf_counter() < moment:
+            pass
+        change()
+
+
 def changes(choose: random.Random, tensor: torch.Tensor) -> Callable[[], object]:
     """An operation that changes the tensor, in one of many ways."""
     view = tensor.view(-1)[choose.randrange(18_000) :]
@@ -76,13 +90,7 @@ def test_a_thousand_changes_by_torch_at_random_moments(tmp_path: pathlib.Path) -
             saving = session.async_save(
                 state, tmp_path / "x", stage="lazy", overwrite=True, on_error="warn"
             )
-            for at, change in enumerate(operations):
-                if at == len(early):
-                    saving.staged.exception()
-                moment = time.perf_counter() + choose.uniform(0, 0.001)
-                while time.perf_counter() < moment:
-                    pass
-                change()
+            apply_around_the_seal(saving, operations, len(early), choose)
             found[bool(early)] += 1
             if not early:
                 assert saving.result(60).published

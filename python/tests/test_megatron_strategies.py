@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import stat
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -16,6 +18,7 @@ import torch
 import tilestone
 from ranks import Raised, Worlds
 from test_megatron_api import _tensor, _whole
+from test_megatron_stock import _megatron
 from tilestone import megatron
 from tilestone.megatron import serialization
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor
@@ -303,3 +306,31 @@ def test_save_returns_its_result_where_the_call_is_not_one_of_stock(ckpt: str) -
     by_files = tilestone.ByFiles(0, 1, "a job of today")
     result = megatron.save(_tensor(1), ckpt + "-files", by_files=by_files)
     assert result is not None and result.published
+
+
+def test_errors_are_also_those_that_stocks_callers_catch(tmp_path: pathlib.Path) -> None:
+    from torch.distributed.checkpoint import CheckpointException
+
+    _megatron()
+    from megatron.core.dist_checkpointing.core import CheckpointingException
+
+    nowhere, kept = tmp_path / "nowhere", tmp_path / "kept"
+    absent = {"w": ShardedTensor.from_rank_offsets("absent", torch.ones(1))}
+    megatron.save({"a": 1}, kept)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: megatron.TilestoneLoadStrategy().load_tensors_metadata(nowhere), str(nowhere)),
+        (lambda: megatron.load(absent, nowhere), str(nowhere)),
+        (lambda: megatron.load_common_state_dict(nowhere), str(nowhere)),
+        (lambda: megatron.load_plain_tensors(nowhere), str(nowhere)),
+        (lambda: megatron.remove_sharded_tensors(nowhere, "w"), str(nowhere)),
+        (lambda: megatron.load(absent, kept), "absent"),
+    ]
+    for call, named in calls:
+        for caught in (CheckpointingException, CheckpointException, tilestone.NotFoundError):
+            with pytest.raises(caught) as raised:
+                call()
+            assert named in str(raised.value)
+            assert type(pickle.loads(pickle.dumps(raised.value))) is tilestone.NotFoundError
+    with pytest.raises(CheckpointException) as refused:
+        megatron.save({"a": lambda: None}, kept)
+    assert isinstance(refused.value, CheckpointingException)

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -103,6 +101,9 @@ class PartOfTree {
     if (name.empty()) return;
     strips_ = std::any_of(source.entries.begin(), source.entries.end(),
                           [&](const SourceEntry& entry) { return entry.key.starts_with(prefix_); });
+    for (const auto& [path, keys] : source.dict_keys) {
+      strips_ = strips_ || (keys.empty && dotted(path).starts_with(prefix_));
+    }
     if (strips_ || (name == "model" && source.dialect == kMegatron)) return;
     throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
         .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
@@ -123,12 +124,15 @@ class PartOfTree {
   }
 
   bool takes_common() const { return name_.empty(); }
-  // The recorded keys of dicts that are not empty, by their paths inside the part.
+  // What is recorded of the keys of dicts, by their paths inside the part. A dict that was empty on
+  // one rank may have keys of another one.
   TreeKeys keys(const TreeKeys& keys) const {
     TreeKeys inside;
     for (const auto& [path, found] : keys) {
-      if (found.empty || (strips_ && (path.empty() || key_text(path[0]) != name_))) continue;
-      inside.emplace(strips_ ? Path(path.begin() + 1, path.end()) : path, found);
+      if (!found.ints && found.others.empty()) continue;
+      if (strips_ && (path.empty() || key_text(path[0]) != name_)) continue;
+      inside.emplace(strips_ ? Path(path.begin() + 1, path.end()) : path,
+                     DictKeys{.ints = found.ints, .others = found.others});
     }
     return inside;
   }
@@ -142,11 +146,8 @@ class PartOfTree {
 // A checkpoint inside the other one would be taken for a part of it, and removed with it.
 void expect_apart(const Location& source, const Location& target) {
   const auto path_of = [](const Location& location) {
-    std::error_code error;
-    const auto path = std::filesystem::weakly_canonical(location.describe(), error);
-    std::string text = error ? location.describe() : path.string();
-    while (text.ends_with('/')) text.pop_back();
-    return text + "/";
+    const std::string path = location.resolved_identity();
+    return path.ends_with('/') ? path : path + "/";
   };
   const std::string from = path_of(source), to = path_of(target);
   if (from == to) return;  // what exists is refused later
@@ -250,6 +251,7 @@ class Conversion {
       chosen_.push_back(std::move(chosen));
     }
     dict_keys_ = part.keys(source_.dict_keys);
+    sort_chosen();
     choose_empty_dicts(part, rules);
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
     const bool has_others = has_common() || !empty_dicts_.empty();
@@ -262,19 +264,24 @@ class Conversion {
                                                    " keys, and the options leave out all of them")
           .with_hint("`tilestone ls` lists the keys");
     }
-    sort_chosen();
   }
 
   void sort_chosen() {
     std::sort(chosen_.begin(), chosen_.end(),
               [](const Chosen& a, const Chosen& b) { return a.to < b.to; });
     for (size_t i = 1; i < chosen_.size(); ++i) {
-      if (chosen_[i].to != chosen_[i - 1].to) continue;
-      throw Error(ErrorCode::kInvalidArgument, "\"" + chosen_[i - 1].from + "\" and \"" +
-                                                   chosen_[i].from + "\" get the same new key")
-          .with_key(chosen_[i].to)
-          .with_hint("change the rules that rename keys");
+      if (chosen_[i].to == chosen_[i - 1].to) {
+        refuse_same_name(chosen_[i - 1].from, chosen_[i].from, chosen_[i].to);
+      }
     }
+  }
+
+  [[noreturn]] static void refuse_same_name(const std::string& one, const std::string& other,
+                                            const std::string& to) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "\"" + one + "\" and \"" + other + "\" get the same new key")
+        .with_key(to)
+        .with_hint("change the rules that rename keys");
   }
 
   std::string renamed(const std::string& key, const RenameRules& rules) const {
@@ -296,7 +303,12 @@ class Conversion {
       const auto inside = part.find(key, path, true);
       if (!inside || !matches(options_.keys, key)) continue;
       const std::string to = renamed(inside->first, rules);
-      if (to.empty()) continue;
+      if (to.empty() && !inside->first.empty()) continue;  // by a rule
+      check_text(to);
+      const auto same = std::lower_bound(
+          chosen_.begin(), chosen_.end(), to,
+          [](const Chosen& chosen, const std::string& name) { return chosen.to < name; });
+      if (same != chosen_.end() && same->to == to) refuse_same_name(same->from, key, to);
       DictKeys& keys = dict_keys_[renamed_path(inside->second, inside->first, to)];
       keys.empty = true;
       keys.order = source_.dict_keys.at(path).order;

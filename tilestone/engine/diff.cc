@@ -66,31 +66,13 @@ struct Side {
   Value value;
 
   static Side of(const StoredTensor& tensor, uint32_t index) {
-    Side side;
-    side.is_tensor = true;
-    side.dtype = tensor.dtype;
-    side.shape = tensor.shape;
-    side.index = index;
-    return side;
+    return {.is_tensor = true, .dtype = tensor.dtype, .shape = tensor.shape, .index = index};
   }
   static Side of(const TensorView& tensor) {
-    Side side;
-    side.is_tensor = true;
-    side.dtype = tensor.dtype;
-    side.shape = tensor.shape;
-    side.view = tensor;
-    return side;
+    return {.is_tensor = true, .dtype = tensor.dtype, .shape = tensor.shape, .view = tensor};
   }
-  static Side of(const StoredObject& object) {
-    Side side;
-    side.object = &object;
-    return side;
-  }
-  static Side of(Value value) {
-    Side side;
-    side.value = std::move(value);
-    return side;
-  }
+  static Side of(const StoredObject& object) { return {.object = &object}; }
+  static Side of(Value value) { return {.value = std::move(value)}; }
 
   std::string text() const {
     if (is_tensor) return std::string(to_string(dtype)) + " " + to_string(shape);
@@ -274,16 +256,11 @@ class DiffOfTwo {
           .with_key(name);
     };
     const Metadata& metadata = source.metadata();
-    std::vector<const Path*> paths;
     for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
       add(metadata.tensors[i].key, Side::of(metadata.tensors[i], i));
-      paths.push_back(&metadata.tensors[i].path);
     }
-    for (const StoredObject& object : metadata.objects) {
-      add(object.key, Side::of(object));
-      paths.push_back(&object.path);
-    }
-    for (const Path& path : empty_dicts(metadata.dict_keys, std::move(paths))) {
+    for (const StoredObject& object : metadata.objects) add(object.key, Side::of(object));
+    for (const Path& path : empty_dicts(metadata)) {
       const std::string key = dotted(path);
       const bool is_key =
           metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr;

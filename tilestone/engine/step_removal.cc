@@ -99,7 +99,7 @@ class StepRemoval {
   std::unique_ptr<StorageLock> lock_;
 };
 
-bool has_only_lock(Storage& folder) {
+bool has_no_files_but_lock(Storage& folder) {
   const std::vector<std::string> names = folder.list();
   return std::all_of(names.begin(), names.end(),
                      [](const std::string& name) { return name == kLockName; });
@@ -154,8 +154,8 @@ void RunDirectory::remove_unfinished(const std::string& name) const {
   if (!place.storage().list().empty()) {
     tilestone::remove_leftovers(place, all_began_here(place.storage()));
   }
-  if (!has_only_lock(place.storage())) return;
-  StepRemoval(location_.shared(), name).run(has_only_lock);
+  if (!has_no_files_but_lock(place.storage())) return;
+  StepRemoval(location_.shared(), name).run(has_no_files_but_lock);
 }
 
 void RunDirectory::remove_remains(uint64_t below) const {

@@ -334,10 +334,11 @@ void read_order(ByteReader& in, Receipt& receipt) {
   int64_t last = 0;
   for_each_order(receipt, [&](uint32_t& order) {
     const uint64_t by = in.varint();
-    if (by / 2 > UINT32_MAX) in.fail("a place among the leaves is out of range");
+    if (by / 2 > UINT32_MAX) in.fail("a position among the leaves is out of range");
     const auto distance = static_cast<int64_t>(by / 2);
     last += by % 2 == 0 ? distance : -distance - 1;
-    if (last < 0 || last > int64_t{UINT32_MAX}) in.fail("a place among the leaves is out of range");
+    if (last < 0 || last > int64_t{UINT32_MAX})
+      in.fail("a position among the leaves is out of range");
     order = static_cast<uint32_t>(last);
   });
 }

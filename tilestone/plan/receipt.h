@@ -35,7 +35,7 @@ struct Receipt {
     Path path;
     DType dtype = DType::kFloat32;
     Dims global_shape;
-    uint32_t order = 0;  // its place among the leaves of the rank's tree
+    uint32_t order = 0;  // its position among the leaves of the rank's tree
   };
   std::vector<Tensor> tensors;  // tensors that this rank holds completely or wrote a chunk of
   struct Chunk {
@@ -51,7 +51,7 @@ struct Receipt {
     Path path;
     ReceiptItem at;
     uint64_t content = 0;  // content_hash of its value if the save makes copies, else 0
-    uint32_t order = 0;    // its place among the leaves of the rank's tree
+    uint32_t order = 0;    // its position among the leaves of the rank's tree
   };
   std::vector<Object> objects;
   // Objects that another rank writes. They are copies of its objects if the content is the same.

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <utility>
 
+#include "tilestone/state/state_dict.h"
+
 namespace tilestone {
 namespace {
 
@@ -61,7 +63,9 @@ std::optional<DictKeys> keys_of(const StateDict& dict) {
 }
 
 std::vector<Path> empty_dicts(const TreeKeys& dicts, std::vector<const Path*> items) {
-  const auto is_empty = [](const auto& dict) { return dict.second.empty && !dict.first.empty(); };
+  const auto is_empty = [](const auto& dict) {
+    return dict.second.empty && !dict.first.empty() && dict.first.size() <= kMaxStateDepth;
+  };
   if (std::none_of(dicts.begin(), dicts.end(), is_empty)) return {};
   std::sort(items.begin(), items.end(), [](const Path* a, const Path* b) { return *a < *b; });
   std::vector<Path> found;
@@ -71,6 +75,19 @@ std::vector<Path> empty_dicts(const TreeKeys& dicts, std::vector<const Path*> it
     if (!has_empty && is_free(dict->first, items)) found.push_back(dict->first);
   }
   return found;
+}
+
+std::vector<Path> empty_dicts(const Metadata& metadata) {
+  std::vector<Path> at_top;  // of the items without a path
+  at_top.reserve(metadata.tensors.size() + metadata.objects.size());
+  std::vector<const Path*> items;
+  const auto add = [&](const std::string& key, const Path& path) {
+    if (path.empty()) at_top.push_back({key});
+    items.push_back(path.empty() ? &at_top.back() : &path);
+  };
+  for (const StoredTensor& tensor : metadata.tensors) add(tensor.key, tensor.path);
+  for (const StoredObject& object : metadata.objects) add(object.key, object.path);
+  return empty_dicts(metadata.dict_keys, std::move(items));
 }
 
 void restore_keys(StateDict& dict, const DictKeys& keys) {

@@ -24,7 +24,7 @@ struct TensorItem {
   // and the ranks have agreed on it. Cells at the upper edges may extend beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
   bool common = false;            // a plain tensor: the same on every rank that has it
-  uint32_t order = 0;             // its place among the leaves of the tree
+  uint32_t order = 0;             // its position among the leaves of the tree
   bool unknown_replicas = false;  // see ShardedTensor
 };
 
@@ -34,7 +34,7 @@ struct ObjectItem {
   Value value;
   ReplicaId replica_id;
   bool common = false;  // the same on every rank that has it; the lowest of them writes it
-  uint32_t order = 0;   // its place among the leaves of the tree
+  uint32_t order = 0;   // its position among the leaves of the tree
 };
 
 struct Items {

@@ -30,7 +30,7 @@ struct DictKeys {
   std::map<std::string, Value> others;  // further keys, by their text
   // The dict had no keys on some rank. It is there only if no item is at its path or below it.
   bool empty = false;
-  uint32_t order = 0;  // if empty: its place among the leaves of the tree
+  uint32_t order = 0;  // if empty: its position among the leaves of the tree
 };
 // By the path of the dict, in which keys are text and list indices are ints.
 using TreeKeys = std::map<Path, DictKeys>;
@@ -41,7 +41,7 @@ std::optional<int64_t> int_of_key(std::string_view text);
 // does not read as an int.
 std::optional<DictKeys> keys_of(const StateDict& dict);
 // The dicts without keys, given the paths of all items. What was empty on one rank may have had
-// keys on another one.
+// keys on another one. Dicts that are deeper than kMaxStateDepth are left out.
 std::vector<Path> empty_dicts(const TreeKeys& dicts, std::vector<const Path*> items);
 // Makes the keys of a loaded dict, which are text, what they were.
 void restore_keys(StateDict& dict, const DictKeys& keys);
@@ -99,7 +99,7 @@ struct StoredTensor {
   // the size of a complete cell, even if the cell extends beyond the tensor.
   std::optional<Dims> chunk_shape = std::nullopt;
   bool fortran_order = false;  // elements of a chunk are in Fortran order; only with chunk_shape
-  uint32_t order = 0;          // its place among the leaves of the tree; 0 if that is not known
+  uint32_t order = 0;          // its position among the leaves of the tree; 0 if that is not known
 
   // The index of the first chunk in the item of chunks[chunk]; usually `chunk` itself.
   uint32_t first_of_item(uint32_t chunk) const {
@@ -116,7 +116,7 @@ struct StoredObject {
   std::vector<ItemLocation> copies = {};
   // What ranks wrote as copies of the object but has different content. Only verify reads these.
   std::vector<ItemLocation> unlike = {};
-  uint32_t order = 0;  // its place among the leaves of the tree; 0 if that is not known
+  uint32_t order = 0;  // its position among the leaves of the tree; 0 if that is not known
 };
 
 // A copy of a chunk's elements, in an item of another file.
@@ -167,6 +167,8 @@ class Metadata {
   uint64_t tensor_bytes() const;  // total size of all tensors
 };
 
+// The dicts of the checkpoint that are empty on every rank.
+std::vector<Path> empty_dicts(const Metadata& metadata);
 // Up to `limit` keys of the checkpoint that resemble `key`, for hints ("did you mean ...").
 std::vector<std::string> similar_keys(const Metadata& metadata, std::string_view key,
                                       size_t limit = 3);

@@ -172,9 +172,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The memory in bytes that this process's host, or its container, can still give to the page
   // cache. 0 for a storage without one.
   virtual uint64_t available_cache() { return 0; }
-  // The root as shown to a person: a path or a URL.
   // The most bytes of a file's name, such that every program can open the file by its whole path.
   virtual uint64_t max_name_bytes() const { return UINT64_MAX; }
+  // The root as shown to a person: a path or a URL.
   virtual std::string describe() const = 0;
 
   // Creates an empty file; kAlreadyExists if the name exists. The parent directory must exist.

@@ -195,7 +195,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         )  # fmt: skip
         self._begun: _core.ForeignSave | None = None
         self._is_used = False  # whether a save has begun under this save id
-        self._resumes: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._is_replaced = False  # whether a later writer has ended its save
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """As in torch: a new save begins, perhaps at another path."""
@@ -212,9 +212,6 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             self.save_id = _torchs._generate_uuid()
         self._is_used = True
         put_off_collections()
-        if self._resumes is None:
-            self._resumes = weakref.finalize(self, resume_collections)
-            self._resumes.atexit = False
 
     def storage_meta(self) -> StorageMeta | None:
         """As in torch. The path is a str, because a pickled Path depends on Python's version."""
@@ -245,6 +242,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             return super().prepare_global_plan(plans)
         path = str(self.path)
         self._abandon()
+        self._is_replaced = False
         _take_over(path, self)
         self._begun = _core.ForeignSave(
             _place(path), self.save_id, self.overwrite, _core.DEFAULT_TIMEOUT
@@ -358,6 +356,11 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         """Publishes the checkpoint."""
         if not self.use_collectives:
             return self._finish_rank(metadata, results)
+        if self._is_replaced:
+            raise RuntimeError(
+                f"this save was ended by a later one of the same process to {self.path}; save to one "
+                "path one at a time"
+            )
         if self._begun is None:
             raise RuntimeError(
                 "FileSystemWriter.finish was called without prepare_global_plan: a subclass that "
@@ -404,7 +407,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves: a save that has begun stays with this object."""
-        return {**vars(self), "_begun": None, "_resumes": None}
+        return {**vars(self), "_begun": None}
 
 
 # The writers of this process that have begun a save, by path. torch does not tell the coordinator's
@@ -414,8 +417,9 @@ _begun: weakref.WeakValueDictionary[str, FileSystemWriter] = weakref.WeakValueDi
 
 def _take_over(path: str, writer: FileSystemWriter) -> None:
     before = _begun.get(path)
-    if before is not None and before is not writer:
+    if before is not None and before is not writer and before._begun is not None:
         before._abandon()
+        before._is_replaced = True
     _begun[path] = writer
 
 

@@ -347,7 +347,7 @@ void Transaction::make_and_lock(const Deadline& deadline) {
   for (int tries = 1;; ++tries) {
     try {
       const auto place = storage_->parent();
-      made_location_ = made_location_ || (place && !place->storage->stat(place->name));
+      made_location_ = place && !place->storage->stat(place->name);
       storage_->make_directory("");
       refuse_directory_of_index();
       storage_->make_directory(std::string(kTilestoneDirectory));
@@ -576,9 +576,10 @@ bool Transaction::remove_note() {
   }
 }
 
-// The directory, which was absent before, goes again if it has nothing but the lock. It is renamed
-// first, so that who waits for its lock finds that it no longer stands (try_lock_location()), and
-// looked at once more, because others take no lock.
+// Removes the directory that this save made, if it contains only the lock. It is renamed first: a
+// process that waits for the lock then sees that the directory was replaced (try_lock_location()).
+// It is checked again after the rename, because saves by files take no lock. A crash leaves an
+// empty directory, or a hidden one beside it, which the removal of leftovers knows.
 void Transaction::remove_location() {
   try {
     const auto place = location_->parent();
@@ -586,7 +587,12 @@ void Transaction::remove_location() {
     const std::string hidden = sibling_name(place->name, save_id_);
     place->storage->rename_directory(place->name, hidden);
     if (!has_only_lock(*place->storage->child(hidden))) {
-      return place->storage->rename_directory(hidden, place->name);
+      try {
+        return place->storage->rename_directory(hidden, place->name);
+      } catch (const Error& error) {
+        return log(LogLevel::kWarning, "files of another save stay in " + hidden + " beside \"" +
+                                           place->name + "\": " + error.what());
+      }
     }
     lock_.reset();
     place->storage->remove(hidden + "/" + std::string(kLockName));

@@ -71,7 +71,6 @@ class TreeBuilder {
     for (const StoredPath& place : places_) items.push_back(&place.path);
     const std::vector<Path> empty = empty_dicts(keys_, std::move(items));
     for (const Path& path : empty) {
-      if (path.size() > kMaxStateDepth) continue;
       places_.push_back({dotted(path), path, StateDict(), keys_.at(path).order});
     }
     if (!empty.empty()) sort();

@@ -147,9 +147,7 @@ StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
     finder.add(tensor.key, tensor.path, TensorView::without_data(tensor.dtype, tensor.shape));
   }
   for (const StoredObject& object : stored.objects) finder.add(object.key, object.path, Value());
-  for (const auto& [path, keys] : stored.dict_keys) {
-    if (keys.empty) finder.add(dotted(path), path, StateDict());
-  }
+  for (const Path& path : empty_dicts(stored)) finder.add(dotted(path), path, StateDict());
   for (WantedPath& found : std::move(finder).take()) {
     StateNode* node = node_at(wanted, *found.subtree);
     Path path;  // of the stored dict or list `node`

@@ -57,6 +57,35 @@ TEST(Subtrees, WhatIsStoredBelowIsLoadedUnderTheKeysOfTheTree) {
   EXPECT_EQ(list[1].get_if<StateDict>()->find("n")->get_if<Value>()->as_int(), 5);
 }
 
+TEST(Subtrees, ADictThatIsEmptyOnOneRankOnlyTakesNothingsPlace) {
+  const Location location(memory_storage());
+  run_ranks(2, [&](Communicator comm) {
+    StateDict opt, state;
+    if (comm.rank() == 0) {
+      opt["x"] = StateList{StateNode(counting(DType::kInt64, {2}, 7)), StateNode(int64_t{3})};
+      opt["y"] = counting(DType::kFloat32, {3}, 1);
+    } else {
+      opt["x"] = StateDict();
+      opt["only"] = StateDict();
+    }
+    state["opt"] = std::move(opt);
+    SaveOptions options;
+    options.comm = comm;
+    save(state, location, options);
+  });
+  LoadOptions options;
+  options.subtrees = {{"opt"}};
+  options.complete = {{"opt"}};
+  StateDict wanted;
+  wanted["opt"] = StateDict();
+  const StateDict loaded = load(wanted, location, options);
+  const StateDict& opt = dict_at(loaded, "opt");
+  ASSERT_NE(opt.find("x")->get_if<StateList>(), nullptr);
+  EXPECT_EQ(opt.find("x")->get_if<StateList>()->size(), 2u);
+  EXPECT_NE(opt.find("y")->get_if<TensorView>(), nullptr);
+  EXPECT_TRUE(dict_at(opt, "only").entries().empty());
+}
+
 TEST(Subtrees, ACompletePathLeavesNothingOutThatNoRankAsksFor) {
   const Location location = save_optimizer();
   // Rank r requests the state of `asked[r]`; all ranks list "opt" in `complete`.

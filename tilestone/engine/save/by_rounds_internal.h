@@ -41,7 +41,7 @@ struct SavingByRounds {
 void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts* session,
                const Terms& more_terms = {});
 // Writes this rank's share. A failure is kept, because the other ranks learn of it when this rank
-// reports. Throws only an interrupt's reason, which the others are told at once.
+// reports. Throws only an interrupt's reason, which the others learn at once.
 void write_step(SavingByRounds& saving, KeptResources* kept);
 // Reports to the other ranks. On the coordinator, makes everything durable but the switch.
 void report_step(SavingByRounds& saving);
