@@ -169,9 +169,10 @@ class RunDirectory {
   // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
   // are logged.
   void remove_remains(uint64_t below) const;
-  // Removes the durable steps that `keep` does not keep, and remains. Does nothing, with a warning,
-  // unless `saved` is durable. Failures are logged. Returns the removed steps. `known`: what looks
-  // at durable steps have found, by name; filled, so that each step is looked at once.
+  // Removes the durable steps that `keep` does not keep, and remains, and in kept steps that are
+  // not in `known` what a save that was killed had replaced. Does nothing, with a warning, unless
+  // `saved` is durable. Failures are logged. Returns the removed steps. `known`: what looks at
+  // durable steps have found, by name; filled, so that each step is looked at once.
   std::vector<uint64_t> prune(uint64_t saved, const Keep& keep,
                               std::map<std::string, StepInfo>& known) const;
 
@@ -185,6 +186,7 @@ class RunDirectory {
   std::vector<Leftover> leftovers(bool remove, bool force) const;
   std::set<std::string> hidden() const;
   void remove_unfinished(const std::string& name) const;
+  void remove_replaced(const std::string& name) const;
 
   Location location_;
   StepNames names_;

@@ -299,6 +299,29 @@ TEST_F(Run, PruningRemovesWhatKilledSavesAndKilledPruningsHaveLeft) {
   EXPECT_THAT(folders(), ElementsAre("step-00000008", "step-00000010", "step-00000020"));
 }
 
+// The save was killed after its commit, before it removed what it replaces.
+TEST_F(Run, PruningRemovesWhatAKilledSaveHasReplacedInAKeptStep) {
+  save_step(5);
+  const std::string id = engine::random_save_id();
+  const fs::path data = folder("step-00000005") / (id + "__0_0.distcp");
+  const fs::path note = folder("step-00000005") / engine::note_name(id);
+  std::ofstream(data) << "replaced";
+  save_step(10);
+  Keep keep;
+  keep.last = 2;
+  std::map<std::string, StepInfo> known;
+  EXPECT_THAT(run().prune(10, keep, known), IsEmpty());
+  EXPECT_TRUE(fs::exists(data)) << "without a note it may have been copied there";
+  std::ofstream(note) << "";
+  EXPECT_THAT(run().prune(10, keep, known), IsEmpty());
+  EXPECT_TRUE(fs::exists(data)) << "the step is known";
+  known.clear();
+  EXPECT_THAT(run().prune(10, keep, known), IsEmpty());
+  EXPECT_FALSE(fs::exists(data));
+  EXPECT_FALSE(fs::exists(note));
+  EXPECT_EQ(state_of("step-00000005"), StepState::kDurable);
+}
+
 TEST_F(Run, LeftoversOfItsStepsAreFoundAndRemoved) {
   leave_unfinished(5);
   save_step(7);

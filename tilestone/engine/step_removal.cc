@@ -118,6 +118,15 @@ bool all_began_here(Storage& folder) {
   });
 }
 
+// Whether a save that began there has ended before it removed what it had replaced.
+bool has_note(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    const auto own = engine::parse_tilestone_name(name);
+    return own && own->kind == engine::kNoteKind;
+  });
+}
+
 double seconds_since(double time) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count() - time;
@@ -156,6 +165,14 @@ void RunDirectory::remove_unfinished(const std::string& name) const {
   }
   if (!has_no_files_but_lock(place.storage())) return;
   StepRemoval(location_.shared(), name).run(has_no_files_but_lock);
+}
+
+void RunDirectory::remove_replaced(const std::string& name) const {
+  or_log("files that the checkpoint " + name + " does not need stay in " + location_.describe(),
+         [&] {
+           const Location place = at(name);
+           if (has_note(place.storage())) tilestone::remove_leftovers(place);
+         });
 }
 
 void RunDirectory::remove_remains(uint64_t below) const {
@@ -204,6 +221,7 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
     // Another process may have saved it, and died before its last sync.
     at(newest->name).storage().sync_directory("");
     location_.storage().sync_directory("");
+    const std::map<std::string, StepInfo> before = known;
     const std::vector<StepInfo> durable = durable_steps(known);
     std::vector<KeptStep> steps;
     for (const StepInfo& info : durable) {
@@ -212,8 +230,11 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
     }
     const std::vector<uint64_t> superseded = steps_to_prune(steps, saved, keep);
     for (const StepInfo& info : durable) {
-      if (!std::binary_search(superseded.begin(), superseded.end(), info.step)) continue;
-      if (remove(info.name) == Removed::kNow) removed.push_back(info.step);
+      if (std::binary_search(superseded.begin(), superseded.end(), info.step)) {
+        if (remove(info.name) == Removed::kNow) removed.push_back(info.step);
+      } else if (!before.contains(info.name) && !info.is_link) {
+        remove_replaced(info.name);
+      }
     }
     remove_remains(saved);
   });
