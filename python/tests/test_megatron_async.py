@@ -10,11 +10,13 @@ import pathlib
 import pickle
 import resource
 import signal
+import sys
 import threading
 import time
+import types
 import unittest.mock
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -221,6 +223,36 @@ def test_a_users_strategy_by_files_and_one_without_async_save(ckpt: str) -> None
     with pytest.raises(OSError, match="no space"):
         queue.maybe_finalize_async_calls(blocking=True)
     assert queue.get_num_unfinalized_calls() == 0
+
+
+class _OtherQueues(NamedTuple):
+    """The request of nvidia-resiliency-ext, whose queue calls what the class calls more."""
+
+    async_fn: Any
+    async_fn_args: Any
+    finalize_fns: Any
+    async_fn_kwargs: Any = None
+    preload_fn: Any = None
+    is_frozen: bool = False
+    call_idx: int = 0
+
+
+def test_a_request_is_of_the_class_of_every_queue_that_its_process_has_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _megatron()
+    from megatron.core.dist_checkpointing.strategies import async_utils
+
+    other = types.ModuleType("nvidia_resiliency_ext.checkpointing.async_ckpt.core")
+    other.AsyncRequest = _OtherQueues  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    request = AsyncRequest(len, ((),), [], {}, call_idx=3)
+    received = pickle.loads(pickle.dumps(request))
+    assert isinstance(received, async_utils.AsyncRequest) and isinstance(received, _OtherQueues)
+    assert received == request and received.freeze().is_frozen
+    done: list[int] = []
+    request.add_finalize_fn(lambda: done.append(1))
+    assert request.execute_finalize_fns(validate_matching_call_idx=True) == 3 and done == [1]
 
 
 @contextlib.contextmanager

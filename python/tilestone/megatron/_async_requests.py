@@ -13,8 +13,8 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._together import agreed
 
-# Modules of the queues that run a request in a process that was started earlier, which knows only
-# their own class.
+# Modules of the queues that run a request in a process that was started earlier. That process knows
+# only the queue's own class, and may have imported both.
 _QUEUES = (
     "nvidia_resiliency_ext.checkpointing.async_ckpt.core",
     "megatron.core.dist_checkpointing.strategies.async_utils",
@@ -62,8 +62,21 @@ class AsyncRequest(NamedTuple):
         if self.async_fn is not None:
             self.async_fn(*args, **self.async_fn_kwargs)
         _ranks.barrier()
+        self.execute_finalize_fns()
+
+    def execute_finalize_fns(self, validate_matching_call_idx: bool = True) -> int:
+        """Calls finalize_fns, as the queue of nvidia-resiliency-ext asks a request to. Every rank calls.
+
+        Args:
+            validate_matching_call_idx: ignored: if the ranks finalize different saves, the first of
+                finalize_fns raises that on all of them.
+
+        Returns:
+            call_idx.
+        """
         for finalize in self.finalize_fns:
             finalize()
+        return self.call_idx
 
     def loaded_args(self) -> list[Any]:
         """The arguments of async_fn, after the preload_fn.
@@ -89,12 +102,11 @@ class AsyncRequest(NamedTuple):
 
 
 def _unpickled(*fields: Any) -> Any:
-    """A request in another process: of the class that the queue there knows."""
-    for module in _QUEUES:
-        kind = getattr(sys.modules.get(module), "AsyncRequest", None)
-        if kind is not None:
-            return kind(*fields)
-    return AsyncRequest(*fields)
+    """A request in another process: of the classes that the queues there know."""
+    found = (getattr(sys.modules.get(module), "AsyncRequest", None) for module in _QUEUES)
+    kinds = tuple(dict.fromkeys(kind for kind in found if kind is not None)) or (AsyncRequest,)
+    kind: Any = kinds[0] if len(kinds) == 1 else type("AsyncRequest", kinds, {"__slots__": ()})
+    return kind(*fields)
 
 
 class _Running:
