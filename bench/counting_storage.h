@@ -112,7 +112,7 @@ class CountingStorage : public Storage {
     ++calls_;
     return inner_->is_locked(name);
   }
-  std::optional<StoragePlace> parent() override { return inner_->parent(); }
+  std::optional<StorageEntry> parent() override { return inner_->parent(); }
 
  private:
   class CountedFile : public WritableFile {

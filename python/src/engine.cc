@@ -240,7 +240,7 @@ std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
   const Deadline deadline = end_after(seconds);
-  const std::string place = Location(path_of(path)).place();
+  const std::string location = Location(path_of(path)).identity_or_empty();
   const auto made = made_load(prepare);
   const Error* const failed = std::get_if<Error>(&made);
   const auto* const asked = std::get_if<BridgedLoad>(&made);
@@ -264,7 +264,7 @@ std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
           [&](const Stop&) {
             try {
               try {
-                load.emplace(communicator, place, end);
+                load.emplace(communicator, location, end);
               } catch (...) {
                 if (failed != nullptr) throw *failed;
                 throw;

@@ -63,7 +63,7 @@ def test_gathered_descriptions_are_checked() -> None:
     _core.check_access([first, second, rank(2, False, [("rng/shard_1_2", False)])])
     with pytest.raises(tilestone.CoverageError, match="main replicas of ranks 1 and 2"):
         _core.check_access([first, second, second])
-    with pytest.raises(tilestone.CoverageError, match="the place .1. of an object"):
+    with pytest.raises(tilestone.CoverageError, match="the cell .1. of an object"):
         _core.check_access([first, rank(2, True, [])])
     with pytest.raises(tilestone.InvalidArgumentError, match="w"):
         rank(3, True, [])

@@ -228,7 +228,7 @@ def test_arguments_that_make_no_entity_are_refused_by_their_key() -> None:
             make(no_tensor, "w")
         assert caught.value.key == "w"
     for place in (-1, 2):
-        with pytest.raises(tilestone.InvalidArgumentError, match="not a place in a grid"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="not a cell of a grid"):
             models.make_sharded_object_for_checkpoint(1, "o", ((0, place, 2),))
     made: Any = {"w": models.apply_swiglu_sharded_factory(make(_ramp(4), "w"), ())}
     with pytest.raises(tilestone.InvalidArgumentError, match="before a factory is made"):

@@ -94,9 +94,9 @@ def _objects(*places: int) -> list[list[Any]]:
         ([[flat_slice(0, 4, (2, 3))], [flat_slice(3, 6, (2, 3))]], "box [1:2, 0:1] is held by the main replicas of ranks 0 and 1"),
         ([[flat_slice(0, 4, (2, 3))], [flat_slice(5, 6, (2, 3))]], "box [1:2, 1:2] of a tensor of shape [2, 3] is held by no rank"),
         (_objects(0, 1, 2), None),
-        (_objects(0, 2), "the place [1] of an object whose grid is [3] is held by no rank"),
+        (_objects(0, 2), "the cell [1] of an object whose grid is [3] is held by no rank"),
         (_objects(0, 1, 2, 1), "Duplicate ShardedObject keys: o/shard_1_3"),
-        (_objects(0, 1, 3), "rank 2 holds the place [3]"),
+        (_objects(0, 1, 3), "rank 2 holds the cell [3]"),
         (
             [[ShardedTensor("w", None, torch.int8, (2,), (3,), (2,), None)]],
             "Invalid access pattern: the entities of rank 0: ",

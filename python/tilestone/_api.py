@@ -84,7 +84,7 @@ def run_save(state: Any, path: str | os.PathLike[str], **given: Any) -> _core.Sa
         call = SaveCall(state, path, until_the_end, **given)
         if call.files is not None:
             return _core.save_by_files(call.bare(), call.prepare, call.session)
-        return _core.save(call.prepare, call.place, call.comm, call.limit)
+        return _core.save(call.prepare, call.location, call.comm, call.limit)
 
 
 @keywords(LoadOptions)
@@ -155,5 +155,5 @@ def load(
     """
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(wanted, path, until_the_end, group=group, **options)
-        call.note(*_core.load(call.prepare, call.finish, call.place, call.comm, call.limit))
+        call.note(*_core.load(call.prepare, call.finish, call.location, call.comm, call.limit))
     return call.result

@@ -161,7 +161,7 @@ def run_async_save(state: Any, path: str | os.PathLike[str], **given: Any) -> As
             )
         else:
             core = _core.async_save(
-                call.session, call.prepare, call.place, call.limit, options, watched
+                call.session, call.prepare, call.location, call.limit, options, watched
             )
         core.on_durable(until_the_end.pop_all().close)
         return AsyncSave(core)

@@ -222,9 +222,9 @@ class SaveCall:
             self.comm = communicator(group) if session is None else session
 
     @property
-    def place(self) -> bytes:
+    def location(self) -> bytes:
         """The location as bytes; empty for an invalid path, which the first round reports."""
-        return _options.place(self.path)
+        return _options.location(self.path)
 
     @property
     def limit(self) -> float:
@@ -346,9 +346,9 @@ class LoadCall:
         self.result: dict[Any, Any] = {}
 
     @property
-    def place(self) -> bytes:
+    def location(self) -> bytes:
         """The location as bytes; empty for an invalid path, which the first round reports."""
-        return b"" if isinstance(self._path, Mapping) else _options.place(self._path)
+        return b"" if isinstance(self._path, Mapping) else _options.location(self._path)
 
     @property
     def limit(self) -> float:

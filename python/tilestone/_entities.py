@@ -444,17 +444,17 @@ class _NoData:
 
 
 class ShardedObject:
-    """An object at a place in a grid of objects. It can't be resharded.
+    """An object of a cell in a grid of objects. It can't be resharded.
 
     Args:
         key: the grid's name.
         data: any object; an object that is not plain data is pickled.
         global_shape: shape of the grid, in objects.
-        global_offset: this object's place in the grid.
+        global_offset: this object's cell in the grid.
         replica_id: which replica this is; all zeros for the main one.
 
     Raises:
-        InvalidArgumentError: the place is outside the grid.
+        InvalidArgumentError: the cell is outside the grid.
     """
 
     __slots__ = ("data", "global_offset", "global_shape", "key", "replica_id", "__weakref__")

@@ -287,9 +287,9 @@ class CheckpointManager:
             _options.flag("strict", strict),
         )
         self._options = options
-        place = os.fsencode(os.path.realpath(self._directory))
+        location = os.fsencode(os.path.realpath(self._directory))
         return {
-            "run_dir": place.decode(errors="backslashreplace"), "every": str(int(every)),
+            "run_dir": location.decode(errors="backslashreplace"), "every": str(int(every)),
             "keep": repr(keep), "name": name, "strict": str(strict), "async_save": str(async_save),
         }  # fmt: skip
 

@@ -236,10 +236,10 @@ class Checks(Value):
     access: bool = _option(
         False, _options.flag,
         """`save`: before anything is written, check that the main replicas of all ranks (those
-        whose replica_id is 0) hold every element of each array and every place of each grid of
+        whose replica_id is 0) hold every element of each array and every cell of each grid of
         ShardedObjects exactly once, and raise an error if not. Arrays that are not wrapped count
         once. Without this option, shards of the same box count as replicas of each other whatever
-        their replica_ids are, and a grid may have empty places. Not possible by files. `load`:
+        their replica_ids are, and a grid may have empty cells. Not possible by files. `load`:
         before arrays and objects are read, check the same of what the ranks want.""",
     )  # fmt: skip
     common_differs: str = _option(

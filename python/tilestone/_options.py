@@ -27,7 +27,7 @@ def directory(path: Any) -> bytes:
         raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
 
 
-def place(path: Any) -> bytes:
+def location(path: Any) -> bytes:
     """The same; empty for an invalid path, which the call's first round reports."""
     try:
         return directory(path)

@@ -183,5 +183,5 @@ def run_begin_save(state: Any, path: str | os.PathLike[str], **given: Any) -> Be
         if call.files is not None:
             core = _core.begin_save_by_files(call.bare(), call.prepare, call.session)
         else:
-            core = _core.begin_save(call.prepare, call.place, call.comm, call.limit)
+            core = _core.begin_save(call.prepare, call.location, call.comm, call.limit)
         return BegunSave(core, until_the_end.pop_all())

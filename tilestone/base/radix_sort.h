@@ -24,12 +24,12 @@ void radix_sort(std::vector<T>& items, std::vector<T>& scratch, uint64_t largest
   scratch.resize(items.size());
   const int width = static_cast<int>(std::bit_width(largest));
   for (int shift = 0; shift < width; shift += kDigit) {
-    std::array<size_t, size_t{1} << kDigit> places = {};
-    const auto digit = [&](const T& item) { return key(item) >> shift & (places.size() - 1); };
-    for (const T& item : items) ++places[digit(item)];
+    std::array<size_t, size_t{1} << kDigit> starts = {};
+    const auto digit = [&](const T& item) { return key(item) >> shift & (starts.size() - 1); };
+    for (const T& item : items) ++starts[digit(item)];
     size_t begin = 0;
-    for (size_t& place : places) begin += std::exchange(place, begin);
-    for (const T& item : items) scratch[places[digit(item)]++] = item;
+    for (size_t& start : starts) begin += std::exchange(start, begin);
+    for (const T& item : items) scratch[starts[digit(item)]++] = item;
     items.swap(scratch);
   }
 }

@@ -91,11 +91,11 @@ std::string commit_text(const Checkpoint& checkpoint) {
 std::string hosts_text(const SaveRecord& record) {
   constexpr size_t kShown = 8;
   std::vector<std::pair<std::string, uint64_t>> hosts;  // in the order of their first ranks
-  std::map<std::string, size_t> places;
+  std::map<std::string, size_t> numbers;
   for (const std::string& host : record.hosts) {
-    const auto [place, is_new] = places.emplace(host, hosts.size());
+    const auto [number, is_new] = numbers.emplace(host, hosts.size());
     if (is_new) hosts.emplace_back(host.empty() ? "unknown" : printable(host), 0);
-    ++hosts[place->second].second;
+    ++hosts[number->second].second;
   }
   std::string text;
   for (size_t i = 0; i < std::min(hosts.size(), kShown); ++i) {
@@ -195,9 +195,9 @@ void print_picture(const StoredTensor& tensor) {
 
 // The copies of a tensor's chunks. Metadata::copies is sorted by tensor.
 std::span<const StoredCopy> copies_of(const Metadata& metadata, const StoredTensor& tensor) {
-  const auto place = static_cast<uint32_t>(&tensor - metadata.tensors.data());
+  const auto number = static_cast<uint32_t>(&tensor - metadata.tensors.data());
   const auto [begin, end] = std::equal_range(
-      metadata.copies.begin(), metadata.copies.end(), StoredCopy{place, 0, {}},
+      metadata.copies.begin(), metadata.copies.end(), StoredCopy{number, 0, {}},
       [](const StoredCopy& a, const StoredCopy& b) { return a.tensor < b.tensor; });
   return {begin, end};
 }

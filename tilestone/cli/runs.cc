@@ -15,8 +15,10 @@ namespace {
 // Of two exit codes, the one that counts.
 int worse(int a, int b) {
   static constexpr int kOrder[] = {kOk, kUsage, kIoFailed, kDamaged, kUnsafe};
-  const auto place = [](int code) { return std::find(std::begin(kOrder), std::end(kOrder), code); };
-  return place(a) < place(b) ? b : a;
+  const auto position = [](int code) {
+    return std::find(std::begin(kOrder), std::end(kOrder), code);
+  };
+  return position(a) < position(b) ? b : a;
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ std::optional<int64_t> number(const std::string& whole, std::string_view text) {
 }
 
 // A negative value counts from the end. The result is clamped to 0 ... size.
-int64_t place(int64_t value, int64_t size) {
+int64_t clamp_index(int64_t value, int64_t size) {
   return std::clamp<int64_t>(value < 0 ? value + size : value, 0, size);
 }
 
@@ -72,8 +72,8 @@ Box parse_slice(const std::string& text, const Dims& shape) {
       box.shape[d] = 1;
       continue;
     }
-    const int64_t begin = place(first.value_or(0), shape[d]);
-    const int64_t end = place(number(text, ends[1]).value_or(shape[d]), shape[d]);
+    const int64_t begin = clamp_index(first.value_or(0), shape[d]);
+    const int64_t end = clamp_index(number(text, ends[1]).value_or(shape[d]), shape[d]);
     box.offset[d] = begin;
     box.shape[d] = std::max<int64_t>(0, end - begin);
   }

@@ -73,14 +73,14 @@ void print_text(const VerifyReport& report, bool all) {
   for (const Damage& damage : report.damages) {
     const bool is_end = damage.beyond_end || (damage.key.empty() && !damage.unsafe);
     if (is_end && truncated.contains(damage.file)) continue;
-    const std::string place = damage.file.empty()
+    const std::string where = damage.file.empty()
                                   ? std::string("in no file")
                                   : fmt::format("{}  bytes {} to {}", printable(damage.file),
                                                 damage.offset, damage.offset + damage.size);
     const std::string key =
         damage.key.empty() ? std::string() : fmt::format("key {}: ", printable(damage.key));
     fmt::print("{}  {}  {}{}{}{}\n", coloured(damage.unsafe ? "UNSAFE" : "DAMAGED", Colour::kBad),
-               place, damage.copy ? "a copy of " : "", key, printable(damage.problem),
+               where, damage.copy ? "a copy of " : "", key, printable(damage.problem),
                damage.intact_in.empty()
                    ? ""
                    : fmt::format("; its elements are intact in {}", printable(damage.intact_in)));

@@ -23,7 +23,7 @@ uint64_t random_nonce() {
   return (uint64_t{source()} << 32) ^ source();
 }
 
-Hello make_hello(CallPort& port, const std::string& work, const std::string& place) {
+Hello make_hello(CallPort& port, const std::string& work, const std::string& location) {
   const CallMemory& memory = port.memory();
   Hello hello;
   hello.nonce = random_nonce();
@@ -33,12 +33,12 @@ Hello make_hello(CallPort& port, const std::string& work, const std::string& pla
   hello.since_agreed = comm_internal::since_agreed(memory);
   hello.recent.assign(memory.recent.begin(), memory.recent.end());
   hello.work = work;
-  hello.place = place;
+  hello.location = location;
   return hello;
 }
 
 void remember(CallMemory& memory, const Hello& hello, std::optional<uint64_t> agreed) {
-  memory.recent.push_front(comm_internal::fingerprint(hello.work, hello.place));
+  memory.recent.push_front(comm_internal::fingerprint(hello.work, hello.location));
   if (memory.recent.size() > comm_internal::kMaxRecentCalls) memory.recent.pop_back();
   memory.since = agreed ? 0 : std::min<uint64_t>(memory.since + 1, memory.recent.size());
   if (!agreed) return;
@@ -48,13 +48,13 @@ void remember(CallMemory& memory, const Hello& hello, std::optional<uint64_t> ag
 
 }  // namespace
 
-Call::Call(Communicator comm, std::string work, std::string place, Deadline deadline)
+Call::Call(Communicator comm, std::string work, std::string location, Deadline deadline)
     : comm_(std::move(comm)), port_(comm_.size() > 1 ? comm_.call_port() : nullptr) {
   if (port_ == nullptr) return;
   take_turn(deadline);
   std::optional<Hello> made;
   try {
-    const Hello& hello = made.emplace(make_hello(*port_, work, place));
+    const Hello& hello = made.emplace(make_hello(*port_, work, location));
     const uint64_t number =
         comm_.is_coordinator()
             ? comm_internal::arrive_as_coordinator(*port_, comm_.size(), hello, deadline)

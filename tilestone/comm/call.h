@@ -4,7 +4,8 @@
 // before it or passed another location. So every call begins with a rendezvous. Its operations
 // begin only when all ranks have arrived at the same call:
 //
-// 1. Each rank sends the coordinator (rank 0) a hello: a random nonce, the work and the place, the
+// 1. Each rank sends the coordinator (rank 0) a hello: a random nonce, the work and the location,
+// the
 //    number of its last operation, and the fingerprints of its last calls.
 // 2. When all ranks have arrived at the same call, the coordinator answers each hello. The answer
 //    has the nonce of the hello and the call's number, which is larger than the number of any
@@ -42,14 +43,14 @@ namespace tilestone {
 class Call {
  public:
   // Returns when all ranks have arrived at this call: a call with the same `work` ("save") and the
-  // same `place` (a location). The place "" matches every place; it is for a rank that can't name
-  // the place and will report why inside the call. Throws kMismatch (see above), kTimeout or
+  // same `location`. The location "" matches every location; it is for a rank that can't name
+  // the location and will report why inside the call. Throws kMismatch (see above), kTimeout or
   // kRankFailed with the number of a rank that did not arrive, kInterrupted, the error of a rank
   // that left, or the interrupt's reason. Throws kInvalidArgument if this thread is inside another
   // call on this group.
   //
   // Returns at once if the group has one rank or the communicator has no CallPort.
-  Call(Communicator comm, std::string work, std::string place, Deadline deadline);
+  Call(Communicator comm, std::string work, std::string location, Deadline deadline);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;

@@ -241,15 +241,16 @@ TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirs
 // ---- A rank that leaves before the others arrive ----
 
 // Arrives at the call alone and is interrupted while it waits for the other ranks.
-void come_and_leave(const Communicator& comm, const std::string& place) {
+void come_and_leave(const Communicator& comm, const std::string& location) {
   const auto interrupt = std::make_shared<Interrupt>();
   std::jthread stopper([interrupt] {
     std::this_thread::sleep_for(milliseconds(20));
     interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
   });
-  EXPECT_EQ(
-      failure_of([&] { const Call call(comm, "save", place, plenty().with_interrupt(interrupt)); }),
-      "Ctrl-C");
+  EXPECT_EQ(failure_of([&] {
+              const Call call(comm, "save", location, plenty().with_interrupt(interrupt));
+            }),
+            "Ctrl-C");
 }
 
 void set_grace(const Communicator& comm, double seconds) {
@@ -414,12 +415,12 @@ TEST(Call, AloneNothingIsAgreed) {
 // ---- Random sequences ----
 
 // In each sequence all ranks make the same calls, except for disturbances: a rank skips a call,
-// makes it twice, or makes it at another place. Then the ranks meet by other means than the group,
-// and the next call must work.
+// makes it twice, or makes it at another location. Then the ranks meet by other means than the
+// group, and the next call must work.
 struct Sequence {
   uint64_t seed;
   int ranks;
-  int places;  // the number of places that the calls use in turn; 0: one place per call
+  int locations;  // the number of locations that the calls use in turn; 0: one location per call
 };
 
 enum class Way { kMake, kSkip, kTwice, kElsewhere, kInterrupted };
@@ -432,18 +433,18 @@ Way way_of(const Sequence& sequence, int number, int rank) {
   return kWays[random() % 4];
 }
 
-std::string place_of(int number, int places) {
-  return "place " + std::to_string(places > 0 ? number % places : number);
+std::string location_of(int number, int locations) {
+  return "location " + std::to_string(locations > 0 ? number % locations : number);
 }
 
-bool make_call(const Communicator& comm, const std::string& place, milliseconds patience,
+bool make_call(const Communicator& comm, const std::string& location, milliseconds patience,
                std::shared_ptr<const Interrupt> interrupt = nullptr) {
   const Deadline deadline = Deadline::after(patience).with_interrupt(std::move(interrupt));
   try {
-    Call call(comm, "save", place, deadline);
+    Call call(comm, "save", location, deadline);
     try {
-      const auto all = comm.all_gather(as_bytes(place), deadline);
-      for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
+      const auto all = comm.all_gather(as_bytes(location), deadline);
+      for (const Bytes& other : all) EXPECT_EQ(as_text(other), location);
       return true;
     } catch (...) {
       call.abort(current_error());
@@ -455,28 +456,28 @@ bool make_call(const Communicator& comm, const std::string& place, milliseconds 
 }
 
 // Interrupts a call after 0 to 9 ms, as Ctrl-C does.
-void make_interrupted_call(const Communicator& comm, const std::string& place, milliseconds wait,
+void make_interrupted_call(const Communicator& comm, const std::string& location, milliseconds wait,
                            milliseconds patience) {
   const auto interrupt = std::make_shared<Interrupt>();
   std::jthread stopper([interrupt, wait] {
     std::this_thread::sleep_for(wait);
     interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
   });
-  make_call(comm, place, patience, interrupt);
+  make_call(comm, location, patience, interrupt);
 }
 
 void disturb(const Sequence& sequence, const Communicator& comm, int number) {
   constexpr milliseconds kPatience{60};
-  const std::string place = place_of(number, sequence.places);
+  const std::string location = location_of(number, sequence.locations);
   const Way way = way_of(sequence, number, comm.rank());
   if (way == Way::kElsewhere) {
     make_call(comm, "typo " + std::to_string(comm.rank()), kPatience);
   } else if (way == Way::kInterrupted) {
-    make_interrupted_call(comm, place, milliseconds((number * 7 + comm.rank() * 3) % 10),
+    make_interrupted_call(comm, location, milliseconds((number * 7 + comm.rank() * 3) % 10),
                           kPatience);
   } else if (way != Way::kSkip) {
-    make_call(comm, place, kPatience);
-    if (way == Way::kTwice) make_call(comm, place, kPatience);
+    make_call(comm, location, kPatience);
+    if (way == Way::kTwice) make_call(comm, location, kPatience);
   }
 }
 
@@ -496,10 +497,10 @@ void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& 
     if (random() % 2 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
     if (number % 3 == 1) continue;  // two disturbances without a good call between them
     meeting.arrive_and_wait();
-    const std::string place =
-        number % 2 == 0 ? "after " + std::to_string(number) : place_of(number + 1, sequence.places);
-    EXPECT_TRUE(make_call(comm, place, milliseconds(60000)))
-        << "seed " << sequence.seed << ", " << sequence.places << " places, call " << number
+    const std::string location = number % 2 == 0 ? "after " + std::to_string(number)
+                                                 : location_of(number + 1, sequence.locations);
+    EXPECT_TRUE(make_call(comm, location, milliseconds(60000)))
+        << "seed " << sequence.seed << ", " << sequence.locations << " locations, call " << number
         << ", rank " << comm.rank() << " of " << sequence.ranks;
     meeting.arrive_and_wait();
   }
@@ -542,7 +543,7 @@ std::vector<int> failed_calls(const Communicator& comm, Way way) {
   constexpr int kCalls = 6, kDisturbed = 2;
   std::vector<int> failed;
   const auto make = [&](int number) {
-    if (!make_call(comm, place_of(number, 0), milliseconds(60000))) failed.push_back(number);
+    if (!make_call(comm, location_of(number, 0), milliseconds(60000))) failed.push_back(number);
   };
   for (int number = 0; number < kCalls; ++number) {
     if (number == kDisturbed && way == Way::kSkip) continue;

@@ -5,13 +5,13 @@
 // 1. the calls since the last call that all ranks made. Both ranks started there, so a call in this
 //    list was made by one rank and not by the other;
 // 2. all recent calls, if the first kind is inconclusive: then a rank repeats an earlier call. Two
-//    different calls at one place, such as save and load, are no such evidence: then the program
+//    different calls at one location, such as save and load, are no such evidence: then the program
 //    makes the wrong call on some rank, and if the others waited for it, they would wait in vain.
 //
-// A program that uses the same places alternately gives evidence for both sides. With evidence of
-// the first kind, the side with fewer calls since then is behind; if they are equal, the side with
-// fewer ranks. Letting one side wait is right even if it is the wrong side, because then the two
-// sides approach each other; if both failed, they would stay apart. With evidence of the second
+// A program that uses the same locations alternately gives evidence for both sides. With evidence
+// of the first kind, the side with fewer calls since then is behind; if they are equal, the side
+// with fewer ranks. Letting one side wait is right even if it is the wrong side, because then the
+// two sides approach each other; if both failed, they would stay apart. With evidence of the second
 // kind, no rank is known to be behind. All ranks fail, and their next calls give evidence of the
 // first kind.
 #include <algorithm>
@@ -30,7 +30,7 @@ using Hellos = std::vector<std::optional<Hello>>;
 bool made(const Hello& by, const Hello& call, uint64_t newest) {
   const auto count = static_cast<ptrdiff_t>(std::min<uint64_t>(newest, by.recent.size()));
   const auto end = by.recent.begin() + count;
-  return std::find(by.recent.begin(), end, fingerprint(call.work, call.place)) != end;
+  return std::find(by.recent.begin(), end, fingerprint(call.work, call.location)) != end;
 }
 
 class Rendezvous {
@@ -93,11 +93,11 @@ class Rendezvous {
                        [](const auto& hello) { return hello && hello->left; });
   }
 
-  // A rank that names no place matches every other rank, so all ranks are compared with one that
-  // names a place.
+  // A rank that names no location matches every other rank, so all ranks are compared with one that
+  // names a location.
   bool all_agree() const {
     const auto named = std::find_if(views_.begin(), views_.end(),
-                                    [](const View& view) { return !view.hello->place.empty(); });
+                                    [](const View& view) { return !view.hello->location.empty(); });
     const View* const measure = named != views_.end() ? &*named : views_.data();
     return std::all_of(views_.begin(), views_.end(),
                        [&](const View& view) { return same_call(*view.hello, *measure->hello); });
@@ -117,7 +117,7 @@ class Rendezvous {
       if (q_made_it != r_made_it) return q_made_it;
       if (q_made_it) return loses_tie(r, q);
     }
-    if (r.place == q.place) return false;
+    if (r.location == q.location) return false;
     return made(q, r, kMaxRecentCalls) && !made(r, q, kMaxRecentCalls);
   }
 
@@ -147,15 +147,15 @@ class Rendezvous {
 
 }  // namespace
 
-uint64_t fingerprint(const std::string& work, const std::string& place) {
-  return xxh3_64(as_bytes(work + '\n' + place));
+uint64_t fingerprint(const std::string& work, const std::string& location) {
+  return xxh3_64(as_bytes(work + '\n' + location));
 }
 
-std::string Hello::name() const { return place.empty() ? work : work + " at " + place; }
+std::string Hello::name() const { return location.empty() ? work : work + " at " + location; }
 
 bool same_call(const Hello& a, const Hello& b) {
-  const bool places_fit = a.place == b.place || a.place.empty() || b.place.empty();
-  return a.work == b.work && places_fit;
+  const bool locations_fit = a.location == b.location || a.location.empty() || b.location.empty();
+  return a.work == b.work && locations_fit;
 }
 
 Bytes Hello::encode() const {
@@ -166,7 +166,7 @@ Bytes Hello::encode() const {
   writer.u64(since);
   writer.u64(static_cast<uint64_t>(since_agreed.count()));
   writer.string(work);
-  writer.string(place);
+  writer.string(location);
   writer.varint(recent.size());
   for (uint64_t call : recent) writer.u64(call);
   return std::move(writer).take();
@@ -181,7 +181,7 @@ Hello Hello::decode(ByteView bytes) {
   hello.since = reader.u64();
   hello.since_agreed = std::chrono::milliseconds(reader.u64());
   hello.work = reader.string();
-  hello.place = reader.string();
+  hello.location = reader.string();
   for (uint64_t count = reader.count(8); count > 0; --count) hello.recent.push_back(reader.u64());
   reader.expect_end();
   return hello;

@@ -15,14 +15,14 @@ namespace tilestone::comm_internal {
 
 inline constexpr size_t kMaxRecentCalls = 16;
 
-uint64_t fingerprint(const std::string& work, const std::string& place);
+uint64_t fingerprint(const std::string& work, const std::string& location);
 
 // What a rank sends when it arrives at a call.
 struct Hello {
   uint64_t nonce = 0;
   uint64_t last_operation = 0;
   uint64_t agreed = 0;           // number of the last call that this rank made with all ranks
-  std::string work, place;       // the place "" matches every place
+  std::string work, location;    // the location "" matches every location
   std::vector<uint64_t> recent;  // fingerprints of its last calls, newest first
   uint64_t since = 0;            // how many of `recent` came after the call `agreed`
   std::chrono::milliseconds since_agreed{0};  // the time since that call

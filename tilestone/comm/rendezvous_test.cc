@@ -16,13 +16,13 @@ using Hellos = std::vector<std::optional<Hello>>;
 constexpr Fate kWait = Fate::kWait, kGo = Fate::kGo, kBehind = Fate::kBehind,
                kMismatch = Fate::kMismatch;
 
-// The hello of a rank that saves at `place`. Before that it saved at `since` (newest first), and at
-// `before` before the last call that all ranks made.
-Hello at(const std::string& place, std::initializer_list<const char*> since = {},
+// The hello of a rank that saves at `location`. Before that it saved at `since` (newest first), and
+// at `before` before the last call that all ranks made.
+Hello at(const std::string& location, std::initializer_list<const char*> since = {},
          std::initializer_list<const char*> before = {}) {
   Hello hello;
   hello.work = "save";
-  hello.place = place;
+  hello.location = location;
   for (const char* call : since) hello.recent.push_back(fingerprint("save", call));
   for (const char* call : before) hello.recent.push_back(fingerprint("save", call));
   hello.since = since.size();
@@ -78,7 +78,7 @@ TEST(Rendezvous, WhoSkippedACallWaitsOnceTheOthersAreSeenToFollow) {
 }
 
 TEST(Rendezvous, CallsSinceTheLastOneOfAllCountMoreThanOlderOnes) {
-  // Both places are used in turn. Rank 1 gave up its call at b, where rank 0 has just arrived.
+  // Both locations are used in turn. Rank 1 gave up its call at b, where rank 0 has just arrived.
   EXPECT_THAT(decide({at("b", {}, {"a", "b", "a"}), at("a", {"b"}, {"a", "b", "a"})}),
               ElementsAre(kBehind, kWait));
 }
@@ -100,8 +100,8 @@ TEST(Rendezvous, WhoLeftFailsTheCallOnceAllHaveCome) {
   EXPECT_EQ(decide({at("a"), left, at("a")}), all(3, Fate::kLeft));
 }
 
-Hello away_from(const std::string& place) {
-  Hello away = at(place);
+Hello away_from(const std::string& location) {
+  Hello away = at(location);
   away.left = Error(ErrorCode::kInterrupted, "stopped");
   away.may_return = true;
   return away;
@@ -120,16 +120,16 @@ TEST(Rendezvous, WhoLeftBeforeIsNoEvidenceInAContradiction) {
 
 // Random ranks: missing, arrived at one of a few calls, left or away, with random earlier calls.
 Hellos random_hellos(std::mt19937_64& random) {
-  constexpr const char* kPlaces[] = {"a", "a", "a", "b", ""};
-  const auto place = [&] { return kPlaces[random() % 5]; };
+  constexpr const char* kLocations[] = {"a", "a", "a", "b", ""};
+  const auto location = [&] { return kLocations[random() % 5]; };
   Hellos hellos(2 + random() % 4);
   for (auto& hello : hellos) {
     const uint64_t what = random() % 12;
     if (what == 0) continue;
-    hello = what == 1 ? away_from(place()) : at(place());
+    hello = what == 1 ? away_from(location()) : at(location());
     if (what == 2) hello->left = Error(ErrorCode::kInterrupted, "stopped");
     for (uint64_t count = random() % 3; count > 0; --count) {
-      hello->recent.push_back(fingerprint("save", place()));
+      hello->recent.push_back(fingerprint("save", location()));
       hello->since += random() % 2;
     }
   }

@@ -77,7 +77,8 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
                                       const std::shared_ptr<Interrupt>& interrupt) {
   const auto began = StepTimes::Clock::now();
   // Not "save": after they have planned, ranks that save meet in other ways.
-  SavingByRounds saving(call.options.comm, "async_save", call.location.place(), call.deadline);
+  SavingByRounds saving(call.options.comm, "async_save", call.location.identity_or_empty(),
+                        call.deadline);
   plan_step(saving, request, call.session.get(), terms_of(async));
   note_planned(saving.planned, began, preparing_of(request));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});

@@ -397,12 +397,10 @@ class Conversion {
   std::optional<ShardedObject> as_sharded(const Chosen& chosen) const {
     const std::string_view grid = grid_key(chosen.to);
     if (grid == chosen.to) return std::nullopt;
-    const std::string_view place =
-        std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
-    const size_t between = place.find('_');
+    const std::string_view cell = std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
+    const size_t between = cell.find('_');
     return ShardedObject::make(std::string(grid), chosen.entry->object(),
-                               numbers(place.substr(between + 1)),
-                               numbers(place.substr(0, between)));
+                               numbers(cell.substr(between + 1)), numbers(cell.substr(0, between)));
   }
   static Dims numbers(std::string_view text) {
     Dims found;

@@ -85,13 +85,13 @@ bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 
-Dims place_of(const Dims& shape, int64_t element) {
-  Dims place(shape.size(), 0);
+Dims coordinate_of(const Dims& shape, int64_t element) {
+  Dims coordinate(shape.size(), 0);
   for (size_t d = shape.size(); d-- > 0;) {
-    place[d] = element % shape[d];
+    coordinate[d] = element % shape[d];
     element /= shape[d];
   }
-  return place;
+  return coordinate;
 }
 
 std::string number_text(std::complex<double> value, bool complex) {
@@ -180,7 +180,7 @@ class Values {
 
   void note(int64_t element, std::complex<double> a, std::complex<double> b, double by) {
     if (found_.differing++ == 0) {
-      found_.first = place_of(a_.shape, element);
+      found_.first = coordinate_of(a_.shape, element);
       found_.first_a = number_text(a, is_complex(a_.dtype));
       found_.first_b = number_text(b, is_complex(b_.dtype));
     }

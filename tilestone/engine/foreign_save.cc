@@ -265,7 +265,7 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
   try {
     std::vector<Receipt> decoded = receipts_of(receipts, world_size, state_->save_id);
     for (const std::string& name : files) {
-      const auto found = state_->transaction->place()->stat(name);
+      const auto found = state_->transaction->storage()->stat(name);
       if (!found) throw Error(ErrorCode::kNotFound, "a data file is missing").with_file(name);
       decoded.front().files.push_back({name, found->size});
     }

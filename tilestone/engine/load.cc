@@ -47,8 +47,8 @@ constexpr double kReadShare = 0.8;  // of the time that is left: for choosing an
 // One rank's part in one load.
 class LoadByRounds::Loading {
  public:
-  Loading(const Communicator& comm, const std::string& place, Deadline deadline)
-      : rounds_(comm, "load", place, deadline), comm_(rounds_.comm()) {}
+  Loading(const Communicator& comm, const std::string& location, Deadline deadline)
+      : rounds_(comm, "load", location, deadline), comm_(rounds_.comm()) {}
 
   // The phases. Ranks meet in: a round that describes the checkpoint, whose description is then
   // broadcast; a round of access checks, on request; the exchange; and the round that ends reading.
@@ -62,12 +62,12 @@ class LoadByRounds::Loading {
     const std::optional<Error> failed = broadcast_description(deadline);
     end_step("describing", began);
     if (options().checks.access) validate(failed);
-    std::variant<Wanted, Error> wanted = rounds_.attempt([&] {
+    std::variant<Wanted, Error> wanted = rounds_.result_or_error([&] {
       if (failed) throw *failed;
       return choose(deadline);
     });
     end_step("choosing", began);
-    auto rest = rounds_.attempt([&] {
+    auto rest = rounds_.result_or_error([&] {
       return exchange_transfers(rounds_, way_, deadline, options().resources.buffer_bytes,
                                 std::move(wanted));
     });
@@ -181,7 +181,7 @@ class LoadByRounds::Loading {
   std::optional<Error> broadcast_description(Deadline deadline) {
     if (comm_.size() == 1) return std::nullopt;
     const bool has_it = comm_.is_coordinator();
-    const auto shared = rounds_.attempt([&] {
+    const auto shared = rounds_.result_or_error([&] {
       const Bytes encoded = rounds_.broadcast(has_it ? description_.encode() : Bytes(), deadline);
       if (!has_it) description_ = Description::decode(encoded);
       return true;
@@ -432,8 +432,8 @@ class LoadByRounds::Loading {
   uint64_t bytes_of_ranks_ = 0;              // the same of all ranks, on the coordinator
 };
 
-LoadByRounds::LoadByRounds(const Communicator& comm, const std::string& place, Deadline deadline)
-    : loading_(std::make_unique<Loading>(comm, place, deadline)) {}
+LoadByRounds::LoadByRounds(const Communicator& comm, const std::string& location, Deadline deadline)
+    : loading_(std::make_unique<Loading>(comm, location, deadline)) {}
 
 LoadByRounds::~LoadByRounds() {
   if (!unfinished_) return;
@@ -458,7 +458,8 @@ void LoadByRounds::finish(const std::optional<Error>& failed) {
 
 StateDict load(Wanted wanted, const Location& location, const LoadOptions& options) {
   try {
-    engine::LoadByRounds load(options.comm, location.place(), engine::deadline_of(options));
+    engine::LoadByRounds load(options.comm, location.identity_or_empty(),
+                              engine::deadline_of(options));
     engine::LoadResult loaded =
         load.read(engine::LoadView{wanted.state, &location, &options}, true);
     if (LoadReport* const report = options.differences.report) *report = std::move(loaded.report);

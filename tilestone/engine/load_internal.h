@@ -34,8 +34,8 @@ struct LoadResult {
 // Every rank makes the same calls. If a rank fails in one of them, every rank throws its error.
 class LoadByRounds {
  public:
-  // Begins the call; throws what Call throws. `place`: Location::place().
-  LoadByRounds(const Communicator& comm, const std::string& place, Deadline deadline);
+  // Begins the call; throws what Call throws. `location`: Location::identity_or_empty().
+  LoadByRounds(const Communicator& comm, const std::string& location, Deadline deadline);
   // If finish() should have been called, the other ranks end with Error(kInterrupted).
   ~LoadByRounds();
   LoadByRounds(const LoadByRounds&) = delete;

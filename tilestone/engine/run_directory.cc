@@ -32,9 +32,9 @@ std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<
 
 // Whether the name, which is not a directory's, is that of a link to one. It may lead out of the
 // run's directory. A FIFO, a link to a file and a loop of links are none.
-bool is_linked_folder(const Location& place) {
+bool is_linked_folder(const Location& location) {
   try {
-    place.storage().list_directories();
+    location.storage().list_directories();
     return true;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) return false;

@@ -24,7 +24,7 @@ std::unique_ptr<SaveInSteps::Saving> SaveInSteps::begun(const SaveCall& call) {
                                     call.deadline);
   }
   return std::make_unique<Saving>(std::in_place_type<SavingByRounds>, call.options.comm, "save",
-                                  call.location.place(), call.deadline);
+                                  call.location.identity_or_empty(), call.deadline);
 }
 
 SaveInSteps::~SaveInSteps() {

@@ -96,13 +96,13 @@ TEST(StagedSave, AnExistingCheckpointIsReplacedAsAWholeByEitherKindOfSave) {
     for (const bool new_fixed : {false, true}) {
       const TempDirectory folder;
       for (const auto& parent : {memory_storage(), posix_storage(folder.path())}) {
-        const auto place = parent->child("ckpt");
-        save_one(place, 1, old_fixed ? megatron_dialect() : pytorch_dialect());
+        const auto location = parent->child("ckpt");
+        save_one(location, 1, old_fixed ? megatron_dialect() : pytorch_dialect());
         run_ranks(2, [&](Communicator comm) {
           SaveOptions options =
               options_of(new_fixed ? megatron_dialect() : pytorch_dialect(), true);
           options.comm = comm;
-          save(row_state(comm, 100), place, options);
+          save(row_state(comm, 100), location, options);
         });
         expect_only(*parent, "ckpt", 100, new_fixed, 2);
       }
@@ -272,8 +272,8 @@ TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
   const SmallMount mount;
   if (!mount) return;
   const std::string path = mount.path();
-  const auto place = posix_storage(path)->parent();
-  ASSERT_TRUE(place);
+  const auto entry = posix_storage(path)->parent();
+  ASSERT_TRUE(entry);
   const auto device = [](const std::string& of) {
     struct stat info = {};
     EXPECT_EQ(::stat(of.c_str(), &info), 0);
@@ -294,18 +294,18 @@ TEST(StagedSave, AMountPointIsRefusedAndLeftAsItWas) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
       EXPECT_EQ(error.sys_errno(), EBUSY) << error.what();
-      EXPECT_THAT(error.message(), AllOf(StartsWith(step), HasSubstr("\"" + place->name + "\""),
+      EXPECT_THAT(error.message(), AllOf(StartsWith(step), HasSubstr("\"" + entry->name + "\""),
                                          HasSubstr("the file system does not support it")));
       EXPECT_THAT(error.file(), HasSubstr(name));
       EXPECT_THAT(error.hint(), HasSubstr("save to a directory that does not exist yet"));
     }
     EXPECT_EQ(files(), before);
-    EXPECT_NE(device(path), device(place->storage->describe())) << "it is still a mount point";
-    EXPECT_THAT(place->storage->list_directories("." + place->name), IsEmpty());
+    EXPECT_NE(device(path), device(entry->storage->describe())) << "it is still a mount point";
+    EXPECT_THAT(entry->storage->list_directories("." + entry->name), IsEmpty());
   };
-  expect_refused("cannot rename the directory", "." + place->name + ".tilestone-");
+  expect_refused("cannot rename the directory", "." + entry->name + ".tilestone-");
   save_one(path, 1, pytorch_dialect());
-  expect_refused("cannot exchange the directories", place->name);
+  expect_refused("cannot exchange the directories", entry->name);
   expect_rows(path, 1, 1);
 }
 
@@ -441,27 +441,27 @@ TEST(StagedSave, ADirectoryThatCantBeRemovedUnderItsLockIsRemovedAfterwards) {
     }
     return fails && call.op == StorageOp::kSync ? FaultAction::fail(EIO) : FaultAction::pass();
   });
-  const auto place = disk->storage()->child("ckpt");
+  const auto location = disk->storage()->child("ckpt");
   const auto expect_alone = [&](const char* what) {
     EXPECT_EQ(not_empty, 0) << what;
     EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt")) << what;
   };
-  save_one(place, 1, megatron_dialect());
+  save_one(location, 1, megatron_dialect());
   fails = true;
   not_empty = 3;
-  EXPECT_ANY_THROW(save_one(place, 2, megatron_dialect(), true));
+  EXPECT_ANY_THROW(save_one(location, 2, megatron_dialect(), true));
   expect_alone("a failed save");
   fails = false;
   not_empty = 3;
-  save_one(place, 3, megatron_dialect(), true);
+  save_one(location, 3, megatron_dialect(), true);
   expect_alone("the replaced checkpoint");
   put_dead_sibling(*parent);
   not_empty = 3;
-  save_one(place, 4, megatron_dialect(), true);
+  save_one(location, 4, megatron_dialect(), true);
   expect_alone("a dead save, found by a save");
   put_dead_sibling(*parent);
   not_empty = 3;
-  EXPECT_EQ(remove_leftovers(Location(place)).size(), 1u);
+  EXPECT_EQ(remove_leftovers(Location(location)).size(), 1u);
   expect_alone("a dead save, found by gc");
   expect_only(*parent, "ckpt", 4, true);
 }

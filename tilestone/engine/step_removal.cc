@@ -159,19 +159,19 @@ std::set<std::string> RunDirectory::hidden() const {
 
 // A save that begins there meanwhile holds the lock, or has found the folder gone and fails.
 void RunDirectory::remove_unfinished(const std::string& name) const {
-  const Location place = at(name);
-  if (!place.storage().list().empty()) {
-    tilestone::remove_leftovers(place, all_began_here(place.storage()));
+  const Location step = at(name);
+  if (!step.storage().list().empty()) {
+    tilestone::remove_leftovers(step, all_began_here(step.storage()));
   }
-  if (!has_no_files_but_lock(place.storage())) return;
+  if (!has_no_files_but_lock(step.storage())) return;
   StepRemoval(location_.shared(), name).run(has_no_files_but_lock);
 }
 
 void RunDirectory::remove_replaced(const std::string& name) const {
   or_log("files that the checkpoint " + name + " does not need stay in " + location_.describe(),
          [&] {
-           const Location place = at(name);
-           if (has_note(place.storage())) tilestone::remove_leftovers(place);
+           const Location step = at(name);
+           if (has_note(step.storage())) tilestone::remove_leftovers(step);
          });
 }
 
@@ -248,12 +248,12 @@ std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
   std::vector<Leftover> found;
   for (const std::string& name : names) {
     or_log("the leftovers of " + name + " are not known", [&] {
-      const Location place = at(name);
-      if (place.storage().list().empty() && !hidden().contains(name)) return;
+      const Location step = at(name);
+      if (step.storage().list().empty() && !hidden().contains(name)) return;
       const bool superseded = names_.step_of(name) < newest;
-      const bool all = force || (superseded && all_began_here(place.storage()));
-      for (Leftover& file : remove ? tilestone::remove_leftovers(place, all)
-                                   : tilestone::find_leftovers(place, all)) {
+      const bool all = force || (superseded && all_began_here(step.storage()));
+      for (Leftover& file :
+           remove ? tilestone::remove_leftovers(step, all) : tilestone::find_leftovers(step, all)) {
         file.name = file.name.starts_with("../") ? file.name.substr(3) : name + "/" + file.name;
         found.push_back(std::move(file));
       }

@@ -122,13 +122,13 @@ void check_torch_save(const StateDict& state) {
 void write_torch_save(const StateDict& state, const Location& location,
                       const SaveOptions& options) {
   check_options(options);
-  const auto place = location.storage().parent();
-  if (!place) {
+  const auto entry = location.storage().parent();
+  if (!entry) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
   }
-  Storage& storage = *place->storage;
+  Storage& storage = *entry->storage;
   const auto refuse_existing = [&] {
-    if (!storage.stat(place->name)) return;
+    if (!storage.stat(entry->name)) return;
     throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
         .with_hint("convert to another name, or remove it first");
   };
@@ -158,7 +158,7 @@ void write_torch_save(const StateDict& state, const Location& location,
     fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
                                 fetched_bytes, *device);
   }
-  const std::string temporary = "." + place->name + "." + random_save_id() + ".tmp";
+  const std::string temporary = "." + entry->name + "." + random_save_id() + ".tmp";
   const auto file = storage.create(temporary, bytes + pickled.pickle.size());
   try {
     Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
@@ -171,7 +171,7 @@ void write_torch_save(const StateDict& state, const Location& location,
     writer.finish();
     file->sync(context.deadline);
     file->close();
-    storage.rename(temporary, place->name, false);
+    storage.rename(temporary, entry->name, false);
     storage.sync_directory("");
   } catch (...) {
     remove_files(storage, std::vector{temporary});

@@ -86,7 +86,7 @@ TEST(ValidateAccess, ASaveOfWhatMainReplicasDoNotHoldOnceIsRefusedOnEveryRank) {
   }
 }
 
-TEST(ValidateAccess, WithoutItReplicasOfOneBoxAndGridsThatLackPlacesAreAccepted) {
+TEST(ValidateAccess, WithoutItReplicasOfOneBoxAndGridsThatLackCellsAreAccepted) {
   for (const Wrong& wrong : wrong_states()) {
     const auto storage = memory_storage();
     run_ranks(kRanks, [&](Communicator comm) {

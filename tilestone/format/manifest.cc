@@ -21,7 +21,7 @@ constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
 constexpr uint64_t kSmallestSum = 18;    // bytes of an encoded IndexSum
 constexpr uint64_t kManifestStart = 20;  // bytes: magic, version and the size of the head
-constexpr uint64_t kSmallestPlace = 9;   // bytes of an encoded ReceiptPlace
+constexpr uint64_t kSmallestRange = 9;   // bytes of an encoded ReceiptRange
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -175,7 +175,7 @@ Manifest decode_without_table(ByteView bytes) {
 }
 
 // Where a rank's receipt is in the manifest.
-struct ReceiptPlace {
+struct ReceiptRange {
   uint64_t offset = 0;  // bytes
   uint64_t size = 0;    // bytes
   uint64_t xxh3 = 0;    // of the receipt's bytes
@@ -183,19 +183,19 @@ struct ReceiptPlace {
 
 struct ManifestTable {
   ManifestHead head;
-  std::vector<ReceiptPlace> places;  // by rank
+  std::vector<ReceiptRange> ranges;  // by rank
 };
 
 ManifestTable decode_head(ByteView head) {
   ByteReader reader = checked_body(head, kManifestStart);
   ManifestTable table;
   decode_first_fields(reader, table.head);
-  const uint64_t count = read_count(reader, table.head, kSmallestPlace);
-  table.places.reserve(count);
+  const uint64_t count = read_count(reader, table.head, kSmallestRange);
+  table.ranges.reserve(count);
   uint64_t offset = head.size();
   for (uint64_t rank = 0; rank < count; ++rank) {
     const uint64_t size = reader.varint();
-    table.places.push_back({offset, size, reader.u64()});
+    table.ranges.push_back({offset, size, reader.u64()});
     const auto end = try_add(offset, size);
     if (!end) reader.fail("the end of a receipt exceeds 64 bits");
     offset = *end;
@@ -213,8 +213,8 @@ uint64_t head_bytes(ByteView start) {
 }
 
 Receipt receipt_in(const ManifestTable& table, size_t rank, ByteView bytes) {
-  const ReceiptPlace& place = table.places.at(rank);
-  if (bytes.size() != place.size || xxh3_64(bytes) != place.xxh3) {
+  const ReceiptRange& range = table.ranges.at(rank);
+  if (bytes.size() != range.size || xxh3_64(bytes) != range.xxh3) {
     corrupt("the receipt of rank " + std::to_string(rank) + " does not match its checksum");
   }
   return receipt_of(table.head, rank, bytes);
@@ -225,15 +225,15 @@ Manifest decode_with_table(ByteView bytes) {
   if (head_size > bytes.size()) corrupt("the file ends within its head");
   ManifestTable table = decode_head(bytes.first(head_size));
   const uint64_t end =
-      table.places.empty() ? head_size : table.places.back().offset + table.places.back().size;
+      table.ranges.empty() ? head_size : table.ranges.back().offset + table.ranges.back().size;
   if (end != bytes.size()) {
     corrupt("expected " + std::to_string(end) + " bytes, found " + std::to_string(bytes.size()));
   }
   Manifest manifest{table.head, {}};
-  manifest.receipts.reserve(table.places.size());
-  for (size_t rank = 0; rank < table.places.size(); ++rank) {
-    const ReceiptPlace& place = table.places[rank];
-    manifest.receipts.push_back(receipt_in(table, rank, bytes.subspan(place.offset, place.size)));
+  manifest.receipts.reserve(table.ranges.size());
+  for (size_t rank = 0; rank < table.ranges.size(); ++rank) {
+    const ReceiptRange& range = table.ranges[rank];
+    manifest.receipts.push_back(receipt_in(table, rank, bytes.subspan(range.offset, range.size)));
   }
   return manifest;
 }

@@ -26,7 +26,7 @@ struct CornerAxis {
 };
 
 // The dims that some box does not span, with strides. nullopt if there are more than kMaxCornerDims
-// of them, or if a corner has more than 2^62 possible places.
+// of them, or if a corner has more than 2^62 possible positions.
 std::optional<std::vector<CornerAxis>> axes_of(const Dims& shape, std::span<const Box> boxes) {
   std::vector<CornerAxis> axes;
   uint64_t stride = 1;
@@ -36,14 +36,15 @@ std::optional<std::vector<CornerAxis>> axes_of(const Dims& shape, std::span<cons
     };
     if (std::all_of(boxes.begin(), boxes.end(), spans)) continue;
     axes.push_back({d, stride});
-    const uint64_t places = static_cast<uint64_t>(shape[d]) + 1;
-    if (axes.size() > kMaxCornerDims || stride > (uint64_t{1} << 62) / places) return std::nullopt;
-    stride *= places;
+    const uint64_t positions = static_cast<uint64_t>(shape[d]) + 1;
+    if (axes.size() > kMaxCornerDims || stride > (uint64_t{1} << 62) / positions)
+      return std::nullopt;
+    stride *= positions;
   }
   return axes;
 }
 
-// Appends the box's corners as place * 2 + sign, with the sign inverted if `flip` is 1.
+// Appends the box's corners as position * 2 + sign, with the sign inverted if `flip` is 1.
 void add_corners(const Box& box, std::span<const CornerAxis> axes, uint64_t flip,
                  std::vector<uint64_t>& corners) {
   const size_t first = corners.size();
@@ -61,9 +62,10 @@ void add_corners(const Box& box, std::span<const CornerAxis> axes, uint64_t flip
 
 bool cancel(std::span<const uint64_t> sorted) {
   for (size_t i = 0; i < sorted.size();) {
-    const uint64_t place = sorted[i] >> 1;
+    const uint64_t position = sorted[i] >> 1;
     int64_t sum = 0;
-    for (; i < sorted.size() && sorted[i] >> 1 == place; ++i) sum += (sorted[i] & 1) != 0 ? -1 : 1;
+    for (; i < sorted.size() && sorted[i] >> 1 == position; ++i)
+      sum += (sorted[i] & 1) != 0 ? -1 : 1;
     if (sum != 0) return false;
   }
   return true;

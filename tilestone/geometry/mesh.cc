@@ -13,23 +13,24 @@ namespace {
 }
 
 // Indices into `ranks`, sorted by rank. Throws unless the ranks are valid for a mesh of this shape.
-std::vector<size_t> sorted_places(const Dims& shape, const std::vector<int>& ranks) {
+std::vector<size_t> sorted_by_rank(const Dims& shape, const std::vector<int>& ranks) {
   const int64_t expected = numel(shape);
   if (static_cast<int64_t>(ranks.size()) != expected) {
     fail(shape,
          "expected " + std::to_string(expected) + " ranks, got " + std::to_string(ranks.size()));
   }
-  std::vector<size_t> places(ranks.size());
-  std::iota(places.begin(), places.end(), size_t{0});
-  std::sort(places.begin(), places.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
-  const int first = ranks[places.front()];
+  std::vector<size_t> positions(ranks.size());
+  std::iota(positions.begin(), positions.end(), size_t{0});
+  std::sort(positions.begin(), positions.end(),
+            [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+  const int first = ranks[positions.front()];
   if (first < 0) fail(shape, "rank " + std::to_string(first) + " is negative");
-  const auto twice = std::adjacent_find(places.begin(), places.end(),
+  const auto twice = std::adjacent_find(positions.begin(), positions.end(),
                                         [&](size_t a, size_t b) { return ranks[a] == ranks[b]; });
-  if (twice != places.end()) {
+  if (twice != positions.end()) {
     fail(shape, "rank " + std::to_string(ranks[*twice]) + " appears twice");
   }
-  return places;
+  return positions;
 }
 
 void check_names(const Dims& shape, const std::vector<std::string>& names) {
@@ -58,7 +59,7 @@ Mesh::Mesh(Dims shape, std::vector<int> ranks, std::vector<std::string> names)
   for (int64_t n : shape_) {
     if (n < 1) fail(shape_, "every dim must have a size of at least 1");
   }
-  by_rank_ = sorted_places(shape_, ranks_);
+  by_rank_ = sorted_by_rank(shape_, ranks_);
   check_names(shape_, names_);
 }
 
@@ -69,7 +70,7 @@ Mesh Mesh::grid(Dims shape, std::vector<std::string> names) {
 
 std::optional<Dims> Mesh::coordinate(int rank) const {
   const auto found = std::lower_bound(by_rank_.begin(), by_rank_.end(), rank,
-                                      [&](size_t place, int r) { return ranks_[place] < r; });
+                                      [&](size_t position, int r) { return ranks_[position] < r; });
   if (found == by_rank_.end() || ranks_[*found] != rank) return std::nullopt;
   auto index = static_cast<int64_t>(*found);
   Dims at(dims(), 0);

@@ -96,7 +96,7 @@ class Merge {
  public:
   Merge(const Side& param, const Side& checkpoint) : param_(param), checkpoint_(checkpoint) {
     for (size_t m = 0; m < checkpoint_.mesh.dims(); ++m) outer_.push_back(is_outer(m));
-    for (size_t i = 0; i < param_.mesh.dims(); ++i) kept_.push_back(kept_places(i));
+    for (size_t i = 0; i < param_.mesh.dims(); ++i) kept_.push_back(kept_coordinates(i));
     look_at_copies();
   }
 
@@ -106,7 +106,7 @@ class Merge {
 
  private:
   bool is_outer(size_t m) const;
-  std::vector<int64_t> kept_places(size_t i) const;
+  std::vector<int64_t> kept_coordinates(size_t i) const;
   void look_at_copies();
   std::vector<std::vector<int64_t>> same_shard() const;
   bool is_copy(int rank) const;
@@ -161,7 +161,7 @@ bool Merge::in_outer_shard(const Dims& coordinate) const {
   return true;
 }
 
-std::vector<int64_t> Merge::kept_places(size_t i) const {
+std::vector<int64_t> Merge::kept_coordinates(size_t i) const {
   std::vector<int64_t> kept;
   bool all_known = true;
   for (int64_t k = 0; k < param_.size(i); ++k) {
@@ -176,38 +176,38 @@ std::vector<int64_t> Merge::kept_places(size_t i) const {
                (all_known ? "" : ", and ranks that are not in the checkpoint's mesh"));
 }
 
-// Calls visit(coordinate) for each coordinate in the product of the places, with the last dim
+// Calls visit(coordinate) for each coordinate in the product of the lists, with the last dim
 // varying fastest.
 template <typename Visit>
-void for_each_in(const std::vector<std::vector<int64_t>>& places, Visit&& visit) {
-  std::vector<size_t> at(places.size(), 0);
+void for_each_in(const std::vector<std::vector<int64_t>>& coordinates, Visit&& visit) {
+  std::vector<size_t> at(coordinates.size(), 0);
   Dims coordinate;
-  for (const auto& along : places) coordinate.push_back(along.front());
+  for (const auto& along : coordinates) coordinate.push_back(along.front());
   while (true) {
     visit(coordinate);
-    size_t d = places.size();
-    while (d > 0 && at[d - 1] + 1 == places[d - 1].size()) {
+    size_t d = coordinates.size();
+    while (d > 0 && at[d - 1] + 1 == coordinates[d - 1].size()) {
       --d;
       at[d] = 0;
-      coordinate[d] = places[d].front();
+      coordinate[d] = coordinates[d].front();
     }
     if (d == 0) return;
-    coordinate[d - 1] = places[d - 1][++at[d - 1]];
+    coordinate[d - 1] = coordinates[d - 1][++at[d - 1]];
   }
 }
 
-// A copy's number is the lowest place that one of its ranks has in the checkpoint's mesh without
+// A copy's number is the lowest number that one of its ranks has in the checkpoint's mesh without
 // the outer dims.
 void Merge::look_at_copies() {
   int64_t first = std::numeric_limits<int64_t>::max();
   for_each_in(kept_, [&](const Dims& coordinate) {
     const auto there = checkpoint_.mesh.coordinate(param_.mesh.rank_at(coordinate));
     if (!there || !in_outer_shard(*there)) return;
-    int64_t place = 0;
+    int64_t number = 0;
     for (size_t m = 0; m < there->size(); ++m) {
-      if (!outer_[m]) place = place * checkpoint_.size(m) + (*there)[m];
+      if (!outer_[m]) number = number * checkpoint_.size(m) + (*there)[m];
     }
-    first = std::min(first, place);
+    first = std::min(first, number);
     in_both_.push_back(*there);
   });
   copy_ = first;
@@ -217,19 +217,19 @@ Dims Merge::replica_id() const {
   Dims id{copy_};
   for (size_t i = 0; i < kept_.size(); ++i) {
     if (param_.splits[i]) continue;
-    const auto place = std::find(kept_[i].begin(), kept_[i].end(), param_.at[i]);
-    id.push_back(place - kept_[i].begin());
+    const auto mine = std::find(kept_[i].begin(), kept_[i].end(), param_.at[i]);
+    id.push_back(mine - kept_[i].begin());
   }
   return id;
 }
 
 // For each mesh dim of the parameter, the indices that hold the same elements as this rank.
 std::vector<std::vector<int64_t>> Merge::same_shard() const {
-  std::vector<std::vector<int64_t>> places = kept_;
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (param_.splits[i]) places[i] = {param_.at[i]};
+  std::vector<std::vector<int64_t>> coordinates = kept_;
+  for (size_t i = 0; i < coordinates.size(); ++i) {
+    if (param_.splits[i]) coordinates[i] = {param_.at[i]};
   }
-  return places;
+  return coordinates;
 }
 
 // Whether a rank belongs to the same copy of the parameter as this rank.
@@ -275,13 +275,14 @@ std::vector<int> Merge::holders() const {
     const auto there = checkpoint_.mesh.coordinate(holder);
     known = known && there;
     if (!there) return;
-    std::vector<std::vector<int64_t>> places;
-    for (int64_t index : *there) places.push_back({index});
+    std::vector<std::vector<int64_t>> coordinates;
+    for (int64_t index : *there) coordinates.push_back({index});
     for (size_t m : *between) {
-      places[m].clear();
-      for (int64_t k = 0; k < checkpoint_.size(m); ++k) places[m].push_back(k);
+      coordinates[m].clear();
+      for (int64_t k = 0; k < checkpoint_.size(m); ++k) coordinates[m].push_back(k);
     }
-    for_each_in(places, [&](const Dims& at) { ranks.push_back(checkpoint_.mesh.rank_at(at)); });
+    for_each_in(coordinates,
+                [&](const Dims& at) { ranks.push_back(checkpoint_.mesh.rank_at(at)); });
   });
   if (!known) return {};
   std::sort(ranks.begin(), ranks.end());

@@ -18,12 +18,12 @@ Bytes encode_access(const Items& items);
 
 // plans[r] is rank r's encode_access() or LocalSavePlan::encode(). The main replica of a tensor or
 // object that is common to all ranks is on the lowest rank that lists it. Objects whose key is
-// KEY/shard_OFFSET_SHAPE are places of one grid of KEY. Throws, naming key, box or place, and
+// KEY/shard_OFFSET_SHAPE are cells of one grid of KEY. Throws, naming key, box or cell, and
 // ranks:
 //  kMismatch - ranks disagree on a key's dtype or global shape, on the shape of a grid, or on
 //      whether it is a tensor, an object or a grid of objects;
-//  kCoverage - elements of a tensor, or a place of a grid, are held by two main replicas or none;
-//  kInvalidArgument - an object's place lies outside its grid;
+//  kCoverage - elements of a tensor, or a cell of a grid, are held by two main replicas or none;
+//  kInvalidArgument - an object's cell lies outside its grid;
 //  kCorrupt - the bytes are not a plan.
 // Like Megatron-Core's, messages of kCoverage and kInvalidArgument begin with "Invalid access
 // pattern: ", or with "Duplicate ShardedObject keys: " for an object that two main replicas hold.

@@ -28,18 +28,18 @@ std::optional<Dims> parse_dims(std::string_view text) {
   }
 }
 
-// Advances to the next place in C order. Returns false after the last one.
-bool advance(Dims& place, const Dims& shape) {
+// Advances to the next cell in C order. Returns false after the last one.
+bool advance(Dims& cell, const Dims& shape) {
   for (size_t d = shape.size(); d-- > 0;) {
-    if (++place[d] < shape[d]) return true;
-    place[d] = 0;
+    if (++cell[d] < shape[d]) return true;
+    cell[d] = 0;
   }
   return false;
 }
 
 }  // namespace
 
-std::optional<GridPlace> parse_grid_place(std::string_view unique_key) {
+std::optional<GridCell> parse_grid_cell(std::string_view unique_key) {
   const size_t at = unique_key.rfind(kShard);
   if (at == std::string_view::npos) return std::nullopt;
   const std::string_view numbers = unique_key.substr(at + kShard.size());
@@ -48,7 +48,7 @@ std::optional<GridPlace> parse_grid_place(std::string_view unique_key) {
   auto offset = parse_dims(numbers.substr(0, bar));
   auto shape = parse_dims(numbers.substr(bar + 1));
   if (!offset || !shape || offset->size() != shape->size()) return std::nullopt;
-  return GridPlace{unique_key.substr(0, at), *std::move(offset), *std::move(shape)};
+  return GridCell{unique_key.substr(0, at), *std::move(offset), *std::move(shape)};
 }
 
 void AccessObjects::add(const PlanObject& listed, uint32_t rank) {
@@ -99,45 +99,45 @@ void AccessObjects::check() {
                       rank_text(object->first_rank))
           .with_key(std::string(key));
     }
-    auto place = parse_grid_place(key);
-    if (!place) continue;
+    auto cell = parse_grid_cell(key);
+    if (!cell) continue;
     const auto [grid, is_new] =
-        grids_.try_emplace(std::string(place->key), Grid{place->shape, *object->main, {}});
-    if (grid->second.shape != place->shape) {
+        grids_.try_emplace(std::string(cell->key), Grid{cell->shape, *object->main, {}});
+    if (grid->second.shape != cell->shape) {
       throw Error(ErrorCode::kMismatch,
                   "ranks disagree on the grid of an object: " + rank_text(grid->second.rank) +
                       " has " + to_string(grid->second.shape) + ", " + rank_text(*object->main) +
-                      " has " + to_string(place->shape))
-          .with_key(std::string(place->key));
+                      " has " + to_string(cell->shape))
+          .with_key(std::string(cell->key));
     }
-    grid->second.places.emplace(std::move(place->offset), object);
+    grid->second.cells.emplace(std::move(cell->offset), object);
   }
   for (const auto& [key, grid] : grids_) check_grid(key, grid);
 }
 
-// Looks for the places one by one and stops at the first missing one, so a huge claimed grid costs
+// Looks for the cells one by one and stops at the first missing one, so a huge claimed grid costs
 // nothing.
 void AccessObjects::check_grid(std::string_view key, const Grid& grid) {
-  for (const auto& [place, object] : grid.places) {
-    for (size_t d = 0; d < place.size(); ++d) {
-      if (place[d] < grid.shape[d]) continue;
+  for (const auto& [cell, object] : grid.cells) {
+    for (size_t d = 0; d < cell.size(); ++d) {
+      if (cell[d] < grid.shape[d]) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  kAccessPattern + rank_text(*object->main) + " holds the place " +
-                      to_string(place) + " of an object whose grid is " + to_string(grid.shape))
+                  kAccessPattern + rank_text(*object->main) + " holds the cell " + to_string(cell) +
+                      " of an object whose grid is " + to_string(grid.shape))
           .with_key(std::string(key));
     }
   }
   Dims wanted(grid.shape.size(), 0);
-  auto next = grid.places.begin();
+  auto next = grid.cells.begin();
   for (bool more = true; more; more = advance(wanted, grid.shape)) {
-    if (next != grid.places.end() && next->first == wanted) {
+    if (next != grid.cells.end() && next->first == wanted) {
       ++next;
       continue;
     }
     throw Error(ErrorCode::kCoverage,
-                kAccessPattern + ("the place " + to_string(wanted)) +
+                kAccessPattern + ("the cell " + to_string(wanted)) +
                     " of an object whose grid is " + to_string(grid.shape) +
-                    " is held by no rank (places held: " + std::to_string(grid.places.size()) + ")")
+                    " is held by no rank (cells held: " + std::to_string(grid.cells.size()) + ")")
         .with_key(std::string(key));
   }
 }

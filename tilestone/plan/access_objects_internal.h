@@ -15,13 +15,13 @@
 namespace tilestone {
 
 // The parts of a grid object's key: "rng/shard_0.1_2.4" gives "rng" and {0, 1} of {2, 4}.
-struct GridPlace {
+struct GridCell {
   std::string_view key;
   Dims offset;
   Dims shape;
 };
 // Returns nullopt for any other key, which names an independent object.
-std::optional<GridPlace> parse_grid_place(std::string_view unique_key);
+std::optional<GridCell> parse_grid_cell(std::string_view unique_key);
 
 // The objects of all ranks, added rank by rank.
 class AccessObjects {
@@ -31,7 +31,7 @@ class AccessObjects {
   std::optional<uint32_t> first_rank(const std::string& key) const;
   // Throws what check_access() throws about objects.
   void check();
-  // The first rank that holds a place of this key's grid. Valid after check().
+  // The first rank that holds a cell of this key's grid. Valid after check().
   std::optional<uint32_t> first_rank_of_grid(const std::string& key) const;
 
  private:
@@ -42,8 +42,8 @@ class AccessObjects {
   };
   struct Grid {
     Dims shape;
-    uint32_t rank = 0;  // the first rank with a place of this grid
-    std::map<Dims, const Object*> places;
+    uint32_t rank = 0;  // the first rank with a cell of this grid
+    std::map<Dims, const Object*> cells;
   };
   static void check_grid(std::string_view key, const Grid& grid);
 

@@ -121,7 +121,7 @@ TEST(Access, SaysItInMegatronCoresWords) {
   const TensorItem rest = shard("w", {4}, {{2}, {2}});
   EXPECT_THAT(problem({{{half}, {}}}), HasSubstr(pattern + "box"));
   EXPECT_THAT(problem({{{half, rest, half}, {}}}), HasSubstr(pattern + "box"));
-  EXPECT_THAT(problem(objects({{object("a/shard_0_2")}})), HasSubstr(pattern + "the place"));
+  EXPECT_THAT(problem(objects({{object("a/shard_0_2")}})), HasSubstr(pattern + "the cell"));
   EXPECT_THAT(problem(objects({{object("a/shard_3_2")}})), HasSubstr(pattern + "rank 0"));
   EXPECT_THAT(problem(objects({{object("a", kReplica)}})), HasSubstr(pattern + "an object"));
   EXPECT_THAT(problem(objects({{object("a/shard_0_1")}, {object("a/shard_0_1")}})),
@@ -150,26 +150,26 @@ TEST(Access, OfObjectsEveryPlaceOfTheGridHasOneMainReplica) {
   EXPECT_THAT(problem(objects({{a}, {}, {b}, {b}})), HasSubstr("main replicas of ranks 2 and 3"));
   EXPECT_THAT(
       problem(objects({{b}, {replica}})),
-      AllOf(HasSubstr("(key rng)"), HasSubstr("the place [0, 0] of an object whose grid is "
-                                              "[2, 1] is held by no rank (places held: 1)")));
+      AllOf(HasSubstr("(key rng)"), HasSubstr("the cell [0, 0] of an object whose grid is "
+                                              "[2, 1] is held by no rank (cells held: 1)")));
   EXPECT_THAT(
       problem(objects({{a}, {b}, {object("rng/shard_0_2")}})),
       HasSubstr("ranks disagree on the grid of an object: rank 0 has [2, 1], rank 2 has [2]"));
   EXPECT_THAT(problem(objects({{object("rng/shard_2_2")}})),
-              HasSubstr("rank 0 holds the place [2]"));
+              HasSubstr("rank 0 holds the cell [2]"));
   EXPECT_THAT(problem(objects({{object("rng/shard_0_99999999999999")}})),
-              HasSubstr("the place [1]"));
+              HasSubstr("the cell [1]"));
 }
 
 TEST(Access, TakesKeysOfObjectsApart) {
-  const auto place = parse_grid_place("a/shard_1/shard_0.10_2.11");
-  ASSERT_TRUE(place);
-  EXPECT_EQ(place->key, "a/shard_1");
-  EXPECT_EQ(place->offset, (Dims{0, 10}));
-  EXPECT_EQ(place->shape, (Dims{2, 11}));
+  const auto cell = parse_grid_cell("a/shard_1/shard_0.10_2.11");
+  ASSERT_TRUE(cell);
+  EXPECT_EQ(cell->key, "a/shard_1");
+  EXPECT_EQ(cell->offset, (Dims{0, 10}));
+  EXPECT_EQ(cell->shape, (Dims{2, 11}));
   for (const char* other : {"a", "a/shard_", "a/shard_0", "a/shard_0_1.2", "a/shard_0._1.1",
                             "a/shard_x_1", "a/shard_-1_2", "a/shard_0_1/b", "a/shard_0_1_2"}) {
-    EXPECT_FALSE(parse_grid_place(other)) << other;
+    EXPECT_FALSE(parse_grid_cell(other)) << other;
   }
 }
 

@@ -383,11 +383,11 @@ void SavePlanner::State::sort_waiting() {
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return tensors[a].key() < tensors[b].key(); });
-  std::vector<uint32_t> place(order.size());
-  for (uint32_t i = 0; i < order.size(); ++i) place[order[i]] = i;
+  std::vector<uint32_t> position(order.size());
+  for (uint32_t i = 0; i < order.size(); ++i) position[order[i]] = i;
   std::sort(waiting.begin(), waiting.end(), [&](const Waiting& a, const Waiting& b) {
     if (a.bytes != b.bytes) return a.bytes > b.bytes;
-    if (a.tensor != b.tensor) return place[a.tensor] < place[b.tensor];
+    if (a.tensor != b.tensor) return position[a.tensor] < position[b.tensor];
     return a.begin < b.begin;
   });
 }

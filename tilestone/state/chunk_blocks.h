@@ -48,7 +48,7 @@ uint64_t run_bytes(const ChunkBlocks& blocks, const Box& box, uint64_t least_gap
 void mark_blocks(const ChunkBlocks& blocks, const Box& box, std::vector<char>& needed,
                  uint64_t first = 0);
 
-// The blocks of tensors[tensor].chunks[chunk] at its own place (kNoCopy) or at copies[copy]. A
+// The blocks of tensors[tensor].chunks[chunk] in its own item (kNoCopy) or at copies[copy]. A
 // payload of at most BlockSums::kLeastBlock bytes is one block. nullopt: the chunk can only be
 // checked as a whole, if at all. Error(kCorrupt), with key and file, if the recorded blocks are not
 // those of the chunk.

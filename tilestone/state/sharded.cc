@@ -376,15 +376,15 @@ bool ShardedTensor::is_regular_grid() const {
 
 ShardedObject ShardedObject::make(std::string key, Value data, Dims global_shape,
                                   Dims global_offset, ReplicaId replica_id) {
-  const std::string place = "global_offset " + to_string(global_offset);
+  const std::string offset = "global_offset " + to_string(global_offset);
   const std::string grid = "a grid of shape " + to_string(global_shape);
   if (global_offset.size() != global_shape.size()) {
-    refuse(key, place + " does not have as many dims as " + grid);
+    refuse(key, offset + " does not have as many dims as " + grid);
   }
   naming(key, [&] { return numel(global_shape); });
   for (size_t d = 0; d < global_shape.size(); ++d) {
     if (global_offset[d] < 0 || global_offset[d] >= global_shape[d]) {
-      refuse(key, place + " is outside " + grid);
+      refuse(key, offset + " is outside " + grid);
     }
   }
   for (int64_t id : replica_id) {
@@ -409,14 +409,14 @@ std::string ShardedObject::unique_key() const {
 std::string_view grid_key(std::string_view unique_key) {
   const size_t at = unique_key.rfind(kShardInfix);
   if (at == std::string_view::npos) return unique_key;
-  const std::string_view place = unique_key.substr(at + kShardInfix.size());
-  const size_t between = place.find('_');
+  const std::string_view cell = unique_key.substr(at + kShardInfix.size());
+  const size_t between = cell.find('_');
   const auto is_dims = [](std::string_view text) {
     return !text.empty() && text.find_first_not_of("0123456789.") == std::string_view::npos;
   };
-  const bool is_place = between != std::string_view::npos && is_dims(place.substr(0, between)) &&
-                        is_dims(place.substr(between + 1));
-  return is_place ? unique_key.substr(0, at) : unique_key;
+  const bool is_cell = between != std::string_view::npos && is_dims(cell.substr(0, between)) &&
+                       is_dims(cell.substr(between + 1));
+  return is_cell ? unique_key.substr(0, at) : unique_key;
 }
 
 }  // namespace tilestone

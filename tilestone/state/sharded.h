@@ -105,12 +105,12 @@ struct ShardedTensor {
   bool is_regular_grid() const;  // each offset is a multiple of the local size, if that is not 0
 };
 
-// Opaque data at a place in a grid of objects. Can't be resharded.
+// Opaque data of a cell in a grid of objects. Can't be resharded.
 struct ShardedObject {
   std::string key;
   Value data;
   Dims global_shape;   // shape of the grid, in objects
-  Dims global_offset;  // this object's place in the grid
+  Dims global_offset;  // this object's cell in the grid
   ReplicaId replica_id;
 
   static ShardedObject make(std::string key, Value data, Dims global_shape, Dims global_offset,

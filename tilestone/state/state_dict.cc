@@ -14,13 +14,13 @@ namespace {
 // Up to this size, comparing every key is as fast as a hash table.
 constexpr size_t kSmallDict = 16;
 
-std::string name_at(size_t place_in_variant) {
+std::string name_at(size_t index_in_variant) {
   constexpr std::string_view kNames[] = {"a value",          "a tensor",
                                          "a sharded tensor", "a sharded object",
                                          "a factory",        "a local, non-persistent value",
                                          "a dict",           "a list"};
   static_assert(std::size(kNames) == std::variant_size_v<StateNode::Variant>);
-  return std::string(kNames[place_in_variant]);
+  return std::string(kNames[index_in_variant]);
 }
 
 Error wrong_node(const StateNode& node, const std::string& wanted) {
@@ -56,7 +56,7 @@ StateDict::~StateDict() = default;
 
 StateDict::Index::Index(const Index&) {}
 StateDict::Index& StateDict::Index::operator=(const Index&) {
-  places.clear();
+  positions.clear();
   return *this;
 }
 
@@ -76,22 +76,22 @@ StateNode& StateNode::operator=(StateNode&&) noexcept = default;
 StateNode::~StateNode() = default;
 
 std::vector<StateDict::Entry>& StateDict::entries() {
-  index_.places.clear();
+  index_.positions.clear();
   return entries_;
 }
 
 void StateDict::update_index() {
   if (entries_.size() <= kSmallDict) return;
-  if (index_.places.size() > entries_.size()) index_.places.clear();
-  for (size_t i = index_.places.size(); i < entries_.size(); ++i) {
-    index_.places.emplace(entries_[i].first, i);
+  if (index_.positions.size() > entries_.size()) index_.positions.clear();
+  for (size_t i = index_.positions.size(); i < entries_.size(); ++i) {
+    index_.positions.emplace(entries_[i].first, i);
   }
 }
 
-size_t StateDict::place_of(const PathElement& key) const {
-  if (index_.places.size() == entries_.size() && !entries_.empty()) {
-    const auto found = index_.places.find(key);
-    return found == index_.places.end() ? kNowhere : found->second;
+size_t StateDict::position_of(const PathElement& key) const {
+  if (index_.positions.size() == entries_.size() && !entries_.empty()) {
+    const auto found = index_.positions.find(key);
+    return found == index_.positions.end() ? kNowhere : found->second;
   }
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].first == key) return i;
@@ -99,8 +99,8 @@ size_t StateDict::place_of(const PathElement& key) const {
   return kNowhere;
 }
 
-void StateNode::wrong_type(size_t wanted_place) const {
-  throw wrong_node(*this, name_at(wanted_place));
+void StateNode::wrong_type(size_t wanted_index) const {
+  throw wrong_node(*this, name_at(wanted_index));
 }
 
 void StateNode::wrong_type(Value::Kind wanted) const {
@@ -109,8 +109,8 @@ void StateNode::wrong_type(Value::Kind wanted) const {
 
 StateNode& StateDict::operator[](const PathElement& key) {
   update_index();
-  const size_t place = place_of(key);
-  if (place != kNowhere) return entries_[place].second;
+  const size_t position = position_of(key);
+  if (position != kNowhere) return entries_[position].second;
   StateNode& added = entries_.emplace_back(key, StateNode()).second;
   update_index();
   return added;
@@ -140,14 +140,14 @@ const StateNode& StateDict::at(const PathElement& key) const {
 }
 
 const StateNode* StateDict::find(const PathElement& key) const {
-  const size_t place = place_of(key);
-  return place == kNowhere ? nullptr : &entries_[place].second;
+  const size_t position = position_of(key);
+  return position == kNowhere ? nullptr : &entries_[position].second;
 }
 
 StateNode* StateDict::find(const PathElement& key) {
   update_index();
-  const size_t place = place_of(key);
-  return place == kNowhere ? nullptr : &entries_[place].second;
+  const size_t position = position_of(key);
+  return position == kNowhere ? nullptr : &entries_[position].second;
 }
 
 namespace {
@@ -296,12 +296,12 @@ std::vector<ptrdiff_t> align(const StateList& loaded, const StateList& original,
                        std::to_string(original.size() - static_cast<size_t>(dropped)) +
                        " elements, found " + std::to_string(loaded.size()) + " elements");
   }
-  std::vector<ptrdiff_t> places;
+  std::vector<ptrdiff_t> positions;
   ptrdiff_t next = 0;
   for (const StateNode& element : original) {
-    places.push_back(!complete && is_a<LocalNonpersistent>(element) ? -1 : next++);
+    positions.push_back(!complete && is_a<LocalNonpersistent>(element) ? -1 : next++);
   }
-  return places;
+  return positions;
 }
 
 // ---- merge_factories ----
@@ -341,11 +341,11 @@ class TreeMerger {
   void merge(StateList& loaded, const StateList& list, const StateNode& original) {
     size_t depth = 0;
     if (!holds<ShardedTensorFactory>(original, depth)) return;
-    const std::vector<ptrdiff_t> places = align(loaded, list, path_);
+    const std::vector<ptrdiff_t> positions = align(loaded, list, path_);
     for (size_t i = 0; i < list.size(); ++i) {
-      if (places[i] < 0) continue;
+      if (positions[i] < 0) continue;
       path_.emplace_back(static_cast<int64_t>(i));
-      merge(loaded[static_cast<size_t>(places[i])], list[i]);
+      merge(loaded[static_cast<size_t>(positions[i])], list[i]);
       path_.pop_back();
     }
   }
@@ -427,7 +427,7 @@ class Restorer {
   StateNode restore(StateList loaded, const StateList& list, const StateNode& original) {
     size_t depth = 0;
     if (!holds<LocalNonpersistent>(original, depth)) return loaded;
-    const std::vector<ptrdiff_t> places = align(loaded, list, path_);
+    const std::vector<ptrdiff_t> positions = align(loaded, list, path_);
     StateList restored;
     restored.reserve(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
@@ -436,7 +436,7 @@ class Restorer {
         continue;
       }
       path_.emplace_back(static_cast<int64_t>(i));
-      restored.push_back(restore(std::move(loaded[static_cast<size_t>(places[i])]), list[i]));
+      restored.push_back(restore(std::move(loaded[static_cast<size_t>(positions[i])]), list[i]));
       path_.pop_back();
     }
     return restored;

@@ -94,13 +94,13 @@ class StateDict {
     Index(Index&&) noexcept = default;
     Index& operator=(const Index&);
     Index& operator=(Index&&) noexcept = default;
-    std::unordered_map<PathElement, size_t> places;
+    std::unordered_map<PathElement, size_t> positions;
   };
   static constexpr size_t kNowhere = ~size_t{0};
   template <typename T, typename Node>
   static decltype(auto) typed(Node& node, const PathElement& key);
   [[noreturn]] void not_found(const PathElement& key) const;
-  size_t place_of(const PathElement& key) const;
+  size_t position_of(const PathElement& key) const;
   void update_index();
 
   std::vector<Entry> entries_;
@@ -158,9 +158,9 @@ class StateNode {
  private:
   struct OfValue {};
   StateNode(OfValue, Value value) noexcept;
-  template <typename T, size_t place = 0>
-  static constexpr size_t place_in_variant();
-  [[noreturn]] void wrong_type(size_t wanted_place) const;
+  template <typename T, size_t index = 0>
+  static constexpr size_t index_in_variant();
+  [[noreturn]] void wrong_type(size_t wanted_index) const;
   [[noreturn]] void wrong_type(Value::Kind wanted) const;
 
   Variant node_;
@@ -172,26 +172,26 @@ inline auto StateDict::end() { return entries_.end(); }
 inline auto StateDict::begin() const { return entries_.begin(); }
 inline auto StateDict::end() const { return entries_.end(); }
 
-template <typename T, size_t place>
-constexpr size_t StateNode::place_in_variant() {
-  if constexpr (place == std::variant_size_v<Variant>) {
-    return place;
-  } else if constexpr (std::same_as<T, std::variant_alternative_t<place, Variant>>) {
-    return place;
+template <typename T, size_t index>
+constexpr size_t StateNode::index_in_variant() {
+  if constexpr (index == std::variant_size_v<Variant>) {
+    return index;
+  } else if constexpr (std::same_as<T, std::variant_alternative_t<index, Variant>>) {
+    return index;
   } else {
-    return place_in_variant<T, place + 1>();
+    return index_in_variant<T, index + 1>();
   }
 }
 
 template <typename T>
 decltype(auto) StateNode::as() const {
   const auto* value = get_if<Value>();
-  if constexpr (place_in_variant<T>() < std::variant_size_v<Variant>) {
+  if constexpr (index_in_variant<T>() < std::variant_size_v<Variant>) {
     if constexpr (std::same_as<T, TensorView>) {
       if (value != nullptr && value->kind() == Value::Kind::kTensor) return value->as_tensor();
     }
     if (const T* content = get_if<T>()) return static_cast<const T&>(*content);
-    wrong_type(place_in_variant<T>());
+    wrong_type(index_in_variant<T>());
   } else {
     if (value == nullptr) wrong_type(Value::kind_for<T>());
     return value->as<T>();

@@ -115,9 +115,9 @@ class ChildStorage : public Storage {
   std::shared_ptr<Storage> child(const std::string& name) override {
     return base_->child(file(name));
   }
-  std::optional<StoragePlace> parent() override {
+  std::optional<StorageEntry> parent() override {
     const auto [above, last] = split_name(directory_);
-    return StoragePlace{above.empty() ? base_ : base_->child(std::string(above)),
+    return StorageEntry{above.empty() ? base_ : base_->child(std::string(above)),
                         std::string(last)};
   }
 

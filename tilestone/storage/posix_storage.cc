@@ -110,8 +110,8 @@ class PosixStorage : public Storage {
   void copy_permissions(const std::string& name, const std::string& like) override;
 
   void remove(const std::string& name) override {
-    const PosixEntry place = context_->locate(name, "cannot remove a file");
-    if (::unlinkat(place.directory.get(), place.last.c_str(), 0) != 0) {
+    const PosixEntry entry = context_->locate(name, "cannot remove a file");
+    if (::unlinkat(entry.directory.get(), entry.last.c_str(), 0) != 0) {
       fail_errno("cannot remove a file", context_->path_of(name), errno);
     }
   }
@@ -129,7 +129,7 @@ class PosixStorage : public Storage {
   void sync_directory(const std::string& name) override { context_->sync_directory(name); }
 
   std::shared_ptr<Storage> child(const std::string& name) override;
-  std::optional<StoragePlace> parent() override;
+  std::optional<StorageEntry> parent() override;
   std::shared_ptr<Storage> held() override;
   bool stands() const override { return context_->stands(); }
 
@@ -187,11 +187,11 @@ class PosixStorage : public Storage {
 
 void PosixStorage::rename(const std::string& from, const std::string& to, bool replace) {
   const std::string what = "cannot rename \"" + from + "\" to \"" + to + "\"";
-  const PosixEntry old_place = context_->locate(from, what);
-  const PosixEntry new_place = context_->locate(to, what);
-  const int old_dir = old_place.directory.get(), new_dir = new_place.directory.get();
-  const char* const old_last = old_place.last.c_str();
-  const char* const new_last = new_place.last.c_str();
+  const PosixEntry old_entry = context_->locate(from, what);
+  const PosixEntry new_entry = context_->locate(to, what);
+  const int old_dir = old_entry.directory.get(), new_dir = new_entry.directory.get();
+  const char* const old_last = old_entry.last.c_str();
+  const char* const new_last = new_entry.last.c_str();
   int result;
   if (replace) {
     result = ::renameat(old_dir, old_last, new_dir, new_last);
@@ -242,18 +242,18 @@ std::shared_ptr<Storage> PosixStorage::child(const std::string& name) {
   return with_root({context_->path_of(name), context_, name, {}});
 }
 
-std::optional<StoragePlace> PosixStorage::parent() {
+std::optional<StorageEntry> PosixStorage::parent() {
   const PosixRoot& found = context_->root_found();
   if (found.within != nullptr && !posix_is_link(*found.within, found.name)) {
     const auto [above, last] = split_name(found.name);
     auto inside = std::make_shared<PosixStorage>(found.within);
-    if (above.empty()) return StoragePlace{std::move(inside), std::string(last)};
-    return StoragePlace{inside->child(std::string(above)), std::string(last)};
+    if (above.empty()) return StorageEntry{std::move(inside), std::string(last)};
+    return StorageEntry{inside->child(std::string(above)), std::string(last)};
   }
   const std::string path = posix_resolved_root(*context_);
   if (path.size() <= 1) return std::nullopt;
   const auto [above, last] = split_name(path);
-  return StoragePlace{with_root({above.empty() ? "/" : std::string(above), nullptr, "", {}}),
+  return StorageEntry{with_root({above.empty() ? "/" : std::string(above), nullptr, "", {}}),
                       std::string(last)};
 }
 

@@ -151,7 +151,7 @@ struct FileInfo {
 class Storage;
 
 // A file or directory: a storage and a name in it.
-struct StoragePlace {
+struct StorageEntry {
   std::shared_ptr<Storage> storage;
   std::string name;
 };
@@ -255,7 +255,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The storage that contains this root as a directory, and the root's name there (one component).
   // Siblings of the root can be made there. Links are resolved, so the name is that of the
   // directory itself. nullopt if there is no parent (the topmost directory) or if it is not known.
-  virtual std::optional<StoragePlace> parent() { return std::nullopt; }
+  virtual std::optional<StorageEntry> parent() { return std::nullopt; }
   // A storage whose root is the directory that is this root now, even after that directory is
   // renamed or exchanged. kNotFound if the root does not exist. Returns this storage if it can't
   // hold a directory open.

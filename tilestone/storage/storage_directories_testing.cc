@@ -178,20 +178,20 @@ TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
   const auto child = storage().child("c/d");
   child->make_directory("");
   put_file(*child, "f", as_bytes("old"));
-  const auto place = child->parent();
-  ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->name, "d");
-  const auto sibling = place->storage->child(".d.new");
+  const auto entry = child->parent();
+  ASSERT_TRUE(entry.has_value());
+  EXPECT_EQ(entry->name, "d");
+  const auto sibling = entry->storage->child(".d.new");
   sibling->make_directory("");
   put_file(*sibling, "f", as_bytes("new"));
-  EXPECT_EQ(place->storage->list_directories(".d."), Names{".d.new"});
-  EXPECT_EQ(place->storage->can(StorageCapability::kExchange),
+  EXPECT_EQ(entry->storage->list_directories(".d."), Names{".d.new"});
+  EXPECT_EQ(entry->storage->can(StorageCapability::kExchange),
             storage().can(StorageCapability::kExchange));
   if (!storage().can(StorageCapability::kExchange)) return;
-  place->storage->exchange_directories(place->name, ".d.new");
+  entry->storage->exchange_directories(entry->name, ".d.new");
   EXPECT_EQ(text_of(*child, "f"), "new");
   EXPECT_EQ(text_of(*sibling, "f"), "old");
-  place->storage->remove_tree(".d.new");
+  entry->storage->remove_tree(".d.new");
   EXPECT_EQ(storage().list(), Names{"c/d/f"});
   const auto top = storage().child("c")->parent();
   ASSERT_TRUE(top.has_value());

@@ -246,7 +246,7 @@ def _grid_of_objects(
         text = f"offsets {offsets} of an object must be for the axes 0 to {len(offsets) - 1}"
         raise InvalidArgumentError(text, key=key)
     if not all(0 <= place < count for place, count in zip(places, counts)):
-        raise InvalidArgumentError(f"offsets {offsets} are not a place in a grid", key=key)
+        raise InvalidArgumentError(f"offsets {offsets} are not a cell of a grid", key=key)
     return counts, places
 
 

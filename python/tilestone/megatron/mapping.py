@@ -439,7 +439,7 @@ class LocalNonpersistentObject(Entity):
 
 @dataclass
 class ShardedObject(ShardedBase):
-    """An object at a place in a grid of objects. The grid can't be divided differently.
+    """An object of a cell in a grid of objects. The grid can't be divided differently.
 
     Attributes:
         key: name of the grid in the checkpoint.

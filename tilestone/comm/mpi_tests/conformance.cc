@@ -128,32 +128,32 @@ TEST(Mpi, RanksOutsideAGroupTakeNoPart) {
 
 // ---- Calls ----
 
-bool make_call(const Communicator& comm, const std::string& place, int patience_ms) {
+bool make_call(const Communicator& comm, const std::string& location, int patience_ms) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(patience_ms));
   try {
-    const Call call(comm, "save", place, deadline);
-    const auto all = comm.all_gather(as_bytes(place), deadline);
-    for (const Bytes& other : all) EXPECT_EQ(as_text(other), place);
+    const Call call(comm, "save", location, deadline);
+    const auto all = comm.all_gather(as_bytes(location), deadline);
+    for (const Bytes& other : all) EXPECT_EQ(as_text(other), location);
     return true;
   } catch (const Error&) {
     return false;
   }
 }
 
-// As in call_test.cc with threads, a rank skips a call, makes it twice or at another place.
+// As in call_test.cc with threads, a rank skips a call, makes it twice or at another location.
 TEST(MpiCalls, TheNextCallThatAllMakeWorks) {
   const Communicator world = mpi_world();
   if (world.size() == 1) return;
   constexpr int kPatience = 40;  // milliseconds
   for (uint64_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed * 101 + static_cast<uint64_t>(world.rank()));
-    const std::string place = "place " + std::to_string(seed % 3);
+    const std::string location = "location " + std::to_string(seed % 3);
     const uint64_t way = random() % 6;
     if (way == 0) make_call(world, "typo " + std::to_string(world.rank()), kPatience);
-    if (way >= 2) make_call(world, place, kPatience);
-    if (way == 2) make_call(world, place, kPatience);
+    if (way >= 2) make_call(world, location, kPatience);
+    if (way == 2) make_call(world, location, kPatience);
     all_ranks();
-    EXPECT_TRUE(make_call(world, place, 60000)) << "seed " << seed << ", rank " << world.rank();
+    EXPECT_TRUE(make_call(world, location, 60000)) << "seed " << seed << ", rank " << world.rank();
     all_ranks();
   }
 }
@@ -188,20 +188,20 @@ TEST(MpiCalls, WhoLeavesBeforeTheOthersComeFailsThemSoonOrComesAgain) {
   for (const auto& [leaver, again] :
        {std::pair(0, false), {world.size() - 1, false}, {0, true}, {world.size() - 1, true}}) {
     world.call_port()->memory().grace = std::chrono::duration<double>(again ? 1000 : 0.3);
-    const std::string place = "left by " + std::to_string(leaver) + (again ? " for now" : "");
+    const std::string location = "left by " + std::to_string(leaver) + (again ? " for now" : "");
     if (world.rank() == leaver) {
       const auto stop = std::make_shared<Interrupt>();
       stop->request(std::make_exception_ptr(Error(ErrorCode::kInterrupted, "Ctrl-C")));
       const Deadline minute = Deadline::after(std::chrono::seconds(60));
-      EXPECT_THROW(Call(world, "save", place, minute.with_interrupt(stop)), Error);
+      EXPECT_THROW(Call(world, "save", location, minute.with_interrupt(stop)), Error);
     }
     all_ranks();
     if (world.rank() == leaver && again) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     if (again) {
-      EXPECT_TRUE(make_call(world, place, 60000)) << place << ", rank " << world.rank();
+      EXPECT_TRUE(make_call(world, location, 60000)) << location << ", rank " << world.rank();
     } else if (world.rank() != leaver) {
       try {
-        const Call call(world, "save", place, Deadline::after(std::chrono::seconds(60)));
+        const Call call(world, "save", location, Deadline::after(std::chrono::seconds(60)));
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kInterrupted) << error.what();
@@ -235,7 +235,7 @@ int use_inherited(Communicator inherited) {
       [&] { mpi_world(minute); },
   };
   // A group of one rank agrees on its calls without messages.
-  if (inherited.size() > 1) uses.push_back([&] { Call(inherited, "save", "a place", minute); });
+  if (inherited.size() > 1) uses.push_back([&] { Call(inherited, "save", "a location", minute); });
   int failed = 0;
   for (size_t i = 0; i < uses.size(); ++i) {
     try {

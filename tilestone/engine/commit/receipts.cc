@@ -47,8 +47,8 @@ constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock
 constexpr Seconds kTidyTime{1};
 constexpr int kManyReceipts = 256;  // with more ranks, the coordinator looks less often
 
-std::optional<LeftReceipt> read_receipt(Storage& place, const std::string& name) {
-  const auto bytes = read_if_there(place, name);
+std::optional<LeftReceipt> read_receipt(Storage& storage, const std::string& name) {
+  const auto bytes = read_if_there(storage, name);
   if (!bytes) return std::nullopt;
   return LeftReceipt::decode(*bytes, name);
 }
@@ -69,8 +69,8 @@ class Pauses {
 
 }  // namespace
 
-Receipts::Receipts(std::shared_ptr<Storage> place, std::string save_id, int rank, int ranks)
-    : place_(place->held()),
+Receipts::Receipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks)
+    : storage_(storage->held()),
       save_id_(std::move(save_id)),
       rank_(rank),
       ranks_(ranks),
@@ -83,12 +83,12 @@ std::string Receipts::temporary(const std::string& what) const {
 void Receipts::write(const std::string& name, const std::string& what, ByteView bytes) {
   const std::string temp = temporary(what);
   try {
-    const auto file = place_->create(temp, bytes.size());
+    const auto file = storage_->create(temp, bytes.size());
     if (!bytes.empty()) file->append(bytes);
     file->close();
-    place_->rename(temp, name, true);
+    storage_->rename(temp, name, true);
   } catch (...) {
-    remove_files(*place_, std::vector{temp});
+    remove_files(*storage_, std::vector{temp});
     throw;
   }
 }
@@ -104,7 +104,7 @@ void Receipts::leave(ByteView receipt, Deadline deadline) {
 
 bool Receipts::surely_has_none() noexcept {
   try {
-    return !place_->stat(receipt_name(save_id_, rank_));
+    return !storage_->stat(receipt_name(save_id_, rank_));
   } catch (...) {
     return false;
   }
@@ -131,7 +131,7 @@ void Receipts::leave(const Error& error) noexcept {
 
 bool Receipts::coordinator_is_gone() {
   try {
-    return !place_->is_locked(std::string(kLockName));
+    return !storage_->is_locked(std::string(kLockName));
   } catch (const Error&) {
     return false;  // unknown
   }
@@ -139,8 +139,8 @@ bool Receipts::coordinator_is_gone() {
 
 // The outcome, if it is there. This rank's receipt, which says that it waits, is then removed.
 std::optional<LeftReceipt> Receipts::outcome() {
-  auto found = read_receipt(*place_, ended_name(save_id_));
-  if (found) remove_files(*place_, std::vector{receipt_name(save_id_, rank_)});
+  auto found = read_receipt(*storage_, ended_name(save_id_));
+  if (found) remove_files(*storage_, std::vector{receipt_name(save_id_, rank_)});
   return found;
 }
 
@@ -156,7 +156,7 @@ std::optional<Receipts::Failed> Receipts::wait_for_outcome(
     const bool is_late = deadline.expired();
     if (!is_late && !patience.expired()) continue;
     // The coordinator releases its lock after it has left the outcome.
-    const bool is_gone = coordinator_is_gone() || !place_->stat(receipt_name(save_id_, rank_));
+    const bool is_gone = coordinator_is_gone() || !storage_->stat(receipt_name(save_id_, rank_));
     if (is_late || (is_gone && was_gone)) {
       if (has_published(location, format, save_id_)) {
         location.sync_directory("");  // the coordinator may have died before it did this
@@ -194,7 +194,7 @@ std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
   for (Pauses pauses(std::max(1.0, static_cast<double>(ranks_) / kManyReceipts));;
        pauses.next(deadline)) {
     std::erase_if(missing, [&](int rank) {
-      auto receipt = read_receipt(*place_, receipt_name(save_id_, rank));
+      auto receipt = read_receipt(*storage_, receipt_name(save_id_, rank));
       if (!receipt) return false;
       seen_[static_cast<size_t>(rank)] = true;
       if (receipt->error) throw receipt->error->with_rank(rank);
@@ -228,7 +228,7 @@ void Receipts::tidy() noexcept {
   try {
     const Deadline deadline = Deadline::after(kTidyTime);
     const auto has_seen = [&](int rank) {
-      const bool is_there = place_->stat(receipt_name(save_id_, rank)).has_value();
+      const bool is_there = storage_->stat(receipt_name(save_id_, rank)).has_value();
       if (is_there) seen_[static_cast<size_t>(rank)] = true;
       return rank == rank_ || (!is_there && seen_[static_cast<size_t>(rank)]);
     };
@@ -236,7 +236,7 @@ void Receipts::tidy() noexcept {
     for (Pauses pauses; !deadline.expired(); pauses.next(deadline)) {
       while (next < ranks_ && has_seen(next)) ++next;
       if (next == ranks_)
-        return static_cast<void>(remove_files(*place_, std::vector{ended_name(save_id_)}));
+        return static_cast<void>(remove_files(*storage_, std::vector{ended_name(save_id_)}));
     }
     log(LogLevel::kDebug, "the outcome of the save " + save_id_ + " stays for a rank that is late");
   } catch (const std::exception& error) {

@@ -19,8 +19,8 @@ namespace tilestone::engine {
 // One rank's view. Used by one thread at a time.
 class Receipts {
  public:
-  // `place`: where the ranks write, the location or the directory of a staged save.
-  Receipts(std::shared_ptr<Storage> place, std::string save_id, int rank, int ranks);
+  // `storage`: where the ranks write, the location or the directory of a staged save.
+  Receipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks);
 
   // ---- Every rank but the coordinator
 
@@ -63,7 +63,7 @@ class Receipts {
   std::optional<LeftReceipt> outcome();
   bool coordinator_is_gone();
 
-  const std::shared_ptr<Storage> place_;
+  const std::shared_ptr<Storage> storage_;
   const std::string save_id_;
   const int rank_, ranks_;
   std::vector<bool> seen_;  // coordinator: by rank, its receipt was there

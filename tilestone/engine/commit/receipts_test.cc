@@ -24,8 +24,9 @@ Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
 Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 
 // A location whose coordinator holds the lock.
-struct Place {
-  explicit Place(std::shared_ptr<Storage> inner = memory_storage()) : storage(std::move(inner)) {
+struct SaveLocation {
+  explicit SaveLocation(std::shared_ptr<Storage> inner = memory_storage())
+      : storage(std::move(inner)) {
     storage->make_directory(std::string(kTilestoneDirectory));
     lock = storage->try_lock(std::string(kLockName));
   }
@@ -41,14 +42,14 @@ struct Place {
 
 TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
   for (const int ranks : {1, 2, 5}) {
-    const Place place;
-    Receipts coordinator = place.of(0, ranks);
+    const SaveLocation location;
+    Receipts coordinator = location.of(0, ranks);
     std::vector<std::thread> others;
     for (int rank = 1; rank < ranks; ++rank) {
       others.emplace_back([&, rank] {
-        Receipts mine = place.of(rank, ranks);
+        Receipts mine = location.of(rank, ranks);
         mine.leave(receipt_of(rank), in_time());
-        EXPECT_FALSE(place.outcome_of(mine));
+        EXPECT_FALSE(location.outcome_of(mine));
       });
     }
     const std::vector<Bytes> receipts = coordinator.gather(receipt_of(0), in_time());
@@ -58,13 +59,13 @@ TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
     coordinator.end({});
     coordinator.tidy();
     for (std::thread& other : others) other.join();
-    EXPECT_THAT(place.names(), testing::ElementsAre(std::string(kLockName)));
+    EXPECT_THAT(location.names(), testing::ElementsAre(std::string(kLockName)));
   }
 }
 
 TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
-  const Place place;
-  Receipts coordinator = place.of(0, 3), failed = place.of(1, 3), other = place.of(2, 3);
+  const SaveLocation location;
+  Receipts coordinator = location.of(0, 3), failed = location.of(1, 3), other = location.of(2, 3);
   failed.leave(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
   try {
     coordinator.gather(receipt_of(0), in_time());  // the receipt of rank 2 is missing
@@ -76,13 +77,13 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   }
   failed.remove_left_error();
   other.leave(receipt_of(2), in_time());
-  const auto outcome = place.outcome_of(other);
+  const auto outcome = location.outcome_of(other);
   ASSERT_TRUE(outcome);
   EXPECT_THAT(outcome->error.what(), HasSubstr("the disk is full"));
   EXPECT_TRUE(outcome->may_exist);
   // The coordinator has not seen the receipt of rank 2, so the outcome stays, as a leftover.
   coordinator.tidy();
-  EXPECT_THAT(place.names(),
+  EXPECT_THAT(location.names(),
               testing::UnorderedElementsAre(std::string(kLockName), ended_name(kId)));
   EXPECT_EQ(parse_tilestone_name(ended_name(kId))->kind, kReceiptKind);
   EXPECT_EQ(parse_tilestone_name(receipt_name(kId, 17))->save_id, kId);
@@ -93,23 +94,23 @@ TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
   const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
     return call.op == StorageOp::kAppend ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
-  const Place place(disk->storage());
-  Receipts coordinator = place.of(0, 2), full = place.of(1, 2);
+  const SaveLocation location(disk->storage());
+  Receipts coordinator = location.of(0, 2), full = location.of(1, 2);
   EXPECT_THROW(full.leave(receipt_of(1), in_time()), Error);
   full.leave(Error(ErrorCode::kIo, "the disk is full"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
                "could not say why");
-  EXPECT_THAT(place.names(),
+  EXPECT_THAT(location.names(),
               testing::UnorderedElementsAre(std::string(kLockName), receipt_name(kId, 1)));
 }
 
 TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
-  const Place place;
+  const SaveLocation location;
   for (const size_t size : {1, 9, 40}) {
     const std::string name = receipt_name(kId, 1);
-    place.storage->publish(name, temporary_name(kId, "receipt-1"),
-                           Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
-    Receipts coordinator = place.of(0, 2);
+    location.storage->publish(name, temporary_name(kId, "receipt-1"),
+                              Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
+    Receipts coordinator = location.of(0, 2);
     try {
       coordinator.gather(receipt_of(0), in_time());
       FAIL();
@@ -120,8 +121,8 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
 }
 
 TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
-  const Place place;
-  Receipts coordinator = place.of(0, 3), other = place.of(1, 3);
+  const SaveLocation location;
+  Receipts coordinator = location.of(0, 3), other = location.of(1, 3);
   other.leave(receipt_of(1), in_time());
   const Deadline soon = Deadline::after(std::chrono::milliseconds(20));
   try {
@@ -131,16 +132,16 @@ TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
     EXPECT_EQ(error.code(), ErrorCode::kTimeout);
     EXPECT_EQ(error.rank(), 2);
   }
-  expect_error([&] { place.outcome_of(other, soon); }, ErrorCode::kTimeout, "no outcome");
+  expect_error([&] { location.outcome_of(other, soon); }, ErrorCode::kTimeout, "no outcome");
   expect_error([&] { other.leave(receipt_of(1), soon); }, ErrorCode::kTimeout, "its receipt");
 }
 
 TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
-  Place place;
-  Receipts other = place.of(1, 2);
+  SaveLocation location;
+  Receipts other = location.of(1, 2);
   other.leave(receipt_of(1), in_time());
-  place.lock.reset();
-  expect_error([&] { place.outcome_of(other); }, ErrorCode::kRankFailed,
+  location.lock.reset();
+  expect_error([&] { location.outcome_of(other); }, ErrorCode::kRankFailed,
                "ended before it published");
 }
 

@@ -80,15 +80,15 @@ void expect_writable(const Metadata& kept) {
 // Keeps only the files that contain items.
 void drop_unused_files(Metadata& metadata) {
   constexpr uint32_t kUnused = ~uint32_t{0};
-  std::vector<uint32_t> places(metadata.files.size(), kUnused);
+  std::vector<uint32_t> numbers(metadata.files.size(), kUnused);
   std::vector<std::string> used;
   const auto move_to = [&](ItemLocation& at) {
-    uint32_t& place = places[at.file];
-    if (place == kUnused) {
-      place = static_cast<uint32_t>(used.size());
+    uint32_t& number = numbers[at.file];
+    if (number == kUnused) {
+      number = static_cast<uint32_t>(used.size());
       used.push_back(metadata.files[at.file]);
     }
-    at.file = place;
+    at.file = number;
   };
   for (StoredTensor& tensor : metadata.tensors) {
     for (StoredChunk& chunk : tensor.chunks) move_to(chunk.at);
@@ -129,10 +129,10 @@ class Without {
     left_.host = receipt.host;
     left_.dict_keys = receipt.dict_keys;
     for (const ReceiptFile& file : receipt.files) {
-      files_.push_back(place_of(left_.files, file, kept_files.contains(file.name)));
+      files_.push_back(number_of(left_.files, file, kept_files.contains(file.name)));
     }
     for (const Receipt::Tensor& tensor : receipt.tensors) {
-      tensors_.push_back(place_of(left_.tensors, tensor, !keys.contains(tensor.key)));
+      tensors_.push_back(number_of(left_.tensors, tensor, !keys.contains(tensor.key)));
     }
   }
 
@@ -153,10 +153,10 @@ class Without {
   }
 
  private:
-  using Place = std::optional<uint32_t>;  // the new number; nullopt if removed
+  using Number = std::optional<uint32_t>;  // the new number; nullopt if removed
 
   template <typename T>
-  static Place place_of(std::vector<T>& kept, const T& item, bool stays) {
+  static Number number_of(std::vector<T>& kept, const T& item, bool stays) {
     if (!stays) return std::nullopt;
     kept.push_back(item);
     return static_cast<uint32_t>(kept.size() - 1);
@@ -184,7 +184,7 @@ class Without {
 
   const Receipt& receipt_;
   const std::set<std::string>& keys_;
-  std::vector<Place> files_, tensors_;  // by their number in the old receipt
+  std::vector<Number> files_, tensors_;  // by their number in the old receipt
   Receipt left_;
 };
 

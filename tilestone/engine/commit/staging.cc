@@ -29,11 +29,11 @@ std::string sibling_prefix(std::string_view name) {
 static_assert(kSiblingLonger == 1 + kInfix.size() + 36);  // the dot, the infix, a save id
 
 // If the working directory were replaced, the process would be left in a removed directory.
-void expect_outside(const StoragePlace& place) {
+void expect_outside(const StorageEntry& entry) {
   std::error_code error;
   const std::string here = std::filesystem::current_path(error).string() + "/";
-  const std::string above = place.storage->describe();
-  const std::string path = above + (above.ends_with('/') ? "" : "/") + place.name + "/";
+  const std::string above = entry.storage->describe();
+  const std::string path = above + (above.ends_with('/') ? "" : "/") + entry.name + "/";
   if (error || !here.starts_with(path)) return;
   throw Error(
       ErrorCode::kUnsupported,
@@ -42,10 +42,10 @@ void expect_outside(const StoragePlace& place) {
       .with_hint("change to another directory first");
 }
 
-StoragePlace expect_parent(Storage& location) {
-  if (auto place = location.parent()) {
-    expect_outside(*place);
-    return std::move(*place);
+StorageEntry expect_parent(Storage& location) {
+  if (auto entry = location.parent()) {
+    expect_outside(*entry);
+    return std::move(*entry);
   }
   throw Error(ErrorCode::kUnsupported,
               "no directory can be made beside " + location.describe() +
@@ -167,13 +167,13 @@ std::optional<SiblingName> parse_sibling_name(std::string_view name) {
   return found;
 }
 
-Siblings::Siblings(Storage& location) : place_(location.parent()) {}
+Siblings::Siblings(Storage& location) : entry_(location.parent()) {}
 
 std::vector<Sibling> Siblings::find() const {
   std::vector<Sibling> found;
-  if (!place_) return found;
-  const std::string prefix = sibling_prefix(place_->name);
-  for (std::string& name : place_->storage->list_directories(prefix)) {
+  if (!entry_) return found;
+  const std::string prefix = sibling_prefix(entry_->name);
+  for (std::string& name : entry_->storage->list_directories(prefix)) {
     std::string save_id = name.substr(prefix.size());
     if (is_save_id(save_id)) found.push_back({std::move(name), std::move(save_id)});
   }
@@ -181,16 +181,16 @@ std::vector<Sibling> Siblings::find() const {
 }
 
 bool Siblings::is_alive(const Sibling& sibling) const {
-  return place_->storage->is_locked(sibling.name + "/" + std::string(kLockName));
+  return entry_->storage->is_locked(sibling.name + "/" + std::string(kLockName));
 }
 
 std::string Siblings::holder(const Sibling& sibling) const {
-  return lock_holder(*place_->storage, sibling.name + "/" + std::string(kLockName));
+  return lock_holder(*entry_->storage, sibling.name + "/" + std::string(kLockName));
 }
 
 uint64_t Siblings::size_of(const Sibling& sibling) const {
   uint64_t bytes = 0;
-  const auto tree = place_->storage->child(sibling.name);
+  const auto tree = entry_->storage->child(sibling.name);
   for (const std::string& name : tree->list()) {
     const auto info = tree->stat(name);
     if (info) bytes += info->size;
@@ -199,7 +199,7 @@ uint64_t Siblings::size_of(const Sibling& sibling) const {
 }
 
 bool Siblings::remove_dead(const Sibling& sibling) const {
-  Storage& parent = *place_->storage;
+  Storage& parent = *entry_->storage;
   if (is_alive(sibling)) return false;
   parent.make_directory(sibling.name + "/" + std::string(kTilestoneDirectory));
   auto lock = parent.try_lock(sibling.name + "/" + std::string(kLockName));
@@ -224,7 +224,7 @@ bool Siblings::remove_unlocked(const Sibling& sibling) const {
   for (int tries = 1;; ++tries) {
     if (is_alive(sibling)) return false;
     try {
-      remove_checkpoint(*place_->storage, sibling.name);
+      remove_checkpoint(*entry_->storage, sibling.name);
       return true;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) return true;
@@ -337,9 +337,9 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
 }
 
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name) {
-  const StoragePlace place = expect_parent(location);
-  const auto info = place.storage->stat(name);
-  if (info && !info->regular) return place.storage->child(name);
+  const StorageEntry entry = expect_parent(location);
+  const auto info = entry.storage->stat(name);
+  if (info && !info->regular) return entry.storage->child(name);
   throw Error(
       ErrorCode::kMismatch,
       "this rank does not find the directory that the coordinator (rank 0) has made beside " +
@@ -350,10 +350,10 @@ std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& n
 
 Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
     : location_(std::move(location)),
-      place_(expect_parent(*location_)),
+      entry_(expect_parent(*location_)),
       save_id_(save_id),
-      name_(sibling_name(place_.name, save_id_)),
-      storage_(place_.storage->child(name_)) {}
+      name_(sibling_name(entry_.name, save_id_)),
+      storage_(entry_.storage->child(name_)) {}
 
 // Each save locks its own directory before it looks for others'. So of two saves that begin
 // together, at least one sees the other.
@@ -399,8 +399,8 @@ void Staging::make_and_lock() {
 // Before any file is written, so that the files of a private directory are never seen by others.
 void Staging::copy_permissions() {
   try {
-    const auto info = place_.storage->stat(place_.name);
-    if (info && !info->regular) place_.storage->copy_permissions(name_, place_.name);
+    const auto info = entry_.storage->stat(entry_.name);
+    if (info && !info->regular) entry_.storage->copy_permissions(name_, entry_.name);
   } catch (const Error& error) {
     log(LogLevel::kWarning, "the permissions of the directory " + location_->describe() +
                                 " can't be given to the one that replaces it: " + error.what());
@@ -410,9 +410,9 @@ void Staging::copy_permissions() {
 void Staging::publish() {
   try {
     if (exchanges_) {
-      place_.storage->exchange_directories(place_.name, name_);
+      entry_.storage->exchange_directories(entry_.name, name_);
     } else {
-      place_.storage->rename_directory(name_, place_.name);
+      entry_.storage->rename_directory(name_, entry_.name);
     }
   } catch (const Error& error) {
     const bool unchanged = error.code() == ErrorCode::kUnsupported ||
@@ -436,9 +436,9 @@ void Staging::abandon() { remove(lock_); }
 
 void Staging::remove(std::unique_ptr<StorageLock>& lock) {
   try {
-    if (!place_.storage->stat(name_)) return;
+    if (!entry_.storage->stat(name_)) return;
     try {
-      remove_checkpoint(*place_.storage, name_);
+      remove_checkpoint(*entry_.storage, name_);
     } catch (const Error&) {
       lock.reset();
       Siblings(*location_).remove_unlocked({name_, save_id_});

@@ -68,7 +68,7 @@ class Siblings {
   bool remove_unlocked(const Sibling& sibling) const;
 
  private:
-  std::optional<StoragePlace> place_;
+  std::optional<StorageEntry> entry_;
 };
 
 // Removes the directories that dead saves of the location have left beside it, except `own`, which
@@ -117,7 +117,7 @@ class Staging {
   void remove(std::unique_ptr<StorageLock>& lock);
 
   std::shared_ptr<Storage> location_;
-  StoragePlace place_;
+  StorageEntry entry_;
   std::string save_id_;
   std::string name_;
   std::shared_ptr<Storage> storage_;

@@ -346,8 +346,8 @@ void Transaction::make_and_lock(const Deadline& deadline) {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
-      const auto place = storage_->parent();
-      made_location_ = place && !place->storage->stat(place->name);
+      const auto entry = storage_->parent();
+      made_location_ = entry && !entry->storage->stat(entry->name);
       storage_->make_directory("");
       refuse_directory_of_index();
       storage_->make_directory(std::string(kTilestoneDirectory));
@@ -582,22 +582,22 @@ bool Transaction::remove_note() {
 // empty directory, or a hidden one beside it, which the removal of leftovers knows.
 void Transaction::remove_location() {
   try {
-    const auto place = location_->parent();
-    if (!place || !has_only_lock(*location_)) return;
-    const std::string hidden = sibling_name(place->name, save_id_);
-    place->storage->rename_directory(place->name, hidden);
-    if (!has_only_lock(*place->storage->child(hidden))) {
+    const auto entry = location_->parent();
+    if (!entry || !has_only_lock(*location_)) return;
+    const std::string hidden = sibling_name(entry->name, save_id_);
+    entry->storage->rename_directory(entry->name, hidden);
+    if (!has_only_lock(*entry->storage->child(hidden))) {
       try {
-        return place->storage->rename_directory(hidden, place->name);
+        return entry->storage->rename_directory(hidden, entry->name);
       } catch (const Error& error) {
         return log(LogLevel::kWarning, "files of another save stay in " + hidden + " beside \"" +
-                                           place->name + "\": " + error.what());
+                                           entry->name + "\": " + error.what());
       }
     }
     lock_.reset();
-    place->storage->remove(hidden + "/" + std::string(kLockName));
-    place->storage->remove_directory(hidden + "/" + std::string(kTilestoneDirectory));
-    place->storage->remove_directory(hidden);
+    entry->storage->remove(hidden + "/" + std::string(kLockName));
+    entry->storage->remove_directory(hidden + "/" + std::string(kTilestoneDirectory));
+    entry->storage->remove_directory(hidden);
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the directory of a failed save stays: ") + error.what());
   }

@@ -1,6 +1,6 @@
 // One save at one location: begin it, write, commit or abandon. transaction.cc describes the
 // protocol. A transaction knows no ranks and calls nobody back: whoever drives a save lets ranks
-// write their items (write/writer_internal.h) at place() and hands their receipts to prepare().
+// write their items (write/writer_internal.h) at storage() and hands their receipts to prepare().
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ class Transaction {
   // step (format/foreign.h), or where a staged save is needed and not possible.
   void begin(Deadline deadline);
   // Where ranks write, once the save has begun: the location, or the directory of a staged save.
-  const std::shared_ptr<Storage>& place() const { return storage_; }
+  const std::shared_ptr<Storage>& storage() const { return storage_; }
   // The name of a staged save's directory, by which ranks of other processes find it
   // (staging_storage()), once the save has begun. "": the save is not staged.
   std::string staging() const { return staging_ ? staging_->name() : std::string(); }
@@ -87,7 +87,7 @@ class Transaction {
   void remove_location();
 
   std::shared_ptr<Storage> location_;
-  std::shared_ptr<Storage> storage_;  // see place()
+  std::shared_ptr<Storage> storage_;  // see storage()
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::string save_id_;

@@ -76,8 +76,8 @@ class ByMessages final : public Carrier {
   std::vector<ChunkRef> damaged() override {
     std::vector<ChunkRef> damaged;
     for (const auto& [tensor, chunk] : owner_.given_up()) damaged.push_back({tensor, chunk});
-    for (const auto& [place, record] : records_) {
-      const ChunkRef chunk{place.first, place.second};
+    for (const auto& [read, record] : records_) {
+      const ChunkRef chunk{read.first, read.second};
       if (record.sum.size() != record.size) {
         log_unchecked_parts(context_, chunk);
         continue;

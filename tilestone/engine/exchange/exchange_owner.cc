@@ -41,7 +41,7 @@ const StoredChunk& TileOwner::chunk_of(const ServedTile& served) const {
 std::vector<Bytes> TileOwner::decide(const std::vector<Bytes>& requests) {
   Verdicts verdicts(world_);
   group(requests, verdicts);
-  find_places(verdicts);
+  find_payloads_of_chunks(verdicts);
   std::vector<Bytes> messages;
   for (const std::vector<bool>& served : verdicts) {
     messages.push_back(encode_verdicts(served, more()));
@@ -50,7 +50,7 @@ std::vector<Bytes> TileOwner::decide(const std::vector<Bytes>& requests) {
 }
 
 void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
-  std::map<std::tuple<uint32_t, uint32_t, uint64_t>, size_t> places;  // by chunk and tile
+  std::map<std::tuple<uint32_t, uint32_t, uint64_t>, size_t> tile_numbers;  // by chunk and tile
   std::vector<ServedTile> tiles;
   for (size_t r = 0; r < requests.size(); ++r) {
     const auto rank = static_cast<int>(r);
@@ -70,10 +70,10 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
       std::optional<ChunkBlocks> blocks =
           blocks_of(context_.metadata, request.tensor, request.chunk);
       const auto add = [&](const Tile& tile) {
-        const auto [place, is_new] =
-            places.try_emplace({request.tensor, request.chunk, tile.offset}, tiles.size());
+        const auto [number, is_new] =
+            tile_numbers.try_emplace({request.tensor, request.chunk, tile.offset}, tiles.size());
         if (is_new) tiles.push_back({request.tensor, request.chunk, tile, {}, {}, blocks});
-        tiles[place->second].asked.push_back({r, i, request.box, request.checked_by_asker});
+        tiles[number->second].asked.push_back({r, i, request.box, request.checked_by_asker});
       };
       if (blocks) {
         const uint64_t bytes = tile_bytes(*blocks, owners_.stripe_bytes());
@@ -128,7 +128,7 @@ bool TileOwner::is_worth_it(const ServedTile& tile, uint64_t request_bytes) cons
   return worth_exchanging_blocks(blocks.block_bytes, by_rank, wanted, request_bytes);
 }
 
-void TileOwner::find_places(Verdicts& verdicts) {
+void TileOwner::find_payloads_of_chunks(Verdicts& verdicts) {
   std::sort(served_.begin(), served_.end(), [&](const ServedTile& a, const ServedTile& b) {
     const ItemLocation& x = chunk_of(a).at;
     const ItemLocation& y = chunk_of(b).at;

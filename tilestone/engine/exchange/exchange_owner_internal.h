@@ -68,7 +68,7 @@ class TileOwner {
   // declines chunks that have copies and whose own file is lost or whose header can't be read.
   std::vector<Bytes> decide(const std::vector<Bytes>& requests);
   bool more() const { return next_ < served_.size(); }
-  // Plans the next parts, in the order of their places: at most pair_bytes for each rank, but at
+  // Plans the next parts, in the order on disk: at most pair_bytes for each rank, but at
   // least one part, and at most as many as a batch of a RangeReader takes. With verify_checksums,
   // tiles with blocks are read by whole blocks, and checksums are wanted of what can be checked,
   // of blocks only if a rank wants some that does not check them itself.
@@ -97,7 +97,7 @@ class TileOwner {
   const StoredChunk& chunk_of(const ServedTile& served) const;
   void group(const std::vector<Bytes>& requests, Verdicts& verdicts);
   void judge(std::vector<ServedTile>& tiles, Verdicts& verdicts);
-  void find_places(Verdicts& verdicts);
+  void find_payloads_of_chunks(Verdicts& verdicts);
   bool is_worth_it(const ServedTile& tile, uint64_t request_bytes) const;
   void cut_next(uint64_t pair_bytes);
   void cut_blocks(const ServedTile& served, uint64_t part_bytes);

@@ -48,12 +48,12 @@ std::optional<std::vector<uint32_t>> same_chunks(const StoredTensor& first,
   const ChunksByBox chunks(first);
   std::vector<uint32_t> found;
   for (const StoredChunk& chunk : second.chunks) {
-    const auto place = chunks.find(chunk.box);
-    if (!place || chunk.flat || first.chunks[*place].flat) return std::nullopt;
-    const auto& a = first.chunks[*place].at.checksums;
+    const auto same = chunks.find(chunk.box);
+    if (!same || chunk.flat || first.chunks[*same].flat) return std::nullopt;
+    const auto& a = first.chunks[*same].at.checksums;
     const auto& b = chunk.at.checksums;
     if (a && b && a->payload_crc32 != b->payload_crc32) return std::nullopt;
-    found.push_back(*place);
+    found.push_back(*same);
   }
   return found;
 }
@@ -125,8 +125,8 @@ class Uniter {
     for (const auto& [t, key] : plain_) rename(metadata_.tensors[t], key);
     std::vector<std::string> keys;
     for (const Copy& copy : copies_) keys.push_back(metadata_.tensors[copy.tensor].key);
-    uint32_t place = 0;
-    std::erase_if(metadata_.tensors, [&](const StoredTensor&) { return gone_.contains(place++); });
+    uint32_t number = 0;
+    std::erase_if(metadata_.tensors, [&](const StoredTensor&) { return gone_.contains(number++); });
     metadata_.index();
     metadata_.copies.clear();
     for (size_t i = 0; i < copies_.size(); ++i) {

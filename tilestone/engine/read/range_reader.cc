@@ -140,11 +140,11 @@ void RangeReader::read_merged(const OnRead& on_read) {
   const std::vector<Run> runs = merge();
   const std::vector<ReadOp> reads = reads_of(runs);
   try {
-    context_.storage.read(reads, options(), [&](size_t i, ByteView bytes) {
-      const Run& run = runs[i];
-      for (size_t place = run.first; place < run.first + run.count; ++place) {
-        const ByteRange& range = at(place);
-        pass_range(run, order_[place], bytes.subspan(range.begin - run.begin, range.size), on_read);
+    context_.storage.read(reads, options(), [&](size_t read, ByteView bytes) {
+      const Run& run = runs[read];
+      for (size_t i = run.first; i < run.first + run.count; ++i) {
+        const ByteRange& range = at(i);
+        pass_range(run, order_[i], bytes.subspan(range.begin - run.begin, range.size), on_read);
       }
     });
   } catch (const Error& error) {

@@ -85,7 +85,7 @@ class RangeReader {
     bool straight = false;  // into the target of its only range
   };
 
-  const ByteRange& at(size_t place) const { return ranges_[order_[place]]; }
+  const ByteRange& at(size_t i) const { return ranges_[order_[i]]; }
   bool is_long(const ByteRange& range) const;
   std::vector<Run> merge();
   std::vector<ReadOp> reads_of(const std::vector<Run>& runs);

@@ -96,7 +96,7 @@ class TransferReader {
   }
   const StoredChunk& chunk(size_t g) const { return tensor(g).chunks[groups_[g].chunk.chunk]; }
   const ItemLocation& location(size_t g) const { return place_of(context_, groups_[g].chunk); }
-  const Transfer& transfer(size_t place) const { return transfers_[order_[place]]; }
+  const Transfer& transfer(size_t at) const { return transfers_[order_[at]]; }
 
   void make_groups() {
     const auto at = [&](size_t i) -> const ItemLocation& {
@@ -114,17 +114,16 @@ class TransferReader {
       std::sort(order_.begin(), order_.end(), before);
     }
     std::vector<ChunkRef> chunks;
-    for (size_t place = 0; place < order_.size(); ++place) {
-      const Transfer& t = transfer(place);
-      const bool starts = place == 0 || transfer(place - 1).tensor != t.tensor ||
-                          transfer(place - 1).chunk != t.chunk ||
-                          transfer(place - 1).copy != t.copy;
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const Transfer& t = transfer(i);
+      const bool starts = i == 0 || transfer(i - 1).tensor != t.tensor ||
+                          transfer(i - 1).chunk != t.chunk || transfer(i - 1).copy != t.copy;
       if (starts) {
-        groups_.push_back({{t.tensor, t.chunk, t.copy}, place, place, {}});
+        groups_.push_back({{t.tensor, t.chunk, t.copy}, i, i, {}});
         groups_.back().exact = true;
         chunks.push_back({t.tensor, t.chunk, t.copy});
       }
-      groups_.back().end = place + 1;
+      groups_.back().end = i + 1;
       groups_.back().substitute |= t.substitute;
       groups_.back().exact &= t.checked;
     }
@@ -244,24 +243,24 @@ class TransferReader {
 
   // The part limit for a transfer, in bytes. It may be larger than a buffer if the transfer can be
   // read straight into its target.
-  uint64_t straight_limit(const ReadGroup& group, size_t place, uint64_t limit) const {
-    const Transfer& t = transfer(place);
+  uint64_t straight_limit(const ReadGroup& group, size_t at, uint64_t limit) const {
+    const Transfer& t = transfer(at);
     if (t.target.bytes() <= limit) return limit;
     const Part all{t.box, group.payload.offset, t.target.bytes()};
     return plain_target(group.payload, all, t) != nullptr ? std::max(limit, kMaxPart) : limit;
   }
 
-  void add(size_t g, size_t place, Part part) {
+  void add(size_t g, size_t at, Part part) {
     const ReadGroup& group = groups_[g];
     std::byte* target = nullptr;
-    if (place != Slice::kAll) target = plain_target(group.payload, part, transfer(place));
+    if (at != Slice::kAll) target = plain_target(group.payload, part, transfer(at));
     reader_.add({.file = location(g).file,
                  .begin = location(g).offset + part.offset,
                  .size = part.size,
                  .target = target,
                  .key = &tensor(g).key,
                  .summed = group.checked});
-    slices_.push_back({g, place, target != nullptr, std::move(part)});
+    slices_.push_back({g, at, target != nullptr, std::move(part)});
     if (reader_.full()) run_batch();
   }
 

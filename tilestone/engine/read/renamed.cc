@@ -38,10 +38,10 @@ void rename_keys(Metadata& metadata, const std::function<std::string(const std::
     order.emplace_back(std::move(name), i);
   }
   std::sort(order.begin(), order.end());
-  std::vector<uint32_t> places(metadata.tensors.size(), kHidden);  // new index by old index
+  std::vector<uint32_t> new_numbers(metadata.tensors.size(), kHidden);  // new index by old index
   std::vector<StoredTensor> tensors;
   for (auto& [name, old] : order) {
-    places[old] = static_cast<uint32_t>(tensors.size());
+    new_numbers[old] = static_cast<uint32_t>(tensors.size());
     StoredTensor& tensor = tensors.emplace_back(std::move(metadata.tensors[old]));
     if (tensor.key != name) tensor.path.clear();
     tensor.key = std::move(name);
@@ -55,7 +55,7 @@ void rename_keys(Metadata& metadata, const std::function<std::string(const std::
     object.key = std::move(name);
     objects.push_back(std::move(object));
   }
-  for (StoredCopy& copy : metadata.copies) copy.tensor = places[copy.tensor];
+  for (StoredCopy& copy : metadata.copies) copy.tensor = new_numbers[copy.tensor];
   std::erase_if(metadata.copies, [](const StoredCopy& copy) { return copy.tensor == kHidden; });
   std::stable_sort(metadata.copies.begin(), metadata.copies.end(),
                    [](const StoredCopy& a, const StoredCopy& b) { return a.tensor < b.tensor; });

@@ -15,7 +15,7 @@ constexpr size_t kMaxNamedRanks = 16;  // of one key
 
 constexpr const char* kHint =
     "give values that differ between ranks a different key on each rank, or wrap them in a "
-    "ShardedObject with its own place";
+    "ShardedObject with its own cell";
 constexpr const char* kContestedHint =
     "if the ranks hold different parts of one tensor (expert weights under expert parallelism), "
     "wrap "

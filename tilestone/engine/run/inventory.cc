@@ -107,9 +107,9 @@ std::vector<std::string> losses(const Inventory& before, const Inventory& now) {
   }
   std::vector<std::string> smaller, of_one_rank;
   for (const auto& [key, old] : before.tensors) {
-    const auto place = now.tensors.find(key);
-    if (place == now.tensors.end()) continue;
-    const Inventory::Tensor& made = place->second;
+    const auto there = now.tensors.find(key);
+    if (there == now.tensors.end()) continue;
+    const Inventory::Tensor& made = there->second;
     if (bytes_of(made) < bytes_of(old)) {
       smaller.push_back(
           fmt::format("{} has fewer bytes: it was {} and is {}", key, text_of(old), text_of(made)));

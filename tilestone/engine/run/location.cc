@@ -170,7 +170,7 @@ Location Location::following_links() const {
   return Location(state_->path, options);
 }
 
-std::string Location::place() const noexcept {
+std::string Location::identity_or_empty() const noexcept {
   try {
     return identity();
   } catch (...) {

@@ -62,7 +62,7 @@ class Location {
   // that leads to one directory.
   std::string resolved_identity() const;
   // identity(), or "" where that fails: using the location then reports the error.
-  std::string place() const noexcept;
+  std::string identity_or_empty() const noexcept;
   // A directory within this location, by its name. A path is continued, so that the directory may
   // be a symbolic link; of a storage it is the child.
   Location within(const std::string& name) const;

@@ -164,7 +164,8 @@ TEST(Options, TheErrorOfARequestThatCantBeMadeReachesEveryRank) {
     const StateDict wanted = row_template(comm);
     const Location location(storage);
     const LoadOptions options;
-    engine::LoadByRounds load(comm, location.place(), Deadline::after(std::chrono::seconds(60)));
+    engine::LoadByRounds load(comm, location.identity_or_empty(),
+                              Deadline::after(std::chrono::seconds(60)));
     load.read(engine::LoadView{&wanted, &location, &options}, false);
     std::optional<Error> failed;
     if (comm.rank() == kFailing) failed.emplace(ErrorCode::kInvalidArgument, "no place for it");

@@ -61,11 +61,11 @@ Error with_phase(const Error& error, const std::string& what) {
 
 }  // namespace
 
-Rounds::Rounds(Communicator comm, std::string work, std::string place, Deadline deadline)
+Rounds::Rounds(Communicator comm, std::string work, std::string location, Deadline deadline)
     : comm_(std::move(comm)),
       work_(std::move(work)),
       deadline_(deadline),
-      call_(comm_, work_, std::move(place), deadline_) {}
+      call_(comm_, work_, std::move(location), deadline_) {}
 
 Bytes Rounds::run(std::string_view phase, const LocalStep& local,
                   const CoordinatorStep& coordinate) {

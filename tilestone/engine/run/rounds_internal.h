@@ -47,10 +47,10 @@ namespace tilestone::engine {
 
 class Rounds {
  public:
-  // Error messages contain `work` ("save", "load") and the names of the phases. `place`: the
+  // Error messages contain `work` ("save", "load") and the names of the phases. `location`: the
   // location, the same text on every rank; "" if this rank can't determine it (its first round
   // then reports why). Throws what Call throws.
-  Rounds(Communicator comm, std::string work, std::string place, Deadline deadline);
+  Rounds(Communicator comm, std::string work, std::string location, Deadline deadline);
 
   using LocalStep = std::function<Bytes(Deadline)>;
   // payloads[r] is from rank r; element r of the result is for rank r. An empty result is an empty
@@ -66,7 +66,7 @@ class Rounds {
   // Runs work between two rounds. Its failure is returned, because the others learn of it in the
   // next round. Only an interrupt's reason is thrown: it ends the call at once (see above).
   template <typename Work>
-  auto attempt(const Work& work) -> std::variant<std::invoke_result_t<Work>, Error> {
+  auto result_or_error(const Work& work) -> std::variant<std::invoke_result_t<Work>, Error> {
     try {
       return work();
     } catch (...) {
@@ -77,7 +77,7 @@ class Rounds {
   }
 
   // Collectives between two rounds, of which each is one operation of the communicator. Throw what
-  // it throws, perhaps not on every rank: take them within attempt().
+  // it throws, perhaps not on every rank: take them within result_or_error().
   //  - exchange: element r of the result of `local` goes to rank r, and element r of what is
   //    returned came from rank r. If `local` throws on any rank, every rank throws the error of the
   //    lowest one. Error(kTimeout) once `deadline` has passed.

@@ -61,7 +61,7 @@ class TorchSaveStorage final : public Storage {
   ReadCosts read_costs() const override { return directory_->read_costs(); }
   uint64_t available_cache() override { return directory_->available_cache(); }
   std::string describe() const override { return file_->describe(); }
-  std::optional<StoragePlace> parent() override { return StoragePlace{directory_, name_}; }
+  std::optional<StorageEntry> parent() override { return StorageEntry{directory_, name_}; }
 
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     const TorchSaveFile& shown = contents();

@@ -68,8 +68,8 @@ std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lo
 }  // namespace
 
 SavingByRounds::SavingByRounds(const Communicator& comm, const std::string& name,
-                               const std::string& place, Deadline deadline)
-    : rounds(comm, name, place, deadline) {
+                               const std::string& location, Deadline deadline)
+    : rounds(comm, name, location, deadline) {
   planned.share.rank = comm.rank();
   planned.share.world_size = comm.size();
 }
@@ -151,7 +151,7 @@ void write_step(SavingByRounds& saving, KeptResources* kept) {
     return;
   }
   try {
-    saving.written = rounds.attempt(
+    saving.written = rounds.result_or_error(
         [&] { return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare)); });
   } catch (...) {
     discard(saving.planned);

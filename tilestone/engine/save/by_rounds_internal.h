@@ -27,8 +27,8 @@ using Written = std::variant<Receipt, Error>;
 
 // One rank's part, from step to step.
 struct SavingByRounds {
-  // Begins the call `name`; throws what Call throws. `place`: Location::place().
-  SavingByRounds(const Communicator& comm, const std::string& name, const std::string& place,
+  // Begins the call `name`; throws what Call throws. `location`: Location::identity_or_empty().
+  SavingByRounds(const Communicator& comm, const std::string& name, const std::string& location,
                  Deadline deadline);
 
   Rounds rounds;

@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kBlock = 4u << 20;
 constexpr double kShareOfSealing = 0.8;  // of the remaining time
 // Samples of a tensor with at most so many blocks. Reading one costs a cache miss.
-constexpr uint64_t kPlaces = 32;
-constexpr uint64_t kPlaceBytes = 64;  // a cache line
+constexpr uint64_t kSamples = 32;
+constexpr uint64_t kSampleBytes = 64;  // a cache line
 
 Error changed(const std::string& key) {
   return Error(ErrorCode::kInvalidArgument, "the tensor was changed before it was staged")
@@ -26,19 +26,19 @@ Error changed(const std::string& key) {
           "save with stage=\"copy\"");
 }
 
-// The hash of the bits at `places` places (at most kPlaces) of bytes [begin, end) of a flattened
+// The hash of the bits of `samples` samples (at most kSamples) of bytes [begin, end) of a flattened
 // tensor: one somewhere in each of as many equal parts. They are irregular, so that a change of
 // some columns of a matrix, for example, does not fall between all of them.
-uint64_t sample(const StridedView& tensor, uint64_t begin, uint64_t end, uint64_t places) {
+uint64_t sample(const StridedView& tensor, uint64_t begin, uint64_t end, uint64_t samples) {
   constexpr uint64_t kScatter = 0x9e3779b97f4a7c15;  // 2^64 / the golden ratio
-  std::array<std::byte, kPlaces * kPlaceBytes> bits;
+  std::array<std::byte, kSamples * kSampleBytes> bits;
   uint64_t filled = 0;
-  const uint64_t part = (end - begin) / places;
-  const uint64_t length = std::min(part, kPlaceBytes);
-  for (uint64_t i = 0; i < places; ++i) {
+  const uint64_t part = (end - begin) / samples;
+  const uint64_t length = std::min(part, kSampleBytes);
+  for (uint64_t i = 0; i < samples; ++i) {
     const uint64_t first = begin + i * part;
-    const uint64_t lines = (part - length) / kPlaceBytes + 1;
-    const uint64_t at = first + ((first + 1) * kScatter >> 32) % lines * kPlaceBytes;
+    const uint64_t lines = (part - length) / kSampleBytes + 1;
+    const uint64_t at = first + ((first + 1) * kScatter >> 32) % lines * kSampleBytes;
     pack_range(tensor, at, {bits.data() + filled, length});
     filled += length;
   }
@@ -56,10 +56,10 @@ void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemor
   copies_ = std::move(left);
   for (size_t i = 0; i < copies_.size(); ++i) {
     const uint64_t bytes = copies_[i].from.bytes();
-    const uint64_t each = std::max<uint64_t>(1, kPlaces / ((bytes + kBlock - 1) / kBlock));
+    const uint64_t each = std::max<uint64_t>(1, kSamples / ((bytes + kBlock - 1) / kBlock));
     for (uint64_t at = 0; at < bytes; at += kBlock) {
       const uint64_t end = std::min(bytes, at + kBlock);
-      const uint64_t lines = std::max<uint64_t>(1, (end - at) / kPlaceBytes);
+      const uint64_t lines = std::max<uint64_t>(1, (end - at) / kSampleBytes);
       blocks_.push_back({i, at, end, std::min(each, lines)});
     }
   }
@@ -71,7 +71,7 @@ void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemor
 
 uint64_t LazyStaging::sample_of(const Block& block) const {
   const StridedView tensor = copies_[block.copy].from.strided_view();
-  return sample(tensor, block.begin, block.end, block.places);
+  return sample(tensor, block.begin, block.end, block.samples);
 }
 
 // ---- The save's thread
@@ -99,7 +99,7 @@ void LazyStaging::copy(const Block& block) const {
   const uint64_t size = block.end - block.begin;
   pack_range(copy.from.strided_view(), block.begin, {copy.to + block.begin, size});
   const auto copied = StridedView::contiguous(copy.to, {static_cast<int64_t>(block.end)}, 1);
-  if (sample(copied, block.begin, block.end, block.places) != block.sample) {
+  if (sample(copied, block.begin, block.end, block.samples) != block.sample) {
     throw changed(copy.key);
   }
 }

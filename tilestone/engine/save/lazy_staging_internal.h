@@ -80,7 +80,7 @@ class LazyStaging {
     size_t copy = 0;
     uint64_t begin = 0;  // byte offsets in the C-contiguous tensor
     uint64_t end = 0;
-    uint64_t places = 1;
+    uint64_t samples = 1;
     uint64_t sample = 0;  // what sample_of() returned in the call
   };
   uint64_t sample_of(const Block& block) const;

@@ -146,11 +146,11 @@ class RankWriter {
   std::vector<FileShare> deal(size_t files) const {
     std::vector<FileShare> shares(files);
     std::vector<FileShare> named;
-    std::unordered_map<std::string, size_t> places;
+    std::unordered_map<std::string, size_t> named_at;
     const auto file_named = [&](const std::string& name) -> FileShare& {
-      const auto [place, is_new] = places.emplace(name, named.size());
+      const auto [at, is_new] = named_at.emplace(name, named.size());
       if (is_new) named.push_back({name, {}, {}, 0});
-      return named[place->second];
+      return named[at->second];
     };
     for (uint32_t i = 0; i < object_count(); ++i) {
       if (const auto own = format_.separate_file(object(i))) {

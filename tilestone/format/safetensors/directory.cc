@@ -59,8 +59,8 @@ class FolderReader {
     metadata_.writer = "safetensors (Hugging Face)";
     read_files({named.begin(), named.end()}, &map, index);
     for (const auto& [key, name] : map) {
-      const auto found = places_.find(key);
-      if (found != places_.end() && found->second == name) continue;
+      const auto found = file_of_.find(key);
+      if (found != file_of_.end() && found->second == name) continue;
       throw Error(ErrorCode::kCorrupt,
                   "the index " + index + " says that this file has the tensor, but it has not")
           .with_key(key)
@@ -100,8 +100,8 @@ class FolderReader {
         const auto wanted = map->find(tensor.key);
         if (wanted != map->end() && wanted->second != name) continue;  // the index prefers another
       }
-      const auto [place, is_new] = places_.emplace(tensor.key, name);
-      if (!is_new) refuse_second(tensor.key, place->second, name);
+      const auto [known, is_new] = file_of_.emplace(tensor.key, name);
+      if (!is_new) refuse_second(tensor.key, known->second, name);
       StoredTensor stored{.key = std::move(tensor.key),
                           .path = {},
                           .dtype = tensor.dtype,
@@ -131,7 +131,7 @@ class FolderReader {
 
   const DirectoryFiles& files_;
   Metadata metadata_;
-  std::map<std::string, std::string, std::less<>> places_;  // key -> file
+  std::map<std::string, std::string, std::less<>> file_of_;  // key -> file
 };
 
 template <typename Wanted>

@@ -42,24 +42,24 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (array_ == nullptr) unexpected("a number");
-    if (array_->size() == kMaxDims) corrupt_header("a list of " + place() + " is too long");
+    if (array_->size() == kMaxDims) corrupt_header("a list of " + level() + " is too long");
     array_->push_back(value);
     return true;
   }
 
   bool string(string_t& text) override {
-    if (place_ == Place::kMetadata) return true;
-    if (place_ != Place::kTensor || array_ != nullptr || field_ != "dtype") unexpected("a string");
+    if (level_ == Level::kMetadata) return true;
+    if (level_ != Level::kTensor || array_ != nullptr || field_ != "dtype") unexpected("a string");
     entries_.back().dtype = std::move(text);
     return true;
   }
 
   bool start_object(std::size_t) override {
-    if (place_ == Place::kStart) {
-      place_ = Place::kTop;
-    } else if (place_ == Place::kTop) {
-      place_ = field_ == kMetadataKey ? Place::kMetadata : Place::kTensor;
-      if (place_ == Place::kTensor)
+    if (level_ == Level::kStart) {
+      level_ = Level::kTop;
+    } else if (level_ == Level::kTop) {
+      level_ = field_ == kMetadataKey ? Level::kMetadata : Level::kTensor;
+      if (level_ == Level::kTensor)
         entries_.push_back({.key = field_, .dtype = {}, .shape = {}, .offsets = {}});
       fields_.clear();
     } else {
@@ -69,23 +69,23 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   }
 
   bool end_object() override {
-    place_ = place_ == Place::kTop ? Place::kEnd : Place::kTop;
+    level_ = level_ == Level::kTop ? Level::kEnd : Level::kTop;
     return true;
   }
 
   bool key(string_t& name) override {
-    auto& known = place_ == Place::kTop ? keys_ : fields_;
+    auto& known = level_ == Level::kTop ? keys_ : fields_;
     if (!known.insert(name).second) corrupt_header(in_quotes(name) + " occurs twice");
     field_ = std::move(name);
-    if (place_ == Place::kTensor && field_ != "dtype" && field_ != "shape" &&
+    if (level_ == Level::kTensor && field_ != "dtype" && field_ != "shape" &&
         field_ != "data_offsets") {
-      corrupt_header("unknown field " + in_quotes(field_) + " of " + place());
+      corrupt_header("unknown field " + in_quotes(field_) + " of " + level());
     }
     return true;
   }
 
   bool start_array(std::size_t) override {
-    if (place_ != Place::kTensor || array_ != nullptr || field_ == "dtype") unexpected("a list");
+    if (level_ != Level::kTensor || array_ != nullptr || field_ == "dtype") unexpected("a list");
     auto& list = field_ == "shape" ? entries_.back().shape : entries_.back().offsets;
     array_ = &list.emplace();
     return true;
@@ -101,23 +101,23 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   }
 
  private:
-  enum class Place : uint8_t { kStart, kTop, kMetadata, kTensor, kEnd };
+  enum class Level : uint8_t { kStart, kTop, kMetadata, kTensor, kEnd };
 
-  std::string place() const {
-    switch (place_) {
-      case Place::kTensor:
+  std::string level() const {
+    switch (level_) {
+      case Level::kTensor:
         return "the tensor " + in_quotes(entries_.back().key);
-      case Place::kMetadata:
+      case Level::kMetadata:
         return std::string(kMetadataKey);
       default:
         return "the header";
     }
   }
   [[noreturn]] void unexpected(const std::string& what) const {
-    corrupt_header(what + " in " + place() + (field_.empty() ? "" : " at " + in_quotes(field_)));
+    corrupt_header(what + " in " + level() + (field_.empty() ? "" : " at " + in_quotes(field_)));
   }
 
-  Place place_ = Place::kStart;
+  Level level_ = Level::kStart;
   std::string field_;  // the latest key
   std::vector<uint64_t>* array_ = nullptr;
   std::vector<Entry> entries_;
@@ -174,7 +174,7 @@ HeaderTensor tensor_of(Entry& entry) {
 }
 
 // The tensors must fill the bytes after the header exactly.
-void check_places(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes) {
+void check_ranges(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes) {
   uint64_t end = 0;
   for (const HeaderTensor& tensor : tensors) {
     if (tensor.begin != end) {
@@ -215,7 +215,7 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
                    [](const HeaderTensor& a, const HeaderTensor& b) {
                      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
                    });
-  check_places(tensors, file_size - kLengthBytes - text.size());
+  check_ranges(tensors, file_size - kLengthBytes - text.size());
   return tensors;
 }
 

@@ -131,7 +131,7 @@ class MetadataReader {
  private:
   struct Entry {
     bool tensor = false;
-    uint32_t place = 0;    // index into Metadata::tensors or Metadata::objects
+    uint32_t number = 0;   // index into Metadata::tensors or Metadata::objects
     bool located = false;  // for objects: storage_data has its location
   };
 
@@ -274,9 +274,9 @@ class MetadataReader {
       if (entry == entries_.end()) continue;
       Path path = read_path(items[i + 1]);
       if (entry->second.tensor) {
-        metadata_.tensors[entry->second.place].path = std::move(path);
+        metadata_.tensors[entry->second.number].path = std::move(path);
       } else {
-        metadata_.objects[entry->second.place].path = std::move(path);
+        metadata_.objects[entry->second.number].path = std::move(path);
       }
     }
   }
@@ -321,9 +321,9 @@ class MetadataReader {
       const ItemLocation at = read_info(info);
       if (!entry->tensor) {
         if (std::exchange(entry->located, true)) corrupt("storage_data lists the object twice");
-        metadata_.objects[entry->place].at = at;
+        metadata_.objects[entry->number].at = at;
       } else {
-        locate_chunk(entry->place, offset, hint, at);
+        locate_chunk(entry->number, offset, hint, at);
       }
     } catch (Error& error) {
       error.with_key(key);
@@ -394,8 +394,8 @@ class MetadataReader {
 
   // Sets the location of the chunk at `offset`. `hint`: its index among the chunks, which is
   // correct in all ordinary files.
-  void locate_chunk(uint32_t place, NodeId offset, NodeId hint, const ItemLocation& at) {
-    StoredTensor& tensor = metadata_.tensors[place];
+  void locate_chunk(uint32_t number, NodeId offset, NodeId hint, const ItemLocation& at) {
+    StoredTensor& tensor = metadata_.tensors[number];
     const bool no_offset = offset == kNoNode || pickle_.is(offset, NodeKind::kNone);
     const Dims wanted = no_offset ? Dims(tensor.shape.size(), 0)
                                   : read_dims(pickle_, offset, "an offset in storage_data");
@@ -404,17 +404,17 @@ class MetadataReader {
       const auto index = static_cast<uint64_t>(pickle_.integer(hint));
       if (index < tensor.chunks.size() && tensor.chunks[index].box.offset == wanted) chunk = index;
     }
-    if (chunk == tensor.chunks.size()) chunk = find_chunk(place, wanted);
-    if (located_[place][chunk]) {
+    if (chunk == tensor.chunks.size()) chunk = find_chunk(number, wanted);
+    if (located_[number][chunk]) {
       corrupt("storage_data lists the chunk at " + to_string(wanted) + " twice");
     }
-    located_[place][chunk] = true;
+    located_[number][chunk] = true;
     tensor.chunks[chunk].at = at;
   }
 
-  size_t find_chunk(uint32_t place, const Dims& offset) {
-    const std::vector<StoredChunk>& chunks = metadata_.tensors[place].chunks;
-    const std::vector<uint32_t>& order = by_offset(place);
+  size_t find_chunk(uint32_t number, const Dims& offset) {
+    const std::vector<StoredChunk>& chunks = metadata_.tensors[number].chunks;
+    const std::vector<uint32_t>& order = by_offset(number);
     const auto found = std::lower_bound(
         order.begin(), order.end(), offset,
         [&](uint32_t chunk, const Dims& value) { return chunks[chunk].box.offset < value; });
@@ -427,9 +427,9 @@ class MetadataReader {
 
   // The tensor's chunks sorted by offset; among those at the same offset, chunks with elements come
   // first. Built on the first call.
-  const std::vector<uint32_t>& by_offset(uint32_t place) {
-    std::vector<uint32_t>& order = orders_[place];
-    const std::vector<StoredChunk>& chunks = metadata_.tensors[place].chunks;
+  const std::vector<uint32_t>& by_offset(uint32_t number) {
+    std::vector<uint32_t>& order = orders_[number];
+    const std::vector<StoredChunk>& chunks = metadata_.tensors[number].chunks;
     if (!order.empty() || chunks.empty()) return order;
     order.resize(chunks.size());
     for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -447,10 +447,10 @@ class MetadataReader {
   // Handles chunks that have no location. An empty chunk is removed. A chunk with elements may have
   // the same offset as an empty one; storage_data then has one location for both.
   void resolve_unlocated_chunks() {
-    for (uint32_t place = 0; place < metadata_.tensors.size(); ++place) {
-      if (std::find(located_[place].begin(), located_[place].end(), false) !=
-          located_[place].end()) {
-        resolve_unlocated(place);
+    for (uint32_t number = 0; number < metadata_.tensors.size(); ++number) {
+      if (std::find(located_[number].begin(), located_[number].end(), false) !=
+          located_[number].end()) {
+        resolve_unlocated(number);
       }
     }
     for (const auto& [key, entry] : entries_) {
@@ -462,16 +462,16 @@ class MetadataReader {
     }
   }
 
-  void resolve_unlocated(uint32_t place) {
-    StoredTensor& tensor = metadata_.tensors[place];
+  void resolve_unlocated(uint32_t number) {
+    StoredTensor& tensor = metadata_.tensors[number];
     std::map<Dims, ItemLocation> located;
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {
-      if (located_[place][i]) located.emplace(tensor.chunks[i].box.offset, tensor.chunks[i].at);
+      if (located_[number][i]) located.emplace(tensor.chunks[i].box.offset, tensor.chunks[i].at);
     }
     std::vector<StoredChunk> kept;
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {
       const StoredChunk& chunk = tensor.chunks[i];
-      if (located_[place][i]) {
+      if (located_[number][i]) {
         kept.push_back(chunk);
       } else if (!chunk.box.empty()) {
         const auto namesake = located.find(chunk.box.offset);
@@ -504,7 +504,7 @@ class MetadataReader {
         const auto entry = entries_.find(key);
         if (original == kNoNode || entry == entries_.end()) continue;
         if (!entry->second.tensor) corrupt("mcore_data has a shape for an object");
-        restore_original(metadata_.tensors[entry->second.place],
+        restore_original(metadata_.tensors[entry->second.number],
                          read_dims(pickle_, original, "the flattened tensor's original shape"));
       } catch (Error& error) {
         error.with_key(key);

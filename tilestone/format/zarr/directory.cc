@@ -108,7 +108,7 @@ class DirectoryReader {
     return true;
   }
 
-  ItemLocation place(const std::string& name) {
+  ItemLocation location_of(const std::string& name) {
     ItemLocation at{.file = static_cast<uint32_t>(metadata_.files.size())};
     const auto size = files_.sizes.find(name);
     if (size == files_.sizes.end()) {
@@ -143,7 +143,7 @@ class DirectoryReader {
                 name);
       }
       chunk_files_.insert(name);
-      tensor.chunks.push_back({*box, place(name)});
+      tensor.chunks.push_back({*box, location_of(name)});
     }
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
               [](const StoredChunk& a, const StoredChunk& b) { return a.box < b.box; });
@@ -166,26 +166,26 @@ class DirectoryReader {
 
   void read_objects() {
     const std::vector<std::string> names = item_files(files_.names);
-    // The last dim's size in grids whose shape is cut in the names (ObjectPlace::shape_is_cut()).
+    // The last dim's size in grids whose shape is cut in the names (ObjectCell::shape_is_cut()).
     std::map<std::string, int64_t, std::less<>> last_extents;
     for (const std::string& name : names) {
       const auto key = key_of_object_file(name);
-      const auto place = key ? parse_object_place(*key) : std::nullopt;
-      if (!place || !place->shape_is_cut()) continue;
-      if (place->offset.back() == INT64_MAX) {
-        corrupt("the object's place in its grid is out of range", name);
+      const auto cell = key ? parse_object_cell(*key) : std::nullopt;
+      if (!cell || !cell->shape_is_cut()) continue;
+      if (cell->offset.back() == INT64_MAX) {
+        corrupt("the object's cell in its grid is out of range", name);
       }
-      int64_t& extent = last_extents[std::string(place->key)];
-      extent = std::max(extent, place->offset.back() + 1);
+      int64_t& extent = last_extents[std::string(cell->key)];
+      extent = std::max(extent, cell->offset.back() + 1);
     }
     for (const std::string& name : names) {
       auto key = key_of_object_file(name);
       if (!key || lies_in(locks_, name)) continue;
-      const auto grid_place = parse_object_place(*key);
-      if (grid_place && grid_place->shape_is_cut()) {
-        *key += "." + std::to_string(last_extents.find(grid_place->key)->second);
+      const auto grid_cell = parse_object_cell(*key);
+      if (grid_cell && grid_cell->shape_is_cut()) {
+        *key += "." + std::to_string(last_extents.find(grid_cell->key)->second);
       }
-      metadata_.objects.push_back({std::move(*key), {}, place(name)});
+      metadata_.objects.push_back({std::move(*key), {}, location_of(name)});
     }
   }
 

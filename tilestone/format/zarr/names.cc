@@ -85,12 +85,12 @@ void check_object_key(const std::string& key) {
     refuse(key, "its file name would be \"" + object_file(key) +
                     "\", the name of a file that describes a checkpoint");
   }
-  const auto place = parse_object_place(key);
-  if (place && place->shape_is_cut()) {
+  const auto cell = parse_object_cell(key);
+  if (cell && cell->shape_is_cut()) {
     refuse(key,
            "it would be read as the name that Megatron-Core up to 0.7 gave to an object in a "
            "grid of " +
-               std::to_string(place->offset.size()) + " dims");
+               std::to_string(cell->offset.size()) + " dims");
   }
 }
 
@@ -136,7 +136,7 @@ bool resembles_chunk_name(std::string_view path) {
   return parse_numbers(last_component(path), '.').has_value();
 }
 
-std::optional<ObjectPlace> parse_object_place(std::string_view key) {
+std::optional<ObjectCell> parse_object_cell(std::string_view key) {
   constexpr std::string_view kShard = "shard_";
   const std::string_view last = last_component(key);
   if (last.size() == key.size() || !last.starts_with(kShard)) return std::nullopt;
@@ -147,7 +147,7 @@ std::optional<ObjectPlace> parse_object_place(std::string_view key) {
   const auto shape = parse_numbers(numbers.substr(middle + 1), '.');
   if (!offset || !shape) return std::nullopt;
   if (shape->size() != offset->size() && shape->size() + 1 != offset->size()) return std::nullopt;
-  return ObjectPlace{key.substr(0, key.size() - last.size() - 1), *offset, *shape};
+  return ObjectCell{key.substr(0, key.size() - last.size() - 1), *offset, *shape};
 }
 
 }  // namespace tilestone::zarr

@@ -37,8 +37,8 @@ std::optional<Dims> parse_chunk_name(std::string_view name, size_t dims, char se
 // Whether the last component of the path looks like a chunk's name.
 bool resembles_chunk_name(std::string_view path);
 
-// The place of an object in its grid, from a key such as "KEY/shard_0.1_2.2".
-struct ObjectPlace {
+// The cell of an object in its grid, from a key such as "KEY/shard_0.1_2.2".
+struct ObjectCell {
   std::string_view key;  // "KEY"; borrowed
   Dims offset;
   Dims shape;  // of the grid
@@ -47,6 +47,6 @@ struct ObjectPlace {
   bool shape_is_cut() const { return shape.size() + 1 == offset.size(); }
 };
 // nullopt for keys of any other form. Borrows `key`.
-std::optional<ObjectPlace> parse_object_place(std::string_view key);
+std::optional<ObjectCell> parse_object_cell(std::string_view key);
 
 }  // namespace tilestone::zarr

@@ -102,19 +102,19 @@ TEST(ZarrNames, WhatNamesNoChunkIsNotTakenForOne) {
 }
 
 TEST(ZarrNames, ObjectPlacesOfAllVersions) {
-  const auto place = parse_object_place("a/rng/shard_0.1_2.3");
+  const auto cell = parse_object_cell("a/rng/shard_0.1_2.3");
   ASSERT_TRUE(place);
-  EXPECT_EQ(place->key, "a/rng");
-  EXPECT_EQ(place->offset, (Dims{0, 1}));
-  EXPECT_EQ(place->shape, (Dims{2, 3}));
-  EXPECT_FALSE(place->shape_is_cut());
-  const auto cut = parse_object_place("rng/shard_0.1_2");
+  EXPECT_EQ(cell->key, "a/rng");
+  EXPECT_EQ(cell->offset, (Dims{0, 1}));
+  EXPECT_EQ(cell->shape, (Dims{2, 3}));
+  EXPECT_FALSE(cell->shape_is_cut());
+  const auto cut = parse_object_cell("rng/shard_0.1_2");
   ASSERT_TRUE(cut);
   EXPECT_TRUE(cut->shape_is_cut());
   for (const char* key :
        {"shard_0_1", "rng", "rng/shard_0", "rng/shard__", "rng/shard_0_1_2", "rng/shard_0_1.2",
         "rng/shard_0.1.2_1", "rng/shard_x_1", "rng/Shard_0_1"}) {
-    EXPECT_FALSE(parse_object_place(key)) << key;
+    EXPECT_FALSE(parse_object_cell(key)) << key;
   }
 }
 

@@ -47,7 +47,7 @@ def get_rng_state(
 
     Args:
         ckpt_format: "torch_dist" or "zarr".
-        tp_group, pp_group: they give the object's place in the grid (PP, TP).
+        tp_group, pp_group: they give the object's cell in the grid (PP, TP).
         dp_cp_group: gives which copy of the object this rank has.
         dp_group: the ranks whose states one object holds; looked up only if the states differ.
         key_prefix: put before the key "rng_state", so that programs that share a checkpoint have
