@@ -64,7 +64,7 @@ std::vector<Wrong> wrong_states() {
       {[](StateDict& state, int rank) {
          if (rank == 1) state["rng"] = ShardedObject::make("rng", Value(0), {kRanks}, {0}, {1});
        },
-       {"the place [1] of an object whose grid is [4] is held by no rank (places held: 3)",
+       {"the cell [1] of an object whose grid is [4] is held by no rank (cells held: 3)",
         "key rng"}},
   };
 }

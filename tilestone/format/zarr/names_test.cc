@@ -103,7 +103,7 @@ TEST(ZarrNames, WhatNamesNoChunkIsNotTakenForOne) {
 
 TEST(ZarrNames, ObjectPlacesOfAllVersions) {
   const auto cell = parse_object_cell("a/rng/shard_0.1_2.3");
-  ASSERT_TRUE(place);
+  ASSERT_TRUE(cell);
   EXPECT_EQ(cell->key, "a/rng");
   EXPECT_EQ(cell->offset, (Dims{0, 1}));
   EXPECT_EQ(cell->shape, (Dims{2, 3}));
