@@ -91,8 +91,8 @@ std::vector<std::string> end_saves(double seconds) {
   return left();
 }
 
-// `watched`: None, or an object with the methods watch(), started() and changed(), see
-// _torch_live.py.
+// `watched`: None, or an object with the methods watch(), delay_program(), started() and changed(),
+// see _torch_live.py.
 std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   if (watched.is_none()) return nullptr;
   const auto kept = keep_alive(watched);
@@ -101,9 +101,11 @@ std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
       nb::list given;
       for (const engine::LiveTensor& tensor : tensors) {
         const nb::handle owner = kept_object(tensor.data->owner);
+        const nb::object place = tensor.data->device != nullptr
+                                     ? nb::borrow(device_object(*tensor.data))
+                                     : nb::int_(reinterpret_cast<uintptr_t>(tensor.data->data));
         given.append(nb::make_tuple(nb::str(tensor.key->data(), tensor.key->size()),
-                                    owner.is_valid() ? nb::borrow(owner) : nb::none(),
-                                    reinterpret_cast<uintptr_t>(tensor.data->data)));
+                                    owner.is_valid() ? nb::borrow(owner) : nb::none(), place));
       }
       std::vector<bool> answer;
       for (const nb::handle one : nb::list(kept_object(kept).attr("watch")(given))) {
@@ -112,12 +114,16 @@ std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
       return answer;
     });
   };
+  const auto delay = [kept] {
+    return with_gil("ordering the streams of devices",
+                    [&] { return nb::cast<bool>(kept_object(kept).attr("delay_program")()); });
+  };
   const auto look = [kept] {
     return with_gil("looking at the tensors of a save", [&] {
       return nb::cast<std::optional<std::string>>(kept_object(kept).attr("changed")());
     });
   };
-  return std::make_shared<engine::LazyStaging>(watch, look);
+  return std::make_shared<engine::LazyStaging>(engine::WatchTensors{watch, delay}, look);
 }
 
 AsyncSave* started(Session& session, const Location& location, const SaveOptions& options,

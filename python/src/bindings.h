@@ -52,6 +52,9 @@ std::shared_ptr<const void> keep_alive(nb::handle object);
 // The object from which keep_alive made `owner`; an invalid handle for any other owner.
 nb::handle kept_object(const std::shared_ptr<const void>& owner);
 
+// The tilestone._torch_device.DeviceTensor of a Python tensor on a device.
+nb::handle device_object(const TensorView& tensor);
+
 // A node that carries a Python object through the library: an empty tensor that owns the object.
 // For nodes that the library only hands back (LocalNonpersistent, merged factories).
 StateNode object_node(nb::handle object);

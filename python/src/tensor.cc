@@ -74,6 +74,8 @@ class PythonDeviceMemory : public DeviceMemory {
     return std::make_shared<PythonDeviceMemory>(*this, std::move(inside));
   }
 
+  nb::handle object() const { return kept_object(object_); }
+
   PinHost pin() const override {
     if (!pins_) return {};
     return [lane = lane_](std::shared_ptr<std::byte> memory, uint64_t bytes) {
@@ -190,6 +192,10 @@ std::shared_ptr<const void> keep_alive(nb::handle object) {
 nb::handle kept_object(const std::shared_ptr<const void>& owner) {
   if (!owner || std::get_deleter<DropReference>(owner) == nullptr) return {};
   return static_cast<PyObject*>(const_cast<void*>(owner.get()));
+}
+
+nb::handle device_object(const TensorView& tensor) {
+  return static_cast<const PythonDeviceMemory&>(*tensor.device).object();
 }
 
 StateNode object_node(nb::handle object) {

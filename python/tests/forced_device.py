@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tilestone import _torch_device
+from tilestone import _torch_device, _torch_live
 
 KIND = "privateuseone"  # a kind of device that torch knows and that no library here implements
 _POISON = 0xDB
@@ -60,6 +60,7 @@ class Lane(_torch_device.Lane):
     """
 
     pins = True
+    overlaps = True
     eager = False
 
     def __init__(self, device: torch.device) -> None:
@@ -188,3 +189,4 @@ def lane(index: int = 0) -> Lane:
 
 
 _torch_device._kinds[KIND] = Lane
+_torch_live.PLAIN = (*_torch_live.PLAIN, Forced)  # it has torch's counters

@@ -12,6 +12,7 @@ device that has none is noted in `contexts`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from tilestone import _torch_device
+from tilestone import _async_api, _torch_device, _torch_live
 
 _POISON = 0xDB
 _NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
@@ -62,6 +63,7 @@ class Event:
 
     def synchronize(self) -> None:
         assert self._stream is not None
+        assert self._stream.process == os.getpid(), "a forked child waits for its parent's stream"
         with cuda.lock:
             Cuda.waits += 1
             self._stream.run_to(self._at)
@@ -157,15 +159,23 @@ class Tensor(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in its memory, as the host would see it."""
     with _NO_FUNCTION():
         return tensor.as_subclass(torch.Tensor)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements, with a counter of their own."""
+    return plain(tensor).data
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
     within = isinstance(target, Tensor) and isinstance(source, Tensor)
     device = target.device if isinstance(target, Tensor) else source.device
-    to, of = _plain(target), _plain(source)
+    to, of = _memory(target), _memory(source)
+    if isinstance(target, Tensor):
+        torch.autograd.graph.increment_version(target)
     if not isinstance(target, Tensor):
         to.fill_(_POISON)
     with Cuda.lock:
@@ -182,9 +192,16 @@ def put(tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
 
 
 def compute(tensor: torch.Tensor, work: Callable[[torch.Tensor], Any]) -> None:
-    """Gives work on a tensor to this thread's current stream of its device."""
+    """Gives work on a tensor to this thread's current stream of its device, and counts nothing."""
+    memory = _memory(tensor)
     with Cuda.lock:
-        cuda.current_stream(tensor.device).work.append(lambda: work(_plain(tensor)))
+        cuda.current_stream(tensor.device).work.append(lambda: work(memory))
+
+
+def operate(tensor: torch.Tensor, work: Callable[[torch.Tensor], Any]) -> None:
+    """As an operation of torch does: the tensor's counter is raised now, and the work comes later."""
+    torch.autograd.graph.increment_version(tensor)
+    compute(tensor, work)
 
 
 class Lane(_torch_device._CudaLane):
@@ -199,7 +216,7 @@ def _forget_error(device: torch.device) -> None:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
-    """Replaces torch.cuda in `_torch_device`."""
+    """Replaces torch.cuda in `_torch_device`, and the sessions of `async_save`."""
     Cuda.pinned, Cuda.contexts = {}, set()
     Cuda.waits, Cuda.pin_error, Cuda.sticky = 0, 0, 0
     Cuda.capturing = False
@@ -209,5 +226,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(_torch_device, "_forget_error", _forget_error)
     monkeypatch.setattr(_torch_device, "_kinds", {"cuda": Lane})
     monkeypatch.setattr(_torch_device, "_lanes", {})
+    monkeypatch.setattr(_torch_live, "PLAIN", (*_torch_live.PLAIN, Tensor))
+    monkeypatch.setattr(_async_api, "_sessions", _async_api._Sessions())
     yield cuda
+    _async_api._sessions.close()
+    gc.collect()  # unpins the sessions' memory
     assert Cuda.sticky == 0, "the program's next kernel would fail"

@@ -346,14 +346,13 @@ def test_a_manager_saves_lazily(tmp_path: pathlib.Path) -> None:
         tilestone.CheckpointManager(tmp_path / "run", async_save=False, stage="lazy")
 
 
-def test_ctrl_c_at_the_end_of_the_call_leaves_no_save_that_steps_do_not_seal(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def interrupt_at_the_end_of_the_call(
+    parameter: torch.nn.Parameter, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """There must be no save left that steps do not seal. The parameter is 0, its gradient 1."""
     from tilestone import _core, _torch_live
 
-    parameter = torch.nn.Parameter(torch.zeros(LARGE))
-    parameter.grad = torch.ones(LARGE)
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0, foreach=False)
     start = _core.async_save
 
     def interrupted(*given: Any) -> None:
@@ -384,8 +383,16 @@ def test_ctrl_c_at_the_end_of_the_call_leaves_no_save_that_steps_do_not_seal(
     assert not _torch_live._pending
 
 
-def test_a_forked_child_has_no_part_in_a_lazy_save(tmp_path: pathlib.Path) -> None:
-    large = torch.zeros(LARGE)
+def test_ctrl_c_at_the_end_of_the_call(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(LARGE))
+    parameter.grad = torch.ones(LARGE)
+    interrupt_at_the_end_of_the_call(parameter, tmp_path, monkeypatch)
+
+
+def expect_no_part_of_a_forked_child(large: torch.Tensor, tmp_path: pathlib.Path) -> None:
+    """In a lazy save of `large`, which is 0."""
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.SGD([parameter])
@@ -405,6 +412,10 @@ def test_a_forked_child_has_no_part_in_a_lazy_save(tmp_path: pathlib.Path) -> No
     optimizer.step()
     large.add_(1)
     assert saving.result(60).published and not saved(tmp_path / "a", "w").any()
+
+
+def test_a_forked_child_has_no_part_in_a_lazy_save(tmp_path: pathlib.Path) -> None:
+    expect_no_part_of_a_forked_child(torch.zeros(LARGE), tmp_path)
 
 
 PROGRAM = """

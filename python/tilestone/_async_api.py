@@ -106,8 +106,8 @@ def async_save(
     `path` before stands until then, and loads see it. A second save to the same path is refused
     meanwhile.
 
-    With `stage="lazy"` large CPU tensors of torch are copied after the call. A snapshot is one
-    step, or the save fails and names the key. The next step of a torch optimizer,
+    With `stage="lazy"` large tensors of torch are copied after the call. A snapshot is one step,
+    or the save fails and names the key. The next step of a torch optimizer,
     `AsyncSave.staged.result()` or `AsyncSave.result()` seals it; docs/saving.md says what must not
     happen before.
 

@@ -469,9 +469,9 @@ class AsyncSaveOptions(SaveOptions):
 
     stage: str = _option(
         "copy", _one_of("copy", "lazy"),
-        """when arrays are copied. "copy": before the call returns. "lazy": torch's CPU tensors
-        and DTensors of more than 64 KiB are copied by a thread after it, while forward and backward
-        run. The next step of a torch optimizer, or `AsyncSave.staged.result()`, ends that:
+        """when arrays are copied. "copy": before the call returns. "lazy": torch's tensors and
+        DTensors of more than 64 KiB, in host memory and on GPUs, are copied after it, while forward
+        and backward run. The next step of a torch optimizer, or `AsyncSave.staged.result()`, ends that:
         it copies the rest. A snapshot is one step, or the save fails and names the key;
         docs/saving.md says what torch does not notice. Other arrays are copied before the call
         returns.""",

@@ -74,6 +74,9 @@ class Transfer:
         """Returns when all copies have ended. Must be called once."""
         try:
             self._lane.wait(self._mark)
+        except KeyboardInterrupt:  # the copies may still use the memory
+            self._lane.wait(self._mark)
+            raise
         finally:
             self._copies = ()
             self._lane.end_batch()
@@ -87,11 +90,13 @@ class Lane:
 
     Attributes:
         pins: copies from and to pinned host memory are faster.
+        overlaps: batches are done beside what the caller's streams are given later.
     """
 
     SCRATCH = 16 << 20  # bytes
     LEAST_SCRATCH = 1 << 20  # bytes: with less free memory on the device a copy fails
     pins = False
+    overlaps = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -211,6 +216,13 @@ class Lane:
     def _follow(self, stream: Any) -> None:
         stream.synchronize()
 
+    def delay_caller(self) -> bool:
+        """What this thread's stream is given from now on begins after the batches until now.
+
+        Returns whether that is so. If not, the caller must wait for them.
+        """
+        return False
+
     def _current_stream(self) -> Any:
         """This thread's stream on this device, or None if all threads share one (mps)."""
         find = getattr(getattr(torch, self.device.type, None), "current_stream", None)
@@ -298,6 +310,7 @@ class _CudaLane(Lane):
     """For CUDA and ROCm."""
 
     pins = True
+    overlaps = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -315,6 +328,10 @@ class _CudaLane(Lane):
 
     def _follow(self, stream: Any) -> None:
         self._stream.wait_stream(stream)
+
+    def delay_caller(self) -> bool:
+        self._current_stream().wait_stream(self._stream)
+        return True
 
     def _current_stream(self) -> Any:
         return _cuda.current_stream(self.device)

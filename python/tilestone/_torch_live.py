@@ -10,7 +10,10 @@ Some operations raise none, so this is not the only guard:
 - torch's fused optimizers, and `torch._foreach_*` of DTensors, with which optimizers make their
   steps: `Optimizer.step` of any optimizer ends the staging before it begins;
 - running statistics, which the forward pass changes: small tensors are copied in the call;
-- the others, which docs/saving.md lists: the engine compares samples of the bits.
+- the others, which docs/saving.md lists: the engine compares samples of the bits, in host memory.
+
+An operation on a device raises the counter when it is called, and runs later. The copies are
+submitted in the call (_torch_device.py) and waited for before the counters are compared.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tilestone import _core
+from tilestone._torch_device import DeviceTensor, Lane
 from tilestone._torch_meta import PLAIN
 from tilestone._torch_parts import local_of
 
@@ -56,29 +60,47 @@ class Watched:
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._tensors: list[_Seen] = []
+        self._lanes: set[Lane] = set()
 
-    def watch(self, arrays: list[tuple[str, Any, int]]) -> list[bool]:
+    def watch(self, arrays: list[tuple[str, Any, int | DeviceTensor]]) -> list[bool]:
         """Called in the save's call.
 
         Args:
-            arrays: of each array the key, the object that owns it, and the address.
+            arrays: of each array the key, the object that owns it, and the address in host memory
+                or the tensor on a device.
 
         Returns:
             For each whether it is watched. The others must be copied now.
         """
+        self._lanes = {each.lane for *_, each in arrays if isinstance(each, DeviceTensor)}
         return [self._add(*each) for each in arrays]
 
-    def _add(self, key: str, owner: Any, address: int) -> bool:
+    def delay_program(self) -> bool:
+        """Called in the save's call, when the copies of tensors that are not watched are submitted.
+
+        Returns:
+            Whether what this thread's streams are given from now on comes after these copies.
+        """
+        lanes, self._lanes = self._lanes, set()
+        return all([lane.delay_caller() for lane in lanes])
+
+    def _add(self, key: str, owner: Any, place: int | DeviceTensor) -> bool:
         whole = owner[0] if type(owner) is tuple else owner  # beside a part of it, or a copy
         local = local_of(whole)
         if type(local) not in PLAIN or local.is_inference() or whole.is_inference():
             return False
-        if local.device.type != "cpu" or local.numel() * local.element_size() <= SMALL_BYTES:
+        if local.numel() * local.element_size() <= SMALL_BYTES:
             return False
+        if isinstance(place, DeviceTensor) == (local.device.type == "cpu"):
+            return False  # what is saved is a copy
+        if isinstance(place, DeviceTensor):
+            if not place.lane.overlaps:
+                return False
+            place = place.elements.data_ptr()
         alias = local.detach()
         storage = alias.untyped_storage()
         first = storage.data_ptr()
-        if not first <= address < first + storage.nbytes():  # what is saved is a copy
+        if not first <= place < first + storage.nbytes():  # what is saved is a copy
             return False
         counted = (alias,) if whole is local else (alias, whole)
         self._tensors.append(_Seen(key, counted, tuple(each._version for each in counted), first))

@@ -50,10 +50,10 @@ uint64_t sample(const StridedView& tensor, uint64_t begin, uint64_t end, uint64_
 LazyStaging::LazyStaging(WatchTensors watch, Look look)
     : watch_(std::move(watch)), look_(std::move(look)), sealed_("staging", Deadline::never()) {}
 
-void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemory> memory,
+void LazyStaging::begin(StagedLater left, std::shared_ptr<StagingMemory> memory,
                         std::shared_ptr<ThreadPool> threads) {
   const std::lock_guard lock(mutex_);
-  copies_ = std::move(left);
+  copies_ = std::move(left.copies);
   for (size_t i = 0; i < copies_.size(); ++i) {
     const uint64_t bytes = copies_[i].from.bytes();
     const uint64_t each = std::max<uint64_t>(1, kSamples / ((bytes + kBlock - 1) / kBlock));
@@ -65,8 +65,9 @@ void LazyStaging::begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemor
   }
   memory_ = std::move(memory);
   threads_ = std::move(threads);
+  fetching_ = std::move(left.fetching);
   for_each(blocks_.size(), [&](size_t i) { blocks_[i].sample = sample_of(blocks_[i]); });
-  if (blocks_.empty()) end_sealing(nullptr);
+  if (blocks_.empty() && fetching_.empty()) end_sealing(nullptr);
 }
 
 uint64_t LazyStaging::sample_of(const Block& block) const {
@@ -80,7 +81,12 @@ void LazyStaging::read(const Deadline& deadline) {
   for (bool more = true; more && !is_wanted_;) {
     if (deadline.expired()) throw Error(ErrorCode::kTimeout, "the deadline passed while staging");
     const std::lock_guard lock(mutex_);
-    more = !sealed_.done() && advance();
+    try {
+      more = !sealed_.done() && advance();
+    } catch (...) {
+      end_sealing(std::make_exception_ptr(current_error()));
+      throw;
+    }
   }
   if (is_wanted_) sealed_.wait(Deadline::never());  // seal() is copying the rest
 }
@@ -88,10 +94,12 @@ void LazyStaging::read(const Deadline& deadline) {
 bool LazyStaging::advance() {
   if (copied_ < blocks_.size()) {
     copy(blocks_[copied_++]);
+  } else if (!fetching_.empty()) {
+    fetching_.wait_for_first();
   } else if (compared_ < blocks_.size()) {
     compare(blocks_[compared_++]);
   }
-  return compared_ < blocks_.size();
+  return !fetching_.empty() || compared_ < blocks_.size();
 }
 
 void LazyStaging::copy(const Block& block) const {
@@ -151,6 +159,7 @@ std::exception_ptr LazyStaging::seal() {
 void LazyStaging::copy_rest_and_look() {
   for_each(blocks_.size() - copied_, [&](size_t i) { copy(blocks_[copied_ + i]); });
   copied_ = blocks_.size();
+  while (!fetching_.empty()) fetching_.wait_for_first();
   for_each(blocks_.size(), [&](size_t i) {
     if (sample_of(blocks_[i]) != blocks_[i].sample) throw changed(copies_[blocks_[i].copy].key);
   });
@@ -171,10 +180,11 @@ void LazyStaging::end_sealing(std::exception_ptr failure) {
   copies_.clear();
   blocks_.clear();
   copied_ = compared_ = 0;
+  fetching_ = {};
   memory_.reset();
   threads_.reset();
   again_ = {};
-  watch_ = nullptr;
+  watch_ = {};
   look_ = nullptr;
 }
 

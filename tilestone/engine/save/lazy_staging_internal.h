@@ -21,6 +21,12 @@
 //     so must the tensors in seal().
 //  6. The save's thread compares everything that it has copied with the tensors once more, as far
 //     as it comes before seal().
+//
+// A device makes its copies itself: the call submits them behind what the caller has given to the
+// device, seal() waits for them, and 1, 3 and 4 hold. An operation raises the counter when the
+// program calls it, and runs later: so if none was called, none has run before the copies had
+// ended. A tensor without a counter is copied before the device does anything that the program
+// gives to it after the call. 5 and 6 are left out on devices, because the call would wait.
 #pragma once
 
 #include <atomic>
@@ -51,10 +57,10 @@ class LazyStaging {
 
   // ---- In the call
 
-  const WatchTensors& watch() const { return watch_; }
+  const WatchTensors* watch() const { return &watch_; }
   // What stage_tensors() has left; notes samples of it. `threads` may be null. If nothing is left,
   // this seals.
-  void begin(std::vector<LateCopy> left, std::shared_ptr<StagingMemory> memory,
+  void begin(StagedLater left, std::shared_ptr<StagingMemory> memory,
              std::shared_ptr<ThreadPool> threads);
   bool is_sealed() { return sealed_.done(); }
 
@@ -100,6 +106,7 @@ class LazyStaging {
   std::vector<Block> blocks_;
   std::shared_ptr<StagingMemory> memory_;
   std::shared_ptr<ThreadPool> threads_;
+  Fetching fetching_;    // into memory_: it is destroyed, and so waited for, first
   size_t copied_ = 0;    // blocks
   size_t compared_ = 0;  // likewise
   Bytes again_;

@@ -74,7 +74,7 @@ std::shared_ptr<LazyStaging> begun(
     const Tensors& tensors, std::shared_ptr<ThreadPool> threads = {},
     LazyStaging::Look look = [] { return std::nullopt; }) {
   auto staging = std::make_shared<LazyStaging>(WatchTensors(), std::move(look));
-  staging->begin(tensors.late(), std::make_shared<StagingMemory>(), std::move(threads));
+  staging->begin({tensors.late(), {}}, std::make_shared<StagingMemory>(), std::move(threads));
   return staging;
 }
 

@@ -35,9 +35,9 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
   const auto threads = staging_threads(bytes, share.options.resources.threads, session);
   auto memory = session != nullptr ? session->lend_memory() : std::make_shared<StagingMemory>();
   memory->reserve(bytes, nullptr);
-  std::vector<LateCopy> late =
+  StagedLater late =
       stage_tensors(share.items, share.local, share.assignment, *memory, threads.get(), deadline,
-                    lazy != nullptr ? lazy->watch() : WatchTensors());
+                    lazy != nullptr ? lazy->watch() : nullptr);
   for (const auto* objects : {&share.assignment.objects, &share.assignment.object_copies}) {
     for (const uint32_t i : *objects) {
       Value& value = share.items.objects[i].value;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <deque>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,71 +70,6 @@ void run(const Copy& copy, const Deadline& deadline) {
     throw current_error().with_key(*copy.key);
   }
 }
-
-// Copies from devices, in batches of which several are submitted at a time.
-class Fetching {
- public:
-  explicit Fetching(const Deadline& deadline) : deadline_(deadline) {}
-  bool empty() const { return copies_.empty(); }
-
-  void add(const TensorView& from, std::byte* to, const std::string& key) {
-    for (uint64_t begin = 0; begin < from.bytes(); begin += kBatchBytes) {
-      const uint64_t size = std::min(kBatchBytes, from.bytes() - begin);
-      copies_.push_back({from.device, begin, {to + begin, size}});
-      keys_.push_back(&key);
-    }
-  }
-
-  void run() {
-    std::deque<Batch> running;
-    for (size_t begin = 0; begin < copies_.size();) {
-      size_t end = begin;
-      uint64_t bytes = 0;
-      while (end < copies_.size() && end - begin < kBatchCopies &&
-             (end == begin || bytes + copies_[end].host.size() <= kBatchBytes)) {
-        bytes += copies_[end++].host.size();
-      }
-      named(begin, end, [&] {
-        check_time(deadline_);
-        const std::span all(copies_);
-        running.push_back({begin, end, {CopyTo::kHost, all.subspan(begin, end - begin)}});
-      });
-      begin = end;
-      if (running.size() > kBatchesAhead) wait_for_first(running);
-    }
-    while (!running.empty()) wait_for_first(running);
-  }
-
- private:
-  static constexpr uint64_t kBatchBytes = 64u << 20;
-  static constexpr size_t kBatchCopies = 1024;
-  static constexpr size_t kBatchesAhead = 2;
-  struct Batch {
-    size_t begin = 0;  // copies
-    size_t end = 0;
-    DeviceBatch copies;
-  };
-
-  void wait_for_first(std::deque<Batch>& running) {
-    named(running.front().begin, running.front().end, [&] { running.front().copies.wait(); });
-    running.pop_front();
-  }
-
-  // Errors name the key if the batch has only one.
-  template <typename Body>
-  void named(size_t begin, size_t end, const Body& body) {
-    try {
-      body();
-    } catch (...) {
-      if (end - begin == 1) throw current_error().with_key(*keys_[begin]);
-      throw;
-    }
-  }
-
-  const Deadline deadline_;
-  std::vector<DeviceCopy> copies_;
-  std::vector<const std::string*> keys_;
-};
 
 }  // namespace
 
@@ -213,27 +146,41 @@ PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment&
 namespace {
 
 // Whether each of the tensors is copied later.
-std::vector<bool> copied_later(const std::vector<LiveTensor>& written, const WatchTensors& watch) {
+std::vector<bool> copied_later(const std::vector<LiveTensor>& written, const WatchTensors* watch) {
   std::vector<bool> later(written.size(), false);
-  if (!watch) return later;
-  std::vector<size_t> in_host;
+  if (watch == nullptr) return later;
+  std::vector<size_t> full;
   std::vector<LiveTensor> asked;
   for (size_t i = 0; i < written.size(); ++i) {
-    if (written[i].data->device != nullptr || written[i].data->bytes() == 0) continue;
-    in_host.push_back(i);
+    if (written[i].data->bytes() == 0) continue;
+    full.push_back(i);
     asked.push_back(written[i]);
   }
-  const std::vector<bool> answer = watch(asked);
-  for (size_t i = 0; i < in_host.size(); ++i) later[in_host[i]] = answer.at(i);
+  const std::vector<bool> answer = watch->watch(asked);
+  for (size_t i = 0; i < full.size(); ++i) later[full[i]] = answer.at(i);
   return later;
+}
+
+// From devices, and from host memory with the threads meanwhile.
+void copy_all(Fetching& fetching, const std::vector<Copy>& copies, ThreadPool* threads,
+              const Deadline& deadline) {
+  const size_t first = fetching.empty() ? 0 : 1;  // index 0 is the fetching, if there is any
+  const auto one = [&](size_t index) {
+    if (index < first) return fetching.run(deadline);
+    run(copies[index - first], deadline);
+  };
+  if (threads != nullptr) {
+    threads->parallel_for(first + copies.size(), one);
+  } else {
+    for (size_t index = 0; index < first + copies.size(); ++index) one(index);
+  }
 }
 
 }  // namespace
 
-std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
-                                    const Assignment& assignment, StagingMemory& memory,
-                                    ThreadPool* threads, Deadline deadline,
-                                    const WatchTensors& watch) {
+StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
+                          StagingMemory& memory, ThreadPool* threads, Deadline deadline,
+                          const WatchTensors* watch) {
   memory.pin(pin_for(items, plan, assignment), threads);
   const auto pieces = pieces_of(items, plan);
   const std::vector<uint32_t> written = written_chunks(assignment);
@@ -246,37 +193,32 @@ std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
     live.push_back({&plan.tensors[plan.chunks[chunk].tensor].key, &data});
   }
   const std::vector<bool> later = copied_later(live, watch);
-  std::vector<LateCopy> late;
+  StagedLater late;
   std::vector<Copy> copies;
-  Fetching fetching(deadline);
+  std::vector<size_t> far;  // on devices, to be copied later
+  Fetching fetching;
   for (size_t i = 0; i < written.size(); ++i) {
     const TensorView& data = from[i];
     const uint64_t bytes = data.bytes();
     to.push_back(bytes == 0 ? nullptr : memory.take(bytes, phase_of(data)).data());
     const std::string& key = *live[i].key;
-    if (later[i]) {
-      late.push_back({key, data, to.back()});
-      continue;
-    }
     if (data.device != nullptr) {
-      fetching.add(data, to.back(), key);
-      continue;
-    }
-    for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
-      copies.push_back({&data, to.back() + begin, begin, std::min(bytes, begin + kBlock), &key});
+      later[i] ? far.push_back(i) : fetching.add(data, to.back(), key);
+    } else if (later[i]) {
+      late.copies.push_back({key, data, to.back()});
+    } else {
+      for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
+        copies.push_back({&data, to.back() + begin, begin, std::min(bytes, begin + kBlock), &key});
+      }
     }
   }
-  // The first index is the fetching, if there is any.
-  const size_t first = fetching.empty() ? 0 : 1;
-  const auto one = [&](size_t index) {
-    if (index < first) return fetching.run();
-    run(copies[index - first], deadline);
-  };
-  if (threads != nullptr) {
-    threads->parallel_for(first + copies.size(), one);
-  } else {
-    for (size_t index = 0; index < first + copies.size(); ++index) one(index);
+  if (watch != nullptr) {
+    fetching.submit_ahead(deadline, watch->delay_program);
+    for (const size_t i : far) fetching.add(from[i], to[i], *live[i].key);
+    fetching.submit(deadline);
+    late.fetching = std::exchange(fetching, {});
   }
+  copy_all(fetching, copies, threads, deadline);
   for (Piece* piece : pieces) {
     piece->data = TensorView::without_data(piece->data.dtype, piece->data.shape);
   }

@@ -12,6 +12,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/write/fetching_internal.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/tensor_view.h"
@@ -58,13 +59,24 @@ struct LiveTensor {
   const std::string* key = nullptr;
   const TensorView* data = nullptr;
 };
-// Says for each tensor whether it can be copied later.
-using WatchTensors = std::function<std::vector<bool>(const std::vector<LiveTensor>&)>;
-// A copy that is left to be made, to contiguous memory.
+// What stage_tensors() asks of a program whose tensors may be copied later.
+struct WatchTensors {
+  // Whether each of the tensors can be copied later.
+  std::function<std::vector<bool>(const std::vector<LiveTensor>&)> watch;
+  // Lets what the program gives to the devices of these tensors from now on, where it has computed
+  // them, begin after the copies that were submitted. Does not wait. False: a device can't do that.
+  std::function<bool()> delay_program;
+};
+// A copy that is left to be made, from host memory to contiguous memory.
 struct LateCopy {
   std::string key;
   TensorView from;
   std::byte* to = nullptr;
+};
+// What stage_tensors() has left.
+struct StagedLater {
+  std::vector<LateCopy> copies;
+  Fetching fetching;  // from devices: submitted, to be waited for
 };
 
 // Copies the elements of the assigned tensor chunks into `memory`, in C order, and lets the items
@@ -72,12 +84,14 @@ struct LateCopy {
 // batches, while the threads copy the others. All other chunks lose their data. `memory` must
 // outlive the items' use. A large chunk keeps its offset within a page, so that the files are the
 // same as without staging. Throws Error(kTimeout) or the interrupt's reason, with the key.
-// `watch`: asked about the tensors in host memory; empty: none can be copied later. Those that can
-// are not copied but returned.
-std::vector<LateCopy> stage_tensors(Items& items, const LocalSavePlan& plan,
-                                    const Assignment& assignment, StagingMemory& memory,
-                                    ThreadPool* threads, Deadline deadline,
-                                    const WatchTensors& watch = {});
+//
+// `watch`: asked about all tensors with elements; null: none can be copied later. Those in host
+// memory that can are not copied but returned. Copies from devices are then not waited for: what
+// the program gives to the devices from now on comes after those of the tensors that can't be
+// copied later, and beside the others.
+StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
+                          StagingMemory& memory, ThreadPool* threads, Deadline deadline,
+                          const WatchTensors* watch = nullptr);
 
 // A copy of the value in which all tensors, at any depth, have memory of their own. Parts without
 // tensors stay shared with `value`. Parts that are shared within `value` are shared in the copy

@@ -1,0 +1,278 @@
+"""Saves in the background with stage="lazy" of tensors on devices."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import forced_device
+import pytest
+import simulated_cuda
+import torch
+from simulated_cuda import Cuda, compute, operate, put, simulated
+from test_lazy_save import (
+    LARGE,
+    apply_around_the_seal,
+    changes,
+    expect_changed,
+    expect_no_part_of_a_forked_child,
+    interrupt_at_the_end_of_the_call,
+    saved,
+)
+
+import tilestone
+from tilestone import _torch_device
+
+D0 = torch.device("cuda", 0)
+
+
+class WaitsAfterTheCall:
+    """Lets the waits for copies begin when the call has returned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.returned = threading.Event()
+        wait = _torch_device.Transfer.wait
+
+        def late(transfer: _torch_device.Transfer) -> None:
+            assert self.returned.wait(20), "the call waits for a copy"
+            wait(transfer)
+
+        monkeypatch.setattr(_torch_device.Transfer, "wait", late)
+
+
+def optimizer_of(tensor: torch.Tensor) -> torch.optim.Optimizer:
+    """Its step changes the tensor at once, as a device does that has nothing else to do."""
+    parameter = torch.nn.Parameter(tensor)
+    parameter.grad = put(torch.ones(LARGE))
+    return torch.optim.SGD([parameter], lr=1.0, foreach=False)
+
+
+@pytest.mark.parametrize("by_files", [False, True])
+def test_the_call_waits_for_no_device_and_a_step_right_after_it_leaves_the_bytes_of_the_call(
+    by_files: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Nor do later changes of small tensors, and of those without counters, that nobody counts."""
+    waits = WaitsAfterTheCall(monkeypatch)
+    with torch.inference_mode():
+        inference = torch.zeros(LARGE)
+    state = {
+        "large": put(torch.zeros(LARGE)), "statistics": put(torch.zeros(10)),
+        "inference": put(inference), "transposed": put(torch.zeros(LARGE)).t(),
+        "host": torch.full(LARGE, 3.0), "on another": put(torch.zeros(LARGE), 1),
+    }  # fmt: skip
+    far = {key: each for key, each in state.items() if key != "host"}
+    optimizer = optimizer_of(state["large"])
+    files: dict[str, Any] = {}
+    if by_files:
+        files["by_files"] = tilestone.ByFiles(0, 1, "a run of a test", number=1)
+    side = simulated.Stream(D0)
+    with simulated.device(D0), simulated.stream(side):
+        for each in far.values():
+            compute(each, lambda memory: memory.fill_(3))
+        saving = tilestone.async_save(state, tmp_path / "x", stage="lazy", **files)
+        assert side.done == 0 and not saving.staged.done()
+        for key in ("statistics", "inference"):
+            compute(far[key], lambda memory: memory.add_(1))
+        waits.returned.set()
+        optimizer.step()
+        assert saving.staged.done()
+        for each in far.values():
+            operate(each, lambda memory: memory.add_(1))
+        side.synchronize()
+    assert saving.result(60).published
+    for key in state:
+        assert (saved(tmp_path / "x", key) == 3).all(), key
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_tensor_that_is_changed_before_the_seal_is_named(
+    early: bool, simulated: Cuda, tmp_path: pathlib.Path
+) -> None:
+    """Whether the device makes the change at once or later than the copies."""
+    weight, other = put(torch.zeros(LARGE)), put(torch.zeros(LARGE))
+    views = [weight, weight.view(-1)[7:20], weight.detach()]
+    for view in views:
+        saving = tilestone.async_save(
+            {"other": other, "weight": weight}, tmp_path / "x", stage="lazy", on_error="warn"
+        )
+        if early:
+            view.add_(1)
+        else:
+            operate(view, lambda memory: memory.add_(1))
+        expect_changed(saving, "weight")
+    assert not (tmp_path / "x" / ".metadata").exists()
+    saving = tilestone.async_save({"weight": weight}, tmp_path / "x", stage="lazy")
+    moved = torch.nn.Parameter(weight)
+    moved.data = put(torch.zeros(LARGE))  # other memory: the saved tensor is not changed
+    assert saving.result(60).published
+
+
+def test_changes_at_random_moments_are_noticed_or_leave_the_bytes_of_the_call(
+    simulated: Cuda, tmp_path: pathlib.Path
+) -> None:
+    choose = random.Random(1)
+    state = {key: put(torch.randn(LARGE)) for key in "abcd"}
+    found = {True: 0, False: 0}
+    with tilestone.Session() as session, torch.no_grad():
+        for number in range(60):
+            simulated.current_stream(D0).synchronize()
+            before = {key: simulated_cuda.plain(each).clone() for key, each in state.items()}
+            keys = choose.sample("abcd", 4)
+            early = keys[: choose.choice((0, 0, 1, 4))]
+            operations: list[Callable[[], object]] = [
+                changes(choose, state[key]) if choose.random() < 0.7
+                else lambda key=key: operate(state[key], lambda memory: memory.add_(1))
+                for key in keys
+            ]  # fmt: skip
+            saving = session.async_save(
+                state, tmp_path / "x", stage="lazy", overwrite=True, on_error="warn"
+            )
+            apply_around_the_seal(saving, operations, len(early), choose)
+            found[bool(early)] += 1
+            error = saving.durable.exception(60)
+            if early:
+                assert isinstance(error, tilestone.InvalidArgumentError), error
+                assert error.key in early and "was changed" in str(error)
+                state = {key: put(torch.randn(LARGE)) for key in "abcd"}
+                continue
+            assert error is None
+            for name, expected in before.items():
+                assert torch.equal(saved(tmp_path / "x", name), expected), (number, name)
+    assert min(found.values()) > 20
+
+
+def test_the_memory_is_the_sessions_and_what_it_has_no_room_for_is_written_in_the_call(
+    tmp_path: pathlib.Path,
+) -> None:
+    """And a tensor that the program drops is kept until it is copied."""
+    lane = forced_device.lane()
+    with tilestone.Session(group=tilestone.solo()) as session:
+        state = {key: forced_device.put(torch.full(LARGE, 5.0)) for key in "abc"}
+        nbytes = session.prepare(state)
+        for number, most in enumerate((None, nbytes // 2)):
+            lane.reset()
+            state = {key: forced_device.put(torch.full(LARGE, 5.0)) for key in "abc"}
+            saving = session.async_save(
+                state, tmp_path / str(number), stage="lazy", max_staged_bytes=most
+            )
+            assert not saving.staged.done()
+            if most is None:
+                assert lane.counts["pins"] == 0 and lane.unpinned == 0
+            del state
+            others = [torch.zeros(LARGE) for _ in range(3)]
+            assert saving.result(60).published and len(others) == 3
+            assert lane.counts["waits"] == lane.counts["batches"]
+            assert all((saved(tmp_path / str(number), key) == 5).all() for key in "abc")
+    gc.collect()
+    assert not lane.pinned
+
+
+def test_memory_that_cant_be_pinned_is_filled_too(simulated: Cuda, tmp_path: pathlib.Path) -> None:
+    Cuda.pin_error = 304
+    weight = put(torch.zeros(LARGE))
+    optimizer = optimizer_of(weight)
+    saving = tilestone.async_save({"w": weight}, tmp_path / "x", stage="lazy")
+    optimizer.step()
+    assert saving.result(60).published and not saved(tmp_path / "x", "w").any()
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_an_error_of_a_copy_is_the_saves(
+    by_step: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    weight = put(torch.zeros(LARGE))
+    optimizer = optimizer_of(weight)
+    tilestone.save({"w": weight}, tmp_path / "x", group=tilestone.solo())
+    wait = simulated_cuda.Event.synchronize
+
+    def fails(event: Any) -> None:
+        wait(event)
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulated_cuda.Event, "synchronize", fails)
+        saving = tilestone.async_save({"w": weight}, tmp_path / "x", stage="lazy", overwrite=True)
+        if by_step:
+            optimizer.step()  # raises nothing
+            assert saving.staged.done()
+        for step in (saving.durable, saving.staged):
+            error = step.exception(60)
+            assert isinstance(error, RuntimeError) and "the device is gone" in str(error)
+    assert not saved(tmp_path / "x", "w").any()
+    assert not _torch_device.lane_of(D0)._batches
+
+
+def test_devices_without_a_stream_for_copies_are_copied_in_the_call(
+    simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    class AtOnce(_torch_device.Lane):
+        _empty = simulated_cuda.Lane._empty
+
+    monkeypatch.setattr(_torch_device, "_kinds", {"cuda": AtOnce})
+    monkeypatch.setattr(torch.cuda, "current_stream", simulated.current_stream)
+    weight = put(torch.zeros(LARGE))
+    compute(weight, lambda memory: memory.fill_(3))
+    saving = tilestone.async_save({"w": weight}, tmp_path / "x", stage="lazy")
+    assert saving.staged.done()
+    weight.add_(1)
+    assert saving.result(60).published and (saved(tmp_path / "x", "w") == 3).all()
+
+
+def test_ctrl_c_while_a_step_waits_for_the_copies_ends_the_step_and_not_the_save(
+    simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    waits = WaitsAfterTheCall(monkeypatch)
+    weight = put(torch.zeros(LARGE))
+    optimizer = optimizer_of(weight)
+    saving = tilestone.async_save({"w": weight}, tmp_path / "x", stage="lazy")
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        waits.returned.set()
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        optimizer.step()
+    thread.join()
+    assert not simulated_cuda.plain(weight).any()
+    assert saving.result(60).published and not saved(tmp_path / "x", "w").any()
+
+
+def test_ctrl_c_in_a_wait_releases_no_memory_that_the_device_still_uses() -> None:
+    lane = _torch_device.Lane(torch.device("cpu"))
+    waited: list[int] = []
+
+    def wait(mark: Any) -> None:
+        waited.append(len(transfer._copies))
+        if len(waited) == 1:
+            raise KeyboardInterrupt
+
+    lane.wait = wait  # type: ignore[method-assign]
+    lane._batches = 1
+    copies: Any = [None]
+    transfer = _torch_device.Transfer(lane, copies, None)
+    with pytest.raises(KeyboardInterrupt):
+        transfer.wait()
+    assert waited == [1, 1] and lane._batches == 0
+
+
+def test_ctrl_c_at_the_end_of_the_call(
+    simulated: Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameter = torch.nn.Parameter(put(torch.zeros(LARGE)))
+    parameter.grad = put(torch.ones(LARGE))
+    interrupt_at_the_end_of_the_call(parameter, tmp_path, monkeypatch)
+
+
+def test_a_forked_child_has_no_part_in_a_lazy_save(simulated: Cuda, tmp_path: pathlib.Path) -> None:
+    expect_no_part_of_a_forked_child(put(torch.zeros(LARGE)), tmp_path)
