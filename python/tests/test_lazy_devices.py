@@ -54,6 +54,11 @@ def optimizer_of(tensor: torch.Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter], lr=1.0, foreach=False)
 
 
+def adding(tensor: torch.Tensor) -> Callable[[], object]:
+    """An operation that changes the tensor later than it is called."""
+    return lambda: operate(tensor, lambda memory: memory.add_(1))
+
+
 @pytest.mark.parametrize("by_files", [False, True])
 def test_the_call_waits_for_no_device_and_a_step_right_after_it_leaves_the_bytes_of_the_call(
     by_files: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
@@ -126,11 +131,10 @@ def test_changes_at_random_moments_are_noticed_or_leave_the_bytes_of_the_call(
             before = {key: simulated_cuda.plain(each).clone() for key, each in state.items()}
             keys = choose.sample("abcd", 4)
             early = keys[: choose.choice((0, 0, 1, 4))]
-            operations: list[Callable[[], object]] = [
-                changes(choose, state[key]) if choose.random() < 0.7
-                else lambda key=key: operate(state[key], lambda memory: memory.add_(1))
+            operations = [
+                changes(choose, state[key]) if choose.random() < 0.7 else adding(state[key])
                 for key in keys
-            ]  # fmt: skip
+            ]
             saving = session.async_save(
                 state, tmp_path / "x", stage="lazy", overwrite=True, on_error="warn"
             )

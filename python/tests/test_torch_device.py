@@ -320,11 +320,11 @@ def test_gpu_check_runs_without_a_gpu(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     measured = json.loads(found.read_text())
     assert measured["bits"]["differing"] == [] and measured["bits"]["checked"] > 400
-    assert measured["groups"]["gloo"] == "ok"
+    assert measured["groups"]["gloo"] == "ok" and measured["lazy"] == []
     rows = {row["name"]: row for row in measured["rows"]}
     for name in ("tilestone.save", "Session.begin_save, staged", "tilestone.load, cold", "dcp.save"):
         assert rows[name]["best"] > 0 and name in done.stdout, rows[name]
-    for name in ("Session.async_save", "tilestone.async_save"):
+    for name in ("Session.async_save", "Session.async_save, lazy", "tilestone.async_save"):
         row = rows[name]
         assert 0 < row["block_best"] <= row["stage_best"] <= row["durable_best"], row
     assert rows["tilestone.save"]["counts"]["moved"] == measured["state_bytes"]
