@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from ranks import Worlds
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_safetensors import DTYPES, bits, every_dtype
+
+
+def run(*words: str | pathlib.Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tilestone", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def test_what_is_converted_the_package_reads_bit_for_bit(tmp_path: pathlib.Path) -> None:
@@ -89,7 +95,7 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
         ("a.pt", "c", {"cast": torch.int8}, "can't cast to int8"),
         ("ckpt", "c.pt", {"dialect": "megatron"}, "torch.save have no dialect"),
         ("ckpt", "c", {"format": "foo"}, "safetensors, torch_save"),
-        ("none.pt", "c", {}, "has no keys"),
+        ("none.pt", "c", {"keys": ["*"]}, "nothing is selected"),
         ("surrogate.pt", "c", {}, "lone surrogate"),
         ("ckpt", "other", {"format": "torch_dist"}, "convert to another name"),
     ):
@@ -128,6 +134,37 @@ def test_an_empty_dict_gets_no_name_that_is_taken(tmp_path: pathlib.Path) -> Non
         tilestone.convert(
             tmp_path / "a", tmp_path / "b", format="torch_dist", rename=[("^none$", "w")]
         )
+
+
+def test_a_state_without_keys_is_converted(tmp_path: pathlib.Path) -> None:
+    tilestone.save({}, tmp_path / "none")
+    for name in ("torch_dist", "zarr", "safetensors", "torch_save", "megatron"):
+        given = {"dialect": name, "format": "zarr"} if name == "megatron" else {"format": name}
+        there = tmp_path / (name + ".pt" if name == "torch_save" else name)
+        result = tilestone.convert(tmp_path / "none", there, **given)
+        assert result.keys == [] and result.bytes == 0
+        assert tilestone.open(there).keys() == []
+        assert tilestone.load(there) == {}
+        assert tilestone.open(there).verify().ok
+        back = tmp_path / f"{name} back"
+        tilestone.convert(there, back, format="torch_dist", dialect="pytorch")
+        assert tilestone.load(back) == {}
+        assert run("diff", there, back).returncode == 0
+
+
+def test_what_megatrons_dialect_would_put_in_one_place_is_refused_by_key(
+    tmp_path: pathlib.Path,
+) -> None:
+    for dict_, key in (({}, "a.b"), ({"c": 1}, "a.b")):
+        path = tmp_path / f"{len(dict_)} keys"
+        tilestone.save({"a.b": dict_, "a": {"b": torch.ones(1)}}, path)
+        with pytest.raises(tilestone.InvalidArgumentError, match="without a template") as raised:
+            tilestone.convert(path, tmp_path / "m", dialect="megatron", format="torch_dist")
+        assert raised.value.key == key
+        tilestone.convert(path, tmp_path / "t", format="torch_dist")
+        assert tilestone.load(tmp_path / "t")["a.b"] == dict_
+        shutil.rmtree(tmp_path / "t")
+    assert sorted(os.listdir(tmp_path)) == ["0 keys", "1 keys"]
 
 
 def test_empty_dicts_and_the_order_of_keys_stay(tmp_path: pathlib.Path) -> None:
@@ -185,16 +222,15 @@ def test_a_conversion_that_fails_leaves_no_directory(tmp_path: pathlib.Path) -> 
     for to in ("torch_dist", "zarr", "safetensors"):
         with pytest.raises(tilestone.CorruptError):
             tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / to, format=to)
-    (tmp_path / "empty").mkdir()  # was there before
     with pytest.raises(tilestone.CorruptError):
-        tilestone.convert(tmp_path / "ckpt", tmp_path / "empty", format="torch_dist")
-    assert os.listdir(tmp_path / "new") == []
-    assert (tmp_path / "empty").is_dir()
-
-
-def run(*words: str | pathlib.Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tilestone", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / "deep" / "file.pt")
+    assert os.listdir(tmp_path) == ["ckpt"]
+    (tmp_path / "mine").mkdir()  # was there before
+    (tmp_path / "mine" / "note.txt").write_text("of the user")
+    with pytest.raises(tilestone.CorruptError):
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "mine", format="torch_dist")
+    assert os.listdir(tmp_path / "mine") == ["note.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt", "mine"]
 
 
 def test_characters_that_turn_text_around_are_escaped_wherever_keys_are_printed(
@@ -317,15 +353,22 @@ def test_a_large_conversion_streams_and_a_killed_one_leaves_nothing(tmp_path: pa
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < (32 + 64 + 16) << 10  # KiB; 16 MiB for code and threads
     assert tilestone.open(tmp_path / "hf").verify().ok
-    command[-1] = str(tmp_path / "killed")
-    with subprocess.Popen(command) as process:
-        while not any(".killed.tilestone-" in name for name in os.listdir(tmp_path)):
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "killed").exists()
-    tilestone.gc(tmp_path / "killed", delete=True)
-    assert sorted(os.listdir(tmp_path)) == ["ckpt", "hf"]
+    for name in ("killed", "killed.pt"):
+        for cleans in (True, False):
+            command[-1] = str(tmp_path / name)
+            with subprocess.Popen(command) as process:
+                while not any(f".{name}.tilestone-" in left for left in os.listdir(tmp_path)):
+                    assert process.poll() is None
+                    time.sleep(0.001)
+                process.send_signal(signal.SIGKILL)
+            assert not (tmp_path / name).exists()
+            if cleans:
+                tilestone.gc(tmp_path / name, delete=True)
+                assert sorted(os.listdir(tmp_path)) == ["ckpt", "hf"]
+        tilestone.convert(tmp_path / "ckpt", tmp_path / name)  # removes what was left
+        assert sorted(os.listdir(tmp_path)) == sorted(["ckpt", "hf", name])
+        assert tilestone.open(tmp_path / name).keys() == ["a", "b"]
+        (shutil.rmtree if (tmp_path / name).is_dir() else os.remove)(tmp_path / name)
 
 
 def test_a_file_of_torch_save_becomes_a_checkpoint(tmp_path: pathlib.Path) -> None:

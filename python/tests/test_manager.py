@@ -214,6 +214,24 @@ def test_a_save_that_lost_something_says_so(
         assert "step 3 lacks something that step 2 has: the key step is missing" in caplog.text
 
 
+def test_an_empty_dict_that_is_missing_is_a_loss(tmp_path: pathlib.Path) -> None:
+    whole = {"step": 1, "optimizer": {"state": {}, "param_groups": {}}}
+    with tilestone.CheckpointManager(tmp_path, strict=True, async_save=False) as manager:
+        manager.save(1, whole)
+        manager.save(2, whole)
+        with pytest.raises(tilestone.MismatchError, match="the key optimizer.state is missing"):
+            manager.save(3, {"step": 1, "optimizer": {"param_groups": {}}})
+        manager.save(3, {"step": 1, "optimizer": {"state": {"0": 1}, "param_groups": {}}})
+        manager.save(4, {"only": {}, **whole, "optimizer": {"state": {"0": 1}, "param_groups": {}}})
+    with tilestone.CheckpointManager(tmp_path, strict=True, async_save=False) as manager:
+        with pytest.raises(tilestone.MismatchError, match="the key only is missing"):
+            manager.save(5, {**whole, "optimizer": {"state": {"0": 1}, "param_groups": {}}})
+    with tilestone.CheckpointManager(tmp_path / "b", strict=True, async_save=False) as manager:
+        manager.save(1, {"only": {}})
+        with pytest.raises(tilestone.MismatchError, match="the key only is missing"):
+            manager.save(2, {})
+
+
 def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"every": 0}, "every"), ({"every": True}, "every"), ({"keep": 3}, "tilestone.Keep"),

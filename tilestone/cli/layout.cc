@@ -3,6 +3,9 @@
 // Two groups of bars, ranks and files: the length is the number of bytes, the colours are the parts
 // of the model (prefixes of the keys). Below them, the largest tensors: how each is divided into
 // chunks, coloured by the rank that wrote them. Details are in tooltips.
+//
+// Nothing depends on how wide the reader's font is: names are HTML beside the pictures, in a column
+// that becomes as wide as they are.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,15 +32,17 @@ constexpr size_t kBars = 256;         // ranks, and files, that are drawn
 constexpr size_t kTensors = 24;       // that are drawn
 constexpr size_t kChunks = 4096;      // of one drawn tensor
 constexpr double kTensorWidth = 236;  // px, of a tensor's picture
-constexpr double kWidth = 1080;       // px
-constexpr double kLabel = 210;        // px, left of a bar
+constexpr double kWidth = 840;        // px, of the longest bar
+constexpr double kBeside = 110;       // px, for the size after a bar
 constexpr double kRow = 18;           // px
+constexpr double kDigit = 9;          // px, of a number in a picture, in a wide font
 
 // Distinguishable by most people, in print too (Tableau 10).
 constexpr const char* kColours[kParts] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2",
                                           "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#86bcb6"};
 constexpr const char* kGrey = "#bab0ac";
 constexpr size_t kManyRanks = 32;  // more are drawn in rows of half the height
+constexpr size_t kNamed = 4;       // of those, one in so many has its name
 constexpr std::pair<std::string_view, const char*> kSteps[] = {
     {"planning", "#edc948"}, {"staging", "#76b7b2"}, {"writing", "#4e79a7"}};
 
@@ -100,14 +105,18 @@ class Page {
 
   std::string html(const std::string& path) {
     const Metadata& metadata = checkpoint_.metadata();
-    out_ =
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>Layout of " +
-        escaped(path) +
-        "</title>\n<style>body{font:14px system-ui,sans-serif;margin:24px;max-width:1120px;"
-        "color:#222}h1{font-size:20px}h2{font-size:16px;margin:28px 0 6px}"
-        "svg text{font:12px system-ui,sans-serif;fill:#222}.k{display:inline-block;margin:0 14px "
-        "4px 0}.k i{display:inline-block;width:12px;height:12px;margin-right:5px}"
-        ".n{color:#666}</style></head><body>\n";
+    out_ = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>Layout of " +
+           escaped(path) +
+           "</title>\n<style>body{font:14px system-ui,sans-serif;margin:24px;color:#222}"
+           "h1{font-size:20px}h2{font-size:16px;margin:28px 0 6px}"
+           "h1,.k,.t{overflow-wrap:anywhere}"
+           "svg{flex:none;overflow:visible}svg text{font:12px system-ui,sans-serif;fill:#222}"
+           ".k{display:inline-block;margin:0 14px 4px 0}"
+           ".k i{display:inline-block;width:12px;height:12px;margin-right:5px}"
+           ".b{display:flex}.l{flex:none;margin-right:6px;text-align:right;font-size:12px;"
+           "white-space:nowrap}.l div{overflow:visible}"
+           ".t{display:inline-block;vertical-align:top;margin:0 18px 18px 0;width:240px}"
+           ".n{color:#666}svg .n{fill:#666}</style></head><body>\n";
     out_ += fmt::format("<h1>{}</h1>\n<p>{}, {}; {} in {}, {}; written by {}</p>\n", escaped(path),
                         checkpoint_.format_name(), checkpoint_.dialect_name(),
                         counted(metadata.tensors.size(), "tensor"),
@@ -206,17 +215,15 @@ class Page {
     if (shown < bars.size()) {
       out_ += fmt::format("<p class=\"n\">the first {} of {}</p>\n", shown, grouped(bars.size()));
     }
-    out_ += fmt::format("<svg width=\"{}\" height=\"{}\" role=\"img\">\n", kWidth + 100,
-                        kRow * static_cast<double>(shown) + 4);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < shown; ++i) names.push_back(bars[i].name);
+    begin_rows(names, kRow, 1, kRow * static_cast<double>(shown) + 4);
     for (size_t i = 0; i < shown; ++i) {
       const Bar& bar = bars[i];
       const double y = kRow * static_cast<double>(i);
-      out_ += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", kLabel - 6,
-                          y + 13, escaped(shortened(bar.name, 32)));
-      double x = kLabel;
+      double x = 0;
       for (const auto& [part, bytes] : bar.bytes) {
-        const double length =
-            (kWidth - kLabel) * static_cast<double>(bytes) / static_cast<double>(most);
+        const double length = kWidth * static_cast<double>(bytes) / static_cast<double>(most);
         out_ += fmt::format(
             "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\">"
             "<title>{}: {}, {}</title></rect>\n",
@@ -227,7 +234,20 @@ class Page {
       out_ += fmt::format("<text x=\"{:.2f}\" y=\"{}\" class=\"n\">{}</text>\n", x + 6, y + 13,
                           human_bytes(bar.total()));
     }
-    out_ += "</svg>\n";
+    out_ += "</svg></div>\n";
+  }
+
+  // The names of rows of the height `row`, of which each has `rows`, and the beginning of the
+  // picture beside them. Heights in px.
+  void begin_rows(const std::vector<std::string>& names, double row, size_t rows, double height) {
+    out_ += "<div class=\"b\"><div class=\"l\">\n";
+    for (const std::string& name : names) {
+      out_ += fmt::format("<div style=\"height:{}px;line-height:{}px\" title=\"{}\">{}</div>\n",
+                          row * static_cast<double>(rows), row, escaped(name),
+                          escaped(shortened(name, 32)));
+    }
+    out_ += fmt::format("</div><svg width=\"{}\" height=\"{}\" role=\"img\">\n", kWidth + kBeside,
+                        height);
   }
 
   // What each rank did when, from the receipts of the save.
@@ -243,7 +263,8 @@ class Page {
     }
     if (last <= first) return;
     const size_t shown = std::min(record->steps.size(), kBars);
-    const double row = shown > kManyRanks ? kRow / 2 : kRow, width = kWidth - kLabel;
+    const bool many = shown > kManyRanks;
+    const double row = many ? kRow / 2 : kRow;
     out_ +=
         "<h2>When each rank planned, staged and wrote</h2>\n<p class=\"n\">By the clock of each "
         "rank's host. The save then checks what the ranks report, and publishes.</p>\n<p>";
@@ -251,25 +272,24 @@ class Page {
       out_ += fmt::format("<span class=\"k\"><i style=\"background:{}\"></i>{}</span>", fill, name);
     }
     const double height = row * static_cast<double>(shown);
-    out_ += fmt::format("</p>\n<svg width=\"{}\" height=\"{}\" role=\"img\">\n", kWidth + 100,
-                        height + 24);
-    add_time_axis(last - first, height, width);
+    out_ += "</p>\n";
+    std::vector<std::string> names;
+    const size_t rows = many ? kNamed : 1;
+    for (size_t rank = 0; rank < shown; rank += rows) names.push_back(fmt::format("rank {}", rank));
+    begin_rows(names, row, rows, height + 24);
+    add_time_axis(last - first, height);
     for (size_t rank = 0; rank < shown; ++rank) {
       const double y = row * static_cast<double>(rank);
-      if (row == kRow || rank % 4 == 0) {
-        out_ += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">rank {}</text>\n",
-                            kLabel - 6, y + row / 2 + 4, rank);
-      }
       for (const SaveRecord::Step& step : record->steps[rank]) {
         out_ += fmt::format(
             "<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\">"
             "<title>rank {}: {} {}</title></rect>\n",
-            kLabel + width * (step.began - first) / (last - first), y + row / 9,
-            std::max(0.5, width * step.seconds / (last - first)), row - row / 4.5,
+            kWidth * (step.began - first) / (last - first), y + row / 9,
+            std::max(0.5, kWidth * step.seconds / (last - first)), row - row / 4.5,
             colour_of_step(step.name), rank, escaped(step.name), human_seconds(step.seconds));
       }
     }
-    out_ += "</svg>\n";
+    out_ += "</svg></div>\n";
   }
 
   static const char* colour_of_step(std::string_view step) {
@@ -280,11 +300,11 @@ class Page {
   }
 
   // Lines at up to ten round times, with labels below.
-  void add_time_axis(double seconds, double height, double width) {
+  void add_time_axis(double seconds, double height) {
     double step = 1e-6;
     for (size_t i = 0; seconds / step > 8; ++i) step *= i % 3 == 1 ? 2.5 : 2;  // 1, 2, 5, 10
     for (int i = 0; step * i <= seconds; ++i) {
-      const double x = kLabel + width * step * i / seconds;
+      const double x = kWidth * step * i / seconds;
       out_ += fmt::format(
           "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"0\" y2=\"{1}\" stroke=\"#ddd\"/>"
           "<text x=\"{0:.1f}\" y=\"{2}\" text-anchor=\"middle\" class=\"n\">{3:.4g} s</text>\n",
@@ -347,8 +367,7 @@ class Page {
     const bool flat = down == right;  // one dim, or none
     const double height = flat ? 40 : kSide;
     out_ += fmt::format(
-        "<div style=\"display:inline-block;vertical-align:top;margin:0 18px 18px 0;width:240px\">"
-        "<div title=\"{}\">{}</div><div class=\"n\">{} {}, {}, {}</div>"
+        "<div class=\"t\"><div title=\"{}\">{}</div><div class=\"n\">{} {}, {}, {}</div>"
         "<svg width=\"240\" height=\"{}\" role=\"img\">\n",
         escaped(tensor.key), escaped(shortened(tensor.key, 34)), to_string(tensor.dtype),
         shape_text(tensor.shape), human_bytes(bytes), counted(tensor.chunks.size(), "chunk"),
@@ -383,11 +402,12 @@ class Page {
         "stroke=\"#fff\" stroke-width=\"0.6\"><title>{} in {}</title></rect>\n",
         x + 1, y + 1, w, h, fill, to_string(chunk.box),
         escaped(checkpoint_.metadata().files[chunk.at.file]));
-    if (rank >= 0 && w > 18 && h > 13) {
+    const std::string number = std::to_string(rank);
+    if (rank >= 0 && w > kDigit * static_cast<double>(number.size()) && h > 13) {
       out_ += fmt::format(
           "<text x=\"{:.2f}\" y=\"{:.2f}\" text-anchor=\"middle\" "
           "style=\"fill:#fff\">{}</text>\n",
-          x + 1 + w / 2, y + 5 + h / 2, rank);
+          x + 1 + w / 2, y + 5 + h / 2, number);
     }
   }
 

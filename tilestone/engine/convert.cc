@@ -255,15 +255,18 @@ class Conversion {
     choose_empty_dicts(part, rules);
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
     const bool has_others = has_common() || !empty_dicts_.empty();
-    if (source_.entries.empty() && !has_others) {
-      throw Error(ErrorCode::kInvalidArgument, "the checkpoint has no keys");
-    }
-    if (chosen_.empty() && !has_others) {
+    if (chosen_.empty() && !has_others && !(is_empty_source() && options_.keys.empty())) {
       throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
                                                    std::to_string(left_out_) +
                                                    " keys, and the options leave out all of them")
           .with_hint("`tilestone ls` lists the keys");
     }
+  }
+
+  // A state without keys was saved.
+  bool is_empty_source() const {
+    return source_.entries.empty() && source_.dict_keys.empty() &&
+           (!source_.common || source_.common->as_dict().empty());
   }
 
   void sort_chosen() {
@@ -289,6 +292,15 @@ class Conversion {
     return options_.rename_by && !to.empty() ? options_.rename_by(to) : to;
   }
 
+  // Refuses an empty dict where an item is at its place in the new tree, or above it.
+  void expect_free(const Path& place, const std::string& from,
+                   const std::map<Path, const Chosen*>& taken) const {
+    for (Path above = place; !above.empty(); above.pop_back()) {
+      const auto found = taken.find(above);
+      if (found != taken.end()) refuse_same_name(found->second->from, from, found->second->to);
+    }
+  }
+
   // An empty dict is selected and renamed like a key.
   void choose_empty_dicts(const PartOfTree& part, const RenameRules& rules) {
     std::vector<Path> at_top;  // of the items without a path
@@ -298,18 +310,22 @@ class Conversion {
       if (entry.path.empty()) at_top.push_back({entry.key});
       items.push_back(entry.path.empty() ? &at_top.back() : &entry.path);
     }
-    for (const Path& path : empty_dicts(source_.dict_keys, std::move(items))) {
+    const std::vector<Path> empty = empty_dicts(source_.dict_keys, std::move(items));
+    if (empty.empty()) return;
+    std::map<Path, const Chosen*> taken;
+    for (const Chosen& chosen : chosen_) {
+      taken.emplace(chosen.path.empty() ? Path{chosen.to} : chosen.path, &chosen);
+    }
+    for (const Path& path : empty) {
       const std::string key = dotted(path);
       const auto inside = part.find(key, path, true);
       if (!inside || !matches(options_.keys, key)) continue;
       const std::string to = renamed(inside->first, rules);
       if (to.empty() && !inside->first.empty()) continue;  // by a rule
       check_text(to);
-      const auto same = std::lower_bound(
-          chosen_.begin(), chosen_.end(), to,
-          [](const Chosen& chosen, const std::string& name) { return chosen.to < name; });
-      if (same != chosen_.end() && same->to == to) refuse_same_name(same->from, key, to);
-      DictKeys& keys = dict_keys_[renamed_path(inside->second, inside->first, to)];
+      const Path place = renamed_path(inside->second, inside->first, to);
+      expect_free(place, key, taken);
+      DictKeys& keys = dict_keys_[place];
       keys.empty = true;
       keys.order = source_.dict_keys.at(path).order;
       empty_dicts_.push_back(key);
@@ -464,8 +480,23 @@ class Conversion {
       }
     }
     StateDict state = tree_of(std::move(items));
+    if (source_.dialect != kMegatron) expect_places(state, entities);
     add_entities(state, std::move(entities));
     return state;
+  }
+
+  // In Megatron-Core's dialect an entity has no path: a load without a template puts it at the top,
+  // under its key. A checkpoint of another dialect may have something else there: {"a.b": {}}
+  // beside {"a": {"b": tensor}}.
+  void expect_places(const StateDict& common, const StateDict& entities) const {
+    for (const auto& [key, entity] : entities.entries()) {
+      if (common.find(key) == nullptr) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "in Megatron-Core's dialect a tensor and a dict of the common state would have "
+                  "this key, so that nothing could load the checkpoint without a template")
+          .with_key(key_text(key))
+          .with_hint("rename one of them (`--rename`), or leave it out (`--keys`)");
+    }
   }
 
   const ConvertOptions& options_;

@@ -86,7 +86,7 @@ struct ManagedRun::State {
   // durable step below `step` does.
   void find_before(uint64_t step) {
     const auto ended = std::exchange(begun, nullptr);
-    if (ended != nullptr && !(ended->now.tensors.empty() && ended->now.objects.empty())) {
+    if (ended != nullptr && !ended->now.is_empty()) {
       before = std::make_shared<Inventory>(std::move(ended->now));
       before_step = last.value_or(0);
     }

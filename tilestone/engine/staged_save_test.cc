@@ -466,6 +466,61 @@ TEST(StagedSave, ADirectoryThatCantBeRemovedUnderItsLockIsRemovedAfterwards) {
   expect_only(*parent, "ckpt", 4, true);
 }
 
+TEST(StagedSave, AFailedOneLeavesNoLockInACheckpointOfAnotherWriter) {
+  const TempDirectory folder;
+  const auto parent = posix_storage(folder.path());
+  bool fails = false;
+  const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
+    return fails && call.op == StorageOp::kSync ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  const auto place = disk->storage()->child("ckpt");
+  save_one(place, 1, megatron_dialect());
+  std::filesystem::remove_all(folder.path() + "/ckpt/.tilestone");
+  const std::vector<std::string> before = parent->list();
+  fails = true;
+  EXPECT_ANY_THROW(save_one(place, 2, megatron_dialect(), true));
+  EXPECT_EQ(parent->list(), before);
+  EXPECT_THAT(parent->list_directories("ckpt/"), IsEmpty());
+  EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
+  const auto deeper = disk->storage()->child("run/a/ckpt");
+  EXPECT_ANY_THROW(save_one(deeper, 2, megatron_dialect()));
+  EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
+  fails = false;
+  save_one(place, 3, megatron_dialect(), true);
+  save_one(deeper, 3, megatron_dialect());
+}
+
+// Whoever opened the lock file before it was removed must not take it for the lock.
+TEST(Lock, IsHeldByOneThoughFailedSavesRemoveIt) {
+  const TempDirectory folder;
+  std::atomic<int> holders = 0, taken = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const auto place = posix_storage(folder.path() + "/ckpt");
+      place->make_directory("");
+      for (int tries = 0; tries < 300; ++tries) {
+        try {
+          auto lock = engine::try_lock_location(*place);
+          if (lock == nullptr) continue;
+          EXPECT_EQ(++holders, 1);
+          ++taken;
+          std::this_thread::yield();
+          --holders;
+          if ((tries + i) % 2 == 0) engine::remove_lock_directory(*place, lock);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(taken, 4);
+  const auto parent = posix_storage(folder.path());
+  engine::clean_siblings(*parent->child("ckpt"));
+  EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
+}
+
 TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   for (const int rank : {0, 1}) {

@@ -80,8 +80,7 @@ class StepRemoval {
   std::optional<Removed> acquire_lock() {
     held_ = folder_->held();
     try {
-      held_->make_directory(std::string(engine::kTilestoneDirectory));
-      lock_ = held_->try_lock(std::string(kLockName));
+      lock_ = engine::try_lock_location(*held_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
       return std::nullopt;  // there are no locks here: the rename alone decides

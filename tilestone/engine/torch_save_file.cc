@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
@@ -126,13 +127,10 @@ void write_torch_save(const StateDict& state, const Location& location,
   if (!entry) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
   }
-  Storage& storage = *entry->storage;
-  const auto refuse_existing = [&] {
-    if (!storage.stat(entry->name)) return;
+  if (entry->storage->stat(entry->name)) {
     throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
         .with_hint("convert to another name, or remove it first");
-  };
-  refuse_existing();
+  }
   AsValue as_value;
   const archive::PickledValue pickled = archive::pickle_value(as_value.of(state, ""));
   uint64_t bytes = 0;
@@ -158,9 +156,12 @@ void write_torch_save(const StateDict& state, const Location& location,
     fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
                                 fetched_bytes, *device);
   }
-  const std::string temporary = "." + entry->name + "." + random_save_id() + ".tmp";
-  const auto file = storage.create(temporary, bytes + pickled.pickle.size());
+  // Like a staged save (commit/transaction.cc), in a hidden directory beside the target: so what a
+  // killed process leaves is found and removed by the next conversion and by gc.
+  Staging staging(location.shared(), random_save_id());
   try {
+    staging.begin();
+    const auto file = staging.storage()->create(entry->name, bytes + pickled.pickle.size());
     Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
     writer.record("archive/data.pkl", ByteView(pickled.pickle));
     writer.record("archive/byteorder", as_bytes("little"));
@@ -171,12 +172,13 @@ void write_torch_save(const StateDict& state, const Location& location,
     writer.finish();
     file->sync(context.deadline);
     file->close();
-    storage.rename(temporary, entry->name, false);
-    storage.sync_directory("");
+    entry->storage->rename(staging.name() + "/" + entry->name, entry->name, false);
+    entry->storage->sync_directory("");
   } catch (...) {
-    remove_files(storage, std::vector{temporary});
+    staging.abandon();
     throw;
   }
+  staging.abandon();  // only the directory is left
   progress.finish();
 }
 

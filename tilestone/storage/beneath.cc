@@ -78,6 +78,11 @@ bool in_hub(const std::string& root, const std::string& file) {
   return root.starts_with(file.substr(0, blobs) + "/");
 }
 
+// Whether `file` is in `root`, to which an absolute link may lead back.
+bool is_in(const std::string& root, const std::string& file) {
+  return !root.empty() && file.starts_with(root.ends_with('/') ? root : root + "/");
+}
+
 }  // namespace
 
 UniqueFd open_linked(int root, const std::string& name, int flags, bool any) {
@@ -85,7 +90,8 @@ UniqueFd open_linked(int root, const std::string& name, int flags, bool any) {
   const UniqueFd found(::openat(root, name.c_str(), O_PATH | O_CLOEXEC));
   struct stat info;
   if (!found || ::fstat(found.get(), &info) != 0) return {};
-  if (!S_ISREG(info.st_mode) || (!any && !in_hub(path_of(root), path_of(found.get())))) {
+  const std::string from = path_of(root), to = path_of(found.get());
+  if (!S_ISREG(info.st_mode) || (!any && !is_in(from, to) && !in_hub(from, to))) {
     errno = EXDEV;
     return {};
   }

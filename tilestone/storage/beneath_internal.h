@@ -38,9 +38,9 @@ UniqueFd open_beneath(System& system, int root, const std::string& name, int fla
 UniqueFd walk_beneath(int root, const std::string& name, int flags, unsigned mode);
 
 // Opens, close-on-exec, the regular file that a link `name` outside of `root` leads to. With `any`,
-// every regular file is allowed; else only one in a directory "blobs" next to the root or next to a
-// directory above it. On failure returns an empty UniqueFd and sets errno: EXDEV if the file is not
-// allowed.
+// every regular file is allowed; else only one beneath the root, to which an absolute link may lead
+// back, and one in a directory "blobs" next to the root or next to a directory above it. On failure
+// returns an empty UniqueFd and sets errno: EXDEV if the file is not allowed.
 UniqueFd open_linked(int root, const std::string& name, int flags, bool any);
 
 // Clears O_NONBLOCK, which was set so that open() did not wait for the other end of a FIFO. With

@@ -18,6 +18,7 @@ namespace tilestone {
 namespace {
 
 constexpr unsigned kDirectoryMode = 0777;  // the kernel applies the umask
+constexpr int kMaxTries = 100;             // while other processes remove directories
 
 // If `path`, as the user wrote it, does not exist because a symbolic link in it has no target,
 // throws Error(kNotFound) that names the link.
@@ -33,8 +34,9 @@ void refuse_broken_link(const std::string& path, const std::string& what) {
   }
 }
 
-// Makes `path`, as the user wrote it, and its parents. Everything that was made is durable.
-void make_path(System& system, const std::string& path) {
+// Makes `path`, as the user wrote it, and its parents. Everything that was made is durable. False:
+// another process has removed an outer one, which was still empty.
+bool try_make_path(System& system, const std::string& path) {
   refuse_broken_link(path, "cannot make a directory");
   std::vector<std::string> missing;  // innermost first
   for (std::string part = path;;) {
@@ -48,6 +50,7 @@ void make_path(System& system, const std::string& path) {
   }
   for (auto part = missing.rbegin(); part != missing.rend(); ++part) {
     if (::mkdir(part->c_str(), kDirectoryMode) != 0 && errno != EEXIST) {
+      if (errno == ENOENT) return false;
       fail_errno("cannot make a directory", *part, errno);
     }
     const bool top = part->find('/') == std::string::npos;
@@ -56,6 +59,13 @@ void make_path(System& system, const std::string& path) {
     if (!directory || system.fsync(directory.get()) != 0) {
       fail_errno("cannot sync a directory", parent, errno);
     }
+  }
+  return true;
+}
+
+void make_path(System& system, const std::string& path) {
+  for (int tries = 1; !try_make_path(system, path); ++tries) {
+    if (tries == kMaxTries) fail_errno("cannot make a directory", path, ENOENT);
   }
 }
 
@@ -91,7 +101,6 @@ void make_each_directory(PosixContext& context, const std::string& name, bool du
 // Another process may remove an outer directory, while it is empty, before the inner one is made.
 // Then both are made again.
 void make_directories(PosixContext& context, const std::string& name, bool durably) {
-  constexpr int kMaxTries = 100;
   make_root(context);
   for (int tries = 1;; ++tries) {
     try {

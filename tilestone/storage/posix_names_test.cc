@@ -86,6 +86,24 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
   EXPECT_EQ(as_text(read_file(*other, "secret", 100)), "outside");
 }
 
+TEST_P(PosixNames, AnAbsoluteLinkToAFileInsideIsRead) {
+  fs::create_symlink(root() + "/sub/file", root() + "/absolute");
+  fs::create_symlink(root() + "/dir-of-another-name", root() + "/dangling");
+  fs::create_symlink(root() + "/sub", root() + "/directory");
+  EXPECT_EQ(as_text(read_file(storage(), "absolute", 100)),
+            as_text(read_file(storage(), "sub/file", 100)));
+  EXPECT_EQ(storage().stat("absolute")->size, storage().stat("sub/file")->size);
+  EXPECT_FALSE(storage().stat("dangling"));
+  expect_error([&] { storage().stat("directory"); }, ErrorCode::kUnsafe, "symbolic link");
+  expect_error([&] { storage().try_lock("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
+  // The name of the root is the beginning of the name of a directory beside it.
+  fs::create_directory(root() + "-beside");
+  put_file(*posix_storage(root() + "-beside"), "file", as_bytes("outside"));
+  fs::create_symlink(root() + "-beside/file", root() + "/beside");
+  expect_error([&] { storage().open("beside"); }, ErrorCode::kUnsafe, "symbolic link");
+  fs::remove_all(root() + "-beside");
+}
+
 // Makes models/blobs/1234, and models/snapshots/rev with links to it.
 struct Hub {
   TempDirectory directory;

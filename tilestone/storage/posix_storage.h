@@ -15,8 +15,8 @@ struct PosixOptions {
   enum class Calls { kAuto, kUring, kPlain };
   enum class Cache { kAuto, kDirect, kBuffered };
   // Which regular files may be read through a symbolic link that leads out of the root. Links that
-  // stay inside the root are always followed. Nothing is ever written, renamed or removed through a
-  // link that leads out.
+  // stay inside the root are always followed, and so are absolute links to files inside it. Nothing
+  // is ever written, renamed or removed through a link that leads out.
   enum class Links {
     kHub,  // files in a directory "blobs" next to the root or next to a directory above it: the
            // layout of the Hugging Face hub's cache

@@ -102,6 +102,7 @@ class Cleaning {
     }
     if (failure_ != nullptr) std::rethrow_exception(failure_);
     remove_empty_directories();
+    if (!existing_.found && lock_ != nullptr) remove_lock_directory(storage_, lock_);
   }
 
  private:

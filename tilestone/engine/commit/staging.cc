@@ -140,18 +140,81 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
   }
 }
 
-// A file that is made in the locked directory must be visible at the location. Otherwise the
-// directory was exchanged before it was locked.
+// A file that is made in the directory of the lock must be visible at the location. Otherwise that
+// directory was exchanged or removed before it was locked.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
   storage.make_directory(std::string(kTilestoneDirectory));
-  const auto held = storage.held();
-  auto lock = held->try_lock(std::string(kLockName));
-  if (lock == nullptr || held.get() == &storage) return lock;
-  const std::string mark = temporary_name(random_save_id(), "locked");
+  const auto directory = storage.child(std::string(kTilestoneDirectory));
+  const auto held = directory->held();
+  auto lock = held->try_lock(std::string(kLockFile));
+  if (lock == nullptr || held == directory) return lock;
+  const std::string name = temporary_name(random_save_id(), "locked");
+  const std::string mark = name.substr(kTilestoneDirectory.size() + 1);
   held->create(mark)->close();
-  const bool stands = storage.stat(mark).has_value();
+  const bool stands = storage.stat(name).has_value();
   remove_files(*held, std::vector{mark});
   return stands ? std::move(lock) : nullptr;
+}
+
+bool has_only_lock(Storage& location) {
+  const std::string own(kTilestoneDirectory);
+  const std::vector<std::string> names = location.list(own + "/");
+  return location.list_directories(own + "/").empty() &&
+         std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == kLockName; });
+}
+
+// Under the lock, the directory is moved into a hidden one beside the location, as the only thing
+// in it, in one step: a process that waits for the lock then sees that it is gone
+// (try_lock_location()). It is checked again after that, because saves by files take no lock. What
+// a crash leaves is a leftover like the directory of a dead save.
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
+  const std::string own(kTilestoneDirectory);
+  try {
+    const auto entry = location.parent();
+    if (!entry || !has_only_lock(location)) return;
+    Storage& parent = *entry->storage;
+    const std::string id = random_save_id(), hidden = sibling_name(entry->name, id);
+    const std::string from = entry->name + "/" + own, to = hidden + "/" + own;
+    parent.make_directory(hidden);
+    try {
+      parent.rename_directory(from, to);
+    } catch (...) {
+      parent.remove_directory(hidden);
+      throw;
+    }
+    if (!has_only_lock(*parent.child(hidden))) {
+      parent.rename_directory(to, from);
+      return parent.remove_directory(hidden);
+    }
+    lock.reset();
+    Siblings(location).remove_dead({hidden, id});
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
+  }
+}
+
+MadeDirectories::MadeDirectories(Storage& location) {
+  try {
+    for (auto entry = location.parent(); entry; entry = entry->storage->parent()) {
+      if (entry->storage->stat(entry->name)) return;
+      missing_.push_back(*entry);
+    }
+  } catch (const Error& error) {
+    missing_.clear();
+    log(LogLevel::kDebug, std::string("which directories a save makes: ") + error.what());
+  }
+}
+
+void MadeDirectories::remove() const noexcept {
+  for (const StorageEntry& entry : missing_) {
+    try {
+      entry.storage->remove_directory(entry.name);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound) continue;
+      return log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
+    }
+  }
 }
 
 std::string sibling_name(std::string_view location, std::string_view save_id) {
@@ -358,12 +421,14 @@ Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
 // Each save locks its own directory before it looks for others'. So of two saves that begin
 // together, at least one sees the other.
 void Staging::begin() {
+  made_ = MadeDirectories(*location_);
   clean_siblings(*location_);
   make_and_lock();
   copy_permissions();
   clean_siblings(*location_, name_);
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
+  makes_own_ = !location_->stat(std::string(kTilestoneDirectory));
   location_lock_ =
       acquire([&] { return try_lock_location(*location_); }, *location_, "another save");
   // Tried in this directory, so that what a killed trial leaves is removed with it.
@@ -432,7 +497,13 @@ void Staging::clean() {
   if (exchanges_) remove(location_lock_);  // the replaced checkpoint has the directory's name now
 }
 
-void Staging::abandon() { remove(lock_); }
+void Staging::abandon() {
+  if (makes_own_ && location_lock_ != nullptr) {
+    remove_lock_directory(*location_, location_lock_);
+  }
+  remove(lock_);
+  made_.remove();
+}
 
 void Staging::remove(std::unique_ptr<StorageLock>& lock) {
   try {

@@ -22,6 +22,11 @@ namespace tilestone::engine {
 // before the lock was taken. So the locked directory is the one that is at the location when the
 // call returns.
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
+// Whether the location's kTilestoneDirectory holds nothing but the lock.
+bool has_only_lock(Storage& location);
+// Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
+// a save that has made it and has failed. Failures are logged; the lock may then still be held.
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock);
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";
 // Throws Error(kAlreadyExists): `what`, or a repair if one has left its mark, is under way at the
@@ -31,6 +36,20 @@ inline constexpr std::string_view kRepairMark = "repairing";
 
 // ", by process 1 on node7 since DATE" for a locked file; "" if the storage does not know it.
 std::string lock_holder(Storage& storage, const std::string& lock = std::string(kLockName));
+
+// The directories that a save will make: that of the location and those above it.
+class MadeDirectories {
+ public:
+  MadeDirectories() = default;
+  explicit MadeDirectories(Storage& location);  // looks which of them are missing
+  bool has_location() const { return !missing_.empty(); }
+  size_t size() const { return missing_.size(); }
+  // Removes those that are empty, the innermost first. Failures are logged.
+  void remove() const noexcept;
+
+ private:
+  std::vector<StorageEntry> missing_;  // the innermost first
+};
 
 // By how many bytes its name is longer than the location's.
 inline constexpr size_t kSiblingLonger = 48;
@@ -107,7 +126,8 @@ class Staging {
   void publish();
   // Removes the replaced directory. Failures are logged.
   void clean();
-  // To be called instead of publish(): removes the directory. Failures are logged.
+  // To be called instead of publish(): removes the directory, and what else the save has made.
+  // Failures are logged.
   void abandon();
 
  private:
@@ -123,6 +143,8 @@ class Staging {
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<StorageLock> lock_, location_lock_;
   bool exchanges_ = false;  // false: the location is absent or empty
+  MadeDirectories made_;    // above the directory, and the location's, which is renamed to
+  bool makes_own_ = false;  // the location had no kTilestoneDirectory, which its lock needs
 };
 
 }  // namespace tilestone::engine

@@ -40,6 +40,11 @@
 //    removes the files that it named. Files that step 5 does not reach are leftovers that the note
 //    covers.
 //
+// A save of one process that fails before step 4 removes its note too, and then the directories
+// that it made: the location's, or its kTilestoneDirectory, which holds the lock, and empty ones
+// above the location. Under the lock they are moved beside the location first, so that nobody who
+// waits for the lock takes a removed file for it (try_lock_location()).
+//
 // If the rename or the sync after it fails, nobody can know which metadata will be there after a
 // reboot. Then no rank removes anything, neither new files nor old ones.
 //
@@ -161,14 +166,13 @@ bool has_fixed_names(const Format& format, const Dialect& dialect) {
   return format.has_fixed_names() || dialect.has_fixed_names();
 }
 
-bool has_only_lock(Storage& directory) {
+bool is_empty_but_for_lock(Storage& directory) {
   const std::vector<std::string> files = directory.list(),
                                  directories = directory.list_directories();
-  return std::all_of(files.begin(), files.end(),
-                     [](const std::string& name) { return name == kLockName; }) &&
+  return std::all_of(files.begin(), files.end(), in_tilestone_directory) &&
          std::all_of(directories.begin(), directories.end(),
                      [](const std::string& name) { return name == kTilestoneDirectory; }) &&
-         directory.list_directories(std::string(kTilestoneDirectory) + "/").empty();
+         has_only_lock(directory);
 }
 
 // Who removes a directory holds its lock only until it has renamed it.
@@ -346,10 +350,10 @@ void Transaction::make_and_lock(const Deadline& deadline) {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
-      const auto entry = storage_->parent();
-      made_location_ = entry && !entry->storage->stat(entry->name);
+      if (MadeDirectories made(*storage_); made.size() > made_.size()) made_ = std::move(made);
       storage_->make_directory("");
       refuse_directory_of_index();
+      makes_own_ = makes_own_ || !storage_->stat(std::string(kTilestoneDirectory));
       storage_->make_directory(std::string(kTilestoneDirectory));
       if (lock()) return;
       if (tries == kMaxTries || !is_being_removed(*storage_, deadline)) fail_under_way(*storage_);
@@ -561,8 +565,14 @@ void Transaction::abandon(bool alone) {
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
-  if (!alone || (has_note_ && !remove_note())) return;
-  if (made_location_ && lock_ != nullptr) remove_location();
+  // Before its note is left, no rank has written.
+  if (has_note_ && (!alone || !remove_note())) return;
+  if (lock_ != nullptr && made_.has_location()) {
+    remove_location();
+  } else if (lock_ != nullptr && makes_own_) {
+    remove_lock_directory(*location_, lock_);
+  }
+  made_.remove();
 }
 
 // False: the note stays, for data files that could not be removed.
@@ -583,10 +593,10 @@ bool Transaction::remove_note() {
 void Transaction::remove_location() {
   try {
     const auto entry = location_->parent();
-    if (!entry || !has_only_lock(*location_)) return;
+    if (!entry || !is_empty_but_for_lock(*location_)) return;
     const std::string hidden = sibling_name(entry->name, save_id_);
     entry->storage->rename_directory(entry->name, hidden);
-    if (!has_only_lock(*entry->storage->child(hidden))) {
+    if (!is_empty_but_for_lock(*entry->storage->child(hidden))) {
       try {
         return entry->storage->rename_directory(hidden, entry->name);
       } catch (const Error& error) {

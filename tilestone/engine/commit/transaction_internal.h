@@ -57,9 +57,10 @@ class Transaction {
   void commit(Deadline deadline);
   // Step 5. Failures are logged.
   void clean();
-  // To be called instead of commit(). Removes what prepare() made. With `alone`, which says that
-  // no other rank can have written data files yet, also removes the save's note, and the location's
-  // directory if it was absent before and nothing else is in it. Failures are logged.
+  // To be called instead of commit(). Removes what prepare() made. If no other rank can have
+  // written data files yet, which `alone` says, or because begin() failed, also removes the save's
+  // note and the directories that the save made, where nothing else is in them. Failures are
+  // logged.
   void abandon(bool alone);
 
  private:
@@ -102,7 +103,8 @@ class Transaction {
   Index index_;
   std::vector<std::string> published_;  // files of the index that this save has published
   bool has_note_ = false;               // the note that this save has begun was left
-  bool made_location_ = false;          // its directory was absent before
+  MadeDirectories made_;                // the location's and those above it
+  bool makes_own_ = false;              // kTilestoneDirectory was absent before
 };
 
 }  // namespace tilestone::engine

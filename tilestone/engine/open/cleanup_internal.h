@@ -20,6 +20,7 @@ namespace tilestone::engine {
 
 inline constexpr std::string_view kTilestoneDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
+inline constexpr std::string_view kLockFile = "lock";  // the same in kTilestoneDirectory
 // The file that marks a rank-local checkpoint's metadata files as replaced: see transaction.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
 

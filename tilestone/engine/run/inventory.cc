@@ -36,6 +36,19 @@ void add(std::vector<std::string>& found, std::vector<std::string> texts, std::s
   if (more > 0) found.push_back(fmt::format("{} more {}", more, what));
 }
 
+// Whether there is a key in a dict of this name.
+bool has_below(const Inventory& held, const std::string& dict) {
+  const std::string prefix = dict + ".";
+  const auto in = [&](const auto& next, const auto& end, const auto& name_of) {
+    return next != end && name_of(*next).starts_with(prefix);
+  };
+  const auto of_set = [](const std::string& name) -> const std::string& { return name; };
+  const auto of_map = [](const auto& named) -> const std::string& { return named.first; };
+  return in(held.tensors.lower_bound(prefix), held.tensors.end(), of_map) ||
+         in(held.objects.lower_bound(prefix), held.objects.end(), of_set) ||
+         in(held.empty_dicts.lower_bound(prefix), held.empty_dicts.end(), of_set);
+}
+
 std::vector<std::string> keys_missing(const Inventory& before, const Inventory& now) {
   std::vector<std::string> missing;
   const auto has = [&](const std::string& key) {
@@ -46,6 +59,9 @@ std::vector<std::string> keys_missing(const Inventory& before, const Inventory& 
   }
   for (const std::string& key : before.objects) {
     if (!has(key)) missing.push_back(key);
+  }
+  for (const std::string& key : before.empty_dicts) {
+    if (!has(key) && !now.empty_dicts.contains(key) && !has_below(now, key)) missing.push_back(key);
   }
   return missing;
 }
@@ -95,6 +111,7 @@ Inventory inventory_of(const Metadata& metadata, std::span<const std::vector<std
     found.tensors.emplace(tensor.key, std::move(held));
   }
   for (const StoredObject& object : metadata.objects) found.objects.insert(object.key);
+  for (const Path& path : empty_dicts(metadata)) found.empty_dicts.insert(dotted(path));
   return found;
 }
 

@@ -24,8 +24,11 @@ struct Inventory {
   };
   std::map<std::string, Tensor> tensors = {};
   std::set<std::string> objects = {};
+  std::set<std::string> empty_dicts = {};  // their paths, dotted
   // Bytes of tensors that each rank wrote, by rank; empty if not known.
   std::vector<uint64_t> bytes = {};
+
+  bool is_empty() const { return tensors.empty() && objects.empty() && empty_dicts.empty(); }
 };
 
 // `files`: the names of the data files that each rank wrote, by rank; empty if not known.
@@ -34,7 +37,7 @@ Inventory inventory_of(const Metadata& metadata,
 
 // What `before` holds and `now` lacks, as sentences without a full stop that name keys and ranks;
 // at most a few keys of each kind are named. Empty if nothing is lost. A loss is:
-// - a key that is missing;
+// - a key that is missing, also one of an empty dict, which may have got keys meanwhile;
 // - a tensor with fewer bytes, because its shape or its dtype changed;
 // - a tensor that every rank had written a part of, and that now one rank alone has written, if as
 //   many ranks save as before: ranks may have put values of their own under one key.

@@ -59,6 +59,19 @@ TEST(Losses, AnObjectInPlaceOfATensorIsNoMissingKey) {
   EXPECT_THAT(losses(four_ranks(), now), IsEmpty());
 }
 
+TEST(Losses, NameAnEmptyDictThatIsMissing) {
+  Inventory before = four_ranks();
+  before.empty_dicts = {"state", "state.inner"};
+  EXPECT_THAT(losses(before, before), IsEmpty());
+  Inventory now = four_ranks();
+  EXPECT_THAT(losses(before, now), ElementsAre("2 keys are missing: state, state.inner"));
+  now.tensors["state.inner.0"] = {DType::kFloat32, {1}, {2}};  // it has got keys
+  EXPECT_THAT(losses(before, now), IsEmpty());
+  now.tensors.erase("state.inner.0");
+  now.objects = {"state", "state.inner", "step", "rng"};
+  EXPECT_THAT(losses(before, now), IsEmpty());
+}
+
 TEST(Losses, NameTensorsWithFewerBytes) {
   Inventory now = four_ranks();
   now.tensors["w"].shape = {6, 4};
