@@ -445,6 +445,11 @@ def test_extensions_transform_items_as_in_torch(ckpt: str) -> None:
     manifests = list(pathlib.Path(ckpt, ".tilestone").glob("*"))
     assert manifests, "its items have checksums"
 
+    before = {"w": torch.zeros(5, dtype=torch.int64), "n": {"k": 0}}
+    with pytest.raises(dcp.CheckpointException, match=f"{Xor.registry_name()}.*_extension_registry"):
+        dcp.load(before, checkpoint_id=ckpt)  # a reader that doesn't know the extension
+    assert before["n"]["k"] == 0 and not before["w"].any()
+
 
 class Renaming(dcp.FileSystemReader):
     """A user's reader: loads under other names."""

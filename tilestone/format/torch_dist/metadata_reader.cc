@@ -389,7 +389,10 @@ class MetadataReader {
                                                  : describe(pickle_, name);
     }
     throw Error(ErrorCode::kUnsupported,
-                "the item was transformed by " + all + "; only stream.zstd/1 is supported");
+                "the item was transformed by " + all + "; only stream.zstd/1 is supported")
+        .with_hint(
+            "load it with torch or tilestone.dcp, and pass storage_reader=FileSystemReader(PATH, "
+            "_extension_registry=...) with an ExtensionRegistry that knows the extension");
   }
 
   // Sets the location of the chunk at `offset`. `hint`: its index among the chunks, which is
