@@ -424,6 +424,7 @@ import torch, tilestone
 
 tensor = torch.full((130, 140), float(sys.argv[2]))
 tilestone.async_save({"w": tensor}, sys.argv[1], stage="lazy", overwrite=True)
+assert "torch.distributed.tensor" not in sys.modules  # importing it takes a second
 if sys.argv[3] == "changed":
     tensor.add_(1)
 if sys.argv[3] == "exception":

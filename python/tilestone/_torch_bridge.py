@@ -265,6 +265,11 @@ def layout(item: Any, for_load: bool | None) -> Layout:
             "its placements",
             hint="such a tensor keeps its place: give Replicate as the checkpoint's placement",
         )
+    return _by_placements(item, for_load)
+
+
+def _by_placements(item: Any, for_load: bool | None) -> Layout:
+    """As `layout`, of a DTensor that does not say itself where it stands."""
     local = item._local_tensor
     if hasattr(local, "wait"):
         local = local.wait()
@@ -358,7 +363,7 @@ def distributed_entity(item: Any, path: str, call: Call) -> Node:
     """
     if states_position(item):
         return part_entity(item, path, call.for_load, call)
-    local, shape, mesh, placements = layout(item, call.for_load)
+    local, shape, mesh, placements = _by_placements(item, call.for_load)
     entity = _core.ShardedTensor.from_placements(
         path, local, shape, mesh, placements, dist.get_rank()
     )

@@ -14,13 +14,11 @@ An object that says neither is placed by its mesh (`_torch_bridge.layout`).
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from tilestone._errors import CheckpointError, InvalidArgumentError
 
@@ -59,14 +57,12 @@ class Position(NamedTuple):
     dtype: torch.dtype | None
 
 
-@functools.cache
 def dtensor_type() -> Any:
-    """torch's DTensor; an empty tuple if torch was built without torch.distributed."""
-    if not dist.is_available():
-        return ()
-    from torch.distributed.tensor import DTensor
+    """torch's DTensor; an empty tuple if nothing has imported it, as there is no DTensor then.
 
-    return DTensor
+    It is not imported here, because that takes a second.
+    """
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
 def local_of(item: Any) -> Any:
@@ -101,10 +97,20 @@ def is_on_meta(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.is_meta
 
 
+def _is_bare_dtensor(item: Any) -> bool:
+    """Whether it is a DTensor of a plain tensor, and nobody has given attributes to either."""
+    if type(item) is not dtensor_type() or not vars(item).keys() <= {"_local_tensor", "_spec"}:
+        return False
+    local = item._local_tensor
+    return type(local) is torch.Tensor and not vars(local)
+
+
 def _source(item: Any) -> Any:
     """The object whose methods or attributes count: the item, its local tensor, or None."""
     if _is_sharded_tensor(item):
         return item
+    if _is_bare_dtensor(item):
+        return None
     places = (item,) if local_of(item) is item else (item, local_of(item))
     for says in (_has_methods, _has_attributes):
         for place in places:
