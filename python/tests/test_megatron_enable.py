@@ -33,7 +33,7 @@ def _switching(rank: int, world: int, folder: str) -> None:
     class Own(by_name.TorchDistSaveShardedStrategy):  # type: ignore[misc]
         pass
 
-    made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1)
+    made_before = by_name.TorchDistSaveShardedStrategy("torch_dist", 1, separation_hint="layers")
     before = remembered()
     two_files = tilestone.Resources(files_per_rank=2)
     stock.enable(save_strategy=stock.TilestoneSaveStrategy(resources=two_files))
@@ -48,6 +48,7 @@ def _switching(rank: int, world: int, folder: str) -> None:
             dist.barrier()
             by_tilestone = (path / ".tilestone").exists()
             assert by_tilestone == (number < 2), number
+            assert bool(list(path.glob("layers*__*_*.distcp"))) == (number == 1)
     assert isinstance(
         stocks.serialization.get_default_save_sharded_strategy(), stock.TilestoneSaveStrategy
     )

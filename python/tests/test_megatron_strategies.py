@@ -66,18 +66,28 @@ def test_what_is_no_strategy_is_refused_by_name_and_the_checkpoint_stays(ckpt: s
     assert megatron.load(_tensor(0), ckpt)["step"] == 1
 
 
-def test_a_separation_hint_makes_no_files_and_a_warning_says_so(
-    ckpt: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    torch_strategies.warn_of_hint.cache_clear()
+def test_keys_that_begin_with_a_separation_hint_have_files_of_their_own(ckpt: str) -> None:
     kind = torch_strategies.TorchDistSaveShardedStrategy
-    strategies = [kind("torch_dist", 1, separation_hint="w") for _ in range(2)]
-    assert [record.args for record in caplog.records if record.name == "tilestone"] == [("w",)]
     other = ShardedTensor.from_rank_offsets("other", torch.full((2,), 2.0))
-    megatron.save({**_tensor(1), "other": other}, ckpt, strategies[0])
-    assert not list(pathlib.Path(ckpt).glob("w__*"))
+    state = {**_tensor(1), "other": other, "o": ShardedObject("w.state", 5, (1,), (0,))}
+    for again in range(3):  # each replaces the one before
+        request = megatron.save(
+            dict(state), ckpt, kind("torch_dist", 1, separation_hint="w"), verify_integrity=True,
+            async_sharded_save=again == 2,
+        )  # fmt: skip
+        if request is not None and again == 2:
+            request.execute_sync()
+        (separate,) = pathlib.Path(ckpt).glob("w*__0_*.distcp")
+        assert len(list(pathlib.Path(ckpt).glob("*.distcp"))) == 2
+        with tilestone.open(ckpt) as checkpoint:
+            assert checkpoint["w"].files == [separate.name]
+            assert checkpoint["other"].files != [separate.name]
+            assert checkpoint.verify().ok
+    assert megatron.load(dict(state), ckpt, verify_integrity=True)["o"] == 5
     megatron.remove_sharded_tensors(ckpt, "w")
-    assert list(megatron.load_tensors_metadata(ckpt)) == ["other"]
+    assert list(megatron.load_tensors_metadata(ckpt)) == ["other"] and not separate.exists()
+    with pytest.raises(tilestone.InvalidArgumentError, match="separation_hint"):
+        megatron.save(dict(state), ckpt, kind("torch_dist", 1, separation_hint="a/b"))
 
 
 class _Counting(base.SaveShardedStrategy):

@@ -13,6 +13,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/geometry/strided_copy.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -385,6 +386,43 @@ TEST(Save, SeveralFilesARankShareTheBytes) {
   }
   EXPECT_EQ(elements(Checkpoint::open(location).read("7")),
             elements(counting(DType::kFloat32, {1000}, 7)));
+}
+
+TEST(Save, KeysThatBeginWithTheSeparationHintHaveFilesOfTheirOwn) {
+  const Location location(memory_storage());
+  StateDict state;
+  for (int i = 0; i < 6; ++i) {
+    state["a" + std::to_string(i)] = counting(DType::kFloat32, {1000}, i);
+    state["b" + std::to_string(i)] = counting(DType::kFloat32, {1000}, i);
+  }
+  state["ab"] = "text";
+  SaveOptions options;
+  options.separation_hint = "a";
+  options.overwrite = true;
+  options.resources.files_per_rank = 2;
+  const auto is_separate = [](const std::string& name) { return name.size() == 37 + 12; };
+  for (int again = 0; again < 2; ++again) {  // the second save removes the first one's files
+    save(state, location, options);
+    const auto files = names_with(location.storage(), ".distcp");
+    ASSERT_EQ(files.size(), 4u);
+    ASSERT_EQ(std::count_if(files.begin(), files.end(), is_separate), 2);
+    const Checkpoint checkpoint = Checkpoint::open(location);
+    for (const StoredTensor& tensor : checkpoint.metadata().tensors) {
+      const std::string& file = checkpoint.metadata().files[tensor.chunks.front().at.file];
+      EXPECT_EQ(is_separate(file), tensor.key[0] == 'a') << tensor.key << " in " << file;
+      EXPECT_EQ(checkpoint.rank_of_file(file), 0);
+    }
+    EXPECT_EQ(elements(checkpoint.read("a3")), elements(counting(DType::kFloat32, {1000}, 3)));
+  }
+  for (const auto& hint : {"a/b", ".a", "a\n"}) {
+    options.separation_hint = hint;
+    expect_error([&] { save(state, location, options); }, ErrorCode::kInvalidArgument,
+                 "begin a file's name");
+  }
+  options.separation_hint = "a";
+  options.format = safetensors_format();
+  expect_error([&] { save(state, location, options); }, ErrorCode::kUnsupported,
+               "needs the format");
 }
 
 TEST(Save, ProgressEndsWithAllBytesAndAnExceptionEndsTheSave) {

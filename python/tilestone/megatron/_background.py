@@ -175,11 +175,13 @@ def save_whole(
     checkpoint_dir: Any,
     *,
     tp_replica_names: bool = False,
+    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> AsyncRequest:
     """As `_engine_calls.engine_save`, in the background."""
     given.tp_replica_names = tp_replica_names
+    given.separation_hint = separation_hint
 
     def hash_files(begun: BegunSave) -> None:
         if hashes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron._installed import find_base, find_module
 from tilestone.megatron._stock_strategies import BACKENDS, find_class, lock
-from tilestone.megatron.strategies.torch import warn_of_hint
 
 _log = logging.getLogger("tilestone")
 
@@ -155,9 +155,11 @@ def _divert(switched: _Switched, kind: type, name: str, ours: str) -> None:
     def diverted(self: Any, *args: Any, **keywords: Any) -> Any:
         if type(self) is not kind and original is not None:
             return original(self, *args, **keywords)
+        strategy = getattr(switched, ours)
         if getattr(self, "separation_hint", None):
-            warn_of_hint(self.separation_hint)
-        return getattr(getattr(switched, ours), name)(*args, **keywords)
+            strategy = copy.copy(strategy)
+            strategy.separation_hint = self.separation_hint
+        return getattr(strategy, name)(*args, **keywords)
 
     diverted.__name__ = name
     diverted.__qualname__ = f"{kind.__qualname__}.{name}"

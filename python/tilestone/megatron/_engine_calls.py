@@ -420,15 +420,18 @@ def engine_save(
     checkpoint_dir: Any,
     *,
     tp_replica_names: bool = False,
+    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> _core.SaveResult:
     """Saves a state with the engine, with keyword arguments of `tilestone.save`.
 
-    `hashes` are written at the end. tp_replica_names is as for `strategies.torch.TorchDistSaveShardedStrategy`.
+    `hashes` are written at the end. tp_replica_names and separation_hint are as for
+    `strategies.torch.TorchDistSaveShardedStrategy`.
     """
     path = literal(checkpoint_dir)
     given.tp_replica_names = tp_replica_names
+    given.separation_hint = separation_hint
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)

@@ -99,13 +99,20 @@ class _Shards(_calls.Prepared):
     harmless = HARMLESS
 
     def __init__(
-        self, tree: Any, path: Any, group: Any, mains_only: bool, tp_replica_names: bool
+        self,
+        tree: Any,
+        path: Any,
+        group: Any,
+        mains_only: bool,
+        tp_replica_names: bool,
+        separation_hint: str,
     ) -> None:
         self._tree = tree
         self._path = path
         self._group = group
         self._mains_only = mains_only
         self.tp_replica_names = tp_replica_names
+        self.separation_hint = separation_hint
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
@@ -137,6 +144,7 @@ def save_in_place(
     mains_only: bool = False,
     *,
     tp_replica_names: bool = False,
+    separation_hint: str = "",
     save: Callable[..., Any] = _api.save,
     **options: Any,
 ) -> Any:
@@ -152,7 +160,8 @@ def save_in_place(
             default group.
         mains_only: each shard is written by the rank of its main replica. Otherwise any rank that
             holds a shard's data may write it.
-        tp_replica_names: as for `strategies.torch.TorchDistSaveShardedStrategy`.
+        tp_replica_names, separation_hint: as for
+            `strategies.torch.TorchDistSaveShardedStrategy`.
         save: `tilestone.save`, or `_background.save_in_background`.
         options: keyword arguments of `tilestone.save`.
 
@@ -165,7 +174,9 @@ def save_in_place(
     path = literal(checkpoint_dir)
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
-    state: Any = _Shards(tree, path, group, mains_only, tp_replica_names)
+    state: Any = _Shards(
+        tree, path, group, mains_only, tp_replica_names, separation_hint
+    )
     return save(
         state, path, group=group, dialect="megatron_shards", overwrite=True, **options
     )

@@ -146,7 +146,7 @@ def _save_id(checkpoint_dir: Any) -> str:
 
 def _writer(name: str, save_id: str) -> int | None:
     """The rank whose data file a name denotes; None: it denotes no data file of the save."""
-    match = re.fullmatch(rf"{re.escape(save_id)}__([0-9]{{1,9}})_[0-9]+\.distcp", name)
+    match = re.fullmatch(rf".*{re.escape(save_id)}__([0-9]{{1,9}})_[0-9]+\.distcp", name)
     return int(match[1]) if save_id and match else None
 
 

@@ -80,6 +80,7 @@ class _SaveStrategy:
         resources: Resources = Resources(),
         copies: LocalCopies | None = None,
         tp_replica_names: bool = False,
+        separation_hint: str | None = None,
     ) -> None:
         """
         Args:
@@ -95,7 +96,8 @@ class _SaveStrategy:
             resources: as for `tilestone.save`.
             copies: local copies, as for `tilestone.megatron.save`. Can't be combined with
                 keep_only_main_replica.
-            tp_replica_names: as for `strategies.torch.TorchDistSaveShardedStrategy`.
+            tp_replica_names, separation_hint: as for
+                `strategies.torch.TorchDistSaveShardedStrategy`.
 
         Raises:
             UnsupportedError: another backend or version is given; Megatron-Core can't be imported,
@@ -112,6 +114,7 @@ class _SaveStrategy:
         self.use_cached_ckpt_structure = False
         self.keep_only_main_replica = keep_only_main_replica
         self.process_group = process_group
+        self.separation_hint = separation_hint
         self._options: dict[str, Any] = {
             "timeout": timeout,
             "resources": resources,
@@ -139,6 +142,7 @@ class _SaveStrategy:
             checkpoint_dir,
             self.process_group,
             self.keep_only_main_replica,
+            separation_hint=self.separation_hint or "",
             **self._options,
         )
 
@@ -167,6 +171,7 @@ class _SaveStrategy:
             checkpoint_dir,
             self.process_group,
             self.keep_only_main_replica,
+            separation_hint=self.separation_hint or "",
             save=save_in_background,
             **self._options,
         )

@@ -230,9 +230,13 @@ std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name)
 std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
   if (auto own = parse_in_tilestone_directory(name)) return own;
   for (const auto& format : known_formats()) {
-    auto parts = format->parse_data_file_name(name);
-    if (parts && is_save_id(parts->save_id))
-      return TilestoneName{kDataKind, std::move(parts->save_id)};
+    const auto parts = format->parse_data_file_name(name);
+    if (!parts) continue;
+    // SaveOptions::separation_hint may stand before the save id.
+    const std::string& id = parts->save_id;
+    if (id.find('/') != std::string::npos) continue;
+    std::string own = id.substr(id.size() - std::min(id.size(), kSaveIdLength));
+    if (is_save_id(own)) return TilestoneName{kDataKind, std::move(own)};
   }
   return std::nullopt;
 }

@@ -15,6 +15,7 @@ TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
     const std::string id = random_save_id();
     EXPECT_TRUE(is_own_name(format->data_file_name(id, 0, 0)));
     EXPECT_TRUE(is_own_name(format->data_file_name(id, 16383, 7)));
+    EXPECT_EQ(parse_tilestone_name("optim.__" + format->data_file_name(id, 1, 0))->save_id, id);
     EXPECT_TRUE(is_own_name(manifest_name(id)));
     EXPECT_TRUE(is_own_name(temporary_name(id, "metadata")));
   }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/printable.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -43,6 +44,23 @@ void check_attributes(const SaveOptions& options) {
   for (const auto& [name, value] : options.attributes) bytes += name.size() + value.size();
   if (bytes <= kMaxAttributeBytes) return;
   refuse(fmt::format("attributes have {} bytes; expected at most {}", bytes, kMaxAttributeBytes));
+}
+
+void check_separation(const SaveOptions& options) {
+  constexpr size_t kLongestHint = 128;
+  const std::string& hint = options.separation_hint;
+  if (hint.empty()) return;
+  if (hint.size() > kLongestHint || hint.front() == '.' || hint.find('/') != std::string::npos ||
+      printable(hint) != hint) {
+    refuse(fmt::format(
+        "separation_hint is \"{}\"; expected at most {} bytes that can begin a file's name: "
+        "printable, without '/', not beginning with '.'",
+        printable(hint), kLongestHint));
+  }
+  if (!options.by_files && format_of(options)->name() == torch_dist_format()->name()) return;
+  throw Error(ErrorCode::kUnsupported,
+              "separation_hint needs the format torch_dist and a communicator")
+      .with_hint("save without separation_hint");
 }
 
 void check_tensor_attributes(const SaveOptions& options) {
@@ -89,6 +107,7 @@ void check_by_files(const SaveOptions& options) {
 void check_options(const SaveOptions& options) {
   if (options.by_files) check_by_files(options);
   check_attributes(options);
+  check_separation(options);
   check_tensor_attributes(options);
   check_timeout(options.timeout);
   check_resources(options.resources);

@@ -253,6 +253,10 @@ struct SaveOptions {
   // Megatron-Core that asks for them; Tilestone itself knows only KEY. Error(kUnsupported) in other
   // dialects, and in formats whose index is the file names.
   bool tp_replica_names = false;
+  // Items whose keys begin with this text go to data files of their own, whose names begin with it
+  // too: at most 128 bytes, a part of a file name. "": no such files. Error(kUnsupported) by files,
+  // and in formats other than torch_dist. The name is that of Megatron-Core's option.
+  std::string separation_hint = {};
   // Texts about the checkpoint, stored in its manifest: {"iteration": "100"}.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,

@@ -136,7 +136,9 @@ void InBackground::give_up(const Error& why) noexcept {
 }
 
 Receipt InBackground::write() {
-  const int first = before_ ? planned_.share.options.resources.files_per_rank : 0;
+  const SaveOptions& options = planned_.share.options;
+  const int files = options.resources.files_per_rank * (options.separation_hint.empty() ? 1 : 2);
+  const int first = before_ ? files : 0;
   Receipt receipt = write_share(planned_, kept_of(session_.get()), deadline_, first);
   if (before_) receipt = joined_receipts(*std::exchange(before_, std::nullopt), std::move(receipt));
   planned_.result.items_written = receipt.chunks.size() + receipt.objects.size();

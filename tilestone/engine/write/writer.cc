@@ -2,6 +2,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -49,7 +50,8 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
 // The contents of one file: indices into the assignment's objects followed by its object copies,
 // and into its chunks followed by its copies.
 struct FileShare {
-  std::string name;  // set for an item with a file of its own; "" for the rank's data files
+  std::string name;    // set for an item with a file of its own; "" for the rank's data files
+  std::string prefix;  // of a data file's name: SaveOptions::separation_hint, or ""
   std::vector<uint32_t> objects;
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;  // of tensors
@@ -63,6 +65,7 @@ class RankWriter {
         format_(format),
         task_(task),
         attributes_(options.tensor_attributes),
+        hint_(options.separation_hint),
         copies_(options.copies.has_value()),
         refs_(pieces_of(*task.items, *task.plan)),
         shares_(deal(static_cast<size_t>(std::max(1, options.resources.files_per_rank)))),
@@ -88,9 +91,10 @@ class RankWriter {
     receipt_.files.resize(shares_.size());
     int data_files = task_.first_file;
     for (size_t i = 0; i < shares_.size(); ++i) {
-      receipt_.files[i].name = shares_[i].name.empty()
-                                   ? format_.data_file_name(task_.save_id, task_.rank, data_files++)
-                                   : shares_[i].name;
+      receipt_.files[i].name =
+          shares_[i].name.empty()
+              ? shares_[i].prefix + format_.data_file_name(task_.save_id, task_.rank, data_files++)
+              : shares_[i].name;
     }
     describe_items();
     try {
@@ -142,21 +146,27 @@ class RankWriter {
 
   // Distributes the items over files. An item for which the format names a file goes there. Other
   // objects go to the first data file, before its tensors. Each tensor chunk goes to the file
-  // with the fewest bytes so far. Files that would stay empty are not made.
+  // with the fewest bytes so far. Keys that begin with the hint have as many files of their own.
+  // Files that would stay empty are not made.
   std::vector<FileShare> deal(size_t files) const {
-    std::vector<FileShare> shares(files);
+    std::vector<FileShare> shares(hint_.empty() ? files : 2 * files);
+    for (size_t i = files; i < shares.size(); ++i) shares[i].prefix = hint_;
+    const auto files_for = [&](const std::string& key) {
+      const bool separate = !hint_.empty() && key.starts_with(hint_);
+      return std::span(shares).subspan(separate ? files : 0, files);
+    };
     std::vector<FileShare> named;
     std::unordered_map<std::string, size_t> named_at;
     const auto file_named = [&](const std::string& name) -> FileShare& {
       const auto [at, is_new] = named_at.emplace(name, named.size());
-      if (is_new) named.push_back({name, {}, {}, 0});
+      if (is_new) named.push_back({name, {}, {}, {}, 0});
       return named[at->second];
     };
     for (uint32_t i = 0; i < object_count(); ++i) {
       if (const auto own = format_.separate_file(object(i))) {
         file_named(*own).objects.push_back(i);
       } else {
-        shares[0].objects.push_back(i);
+        files_for(object(i).key).front().objects.push_back(i);
       }
     }
     for (uint32_t i = 0; i < chunk_count(); ++i) {
@@ -169,8 +179,9 @@ class RankWriter {
         share.bytes += bytes;
         continue;
       }
-      auto least = std::min_element(
-          shares.begin(), shares.end(),
+      const auto of_key = files_for(task_.items->tensors[refs_[chunk].item].key);
+      const auto least = std::min_element(
+          of_key.begin(), of_key.end(),
           [](const FileShare& a, const FileShare& b) { return a.bytes < b.bytes; });
       least->chunks.push_back(i);
       least->bytes += bytes;
@@ -372,6 +383,7 @@ class RankWriter {
   const Format& format_;
   const WriteTask& task_;
   const std::map<std::string, Attributes>& attributes_;  // by key
+  const std::string& hint_;                              // SaveOptions::separation_hint
   const bool copies_;                                    // ranks also write copies of shards
   const std::vector<PieceRef> refs_;
   const std::vector<FileShare> shares_;

@@ -137,7 +137,7 @@ class TorchDistFormat final : public Format {
     constexpr std::string_view kSuffix = ".distcp";
     if (!name.ends_with(kSuffix)) return std::nullopt;
     name.remove_suffix(kSuffix.size());
-    const size_t middle = name.find(kMiddle);
+    const size_t middle = name.rfind(kMiddle);
     if (middle == std::string_view::npos) return std::nullopt;
     const std::string_view numbers = name.substr(middle + kMiddle.size());
     const size_t between = numbers.find('_');

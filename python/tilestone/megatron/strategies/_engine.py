@@ -26,6 +26,8 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
     copies: LocalCopies | None = None
     #: Whether the index also names each replica of a tensor that tensor-parallel ranks hold.
     tp_replica_names = False
+    #: Tensors and objects whose keys begin with it get data files of their own.
+    separation_hint: str | None = None
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Saves only the sharded part, as Megatron-Core's strategies do. Every rank calls.
@@ -75,6 +77,7 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
             "format": self.backend,
             "copies": self.copies,
             "tp_replica_names": self.tp_replica_names,
+            "separation_hint": self.separation_hint or "",
         }
 
     @property

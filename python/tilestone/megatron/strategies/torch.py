@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 from tilestone._option_values import LocalCopies
 from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
-
-_log = logging.getLogger("tilestone")
 
 
 class TorchDistSaveShardedStrategy(EngineSaveStrategy):
@@ -23,8 +19,9 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
         thread_count: ignored: each rank writes one file, with as many threads as are useful.
         cached_metadata: ignored: each save is planned anew, which takes milliseconds. So a changed
             structure is never saved by an old plan.
-        separation_hint: ignored with a warning: tensors whose keys begin with it share data files
-            with others. `remove_sharded_tensors` finds them by their keys.
+        separation_hint: tensors and objects whose keys begin with it get data files of their own,
+            whose names begin with it too, so that they can be copied or left out apart from the
+            rest. At most 128 bytes that can begin a file's name; None: no such files.
         cpu_shm_mode: ignored: the copies of a save in the background stay in this process.
         copies: local copies, as for `tilestone.megatron.save`, whose own argument takes precedence.
         tp_replica_names: also list, for each tensor KEY that tensor-parallel ranks hold replicas of
@@ -53,8 +50,6 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
         self.separation_hint = separation_hint
-        if separation_hint is not None:
-            warn_of_hint(separation_hint)
         self.cached_global_metadata: Any = None  # Megatron's programs set it; nothing reads it
 
 
@@ -66,12 +61,3 @@ class TorchDistLoadShardedStrategy(EngineLoadStrategy):
     def __init__(self) -> None:
         self.cached_global_metadata: Any = None  # Megatron's programs read it; nothing sets it
 
-
-@functools.cache
-def warn_of_hint(hint: str) -> None:
-    """Logs that a separation_hint is ignored, once per process for each hint."""
-    _log.warning(
-        "separation_hint=%r is ignored: tensors whose keys begin with it share data files with "
-        "others (remove_sharded_tensors finds them by their keys)",
-        hint,
-    )
