@@ -280,3 +280,29 @@ def test_ctrl_c_at_the_end_of_the_call(
 
 def test_a_forked_child_has_no_part_in_a_lazy_save(simulated: Cuda, tmp_path: pathlib.Path) -> None:
     expect_no_part_of_a_forked_child(put(torch.zeros(LARGE)), tmp_path)
+
+
+def test_both_counters_of_a_dtensor_count(simulated: Cuda, tmp_path: pathlib.Path) -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        local = put(torch.zeros(LARGE))
+        whole: Any = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        for changed in (whole._local_tensor, whole, None):
+            saving = tilestone.async_save(
+                {"w": whole}, tmp_path / "x", stage="lazy", on_error="warn"
+            )
+            assert not saving.staged.done()
+            if changed is None:
+                saving.staged.result()
+                operate(local, lambda memory: memory.add_(1))
+                assert saving.result(60).published
+            else:
+                torch.autograd.graph.increment_version(changed)
+                expect_changed(saving, "w")
+        assert not saved(tmp_path / "x", "w").any()
+    finally:
+        dist.destroy_process_group()
