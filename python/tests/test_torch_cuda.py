@@ -16,6 +16,7 @@ import numpy
 import pytest
 import simulated_cuda
 import torch
+from save_steps import finish_in_a_thread
 from simulated_cuda import Cuda, Lane, compute, put, simulated
 from test_fork import in_child
 
@@ -33,17 +34,7 @@ def by_save(state: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def by_steps_of_a_thread(state: dict[str, Any], path: pathlib.Path) -> None:
-    begun = tilestone.begin_save(state, path)
-
-    def finish() -> None:
-        begun.stage()
-        begun.write()
-        begun.report()
-        begun.publish()
-
-    thread = threading.Thread(target=finish)
-    thread.start()
-    thread.join()
+    finish_in_a_thread(tilestone.begin_save(state, path))
 
 
 def by_unstaged_steps(state: dict[str, Any], path: pathlib.Path) -> None:

@@ -7,13 +7,13 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import forced_device
 import pytest
 import torch
 from forced_device import put
+from save_steps import finish_in_a_thread
 from test_torch_tensors import DTYPES, crc, random_tensor, same_bits
 
 import tilestone
@@ -222,17 +222,7 @@ def test_tensors_are_kept_until_they_are_copied(tmp_path: pathlib.Path) -> None:
 
 def test_steps_of_a_save_may_be_taken_by_another_thread(ckpt: str) -> None:
     lane = forced_device.lane()
-    begun = tilestone.begin_save({"x": put(torch.rand(3 * MIB))}, ckpt)
-
-    def finish() -> None:
-        begun.stage()
-        begun.write()
-        begun.report()
-        begun.publish()
-
-    thread = threading.Thread(target=finish)
-    thread.start()
-    thread.join()
+    finish_in_a_thread(tilestone.begin_save({"x": put(torch.rand(3 * MIB))}, ckpt))
     assert lane.counts["waits"] == lane.counts["batches"] == 1
     assert tilestone.load(ckpt)["x"].shape == (3 * MIB,)
 
