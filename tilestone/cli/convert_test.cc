@@ -246,6 +246,20 @@ TEST_F(Convert, AnUnknownCommandIsAnsweredWithTheNearestOne) {
   EXPECT_THAT(tilestone_command({"frobnicate"}).err, HasSubstr("`tilestone --help` lists them"));
 }
 
+TEST_F(Convert, AWrongPathIsSaidToBeWrong) {
+  std::ofstream(at("notes.txt")) << "text";
+  for (const char* command : {"ls", "inspect", "verify", "du"}) {
+    const Ran absent = tilestone_command({command, at("absent")});
+    EXPECT_EQ(absent.code, kIoFailed) << command;
+    EXPECT_THAT(absent.err, HasSubstr("there is no such file or directory")) << command;
+    const Ran file = tilestone_command({command, at("notes.txt")});
+    EXPECT_EQ(file.code, kIoFailed) << command;
+    EXPECT_THAT(file.err, AllOf(HasSubstr("notes.txt: it is a file"),
+                                HasSubstr("name the directory of the checkpoint")))
+        << command;
+  }
+}
+
 TEST_F(Convert, EachCommandsHelpHasTheExitCodes) {
   for (const char* command : {"ls", "convert", "diff", "du", "verify"}) {
     EXPECT_THAT(tilestone_command({command, "--help"}).out, HasSubstr("4    unsafe content"))

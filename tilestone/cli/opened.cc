@@ -1,8 +1,30 @@
 #include "tilestone/cli/opened.h"
 
+#include <filesystem>
+#include <system_error>
+
+#include "tilestone/base/error.h"
+#include "tilestone/format/torch_save/torch_save.h"
+
 namespace tilestone::cli {
 
+namespace {
+
+// A file of another kind would be taken for a directory, which can't be listed.
+void refuse_other_file(const std::string& path) {
+  std::error_code none;
+  if (path.ends_with(".safetensors") || is_torch_save_name(path)) return;
+  if (!std::filesystem::is_regular_file(path, none)) return;
+  throw Error(ErrorCode::kNotFound, "no checkpoint at " + path + ": it is a file")
+      .with_hint(
+          "name the directory of the checkpoint; opened as files are .safetensors, .pt, .pth, .bin "
+          "and .ckpt");
+}
+
+}  // namespace
+
 Location location_of(const std::string& path, bool follow_links) {
+  refuse_other_file(path);
   return follow_links ? Location(path).following_links() : Location(path);
 }
 

@@ -247,7 +247,7 @@ TEST_F(Cli, APathThatIsAFileOrALinkToNowhereIsNamedByEverySubcommand) {
     };
     const Ran on_file = run_at(file), on_link = run_at(link);
     EXPECT_EQ(on_file.code, kIoFailed);
-    EXPECT_THAT(on_file.err, AllOf(HasSubstr("Not a directory"), HasSubstr(file)));
+    EXPECT_THAT(on_file.err, AllOf(HasSubstr("it is a file"), HasSubstr(file)));
     EXPECT_EQ(on_link.code, kIoFailed);
     EXPECT_THAT(on_link.err, AllOf(HasSubstr("symbolic link"), HasSubstr(link)));
   }

@@ -51,7 +51,17 @@ std::string name_with(std::span<const std::string> names,
   return "";
 }
 
+// "": the directory is there.
+std::string missing_hint(Storage& storage) {
+  const auto entry = storage.parent();
+  if (!entry || entry->storage->stat(entry->name)) return "";
+  return "there is no such file or directory: is the path right?";
+}
+
 std::string hint_for(Storage& storage, std::span<const std::string> names) {
+  if (names.empty()) {
+    if (std::string missing = missing_hint(storage); !missing.empty()) return missing;
+  }
   if (const std::string data = name_with(names, {".distcp"}); !data.empty()) {
     return "there are data files (" + data +
            ") but no .metadata, which makes them a checkpoint: was the save interrupted, or were "
