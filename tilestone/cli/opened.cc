@@ -4,7 +4,6 @@
 #include <system_error>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/torch_save/torch_save.h"
 
 namespace tilestone::cli {
 
@@ -13,7 +12,9 @@ namespace {
 // A file of another kind would be taken for a directory, which can't be listed.
 void refuse_other_file(const std::string& path) {
   std::error_code none;
-  if (path.ends_with(".safetensors") || is_torch_save_name(path)) return;
+  for (const char* const kind : {".safetensors", ".pt", ".pth", ".bin", ".ckpt"}) {
+    if (path.ends_with(kind)) return;
+  }
   if (!std::filesystem::is_regular_file(path, none)) return;
   throw Error(ErrorCode::kNotFound, "no checkpoint at " + path + ": it is a file")
       .with_hint(
