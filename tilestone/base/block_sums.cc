@@ -75,7 +75,7 @@ void BlockSummer::add(ByteView bytes) {
 }
 
 void BlockSummer::add_crc(uint64_t bytes, uint32_t crc) {
-  advance(bytes, crc32_combine(crc_, crc, bytes));
+  advance(bytes, filled_ == 0 ? crc : crc32_combine(crc_, crc, bytes));
 }
 
 BlockSums BlockSummer::take() {

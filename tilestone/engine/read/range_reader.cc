@@ -60,13 +60,31 @@ std::vector<RangeReader::Run> RangeReader::merge() {
   for (Run& run : runs) {
     const ByteRange& range = at(run.first);
     run.straight |= run.count == 1 && range.target != nullptr && range.size >= kLeastStraight;
+    run.summed = !run.straight && can_be_summed(run);
   }
   return runs;
+}
+
+// Whether the run's ranges can be summed while the run is read, as the blocks of one ReadOp: they
+// follow one another, and all but the last are of one size. Afterwards, a buffer is larger than the
+// processor's nearest caches.
+bool RangeReader::can_be_summed(const Run& run) const {
+  const uint64_t step = at(run.first).size;
+  uint64_t next = run.begin;
+  for (size_t i = run.first; i < run.first + run.count; ++i) {
+    const ByteRange& range = at(i);
+    const bool is_last = i + 1 == run.first + run.count;
+    if (!range.summed || range.block_crc32 != nullptr || range.target != nullptr) return false;
+    if (range.begin != next || range.size > step || (range.size < step && !is_last)) return false;
+    next += range.size;
+  }
+  return step > 0;
 }
 
 std::vector<ReadOp> RangeReader::reads_of(const std::vector<Run>& runs) {
   std::vector<ReadOp> reads;
   reads.reserve(runs.size());
+  sums_.resize(order_.size());
   for (const Run& run : runs) {
     ByteRange& first = ranges_[order_[run.first]];
     ReadOp read{nullptr, run.begin, run.end - run.begin, nullptr};
@@ -82,6 +100,9 @@ std::vector<ReadOp> RangeReader::reads_of(const std::vector<Run>& runs) {
         read.crc32 = first.block_crc32;
         read.crc_bytes = first.block_bytes;
       }
+    } else if (run.summed) {
+      read.crc32 = &sums_[run.first];
+      read.crc_bytes = first.size;
     }
     reads.push_back(read);
   }
@@ -144,6 +165,7 @@ void RangeReader::read_merged(const OnRead& on_read) {
       const Run& run = runs[read];
       for (size_t i = run.first; i < run.first + run.count; ++i) {
         const ByteRange& range = at(i);
+        if (run.summed) ranges_[order_[i]].crc32 = sums_[i];
         pass_range(run, order_[i], bytes.subspan(range.begin - run.begin, range.size), on_read);
       }
     });
@@ -164,7 +186,7 @@ void RangeReader::sum_blocks(const ByteRange& range, ByteView bytes) {
 
 void RangeReader::pass_range(const Run& run, size_t number, ByteView bytes, const OnRead& on_read) {
   ByteRange& range = ranges_[number];
-  if (!run.straight) {
+  if (!run.straight && !run.summed) {
     if (range.block_crc32 != nullptr) {
       sum_blocks(range, bytes);
     } else if (range.target == nullptr) {

@@ -83,10 +83,12 @@ class RangeReader {
     size_t first = 0;
     size_t count = 0;
     bool straight = false;  // into the target of its only range
+    bool summed = false;    // as it is read, into sums_[first, first + count)
   };
 
   const ByteRange& at(size_t i) const { return ranges_[order_[i]]; }
   bool is_long(const ByteRange& range) const;
+  bool can_be_summed(const Run& run) const;
   std::vector<Run> merge();
   std::vector<ReadOp> reads_of(const std::vector<Run>& runs);
   void read_merged(const OnRead& on_read);
@@ -102,6 +104,7 @@ class RangeReader {
   const ReadCosts costs_;
   std::vector<ByteRange> ranges_;
   std::vector<uint32_t> order_;  // indices into ranges_, by file and offset
+  std::vector<uint32_t> sums_;   // in the order of order_, of runs that are summed as they are read
   std::vector<char> taken_;      // for each of ranges_: whether it was read
   std::set<uint32_t> batch_files_;
   std::map<uint32_t, std::unique_ptr<ReadableFile>> files_;

@@ -227,6 +227,9 @@ class RankWriter {
   // Fills in the parts of the receipt that are known before the bytes are written.
   void describe_items() {
     std::unordered_map<std::string_view, uint32_t> known;
+    const size_t tensors = std::min<size_t>(chunk_count(), task_.items->tensors.size());
+    known.reserve(tensors);
+    receipt_.tensors.reserve(tensors);
     const auto describe = [&](const TensorItem& item) {
       const auto next = static_cast<uint32_t>(receipt_.tensors.size());
       const auto [found, is_new] = known.try_emplace(item.key, next);
