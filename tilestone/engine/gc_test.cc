@@ -204,6 +204,19 @@ TEST(Gc, ACheckpointThatHasOnlyLostItsMetadataIsNoLeftoverUnlessForced) {
   EXPECT_THAT(storage->list(), ElementsAre(".tilestone/lock"));
 }
 
+// Killed between the sync of its metadata and the rename that makes it a checkpoint.
+TEST(Gc, ASaveThatWasKilledBeforeItsMetadataHadItsNameIsALeftover) {
+  FileImage image = saved();
+  auto metadata = image.extract(".metadata");
+  metadata.key() = engine::temporary_name(save_id_in(image), "metadata");
+  image.insert(std::move(metadata));
+  const auto storage = memory_storage(image);
+  EXPECT_EQ(find_leftovers(Location(storage)).size(), 4u);
+  EXPECT_EQ(memory_image(*storage), image);
+  EXPECT_EQ(remove_leftovers(Location(storage)).size(), 4u);
+  EXPECT_THAT(storage->list(), IsEmpty());
+}
+
 TEST(Gc, DataFilesWithoutTheHiddenFilesAreNoLeftoversUnlessForced) {
   const FileImage image = without_hidden_files(saved());
   const auto storage = memory_storage(image);

@@ -64,6 +64,14 @@ std::string switch_of(const Manifest& manifest) {
   return "index";
 }
 
+// Whether the save was ended while it published its switch, which is a temporary file until then.
+bool has_temporary_switch(std::span<const std::string> names, const Manifest& manifest) {
+  const std::string name = switch_of(manifest);
+  const std::string base = name.substr(std::min(name.find_first_not_of('.'), name.size()));
+  const std::string temporary = temporary_name(manifest.save_id, base);
+  return std::find(names.begin(), names.end(), temporary) != names.end();
+}
+
 Bytes encode_note(const std::set<std::string>& replaces) {
   ByteWriter writer;
   writer.varint(replaces.size());
@@ -268,7 +276,8 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::s
     const bool began_here = notes.begun.contains(own->save_id);
     std::optional<LostCheckpoint> lost;
     if (own->kind == kManifestKind) {
-      if (const auto manifest = complete_save(storage, own->save_id)) {
+      const auto manifest = complete_save(storage, own->save_id);
+      if (manifest && !has_temporary_switch(names, *manifest)) {
         lost = lost_index(storage, *manifest);
       }
     } else if (own->kind == kDataKind && !began_here && is_file(storage, name)) {

@@ -95,8 +95,9 @@ struct LostCheckpoint {
   std::string hint;         // how to get the checkpoint back
 };
 // `names`: the files of a location without a checkpoint. Finds a save whose manifest exists with
-// every data file that it names, in the right size. Also finds data files that no note covers,
-// which were probably copied without the hidden files.
+// every data file that it names, in the right size, unless its index is still a temporary file:
+// then it was ended before it was published. Also finds data files that no note covers, which were
+// probably copied without the hidden files.
 std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::string> names,
                                         const Notes& notes);
 
