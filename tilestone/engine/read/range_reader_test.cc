@@ -177,6 +177,21 @@ TEST_F(Ranges, HaveTheirChecksumsHoweverTheyAreRead) {
   }
 }
 
+TEST_F(Ranges, ThatFollowOneAnotherHaveAChecksumEach) {
+  for (const uint64_t last : {100, 30, 170}) {
+    RangeReader reader = this->reader();
+    for (uint64_t begin : {300, 100, 200}) {
+      reader.add({.file = 0, .begin = begin, .size = 100, .summed = true});
+    }
+    reader.add({.file = 0, .begin = 400, .size = last, .summed = true});
+    const std::vector<ByteRange> ranges = reader.read();
+    ASSERT_EQ(ranges.size(), 4u);
+    for (const ByteRange& range : ranges) {
+      EXPECT_EQ(range.crc32, crc32(ByteView(content(0)).subspan(range.begin, range.size)));
+    }
+  }
+}
+
 TEST_F(Ranges, AnEmptyBatchReadsNothing) {
   RangeReader reader = this->reader();
   EXPECT_THAT(reader.read(), IsEmpty());
