@@ -56,6 +56,7 @@ bool try_make_path(System& system, const std::string& path) {
     const bool top = part->find('/') == std::string::npos;
     const std::string parent = top ? "." : std::string(parent_name(*part)) + "/";
     const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory && errno == ENOENT) return false;
     if (!directory || system.fsync(directory.get()) != 0) {
       fail_errno("cannot sync a directory", parent, errno);
     }

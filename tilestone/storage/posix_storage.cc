@@ -135,10 +135,17 @@ class PosixStorage : public Storage {
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
-    UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
-    if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
-    expect_regular(fd.get(), name);
-    return posix_try_lock(context_->system(), std::move(fd), context_->path_of(name));
+    for (int tries = 0; tries < 8; ++tries) {
+      UniqueFd fd =
+          context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
+      if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
+      expect_regular(fd.get(), name);
+      const int file = fd.get();
+      auto lock = posix_try_lock(context_->system(), std::move(fd), context_->path_of(name));
+      // Who holds a lock may remove its file: then this is the lock of a file without a name.
+      if (lock == nullptr || is_at(file, name)) return lock;
+    }
+    return nullptr;
   }
 
   bool is_locked(const std::string& name) override {
@@ -154,6 +161,13 @@ class PosixStorage : public Storage {
   void check(const ReadOp& op, const ReadOptions& options) const {
     const auto* file = dynamic_cast<const PosixReadable*>(op.file);
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
+  }
+
+  bool is_at(int fd, const std::string& name) const {
+    const UniqueFd now = context_->open_at_root(name, O_PATH | O_NOFOLLOW);
+    struct stat own, found;
+    return now && ::fstat(fd, &own) == 0 && ::fstat(now.get(), &found) == 0 &&
+           own.st_dev == found.st_dev && own.st_ino == found.st_ino;
   }
 
   [[noreturn]] void refuse_irregular(const std::string& name) const {

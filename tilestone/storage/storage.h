@@ -233,11 +233,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // before the call are durable.
   virtual void sync_directory(const std::string& name) = 0;
 
-  // Takes the lock; null if somebody else holds it. Creates the file `name`, which is removed only
-  // with its directory, after that was renamed. Error(kUnsupported) if files can't be locked here,
-  // which only trying can tell. In that case a save removes no leftovers, because they may belong
-  // to a running save, and logs this; gc refuses to run. The file may say, for people, who holds
-  // the lock: "process 1 on node7 since DATE".
+  // Takes the lock; null if somebody else holds it. Creates the file `name`. Who holds the lock may
+  // remove the file: the lock of a file without a name is never given. Error(kUnsupported) if files
+  // can't be locked here, which only trying can tell. In that case a save removes no leftovers,
+  // because they may belong to a running save, and logs this; gc refuses to run. The file may say,
+  // for people, who holds the lock: "process 1 on node7 since DATE".
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
   // Whether anybody, including the caller, holds the lock. It takes no lock and changes nothing, so
   // it never makes a try_lock fail and it works on read-only storage. Error(kUnsupported) if the

@@ -55,6 +55,7 @@ class Cleaning {
     if (!existing_.found && !force_) refuse_lost(names, notes);
     replaced_ = find_replaced(storage_, *format_);
     ended_ = notes.ended(existing_.save_id);
+    unread_ = notes.unread;
     // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.
     open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
     for (const std::string& save_id : open_) ended_.erase(save_id);
@@ -180,7 +181,7 @@ class Cleaning {
           replaced_ ? "the files that it lists are removed" : "its save was not published"};
     }
     const auto own = parse_tilestone_name(name);
-    if (!own || existing_.files.contains(name)) return std::nullopt;
+    if (!own || existing_.files.contains(name) || unread_.contains(name)) return std::nullopt;
     if (own->kind == kOutcomeKind || open_.contains(own->save_id)) return std::nullopt;
     if (!force_ && !is_leftover(*own, ended_)) {
       if (storage_.stat(name)) ++kept_[own->save_id];
@@ -215,6 +216,7 @@ class Cleaning {
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
   std::set<std::string> ended_;         // saves whose files may be removed
+  std::set<std::string> unread_;        // notes that could not be read
   std::set<std::string> open_;          // saves that may still become the checkpoint
   std::map<std::string, size_t> kept_;  // by save: how many files stay for lack of a note
   std::exception_ptr failure_;

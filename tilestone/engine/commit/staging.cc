@@ -140,20 +140,35 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
   }
 }
 
+namespace {
+
 // A file that is made in the directory of the lock must be visible at the location. Otherwise that
 // directory was exchanged or removed before it was locked.
-std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
-  storage.make_directory(std::string(kTilestoneDirectory));
-  const auto directory = storage.child(std::string(kTilestoneDirectory));
-  const auto held = directory->held();
-  auto lock = held->try_lock(std::string(kLockFile));
-  if (lock == nullptr || held == directory) return lock;
+bool is_directory_of(Storage& storage, Storage& held) {
   const std::string name = temporary_name(random_save_id(), "locked");
   const std::string mark = name.substr(kTilestoneDirectory.size() + 1);
-  held->create(mark)->close();
-  const bool stands = storage.stat(name).has_value();
-  remove_files(*held, std::vector{mark});
-  return stands ? std::move(lock) : nullptr;
+  held.create(mark)->close();
+  const bool visible = storage.stat(name).has_value();
+  remove_files(held, std::vector{mark});
+  return visible;
+}
+
+}  // namespace
+
+std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
+  constexpr int kMaxTries = 8;
+  for (int tries = 1; tries <= kMaxTries; ++tries) {
+    try {
+      storage.make_directory(std::string(kTilestoneDirectory));
+      const auto directory = storage.child(std::string(kTilestoneDirectory));
+      const auto held = directory->held();
+      auto lock = held->try_lock(std::string(kLockFile));
+      if (lock == nullptr || held == directory || is_directory_of(storage, *held)) return lock;
+    } catch (const Error& error) {  // a save that has failed removes the directory
+      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
+    }
+  }
+  return nullptr;
 }
 
 bool has_only_lock(Storage& location) {
@@ -164,31 +179,15 @@ bool has_only_lock(Storage& location) {
                      [](const std::string& name) { return name == kLockName; });
 }
 
-// Under the lock, the directory is moved into a hidden one beside the location, as the only thing
-// in it, in one step: a process that waits for the lock then sees that it is gone
-// (try_lock_location()). It is checked again after that, because saves by files take no lock. What
-// a crash leaves is a leftover like the directory of a dead save.
+// The file of the lock goes first, under the lock: who waits for it then sees that its file has no
+// name (Storage::try_lock()). The directory goes only if it is empty, because saves by files take
+// no lock.
 void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
-  const std::string own(kTilestoneDirectory);
   try {
-    const auto entry = location.parent();
-    if (!entry || !has_only_lock(location)) return;
-    Storage& parent = *entry->storage;
-    const std::string id = random_save_id(), hidden = sibling_name(entry->name, id);
-    const std::string from = entry->name + "/" + own, to = hidden + "/" + own;
-    parent.make_directory(hidden);
-    try {
-      parent.rename_directory(from, to);
-    } catch (...) {
-      parent.remove_directory(hidden);
-      throw;
-    }
-    if (!has_only_lock(*parent.child(hidden))) {
-      parent.rename_directory(to, from);
-      return parent.remove_directory(hidden);
-    }
+    if (!has_only_lock(location)) return;
+    location.remove(std::string(kLockName));
     lock.reset();
-    Siblings(location).remove_dead({hidden, id});
+    location.remove_directory(std::string(kTilestoneDirectory));
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
   }

@@ -42,8 +42,8 @@
 //
 // A save of one process that fails before step 4 removes its note too, and then the directories
 // that it made: the location's, or its kTilestoneDirectory, which holds the lock, and empty ones
-// above the location. Under the lock they are moved beside the location first, so that nobody who
-// waits for the lock takes a removed file for it (try_lock_location()).
+// above the location. Nobody who waits for the lock takes a removed file for it
+// (try_lock_location()).
 //
 // If the rename or the sync after it fails, nobody can know which metadata will be there after a
 // reboot. Then no rank removes anything, neither new files nor old ones.
@@ -434,12 +434,13 @@ void Transaction::remove_leftovers(const std::set<std::string>& referenced,
   if (lock_ == nullptr) return;  // the files may belong to a save that is under way
   try {
     const std::vector<std::string> names = storage_->list();
-    const std::set<std::string> ended = read_notes(*storage_, names).ended(existing);
-    std::vector<std::string> found = leftovers(names, referenced, ended);
+    const Notes notes = read_notes(*storage_, names);
+    std::vector<std::string> found = leftovers(names, referenced, notes.ended(existing));
     // Ranks of this save may still look for its receipts.
     std::erase_if(found, [&](const std::string& name) {
       const auto own = parse_tilestone_name(name);
-      return own && own->kind == kReceiptKind && own->save_id == save_id_;
+      return notes.unread.contains(name) ||
+             (own && own->kind == kReceiptKind && own->save_id == save_id_);
     });
     remove_leftover_files(*storage_, found);
   } catch (const Error& error) {

@@ -184,6 +184,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
       notes.replaces[own->save_id] = decode_note(read_file(storage, name, kMaxNoteBytes), name);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;  // the note was removed meanwhile
+      if (error.code() == ErrorCode::kIo) notes.unread.insert(name);
       log(LogLevel::kWarning,
           std::string("a save's note can't be read, so the files that it has replaced stay: ") +
               error.what());
@@ -242,7 +243,7 @@ std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
     if (!parts) continue;
     // SaveOptions::separation_hint may stand before the save id.
     const std::string& id = parts->save_id;
-    if (id.find('/') != std::string::npos) continue;
+    if (id.find('/') != std::string::npos || id.starts_with('.')) continue;
     std::string own = id.substr(id.size() - std::min(id.size(), kSaveIdLength));
     if (is_save_id(own)) return TilestoneName{kDataKind, std::move(own)};
   }

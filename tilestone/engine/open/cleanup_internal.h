@@ -64,6 +64,7 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
 struct Notes {
   std::set<std::string> begun;  // saves that began here: they left a note or a temporary file
   std::map<std::string, std::set<std::string>> replaces;  // replacing save -> replaced saves
+  std::set<std::string> unread;     // notes, by name, that could not be read now; they must stay
   std::set<std::string> attempts;   // saves without a communicator that left more than an outcome
   std::set<std::string> abandoned;  // those of `attempts` with the outcome "abandoned"
   std::set<std::string> undecided;  // those of `attempts` without an outcome
