@@ -82,10 +82,11 @@ std::optional<Raised> deliver(const std::vector<Message>& messages);
 // Sets the library's log level to that of Python's logger. Needs the GIL.
 void follow_log_level();
 
-// Runs a Python callback from any thread of the library (see run_in_python). `what` describes the
-// callback. If it raises, the exception gets the note "in `what`" and becomes an Error (error_of).
-template <typename Work>
-auto with_gil(const std::string& what, Work&& work) {
+// Runs a Python callback from any thread of the library by `run`, which is run_in_python or
+// run_in_python_here. `what` describes the callback. If it raises, the exception gets the note
+// "in `what`" and becomes an Error (error_of).
+template <typename Run, typename Work>
+auto with_gil_by(const Run& run, const std::string& what, Work&& work) {
   const auto translated = [&] {
     try {
       return work();
@@ -98,12 +99,21 @@ auto with_gil(const std::string& what, Work&& work) {
   };
   using Result = std::invoke_result_t<Work&>;
   if constexpr (std::is_void_v<Result>) {
-    run_in_python(translated);
+    run(translated);
   } else {
     std::optional<Result> result;
-    run_in_python([&] { result.emplace(translated()); });
+    run([&] { result.emplace(translated()); });
     return *std::move(result);
   }
+}
+
+template <typename Work>
+auto with_gil(const std::string& what, Work&& work) {
+  return with_gil_by(run_in_python, what, work);
+}
+template <typename Work>
+auto with_gil_here(const std::string& what, Work&& work) {
+  return with_gil_by(run_in_python_here, what, work);
 }
 
 // ---- Trees ----

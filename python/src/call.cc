@@ -466,6 +466,10 @@ void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
 void run_in_python(const std::function<void()>& work) {
   if (Py_IsInitialized() != 0 && holds_gil()) return work();
   if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->ask(work);
+  run_in_python_here(work);
+}
+
+void run_in_python_here(const std::function<void()>& work) {
   const TakenGil held;
   if (!held.valid()) throw Error(ErrorCode::kInterrupted, "the interpreter has ended");
   work();

@@ -112,6 +112,9 @@ auto without_gil(Work&& work, WithoutGil::Length length = WithoutGil::kLong) {
 // or on the current thread if there is no such call. Throws what `work` throws, which must not be
 // an nb::python_error; Error(kInterrupted) once the interpreter has ended.
 void run_in_python(const std::function<void()>& work);
+// Likewise, always on the current thread. For work that needs nothing of the caller's thread and
+// must not be ended by the exception of a signal handler: these run on Python's main thread only.
+void run_in_python_here(const std::function<void()>& work);
 
 // Asks, from any thread, whether the call that the current thread works for is being ended early:
 // by an exception of a signal handler, a callback or a logger.

@@ -15,25 +15,32 @@ struct DropReference {
   }
 };
 
-// A tilestone._torch_device.Transfer.
+// A tilestone._torch_device.Transfer. What it does runs on the current thread, so that a signal's
+// handler ends the call and not the copies.
 class PythonTransfer : public DeviceTransfer {
  public:
   PythonTransfer(nb::handle object, std::string what)
       : object_(keep_alive(object)), what_(std::move(what)) {}
   ~PythonTransfer() override {
-    try {
-      wait();
-    } catch (...) {
-      // Whoever destroys it without waiting has failed for another reason.
+    // Whoever destroys it without waiting has failed for another reason. On the main thread several
+    // signals may come.
+    for (int tries = 0; object_ != nullptr && tries < kTries; ++tries) {
+      try {
+        wait();
+      } catch (...) {
+      }
     }
   }
 
+  // After an exception `object_` knows whether the copies have ended.
   void wait() override {
-    const std::shared_ptr<const void> object = std::exchange(object_, nullptr);
-    if (object) with_gil(what_, [&] { kept_object(object).attr("wait")(); });
+    if (object_ == nullptr) return;
+    with_gil_here(what_, [&] { kept_object(object_).attr("wait")(); });
+    object_ = nullptr;
   }
 
  private:
+  static constexpr int kTries = 8;
   std::shared_ptr<const void> object_;
   const std::string what_;
 };
@@ -58,7 +65,7 @@ class PythonDeviceMemory : public DeviceMemory {
   std::unique_ptr<DeviceTransfer> submit(CopyTo to, std::span<const DeviceCopy> copies) override {
     const bool to_host = to == CopyTo::kHost;
     const std::string what = (to_host ? "copying from " : "copying to ") + device_;
-    return with_gil(what, [&]() -> std::unique_ptr<DeviceTransfer> {
+    return with_gil_here(what, [&]() -> std::unique_ptr<DeviceTransfer> {
       nb::list all;
       for (const DeviceCopy& copy : copies) {
         all.append(static_cast<const PythonDeviceMemory&>(*copy.memory).described(copy));

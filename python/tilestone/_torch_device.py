@@ -69,17 +69,36 @@ class Transfer:
         self._lane = lane
         self._copies = copies
         self._mark = mark
+        self._ended = False
 
     def wait(self) -> None:
-        """Returns when all copies have ended. Must be called once."""
+        """Returns when all copies have ended. Must be called again until it has returned once."""
+        if self._ended:
+            return  # it has raised what the device reported
+        failure = _done_despite_signals(lambda: self._lane.wait(self._mark))
+        self._ended = True
+        self._copies = ()
+        self._lane.end_batch()
+        if failure is not None:
+            raise failure
+
+
+def _done_despite_signals(action: Callable[[], object]) -> BaseException | None:
+    """Does an action to its end: the copies that it waits for use memory that is released then.
+
+    Returns:
+        The first exception of a signal's handler, or what the device reports: that comes again.
+    """
+    first: BaseException | None = None
+    last: BaseException | None = None
+    while True:
         try:
-            self._lane.wait(self._mark)
-        except KeyboardInterrupt:  # the copies may still use the memory
-            self._lane.wait(self._mark)
-            raise
-        finally:
-            self._copies = ()
-            self._lane.end_batch()
+            action()
+            return first
+        except BaseException as error:
+            if isinstance(error, Exception) and repr(error) == repr(last):
+                return error
+            first, last = first or error, error
 
 
 class Lane:
@@ -111,19 +130,20 @@ class Lane:
         with self._lock:
             self.follow_callers()
             self._batches += 1
-            mark: Any = None
             try:
                 with self._working():
-                    try:
-                        for copy in copies:
-                            self._start(to_host, *copy)
-                    finally:
-                        mark = self._mark()
+                    for copy in copies:
+                        self._start(to_host, *copy)
+                    return Transfer(self, copies, self._mark())
             except BaseException:
-                self.wait(mark)  # the others still use the host's memory
+                _done_despite_signals(self._wait_for_all)  # they still use the host's memory
                 self._end_batch()
                 raise
-        return Transfer(self, copies, mark)
+
+    def _wait_for_all(self) -> None:
+        with self._working():
+            mark = self._mark()
+        self.wait(mark)
 
     def end_batch(self) -> None:
         """Called when a batch has ended."""
@@ -372,8 +392,6 @@ class _CudaLane(Lane):
         return event
 
     def wait(self, mark: Any) -> None:
-        if mark is None:
-            return  # the device is lost
         with _cuda.device(self.device):
             mark.synchronize()
 

@@ -159,9 +159,17 @@ def _seal(save: _core.AsyncSave) -> None:
     """Ends the staging. If that fails, it raises nothing: `AsyncSave.durable` has the error."""
     try:
         save.wait_staged(math.inf)
-    except Exception:
-        if not save.is_staged():
+    except Exception as error:  # perhaps of a signal's handler
+        if not save.is_staged() or not _is_failure_of(save, error):
             raise
+
+
+def _is_failure_of(staged: _core.AsyncSave, error: Exception) -> bool:
+    try:
+        staged.wait_staged(0)
+    except Exception as failure:
+        return failure is error or repr(failure) == repr(error)
+    return False
 
 
 @functools.cache

@@ -66,6 +66,7 @@ void LazyStaging::begin(StagedLater left, std::shared_ptr<StagingMemory> memory,
   memory_ = std::move(memory);
   threads_ = std::move(threads);
   fetching_ = std::move(left.fetching);
+  is_watched_ = left.is_watched;
   for_each(blocks_.size(), [&](size_t i) { blocks_[i].sample = sample_of(blocks_[i]); });
   if (blocks_.empty() && fetching_.empty()) end_sealing(nullptr);
 }
@@ -83,6 +84,7 @@ void LazyStaging::read(const Deadline& deadline) {
     const std::lock_guard lock(mutex_);
     try {
       more = !sealed_.done() && advance();
+      if (!more && !is_watched_) end_sealing(nullptr);
     } catch (...) {
       end_sealing(std::make_exception_ptr(current_error()));
       throw;

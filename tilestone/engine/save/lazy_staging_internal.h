@@ -66,8 +66,8 @@ class LazyStaging {
 
   // ---- On the save's thread, in this order
 
-  // Returns once everything is copied. Error(kInvalidArgument) with the key of a tensor that a
-  // sample or the second read finds changed.
+  // Returns once everything is copied; seals if no tensor is watched. Error(kInvalidArgument) with
+  // the key of a tensor that a sample or the second read finds changed.
   void read(const Deadline& deadline);
   // Waits for seal(), and throws its failure. Error(kTimeout) if the program has not called it.
   void expect_sealed(const Deadline& deadline);
@@ -104,6 +104,7 @@ class LazyStaging {
   std::mutex mutex_;                     // guards all below: no two threads copy blocks at once
   std::vector<LateCopy> copies_;
   std::vector<Block> blocks_;
+  bool is_watched_ = true;  // some tensor
   std::shared_ptr<StagingMemory> memory_;
   std::shared_ptr<ThreadPool> threads_;
   Fetching fetching_;    // into memory_: it is destroyed, and so waited for, first

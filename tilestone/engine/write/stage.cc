@@ -212,6 +212,7 @@ StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignm
       }
     }
   }
+  late.is_watched = !late.copies.empty() || !far.empty();
   if (watch != nullptr) {
     fetching.submit_ahead(deadline, watch->delay_program);
     for (const size_t i : far) fetching.add(from[i], to[i], *live[i].key);

@@ -76,7 +76,8 @@ struct LateCopy {
 // What stage_tensors() has left.
 struct StagedLater {
   std::vector<LateCopy> copies;
-  Fetching fetching;  // from devices: submitted, to be waited for
+  Fetching fetching;       // from devices: submitted, to be waited for
+  bool is_watched = true;  // some tensor can be copied later: its changes matter
 };
 
 // Copies the elements of the assigned tensor chunks into `memory`, in C order, and lets the items
