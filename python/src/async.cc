@@ -101,11 +101,11 @@ std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
       nb::list given;
       for (const engine::LiveTensor& tensor : tensors) {
         const nb::handle owner = kept_object(tensor.data->owner);
-        const nb::object place = tensor.data->device != nullptr
-                                     ? nb::borrow(device_object(*tensor.data))
-                                     : nb::int_(reinterpret_cast<uintptr_t>(tensor.data->data));
+        const nb::object memory = tensor.data->device != nullptr
+                                      ? nb::borrow(device_object(*tensor.data))
+                                      : nb::int_(reinterpret_cast<uintptr_t>(tensor.data->data));
         given.append(nb::make_tuple(nb::str(tensor.key->data(), tensor.key->size()),
-                                    owner.is_valid() ? nb::borrow(owner) : nb::none(), place));
+                                    owner.is_valid() ? nb::borrow(owner) : nb::none(), memory));
       }
       std::vector<bool> answer;
       for (const nb::handle one : nb::list(kept_object(kept).attr("watch")(given))) {

@@ -256,7 +256,7 @@ def test_arguments_that_cant_be_meant_are_refused(tmp_path: pathlib.Path) -> Non
         with pytest.raises(tilestone.InvalidArgumentError, match="step"):
             manager.save("1", state_of(1))  # type: ignore[arg-type]
         with pytest.raises(tilestone.InvalidArgumentError, match="loss"):
-            manager.save(1, state_of(1), metrics={"loss": "low"})  # type: ignore[dict-item]
+            manager.save(1, state_of(1), metrics={"loss": "3"})  # type: ignore[dict-item]
         with pytest.raises(tilestone.InvalidArgumentError, match="loss"):
             manager.save(1, state_of(1), metrics={"loss": 10**400})
         with pytest.raises(tilestone.InvalidArgumentError, match="force"):

@@ -175,6 +175,8 @@ def _numbers(metrics: Any) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError("text is no number")
             found[_options.word("the name of a metric", name)] = float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise InvalidArgumentError(

@@ -292,7 +292,8 @@ class Session:
     def close(self) -> None:
         """Releases everything that is kept. Calls after this one raise InvalidArgumentError.
 
-        A second close() does nothing.
+        It does not wait for a save in the background, which goes on: `AsyncSave.result` does. A
+        second close() does nothing.
         """
         self._core = None
 

@@ -25,6 +25,8 @@ from tilestone import _core, _forked
 from tilestone._errors import InvalidArgumentError
 
 _logger = logging.getLogger("tilestone")
+# Ordinary exceptions of one wait after which the device counts as failed: its messages may differ.
+_MOST_FAILURES = 16
 _cuda: Any = torch.cuda  # without types: some of its functions have none
 
 # (tensor, offset and shape of a box of it or None and None, first byte in the C-contiguous copy of
@@ -90,15 +92,17 @@ def _done_despite_signals(action: Callable[[], object]) -> BaseException | None:
         The first exception of a signal's handler, or what the device reports: that comes again.
     """
     first: BaseException | None = None
-    last: BaseException | None = None
+    failures: list[str] = []
     while True:
         try:
             action()
             return first
         except BaseException as error:
-            if isinstance(error, Exception) and repr(error) == repr(last):
-                return error
-            first, last = first or error, error
+            first = first or error
+            if isinstance(error, Exception):
+                failures.append(repr(error))
+                if failures[-2:-1] == failures[-1:] or len(failures) == _MOST_FAILURES:
+                    return error
 
 
 class Lane:

@@ -84,23 +84,23 @@ class Watched:
         lanes, self._lanes = self._lanes, set()
         return all([lane.delay_caller() for lane in lanes])
 
-    def _add(self, key: str, owner: Any, place: int | DeviceTensor) -> bool:
+    def _add(self, key: str, owner: Any, memory: int | DeviceTensor) -> bool:
         whole = owner[0] if type(owner) is tuple else owner  # beside a part of it, or a copy
         local = local_of(whole)
         if type(local) not in PLAIN or local.is_inference() or whole.is_inference():
             return False
         if local.numel() * local.element_size() <= SMALL_BYTES:
             return False
-        if isinstance(place, DeviceTensor) == (local.device.type == "cpu"):
+        if isinstance(memory, DeviceTensor) == (local.device.type == "cpu"):
             return False  # what is saved is a copy
-        if isinstance(place, DeviceTensor):
-            if not place.lane.overlaps:
+        if isinstance(memory, DeviceTensor):
+            if not memory.lane.overlaps:
                 return False
-            place = place.elements.data_ptr()
+            memory = memory.elements.data_ptr()
         alias = local.detach()
         storage = alias.untyped_storage()
         first = storage.data_ptr()
-        if not first <= place < first + storage.nbytes():  # what is saved is a copy
+        if not first <= memory < first + storage.nbytes():  # what is saved is a copy
             return False
         counted = (alias,) if whole is local else (alias, whole)
         self._tensors.append(_Seen(key, counted, tuple(each._version for each in counted), first))

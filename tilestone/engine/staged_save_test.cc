@@ -490,37 +490,6 @@ TEST(StagedSave, AFailedOneLeavesNoLockInACheckpointOfAnotherWriter) {
   save_one(deeper, 3, megatron_dialect());
 }
 
-// Whoever opened the lock file before it was removed must not take it for the lock.
-TEST(Lock, IsHeldByOneThoughFailedSavesRemoveIt) {
-  const TempDirectory folder;
-  std::atomic<int> holders = 0, taken = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i] {
-      const auto place = posix_storage(folder.path() + "/ckpt");
-      place->make_directory("");
-      for (int tries = 0; tries < 300; ++tries) {
-        try {
-          auto lock = engine::try_lock_location(*place);
-          if (lock == nullptr) continue;
-          EXPECT_EQ(++holders, 1);
-          ++taken;
-          std::this_thread::yield();
-          --holders;
-          if ((tries + i) % 2 == 0) engine::remove_lock_directory(*place, lock);
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_GT(taken, 4);
-  const auto parent = posix_storage(folder.path());
-  engine::clean_siblings(*parent->child("ckpt"));
-  EXPECT_THAT(parent->list_directories(), ElementsAre("ckpt"));
-}
-
 TEST(StagedSave, AKilledRankEndsTheSaveAndKeepsWhatStood) {
   const LogLevel before = set_log_level(LogLevel::kOff);
   for (const int rank : {0, 1}) {

@@ -42,7 +42,6 @@ class MadeDirectories {
  public:
   MadeDirectories() = default;
   explicit MadeDirectories(Storage& location);  // looks which of them are missing
-  bool has_location() const { return !missing_.empty(); }
   size_t size() const { return missing_.size(); }
   // Removes those that are empty, the innermost first. Failures are logged.
   void remove() const noexcept;

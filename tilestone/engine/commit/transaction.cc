@@ -166,16 +166,7 @@ bool has_fixed_names(const Format& format, const Dialect& dialect) {
   return format.has_fixed_names() || dialect.has_fixed_names();
 }
 
-bool is_empty_but_for_lock(Storage& directory) {
-  const std::vector<std::string> files = directory.list(),
-                                 directories = directory.list_directories();
-  return std::all_of(files.begin(), files.end(), in_tilestone_directory) &&
-         std::all_of(directories.begin(), directories.end(),
-                     [](const std::string& name) { return name == kTilestoneDirectory; }) &&
-         has_only_lock(directory);
-}
-
-// Who removes a directory holds its lock only until it has renamed it.
+// Who removes a directory holds its lock only until it has removed the lock's file.
 bool is_being_removed(Storage& storage, const Deadline& deadline) {
   constexpr int kLooks = 5;
   for (int look = 0; look < kLooks; ++look) {
@@ -568,11 +559,7 @@ void Transaction::abandon(bool alone) {
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
   // Before its note is left, no rank has written.
   if (has_note_ && (!alone || !remove_note())) return;
-  if (lock_ != nullptr && made_.has_location()) {
-    remove_location();
-  } else if (lock_ != nullptr && makes_own_) {
-    remove_lock_directory(*location_, lock_);
-  }
+  if (lock_ != nullptr && makes_own_) remove_lock_directory(*location_, lock_);
   made_.remove();
 }
 
@@ -584,33 +571,6 @@ bool Transaction::remove_note() {
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the note of a failed save stays: ") + error.what());
     return false;
-  }
-}
-
-// Removes the directory that this save made, if it contains only the lock. It is renamed first: a
-// process that waits for the lock then sees that the directory was replaced (try_lock_location()).
-// It is checked again after the rename, because saves by files take no lock. A crash leaves an
-// empty directory, or a hidden one beside it, which the removal of leftovers knows.
-void Transaction::remove_location() {
-  try {
-    const auto entry = location_->parent();
-    if (!entry || !is_empty_but_for_lock(*location_)) return;
-    const std::string hidden = sibling_name(entry->name, save_id_);
-    entry->storage->rename_directory(entry->name, hidden);
-    if (!is_empty_but_for_lock(*entry->storage->child(hidden))) {
-      try {
-        return entry->storage->rename_directory(hidden, entry->name);
-      } catch (const Error& error) {
-        return log(LogLevel::kWarning, "files of another save stay in " + hidden + " beside \"" +
-                                           entry->name + "\": " + error.what());
-      }
-    }
-    lock_.reset();
-    entry->storage->remove(hidden + "/" + std::string(kLockName));
-    entry->storage->remove_directory(hidden + "/" + std::string(kTilestoneDirectory));
-    entry->storage->remove_directory(hidden);
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("the directory of a failed save stays: ") + error.what());
   }
 }
 

@@ -85,7 +85,6 @@ class Transaction {
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
   bool remove_note();
-  void remove_location();
 
   std::shared_ptr<Storage> location_;
   std::shared_ptr<Storage> storage_;  // see storage()
