@@ -219,6 +219,25 @@ def test_refused_call_reaches_every_rank(worlds: ranks.Worlds) -> None:
     assert worlds[3].run(bad_call_of_rank_0) == [refused, told, told]
 
 
+def exchange_that_rank_1_refuses_before_rank_0_comes(rank: int, world: int) -> str:
+    comm = TorchCommunicator()
+    if rank == 0:
+        time.sleep(0.5)
+    with pytest.raises((ValueError, ConnectionError)) as caught:
+        comm.all_to_all([b"a"] * (world + (rank == 1)), PLENTY)
+    random_operations(comm, 10, 5)
+    return str(caught.value)
+
+
+def test_an_exchange_that_was_refused_before_the_decider_comes_reaches_every_rank(
+    worlds: ranks.Worlds,
+) -> None:
+    refused = "all_to_all: found 4 parts, expected one for each of 3 ranks"
+    told = f"all_to_all: rank 1 refused: {refused}"
+    results = worlds[3].run(exchange_that_rank_1_refuses_before_rank_0_comes)
+    assert results == [told, refused, told]
+
+
 def bad_root(rank: int, world: int) -> None:
     comm = TorchCommunicator()
     with pytest.raises((ValueError, ConnectionError), match="root is 9, expected a rank from 0"):

@@ -117,8 +117,9 @@ class Arrivals:
         if not poll(done, self.longest_pause(), task):
             missing = self._who_is_missing(arrivals, decider)
             all_here = not missing
-        # A rank that has not arrived has no record, also if another rank has decided to stop.
-        if all_here and before_go is not None and self._rank == decider:
+        # A rank that has not arrived has no record, and one that has ended the operation has an
+        # empty one. In both cases there is a verdict.
+        if all_here and before_go is not None and not store.check(decided):
             before_go()
         return self._decide(self.own_verdict(missing, record=in_verdict))
 
