@@ -36,7 +36,8 @@ def context() -> Any:
     with _starts:
         # Python before 3.13 looks for it only where it looks for installed packages.
         before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.path.dirname(__file__)
+        here = os.path.dirname(__file__)
+        os.environ["PYTHONPATH"] = here if before is None else os.pathsep.join((here, before))
         try:
             forkserver.ensure_running()
         finally:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import ranks
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import tilestone
 import tilestone.megatron
+from tilestone._torch_arrivals import Arrivals
 from tilestone._torch_comm import TorchCommunicator
 
 ROWS = 3
@@ -76,13 +77,18 @@ def end_the_interpreter() -> None:
     sys.exit(0)
 
 
-class Slow(TorchCommunicator):
-    """Every rank but rank 0 takes the last message of a call late."""
+def slow() -> TorchCommunicator:
+    """Every rank but rank 0 takes the last message of a call late, also over other groups."""
+    go_on = Arrivals._raise_unless_go
 
-    def _raise_unless_go(self, name: str, verdict: dict[str, Any]) -> None:
-        if self.rank != 0 and verdict.get("last"):
+    def late(self: Arrivals, name: str, verdict: dict[str, Any]) -> None:
+        if self._rank != 0 and verdict["last"]:
+            pathlib.Path(os.environ["ENDED_RANKS_PATH"] + f".late{self._rank}").touch()
             time.sleep(0.3)
-        super()._raise_unless_go(name, verdict)
+        go_on(self, name, verdict)
+
+    mock.patch.object(Arrivals, "_raise_unless_go", late).start()
+    return TorchCommunicator()
 
 
 class DiesBeforeItAnswers(TorchCommunicator):
@@ -93,11 +99,6 @@ class DiesBeforeItAnswers(TorchCommunicator):
         if self.rank == 0 and any((path / name).exists() for name in (".metadata", "taken")):
             kill_itself()
         return super().scatter(parts, root, *more, **named)
-
-
-def save_and_lose(comm: Any, path: str) -> None:
-    os.environ["ENDED_RANKS_PATH"] = path
-    save(comm, path)
 
 
 class Stateful:
@@ -124,14 +125,21 @@ def load_and_lose(comm: Any, path: str) -> None:
     assert loaded["w"].tolist() == [comm.rank + 1.0] * ROWS
 
 
-def _rank(
-    rank: int, world: int, port: int, kind: Any, work: Any, end: Any, path: str
-) -> None:
+def _join(rank: int, world: int, ports: Any) -> None:
+    """Joins the group. `ports`: a queue with which rank 0 tells the others its store's port."""
+    port = 0 if rank == 0 else ports.get()
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0, wait_for_workers=False)
+    for _ in range(world - 1 if rank == 0 else 0):
+        ports.put(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def _rank(rank: int, world: int, ports: Any, kind: Any, work: Any, end: Any, path: str) -> None:
     """One process. Leaves the text of its error in a file."""
     ranks.die_with_the_parent()
     torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    os.environ["ENDED_RANKS_PATH"] = path
+    _join(rank, world, ports)
     try:
         work(kind(), path)
     except BaseException as error:
@@ -143,15 +151,12 @@ def _rank(
 
 
 def run(
-    world: int, work: Callable[[Any, str], None], end: Any, path: pathlib.Path, kind: Any = None
+    world: int, work: Callable[[Any, str], None], end: Any, path: pathlib.Path, kind: Any
 ) -> list[str]:
     """The errors of the ranks. Rank 0 ends by `end`, the others by os._exit."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    kind = kind or TorchCommunicator
+    ports = ranks.context().SimpleQueue()
     processes = [
-        ranks.context().Process(target=_rank, args=(r, world, port, kind, work, end, str(path)))
+        ranks.context().Process(target=_rank, args=(r, world, ports, kind, work, end, str(path)))
         for r in range(world)
     ]
     for process in processes:
@@ -183,10 +188,11 @@ def run(
 def test_rank_0_may_end_right_after_its_last_call_and_every_other_rank_ends_well(
     work: Any, end: Any, world: int, tmp_path: pathlib.Path
 ) -> None:
-    assert run(world, work, end, tmp_path / "c", Slow) == []
+    assert run(world, work, end, tmp_path / "c", slow) == []
+    assert len(list(tmp_path.glob("c.late*"))) == world - 1
 
 
-@pytest.mark.parametrize("work", [save_and_lose, load_and_lose])
+@pytest.mark.parametrize("work", [save, load_and_lose])
 def test_ranks_that_lose_rank_0_before_its_last_answer_find_out_that_all_is_done(
     work: Any, tmp_path: pathlib.Path
 ) -> None:
