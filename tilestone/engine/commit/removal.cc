@@ -224,11 +224,11 @@ class Remover {
                                 ": it contains hashes of files that change");
   }
 
-  // The saves whose ids are in the names of the checkpoint's files.
+  // The saves whose ids are in the names of the checkpoint's files, as a note names them.
   std::set<std::string> replaced_saves() const {
     std::set<std::string> saves{plan_.opened.metadata.save_id};
     for (const std::string& name : plan_.opened.metadata.files) {
-      if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
+      if (const auto own = parse_tilestone_name(name)) saves.insert(own->noted);
     }
     return saves;
   }

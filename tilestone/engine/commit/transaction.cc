@@ -180,13 +180,15 @@ bool is_being_removed(Storage& storage, const Deadline& deadline) {
 
 Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
                          std::shared_ptr<const Dialect> dialect, std::string save_id,
-                         bool overwrite)
+                         bool overwrite, const std::string& separation_hint)
     : location_(std::move(storage)),
       storage_(location_),
       format_(std::move(format)),
       dialect_(std::move(dialect)),
       save_id_(std::move(save_id)),
-      overwrite_(overwrite) {}
+      overwrite_(overwrite) {
+  if (!separation_hint.empty()) noted_.insert(separation_hint + save_id_);
+}
 
 void Transaction::begin(Deadline deadline) {
   refuse_existing();
@@ -228,7 +230,7 @@ void Transaction::begin_in_place(Deadline deadline) {
   storage_->sync_directory("");
   finish_replacement();
   inspect_existing();
-  leave_note(*storage_, save_id_, replaces_, deadline);
+  leave_note(*storage_, save_id_, noted_, deadline);
   has_note_ = true;
 }
 
@@ -400,14 +402,14 @@ void Transaction::inspect_existing() {
             "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
             error.what());
     // Its save is one of these. None of the attempts is open (refuse_existing).
-    replaces_.merge(recorded_saves(names));
+    noted_.merge(recorded_saves(names));
     return;
   }
   old_files_ = std::move(old.files);
-  if (old.found) replaces_.insert(old.save_id);
+  if (old.found) noted_.insert(old.save_id);
   // After a removal of keys (removal.h), data files still have the id of the save that wrote them.
   for (const std::string& name : old_files_) {
-    if (const auto own = parse_tilestone_name(name)) replaces_.insert(own->save_id);
+    if (const auto own = parse_tilestone_name(name)) noted_.insert(own->noted);
   }
   if (!old.found) {
     if (const auto lost = find_lost(*storage_, names, read_notes(*storage_, names))) {
@@ -546,7 +548,7 @@ void Transaction::remove_directories_of_replaced() {
   const std::string own(kTilestoneDirectory);
   for (const std::string& name : storage_->list_directories(own + "/")) {
     const auto left = parse_in_tilestone_directory(name + "/");
-    if (!left || !replaces_.contains(left->save_id)) continue;
+    if (!left || !noted_.contains(left->save_id)) continue;
     if (storage_->list(name + "/").empty()) storage_->remove_tree(name);
   }
 }

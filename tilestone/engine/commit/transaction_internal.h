@@ -26,9 +26,10 @@ namespace tilestone::engine {
 // destroyed without commit() or abandon() leaves what a process leaves that dies at that point.
 class Transaction {
  public:
-  // save_id: a new random id (random_save_id).
+  // save_id: a new random id (random_save_id). separation_hint: SaveOptions::separation_hint.
   Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
-              std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite);
+              std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite,
+              const std::string& separation_hint = {});
 
   // Step 1. Error(kAlreadyExists) where a checkpoint exists and `overwrite` is false, or where
   // another save is under way; kUnsupported where the existing checkpoint can't be replaced in one
@@ -97,7 +98,7 @@ class Transaction {
 
   std::set<std::string> old_files_;       // of the existing checkpoint: data files and manifest
   std::set<std::string> old_rank_local_;  // its metadata files, if it is a rank-local checkpoint
-  std::set<std::string> replaces_;        // ids of the saves that wrote these files
+  std::set<std::string> noted_;           // of the saves that wrote these files, and this one
   std::set<std::string> new_files_;
   Index index_;
   std::vector<std::string> published_;  // files of the index that this save has published

@@ -72,20 +72,20 @@ bool has_temporary_switch(std::span<const std::string> names, const Manifest& ma
   return std::find(names.begin(), names.end(), temporary) != names.end();
 }
 
-Bytes encode_note(const std::set<std::string>& replaces) {
+Bytes encode_note(const std::set<std::string>& names) {
   ByteWriter writer;
-  writer.varint(replaces.size());
-  for (const std::string& save_id : replaces) writer.string(save_id);
+  writer.varint(names.size());
+  for (const std::string& name : names) writer.string(name);
   return std::move(writer).take();
 }
 
 std::set<std::string> decode_note(ByteView bytes, const std::string& name) {
   if (bytes.empty()) return {};  // its save was killed while it wrote the note
   ByteReader reader(bytes, name);
-  std::set<std::string> replaces;
-  for (uint64_t count = reader.count(); count > 0; --count) replaces.emplace(reader.string());
+  std::set<std::string> names;
+  for (uint64_t count = reader.count(); count > 0; --count) names.emplace(reader.string());
   reader.expect_end();
-  return replaces;
+  return names;
 }
 
 LostCheckpoint lost_index(const Storage& storage, const Manifest& manifest) {
@@ -122,12 +122,12 @@ std::string note_name(std::string_view save_id) {
   return name.append("/").append(save_id).append(".begun");
 }
 
-void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& replaces,
+void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& names,
                 Deadline deadline) {
   const std::string name = note_name(save_id);
   try {
     const auto file = storage.create(name);
-    file->append(encode_note(replaces));
+    file->append(encode_note(names));
     file->sync(deadline);
     file->close();
     storage.sync_directory(std::string(kTilestoneDirectory));
@@ -181,7 +181,10 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
     if (own->kind != kNoteKind) continue;
     try {
-      notes.replaces[own->save_id] = decode_note(read_file(storage, name, kMaxNoteBytes), name);
+      for (const std::string& noted : decode_note(read_file(storage, name, kMaxNoteBytes), name)) {
+        const bool of_itself = noted.ends_with(own->save_id);
+        (of_itself ? notes.begun : notes.replaces[own->save_id]).insert(noted);
+      }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;  // the note was removed meanwhile
       if (error.code() == ErrorCode::kIo) notes.unread.insert(name);
@@ -223,17 +226,19 @@ std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name)
   const std::string_view base = name.substr(prefix.size());
   const std::string save_id(base.substr(0, kSaveIdLength));
   if (!is_save_id(save_id)) return std::nullopt;
-  if (name == manifest_name(save_id)) return TilestoneName{kManifestKind, save_id};
-  if (name == note_name(save_id)) return TilestoneName{kNoteKind, save_id};
-  if (name == outcome_name(save_id)) return TilestoneName{kOutcomeKind, save_id};
+  if (name == manifest_name(save_id)) return TilestoneName{kManifestKind, save_id, save_id};
+  if (name == note_name(save_id)) return TilestoneName{kNoteKind, save_id, save_id};
+  if (name == outcome_name(save_id)) return TilestoneName{kOutcomeKind, save_id, save_id};
   if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
-    return TilestoneName{kAttemptKind, save_id};
+    return TilestoneName{kAttemptKind, save_id, save_id};
   }
-  if (is_receipt_suffix(base.substr(kSaveIdLength))) return TilestoneName{kReceiptKind, save_id};
+  if (is_receipt_suffix(base.substr(kSaveIdLength))) {
+    return TilestoneName{kReceiptKind, save_id, save_id};
+  }
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {
     return std::nullopt;
   }
-  return TilestoneName{kTemporaryKind, save_id};
+  return TilestoneName{kTemporaryKind, save_id, save_id};
 }
 
 std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
@@ -245,7 +250,7 @@ std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
     const std::string& id = parts->save_id;
     if (id.find('/') != std::string::npos || id.starts_with('.')) continue;
     std::string own = id.substr(id.size() - std::min(id.size(), kSaveIdLength));
-    if (is_save_id(own)) return TilestoneName{kDataKind, std::move(own)};
+    if (is_save_id(own)) return TilestoneName{kDataKind, std::move(own), id};
   }
   return std::nullopt;
 }
@@ -254,7 +259,7 @@ bool is_own_name(std::string_view name) { return parse_tilestone_name(name).has_
 
 bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended) {
   if (own.kind == kOutcomeKind) return false;
-  return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.save_id);
+  return own.kind == kNoteKind || own.kind == kTemporaryKind || ended.contains(own.noted);
 }
 
 std::vector<std::string> leftovers(std::span<const std::string> names,

@@ -45,6 +45,9 @@ inline constexpr std::string_view kOutcomeKind = "outcome";  // never removed
 struct TilestoneName {
   std::string_view kind;  // one of the above
   std::string save_id;
+  // What a note must name to cover the file: the save id, and before it what stands before it in a
+  // data file's name (SaveOptions::separation_hint). A user's copy may have such a name, too.
+  std::string noted;
 };
 // Parses names below kTilestoneDirectory, which do not depend on the format.
 std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name);
@@ -55,14 +58,17 @@ bool is_own_name(std::string_view name);
 
 // ".tilestone/SAVE_ID.begun"
 std::string note_name(std::string_view save_id);
-// Leaves the note of a save that will replace the checkpoints of the saves `replaces`. The note is
-// durable when the call returns. On failure it is removed again.
-void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& replaces,
+// Leaves the note of a save. `names` (TilestoneName::noted): those of the saves whose checkpoints
+// it will replace, and its own, if its files have other names than its id. The note is durable when
+// the call returns. On failure it is removed again.
+void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& names,
                 Deadline deadline);
 
 // The contents of the notes at a location.
 struct Notes {
-  std::set<std::string> begun;  // saves that began here: they left a note or a temporary file
+  // Saves that began here: they left a note or a temporary file. Here and in `replaces`, further
+  // elements are TilestoneName::noted of their files.
+  std::set<std::string> begun;
   std::map<std::string, std::set<std::string>> replaces;  // replacing save -> replaced saves
   std::set<std::string> unread;     // notes, by name, that could not be read now; they must stay
   std::set<std::string> attempts;   // saves without a communicator that left more than an outcome

@@ -62,4 +62,19 @@ TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
   EXPECT_THAT(notes.ended(id), testing::UnorderedElementsAre(id, old, torn));
 }
 
+TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText) {
+  const auto storage = memory_storage();
+  storage->make_directory(std::string(kTilestoneDirectory));
+  const auto format = torch_dist_format();
+  const std::string id = random_save_id(), old = random_save_id();
+  leave_note(*storage, id, {"hint-" + id, old, "text-" + old}, Deadline::never());
+  const std::string own = format->data_file_name("hint-" + id, 0, 0);
+  const std::string replaced = format->data_file_name("text-" + old, 0, 0);
+  const std::vector<std::string> names{own, replaced, format->data_file_name("copy-" + id, 0, 0),
+                                       format->data_file_name("hint-" + old, 0, 0)};
+  const Notes notes = read_notes(*storage, storage->list());
+  EXPECT_THAT(leftovers(names, {}, notes.ended("")), testing::ElementsAre(own));
+  EXPECT_THAT(leftovers(names, {}, notes.ended(id)), testing::ElementsAre(own, replaced));
+}
+
 }  // namespace tilestone::engine::cleanup_test

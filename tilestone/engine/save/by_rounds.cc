@@ -25,7 +25,12 @@ Deadline coordinator_deadline(const Rounds& rounds) {
 
 Transaction transaction_of(const Described& own, const Planning& planning) {
   const SaveShare& share = own.share;
-  return {own.location, share.format, share.dialect, planning.save_id, share.options.overwrite};
+  return {own.location,
+          share.format,
+          share.dialect,
+          planning.save_id,
+          share.options.overwrite,
+          share.options.separation_hint};
 }
 
 AfterEarlier consider_earlier(const Planning& planning) {
