@@ -50,13 +50,24 @@ void bind_reports(nb::module_& m) {
       .def_ro("short_files", &VerifyReport::short_files,
               "The truncated files, by name. Each of their items is one of the damages too.")
       .def_ro("seconds", &VerifyReport::seconds)
-      .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.");
+      .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.")
+      .def("__repr__", [](const VerifyReport& report) {
+        return "VerifyReport(ok=" + std::string(report.ok() ? "True" : "False") +
+               ", files=" + std::to_string(report.files) +
+               ", items=" + std::to_string(report.items) +
+               ", bytes=" + std::to_string(report.bytes) +
+               ", damages=" + std::to_string(report.damages.size()) + ")";
+      });
 }
 
 void bind_repair(nb::module_& m) {
   nb::class_<RepairReport>(m, "RepairReport", "What a repair has repaired, and what is left.")
       .def_ro("mended", &RepairReport::mended, "The damages that were repaired, as found before.")
-      .def_ro("now", &RepairReport::now, "What verify finds after the repair.");
+      .def_ro("now", &RepairReport::now, "What verify finds after the repair.")
+      .def("__repr__", [](const RepairReport& report) {
+        return "RepairReport(mended=" + std::to_string(report.mended.size()) +
+               ", left=" + std::to_string(report.now.damages.size()) + ")";
+      });
   m.def(
       "repair",
       [](const nb::bytes& path, OpenOptions options, nb::handle progress) {

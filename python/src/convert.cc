@@ -77,7 +77,13 @@ void bind_result(nb::module_& m) {
       .def_ro("has_common", &ConvertResult::has_common,
               "Whether Megatron-Core's common state was copied.")
       .def_ro("bytes", &ConvertResult::bytes, "Of the tensors, as written.")
-      .def_ro("seconds", &ConvertResult::seconds);
+      .def_ro("seconds", &ConvertResult::seconds)
+      .def("__repr__", [](const ConvertResult& result) {
+        return "ConvertResult(format='" + result.format + "', dialect='" + result.dialect +
+               "', keys=" + std::to_string(result.keys.size()) +
+               ", left_out=" + std::to_string(result.left_out) +
+               ", bytes=" + std::to_string(result.bytes) + ")";
+      });
 }
 
 }  // namespace

@@ -6,6 +6,10 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
@@ -313,6 +317,26 @@ ProgressFn to_progress(nb::handle callback) {
   };
 }
 
+// A SaveResult as it is pickled: ranks send theirs to one another.
+using StateOfResult = std::tuple<std::string, uint64_t, uint64_t, uint64_t, uint64_t, bool, bool,
+                                 std::vector<std::pair<std::string, double>>>;
+
+StateOfResult state_of(const SaveResult& result) {
+  std::vector<std::pair<std::string, double>> timings;
+  for (const StepTime& step : result.timings) timings.emplace_back(step.step, step.seconds);
+  return {result.save_id,    result.bytes_written,  result.items_written, result.copies,
+          result.copy_bytes, result.common_differs, result.published,     std::move(timings)};
+}
+
+SaveResult result_of(const StateOfResult& state) {
+  SaveResult result;
+  std::vector<std::pair<std::string, double>> timings;
+  std::tie(result.save_id, result.bytes_written, result.items_written, result.copies,
+           result.copy_bytes, result.common_differs, result.published, timings) = state;
+  for (const auto& [step, seconds] : timings) result.timings.push_back({step, seconds});
+  return result;
+}
+
 void bind_engine(nb::module_& m) {
   nb::class_<SaveResult>(m, "SaveResult", "What a save did.")
       .def_ro("save_id", &SaveResult::save_id, "The unique name of this attempt.")
@@ -334,12 +358,17 @@ void bind_engine(nb::module_& m) {
           "of the steps: \"preparing\" (the state dict), \"planning\", \"staging\" (if it was "
           "taken), "
           "\"writing\", \"reporting\" and \"publishing\".")
-      .def("__repr__", [](const SaveResult& result) {
-        return "SaveResult(save_id='" + result.save_id +
-               "', bytes_written=" + std::to_string(result.bytes_written) +
-               ", items_written=" + std::to_string(result.items_written) +
-               ", seconds=" + seconds_text(result.timings) +
-               (result.published ? ")" : ", published=False)");
+      .def("__repr__",
+           [](const SaveResult& result) {
+             return "SaveResult(save_id='" + result.save_id +
+                    "', bytes_written=" + std::to_string(result.bytes_written) +
+                    ", items_written=" + std::to_string(result.items_written) +
+                    ", seconds=" + seconds_text(result.timings) +
+                    (result.published ? ")" : ", published=False)");
+           })
+      .def("__getstate__", &state_of)
+      .def("__setstate__", [](SaveResult& result, const StateOfResult& state) {
+        new (&result) SaveResult(result_of(state));
       });
   nb::class_<engine::SaveRequest>(m, "SaveRequest", "A rank's state, path and options for a save.")
       .def(nb::new_(&make_save), "state"_a, "path"_a, "bridge"_a, "options"_a, nb::kw_only(),

@@ -70,13 +70,23 @@ void equal_and_printed(nb::class_<P>& bound) {
       .def("__repr__", [](const P& p) { return to_string(Placement(p)); });
 }
 
+// Pickling of a placement without fields.
+template <typename P>
+void pickled_as_made(nb::class_<P>& bound) {
+  bound.def("__getstate__", [](const P&) { return true; }).def("__setstate__", [](P& p, bool) {
+    new (&p) P{};
+  });
+}
+
 void bind_placements(nb::module_& m) {
   nb::class_<Shard> shard(m, "Shard",
                           "Splits tensor dim `dim` into torch.chunk's sizes: chunks of "
                           "ceil(n / ranks) elements, of which the last ones are shorter or empty.");
   shard.def(
            "__init__", [](Shard* self, int64_t dim) { new (self) Shard{dim}; }, "dim"_a)
-      .def_ro("dim", &Shard::dim);
+      .def_ro("dim", &Shard::dim)
+      .def("__getstate__", [](const Shard& p) { return p.dim; })
+      .def("__setstate__", [](Shard& p, int64_t dim) { new (&p) Shard{dim}; });
   equal_and_printed(shard);
   nb::class_<StridedShard> strided(
       m, "StridedShard",
@@ -90,14 +100,20 @@ void bind_placements(nb::module_& m) {
           },
           "dim"_a, "split"_a)
       .def_ro("dim", &StridedShard::dim)
-      .def_ro("split", &StridedShard::split);
+      .def_ro("split", &StridedShard::split)
+      .def("__getstate__", [](const StridedShard& p) { return std::make_pair(p.dim, p.split); })
+      .def("__setstate__", [](StridedShard& p, std::pair<int64_t, int64_t> state) {
+        new (&p) StridedShard{state.first, state.second};
+      });
   equal_and_printed(strided);
   nb::class_<Replicate> replicate(m, "Replicate", "The same on every rank of the mesh dim.");
   replicate.def(nb::init<>());
   equal_and_printed(replicate);
+  pickled_as_made(replicate);
   nb::class_<Partial> partial(m, "Partial", "A pending sum over the mesh dim; it can't be saved.");
   partial.def(nb::init<>());
   equal_and_printed(partial);
+  pickled_as_made(partial);
 }
 
 void bind_mesh(nb::module_& m) {
@@ -121,7 +137,16 @@ void bind_mesh(nb::module_& m) {
       .def("coordinate", &Mesh::coordinate, "rank"_a,
            "The position of a global rank in the mesh; None for a rank outside it.")
       .def("rank_at", &Mesh::rank_at, "coordinate"_a)
-      .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; });
+      .def("__repr__", [](const Mesh& mesh) { return "Mesh(" + to_string(mesh.shape()) + ")"; })
+      .def("__getstate__",
+           [](const Mesh& mesh) {
+             return std::make_tuple(mesh.shape(), mesh.ranks(), mesh.names());
+           })
+      .def("__setstate__",
+           [](Mesh& mesh, std::tuple<Dims, std::vector<int>, std::vector<std::string>> state) {
+             auto& [shape, ranks, names] = state;
+             new (&mesh) Mesh(std::move(shape), std::move(ranks), std::move(names));
+           });
 }
 
 void bind_boxes_of_placements(nb::module_& m) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy
@@ -259,3 +261,32 @@ def test_a_flattened_range_that_is_no_range_is_refused_with_the_key(wrong: Any) 
         with pytest.raises(tilestone.InvalidArgumentError, match="flattened_range must") as caught:
             make()
         assert caught.value.key == "w"
+
+
+_PARAM_RULES = tilestone.PlacementRules({"w": _SHARD})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        ShardedTensor.from_rank_offsets("w", numpy.ones((2, 3)), (0, 0, 2), replica_id=(0, 1)),
+        ShardedTensor.from_box("w", numpy.ones((2, 3)), (4, 3), [(0, 2), (0, 3)], holders=[0, 1]),
+        ShardedTensor.from_box_flat(
+            "w", numpy.ones(4), (4, 3), [(0, 2), (0, 3)], flattened_range=(1, 5)
+        ),
+        ShardedTensor.from_placements("w", numpy.ones((2, 3)), (4, 3), _MESH, [_SHARD], 1),
+        ShardedTensor.from_param(numpy.ones((2, 3)), _MESH, _PARAM_RULES, key="w", rank=1),
+    ],
+    ids=["rank offsets", "box", "flat", "placements", "param"],
+)
+def test_a_sharded_tensor_can_be_copied_and_pickled(made: ShardedTensor) -> None:
+    for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert repr(same) == repr(made) and same.boxes == made.boxes
+        assert (same.replica_id, same.holders) == (made.replica_id, made.holders)
+        assert numpy.array_equal(same.data, made.data) and same.data is not made.data
+
+
+def test_entities_show_what_they_hold() -> None:
+    cell = ShardedObject("rng", {"a": 1}, (2,), (1,))
+    assert repr(cell) == "ShardedObject('rng', dict, global_shape=(2,), global_offset=(1,))"
+    assert repr(LocalNonpersistent(3)) == "LocalNonpersistent(3)"

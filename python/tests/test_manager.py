@@ -546,3 +546,13 @@ def test_the_example_of_the_page_runs_unchanged(tmp_path: pathlib.Path) -> None:
             assert manager.latest() == last // 100 * 100
     assert steps_in(tmp_path) == [200, 300, 400]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_closed_manager_says_so(tmp_path: pathlib.Path) -> None:
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        assert repr(manager) == f"CheckpointManager({str(tmp_path)!r})"
+    assert repr(manager) == f"CheckpointManager({str(tmp_path)!r}, closed)"
+    for call in (lambda: manager.save(1, state_of(1)), lambda: manager.restore(state_of(0))):
+        with pytest.raises(tilestone.InvalidArgumentError, match="the manager is closed"):
+            call()
+    assert steps_in(tmp_path) == []

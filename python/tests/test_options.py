@@ -81,6 +81,7 @@ FIELDS: list[tuple[type, str, Any, list[str]]] = [
     (tilestone.Differences, "report", [], ["LoadReport or None", "[]"]),
     (tilestone.LocalCopies, "group", "tp", ["group or a list of ranks", "'tp'"]),
     (tilestone.LocalCopies, "group", [0, "1"], ["whole number", "'1'"]),
+    (tilestone.LocalCopies, "group", numpy.array(3), ["array(3)"]),
     (tilestone.LocalCopies, "max_bytes", "1 GB", ["whole number", "'1 GB'"]),
     (tilestone.ByFiles, "rank", "0", ["whole number", "'0'"]),
     (tilestone.ByFiles, "token", b"bytes of it", ["string"]),
@@ -300,3 +301,42 @@ def test_an_error_of_a_rank_that_can_not_take_what_was_loaded_reaches_all(
     for rank, result in enumerate(worlds[3].collect(load_refusing, ckpt)):
         assert isinstance(result, ranks.Raised), f"rank {rank} did not raise"
         assert "RuntimeError: no room" in result.text or rank == FAILING, result.text
+
+
+@pytest.mark.parametrize(
+    ("call", "option", "said"),
+    [
+        (tilestone.save, "overwite", "a save has no option overwite; did you mean overwrite?"),
+        (tilestone.save, "threads", "resources=tilestone.Resources(threads=...)"),
+        (tilestone.save, "max_bytes", "copies=tilestone.LocalCopies(max_bytes=...)"),
+        (tilestone.save, "stage", "async_save has it"),
+        (tilestone.load, "cache", "reading=tilestone.Reading(cache=...)"),
+        (tilestone.load, "not_requested", "differences=tilestone.Differences(not_requested=...)"),
+        (tilestone.open, "two_phase", "a call of open has no option two_phase; two_phase is a field"),
+        (tilestone.load, "pigeons", "a load has no option pigeons"),
+    ],
+)
+def test_an_unknown_option_says_what_may_be_meant(call: Any, option: str, said: str) -> None:
+    arguments: list[Any] = [{"x": 1}, "nowhere"] if call is tilestone.save else ["nowhere"]
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        call(*arguments, **{option: 3})
+    assert said in str(raised.value)
+    assert ("; " in str(raised.value)) == (option != "pigeons")
+
+
+def test_the_explanations_of_values_are_not_indented() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    assert "    " not in page  # Markdown shows an indented paragraph as code
+    for kind in (tilestone.ByFiles, tilestone.Differences, tilestone.Keep):
+        about, arguments = (kind.__doc__ or "").split("\nArgs:\n")
+        assert "\n " not in about
+        assert all(line.startswith("    ") for line in arguments.splitlines())
+
+
+def test_a_template_and_a_path_in_the_wrong_order_are_named() -> None:
+    with pytest.raises(tilestone.InvalidArgumentError, match="path must be .* not dict"):
+        tilestone.load("nowhere", {"w": 1})  # type: ignore[arg-type]
+    with pytest.raises(tilestone.InvalidArgumentError, match="path must be .* not dict"):
+        tilestone.load({"w": 1}, {"w": 1})  # type: ignore[arg-type]
+    with pytest.raises(tilestone.InvalidArgumentError, match="needs the checkpoint's path"):
+        tilestone.load({"w": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import errno
 import logging
 import pathlib
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -291,6 +294,37 @@ def test_what_a_python_communicator_raises_becomes_a_typed_error(
     assert raised.value is given or raised.value.rank in (1, -1)
 
 
-def test_an_invalid_communicator_is_refused(ckpt: str) -> None:
-    with pytest.raises(tilestone.InvalidArgumentError, match="group"):
-        tilestone.save({}, ckpt, group=object())  # type: ignore[arg-type]
+@pytest.mark.parametrize("given", [object(), 3, "world", [0, 1], SimpleNamespace(get_group=None)])
+def test_an_invalid_communicator_is_refused(given: Any, ckpt: str) -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(tilestone.InvalidArgumentError) as raised:
+        tilestone.save({}, ckpt, group=given)
+    assert "a group is a torch process group or a communicator" in str(raised.value)
+    assert ("mesh.get_group()" in raised.value.hint) == hasattr(given, "get_group")
+    with pytest.raises(tilestone.InvalidArgumentError, match="this rank is not in the process group"):
+        tilestone.save({}, ckpt, group=dist.GroupMember.NON_GROUP_MEMBER)
+    assert not pathlib.Path(ckpt).exists()
+
+
+def test_what_a_save_did_can_be_sent_to_other_ranks(ckpt: str) -> None:
+    result = tilestone.save({"x": numpy.ones(3)}, ckpt)
+    for same in (copy.copy(result), pickle.loads(pickle.dumps(result))):
+        for name in (name for name in dir(result) if not name.startswith("_")):
+            assert getattr(same, name) == getattr(result, name)
+        assert repr(same) == repr(result)
+
+
+def test_results_show_what_they_say(ckpt: str, tmp_path: pathlib.Path) -> None:
+    with tilestone.Session() as session:
+        assert repr(session) == "Session(rank 0 of 1)"
+        saving = session.async_save({"x": numpy.ones(3)}, ckpt)
+        saving.result()
+        assert repr(saving.durable) == "AsyncStep(done)"
+    assert repr(session) == "Session(closed)"
+    with tilestone.open(ckpt) as opened:
+        assert "VerifyReport(ok=True, files=1, items=1, " in repr(opened.verify())
+    assert repr(tilestone.repair(ckpt)) == "RepairReport(mended=0, left=0)"
+    copied = tilestone.convert(ckpt, tmp_path / "hf")
+    assert "ConvertResult(format='safetensors', " in repr(copied)
+    assert "keys=1, left_out=0, bytes=24)" in repr(copied)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import numpy
@@ -200,3 +202,14 @@ def test_a_tensor_without_elements_is_saved(shape: tuple[int, ...], ckpt: str) -
     tilestone.run_ranks(2, go)
     with tilestone.open(ckpt) as opened:
         assert opened["w"].shape == (2 * shape[0], *shape[1:])
+
+
+@pytest.mark.parametrize("made", [Shard(1), StridedShard(0, 2), Replicate(), Partial()], ids=repr)
+def test_a_placement_can_be_copied_and_pickled(made: Any) -> None:
+    assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
+
+
+def test_a_mesh_can_be_copied_and_pickled() -> None:
+    made = Mesh((2, 2), [4, 5, 6, 7], names=["dp", "tp"])
+    for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert (same.shape, same.ranks, same.names) == ((2, 2), [4, 5, 6, 7], ["dp", "tp"])

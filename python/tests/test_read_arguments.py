@@ -157,3 +157,17 @@ def test_an_error_made_in_python_shows_key_and_hint() -> None:
     assert str(error) == "no (key a.b); try yes"
     error.add_rank(3)
     assert str(error) == "no (key a.b) (rank 3); try yes"
+
+
+def test_a_key_of_nothing_or_of_the_other_kind_is_named(tmp_path: pathlib.Path) -> None:
+    tilestone.save({"weight": numpy.ones(2), "step": 3}, tmp_path / "c")
+    with tilestone.open(tmp_path / "c") as opened:
+        for call, key, said in (
+            (opened.__getitem__, "wieght", "nothing under this key (key wieght); similar keys: weight"),
+            (opened.read, "step", "the checkpoint has an object under this key, no tensor"),
+            (opened.object, "weight", "the checkpoint has a tensor under this key, no object"),
+        ):
+            with pytest.raises(tilestone.NotFoundError) as raised:
+                call(key)
+            assert said in str(raised.value)
+            assert raised.value.key == key

@@ -51,7 +51,7 @@ class _Sessions:
             known = self._of_group.get(key)
         if known is not None:
             return known[1]
-        session = Session.of_group(found)
+        session = Session._of_group(found)
         with self._lock:
             return self._of_group.setdefault(key, (found, session))[1]
 
@@ -137,5 +137,5 @@ def async_save(
     if group is not None:
         raise InvalidArgumentError("group and by_files exclude each other")
     files = files_of(by_files)
-    core = _sessions.of_files(files).core
+    core = _sessions.of_files(files)._open()
     return run_async_save(state, path, session=core, by_files=files, **options)

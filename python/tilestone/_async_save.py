@@ -82,6 +82,9 @@ class AsyncStep:
         """
         self._on_done(lambda: callback(self))
 
+    def __repr__(self) -> str:
+        return f"AsyncStep({'done' if self.done() else 'in progress'})"
+
 
 class AsyncSave:
     """A save that goes on in the background, made by `async_save`.

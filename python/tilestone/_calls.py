@@ -59,13 +59,16 @@ def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorL
     found = _group_of_torch(torch_group(group))
     if found is None:
         return _core.solo()
+    hint = "of a DeviceMesh: mesh.get_group()" if hasattr(found, "get_group") else ""
+    if "torch" not in sys.modules:
+        raise InvalidArgumentError(f"group can't be {found!r}: it is no communicator")
     _forked.check(found, os.getpid())
     from tilestone._torch_comm import TorchCommunicator
 
     try:
         return TorchCommunicator(found)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"group {found!r}: {error}") from error
+        raise InvalidArgumentError(f"group can't be {found!r}: {error}", hint=hint) from error
 
 
 def files_of(by_files: Any) -> ByFiles:
@@ -361,8 +364,9 @@ class LoadCall:
     def prepare(self) -> _core.LoadRequest:
         """This rank's request, with its template. Called before the ranks meet in the first round."""
         options = checked("load", LoadOptions, self._given)
-        if isinstance(self._path, Mapping):
+        if not self._has_template and isinstance(self._path, Mapping):
             raise InvalidArgumentError("a template needs the checkpoint's path with it")
+        path = _options.directory(self._path)
         self._report = options.differences.report
         if self._report is not None:
             vars(self._report).update(vars(LoadReport()))
@@ -379,7 +383,7 @@ class LoadCall:
         engine.unmarked = self._template.unmarked
         return _core.LoadRequest(
             template if self._has_template else None,
-            _options.directory(self._path),
+            path,
             self._bridge,
             engine,
             progress=self._until_the_end.enter_context(shown),

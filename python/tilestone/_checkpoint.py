@@ -395,7 +395,7 @@ def open_as(
     Args:
         unmarked: the dialect of a checkpoint of which no file names one; "": PyTorch's.
     """
-    given = checked("checkpoint", OpenOptions, options)
+    given = checked("call of open", OpenOptions, options)
     engine = given.fill(_core.OpenOptions())
     if unmarked:
         engine.unmarked = unmarked

@@ -40,14 +40,14 @@ class ShardedTensor:
 
     def __init__(
         self,
-        make: Callable[..., _core.ShardedTensor],
+        make: str,
         key: str,
         data: SupportsDlpack,
         allow_shape_mismatch: bool = False,
         holders: Sequence[int] | None = None,
         **arguments: Any,
     ) -> None:
-        """Called by the from_... methods; make(key, view, **arguments): the engine's entity."""
+        """Called by the from_... methods; `make` is the name of the engine's."""
         self._make = make
         self._key: str | None = _options.entity_key(key)
         self._arguments = arguments
@@ -82,7 +82,7 @@ class ShardedTensor:
                 without communication.
         """
         return cls(
-            _core.ShardedTensor.from_rank_offsets,
+            "from_rank_offsets",
             key,
             data,
             allow_shape_mismatch,
@@ -114,7 +114,7 @@ class ShardedTensor:
         """
         begin, end = _boxes.flat_range(key, flattened_range)
         return cls(
-            _core.ShardedTensor.from_rank_offsets_flat,
+            "from_rank_offsets_flat",
             key,
             data,
             allow_shape_mismatch,
@@ -149,7 +149,7 @@ class ShardedTensor:
         with _boxes.naming(key):
             over = _placements.to_mesh(mesh)
             return cls(
-                _core.ShardedTensor.from_placements,
+                "from_placements",
                 key,
                 data,
                 allow_shape_mismatch,
@@ -238,7 +238,7 @@ class ShardedTensor:
                 prepend_axis_num leading dims of size 1.
         """
         return cls(
-            _core.ShardedTensor.from_box,
+            "from_box",
             key,
             data,
             allow_shape_mismatch,
@@ -273,7 +273,7 @@ class ShardedTensor:
         """
         begin, end = _boxes.flat_range(key, flattened_range)
         return cls(
-            _core.ShardedTensor.from_box_flat,
+            "from_box_flat",
             key,
             data,
             allow_shape_mismatch,
@@ -350,7 +350,8 @@ class ShardedTensor:
 
     def _made(self, key: str | None, for_load: bool | None) -> _core.ShardedTensor:
         """The engine's entity with a key, without the attributes that callers may set."""
-        return self._make(key, self._view(for_load), **self._arguments)
+        make: Callable[..., _core.ShardedTensor] = getattr(_core.ShardedTensor, self._make)
+        return make(key, self._view(for_load), **self._arguments)
 
     def _entity(
         self, for_load: bool | None = None, path: str | None = None
@@ -479,6 +480,12 @@ class ShardedObject:
         """The object's key in the checkpoint: "key/shard_OFFSET_SHAPE"."""
         return self._entity(None).unique_key
 
+    def __repr__(self) -> str:
+        return (
+            f"ShardedObject({self.key!r}, {type(self.data).__name__}, "
+            f"global_shape={self.global_shape}, global_offset={self.global_offset})"
+        )
+
     def _entity(self, call: Call | None) -> _core.ShardedObject:
         """The engine's entity for a save or load; without its data if `call` is None."""
         return _core.ShardedObject.make(
@@ -541,6 +548,9 @@ class LocalNonpersistent:
 
     def __init__(self, value: object) -> None:
         self.value = value
+
+    def __repr__(self) -> str:
+        return f"LocalNonpersistent({self.value!r})"
 
 
 class _EntityConverter(_converters.PartConverter):

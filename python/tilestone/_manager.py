@@ -243,6 +243,7 @@ class CheckpointManager:
         self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
         self._session = Session(group, timeout=self._timeout)
         self._comm = self._session._comm
+        self._is_closed = False
         given: dict[str, str] = {}
         refused = None
         try:
@@ -295,6 +296,10 @@ class CheckpointManager:
             "keep": repr(keep), "name": name, "strict": str(strict), "async_save": str(async_save),
         }  # fmt: skip
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidArgumentError("the manager is closed")
+
     def should_save(self, step: int) -> bool:
         """Whether `save` would save this step without `force`: for a state that is costly to make."""
         step = _options.whole("step", step, 64)
@@ -332,6 +337,7 @@ class CheckpointManager:
             Also everything that `tilestone.save` raises; with async_save, what the save before has
             failed with, also because of `strict`, and then nothing is saved.
         """
+        self._check_open()
         try:
             step = _options.whole("step", step, 64)
             forced = _options.flag("force", force)
@@ -402,6 +408,7 @@ class CheckpointManager:
                 `fallback` is False, or there is no other one.
             Also everything that `tilestone.load` raises.
         """
+        self._check_open()
         self._wait_for_last()
         timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
         seconds = _options.limit_of(timeout)
@@ -520,11 +527,15 @@ class CheckpointManager:
         self._preemption.remove()
         if self._in_flight is not None and self._in_flight.is_of_parent:
             return
+        self._is_closed = True
         try:
             self.wait()
         finally:
             self._pruning.end()
             self._session.close()
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._directory!r}{', closed' * self._is_closed})"
 
     def __enter__(self) -> CheckpointManager:
         return self

@@ -9,6 +9,7 @@ python/src/options.cc.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -122,7 +123,7 @@ class Value(Options):
 
     def __init_subclass__(cls) -> None:
         cls._called = f"{cls.__name__}.{{}}"
-        lines = [cls.__doc__ or "", "Args:"]
+        lines = [inspect.cleandoc(cls.__doc__ or ""), "Args:"]
         for name, field in list(vars(cls).items()):
             if isinstance(field, dataclasses.Field):
                 text = f"{name}: {field.metadata['text']}"
@@ -198,7 +199,11 @@ def _ranks_or_group(name: str, value: Any) -> Any:
             f"{name} must be a torch process group or a list of ranks, not {value!r}"
         )
     if isinstance(value, Collection):
-        return tuple(_options.whole(name, rank) for rank in value)
+        try:
+            ranks = list(value)
+        except TypeError as error:  # an array without dims
+            raise InvalidArgumentError(f"{name} can't be {value!r}: {error}") from None
+        return tuple(_options.whole(name, rank) for rank in ranks)
     return value  # torch's sign for a group without this rank is an int, which a save refuses
 
 
@@ -570,10 +575,25 @@ def checked(call: str, kind: type[Made], given: Mapping[str, Any]) -> Made:
     Raises:
         InvalidArgumentError: the call has no such option, or a value has the wrong type.
     """
-    unknown = given.keys() - {field.name for field in dataclasses.fields(kind)}
+    known = [field.name for field in dataclasses.fields(kind)]
+    unknown = given.keys() - set(known)
     if unknown:
-        raise InvalidArgumentError(f"a {call} has no option {sorted(unknown)[0]}")
+        name = min(unknown)
+        raise InvalidArgumentError(f"a {call} has no option {name}", hint=_instead(name, kind))
     return kind(**given)
+
+
+def _instead(name: str, kind: type[Options]) -> str:
+    """What may be meant by an option that a call does not have; "" if nothing is like it."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    near = difflib.get_close_matches(name, types, 1, 0.75)
+    if near:
+        return f"did you mean {near[0]}?"
+    for value in VALUES:
+        for option, declared in types.items():
+            if value.__name__ in declared and name in value.__dataclass_fields__:
+                return f"{name} is a field: {option}=tilestone.{value.__name__}({name}=...)"
+    return "async_save has it" if name in AsyncSaveOptions.__dataclass_fields__ else ""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

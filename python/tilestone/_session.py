@@ -89,7 +89,7 @@ class Session:
             )
 
     @classmethod
-    def of_group(cls, group: ProcessGroup | CommunicatorLike | None) -> Session:
+    def _of_group(cls, group: ProcessGroup | CommunicatorLike | None) -> Session:
         """A session of the group's saves, none of which is by files: no rank sends a message."""
         session = cls.__new__(cls)
         session._by_files, session._group = None, group
@@ -98,14 +98,10 @@ class Session:
         return session
 
     def _open(self) -> _core.Session:
+        """The engine's session."""
         if self._core is None:
             raise InvalidArgumentError("the session is closed")
         return self._core
-
-    @property
-    def core(self) -> _core.Session:
-        """The engine's session."""
-        return self._open()
 
     def _refuse(self, options: Mapping[str, object]) -> None:
         for name in ("group", "by_files"):
@@ -296,6 +292,11 @@ class Session:
         second close() does nothing.
         """
         self._core = None
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "Session(closed)"
+        return f"Session(rank {self.rank} of {self.world_size}{', by files' * bool(self._by_files)})"
 
     def __enter__(self) -> Session:
         self._open()

@@ -126,12 +126,16 @@ class TorchCommunicator:
 
         Raises:
             ValueError: this rank is outside the group.
+            TypeError: `group` is no process group.
             UnsupportedError: this process was forked and has inherited the group.
         """
         if group is None:
             group = dist.group.WORLD
-        if not isinstance(group, dist.ProcessGroup):  # torch uses a number for "not a member"
-            raise ValueError("this rank is not in the process group")
+        if not isinstance(group, dist.ProcessGroup):
+            outside = dist.GroupMember.NON_GROUP_MEMBER
+            if isinstance(group, type(outside)) and group == outside:
+                raise ValueError("this rank is not in the process group")
+            raise TypeError("a group is a torch process group or a communicator")
         self._group = group
         self._shared = shared_by(group)
         if channel:

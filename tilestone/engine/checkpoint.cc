@@ -19,14 +19,22 @@
 namespace tilestone {
 namespace {
 
+// `kind`: "tensor" or "object".
 [[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
-                                 const std::string& what) {
-  throw Error(ErrorCode::kNotFound, what).with_key(key).with_hint(similar_keys_hint(metadata, key));
+                                 const std::string& kind) {
+  if (metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr) {
+    const std::string other = kind == "tensor" ? "an object" : "a tensor";
+    throw Error(ErrorCode::kNotFound, "the checkpoint has " + other + " under this key, no " + kind)
+        .with_key(key);
+  }
+  throw Error(ErrorCode::kNotFound, "the checkpoint has nothing under this key")
+      .with_key(key)
+      .with_hint(similar_keys_hint(metadata, key));
 }
 
 const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key) {
   const StoredTensor* found = metadata.find_tensor(key);
-  if (found == nullptr) fail_not_found(metadata, key, "the checkpoint has no tensor with this key");
+  if (found == nullptr) fail_not_found(metadata, key, "tensor");
   return *found;
 }
 
@@ -217,7 +225,7 @@ std::optional<Value> Checkpoint::common() const {
 Bytes Checkpoint::read_object_bytes(const std::string& key) const {
   const StoredObject* found = metadata().find_object(key);
   if (found == nullptr) {
-    fail_not_found(metadata(), key, "the checkpoint has no object with this key");
+    fail_not_found(metadata(), key, "object");
   }
   const engine::ObjectRead read{found};
   return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
