@@ -151,6 +151,7 @@ def test_a_stateful_object_below_the_top_level_is_an_object_as_in_torch(ckpt: st
 FAILURES: dict[str, tuple[Any, type[Exception], str]] = {
     "missing": ({"w": torch.zeros(4), "v": 0}, RuntimeError, "Missing key in checkpoint.*: v"),
     "size": ({"w": torch.zeros(5)}, ValueError, "Size mismatch.*w"),
+    "kind": ({"w": 0}, ValueError, "Invalid checkpoint metadata for w"),
 }
 
 
@@ -165,6 +166,44 @@ def test_a_load_fails_with_torchs_exceptions(what: str, load: str, ckpt: str) ->
     assert rank == 0 and isinstance(error, kind)
     with pytest.raises(kind, match=text):
         raise error
+    if load == "drop-in":  # it has the option that it names
+        assert "Differences" not in str(error)
+        assert ("allow_partial_load=True" in str(error)) == (what == "missing")
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("partial", [False, True])
+def test_dicts_that_torch_up_to_2_3_saved_as_one_object(
+    partial: bool, load: str, ckpt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kept:
+        """Of no class that the engine creates."""
+
+    monkeypatch.setitem(globals(), "Kept", Kept)
+    Kept.__qualname__ = "Kept"
+    scheduler = {"last_epoch": 3, "rates": [{"lr": 0.5}], "more": {1: (2, 3)}, "kept": Kept()}
+    state = {"w": torch.ones(2), "scheduler": scheduler, "meta": {"step": 7, "new": 1}}
+    with monkeypatch.context() as patched:
+        patched.setattr(stock._version, "_derived_version", "2_3")
+        saving = dcp.DefaultSavePlanner(flatten_sharded_tensors=False)  # which 2.13 does otherwise
+        stock.save(state, checkpoint_id=ckpt, planner=saving)
+    assert set(dcp.FileSystemReader(ckpt).read_metadata().state_dict_metadata) == set(state)
+    wanted = {
+        "w": torch.zeros(2),
+        "scheduler": {"last_epoch": 0, "rates": [{"lr": 0.0}], "more": {1: 0}, "kept": None},
+        "meta": {"step": 0},
+    }
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=partial)
+    if load == "drop-in":
+        dcp.load(wanted, checkpoint_id=ckpt, planner=planner)
+    else:
+        LOADS[load](wanted, ckpt)
+    assert wanted["w"].sum() == 2 and wanted["meta"] == {"step": 7, "new": 1}
+    found = wanted["scheduler"]
+    assert isinstance(found.pop("kept"), Kept)
+    assert found == {"last_epoch": 3, "rates": [{"lr": 0.5}], "more": {1: (2, 3)}}
+    loaded = tilestone.load({"meta": {"step": 0}}, ckpt)
+    assert loaded == {"meta": {"step": 7, "new": 1}}
 
 
 @pytest.mark.parametrize("load", LOADS)

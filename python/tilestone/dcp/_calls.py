@@ -114,16 +114,34 @@ def missing_id() -> RuntimeError:
     )
 
 
+# What the engine's hints say of tilestone.load, in the words of tilestone.dcp.
+_HINTS = (
+    (
+        'differences=Differences(not_in_checkpoint="report") loads',
+        "planner=DefaultLoadPlanner(allow_partial_load=True) loads",
+    ),
+    (": load with rename=", ": tilestone.load renames with rename="),
+)
+
+
 def _as_torchs(error: Exception) -> Exception:
     """The exception that torch raises in this case; any other one unchanged."""
+    if not isinstance(error, CheckpointError):
+        return error
+    text = str(error)
+    for engines, own in _HINTS:
+        text = text.replace(engines, own)
     made: Exception = error
-    if isinstance(error, CheckpointError) and error.key:
-        if error.code == "not_found":
-            made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({error})")
-        elif error.code == "mismatch" and "shape" in error.message:
-            made = ValueError(f"Size mismatch between saved and current tensor: {error}")
-    elif isinstance(error, CheckpointError) and error.code == "already_exists":
-        made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({error})")
+    if error.code == "not_found" and error.key:
+        if "has a tensor under this key" in error.message:
+            made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
+        else:
+            made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
+    elif error.code == "mismatch" and error.key and "shape" in error.message:
+        text = text.removesuffix(f"; {error.hint}")  # which is about options of tilestone.load
+        made = ValueError(f"Size mismatch between saved and current tensor: {text}")
+    elif error.code == "already_exists":
+        made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({text})")
     if made is not error:
         made.__cause__ = error
     return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -35,24 +37,30 @@ class Filler:
         self._path = path
         self._opened: Checkpoint | None = None
 
-    def fill(self, state: Any, loaded: Any, above: tuple[str, ...] = ()) -> None:
+    def fill(self, state: Any, loaded: Any, above: tuple[Any, ...] = ()) -> None:
         """Sets each leaf of a container, recursively."""
         keys = list(state) if isinstance(state, Mapping) else range(len(state))
         for key in keys:
-            item, new, path = state[key], loaded[key], (*above, str(key))
-            if isinstance(item, Mapping) and isinstance(new, Mapping):
+            item, new, path = state[key], loaded[key], (*above, key)
+            if isinstance(item, Mapping) and isinstance(new, Mapping) and item.keys() == new.keys():
                 self.fill(item, new, path)
             elif type(item) is list and type(new) is list and _is_descended(item):
                 self.fill(item, new, path)
             elif new is not item:
                 state[key] = self._made(new, path)
 
-    def _made(self, value: Any, path: tuple[str, ...]) -> Any:
+    def _made(self, value: Any, path: tuple[Any, ...]) -> Any:
         if _opaque.find_in(value) is None:
             return value
         if self._opened is None:
             self._opened = open_checkpoint(self._path)
-        return torch_load(io.BytesIO(self._opened.object_bytes(".".join(path))))
+        # torch up to 2.3 saved a dict without tensors as one object.
+        for size in range(len(path), 0, -1):
+            key = ".".join(map(str, path[:size]))
+            if key in self._opened:
+                made = torch_load(io.BytesIO(self._opened.object_bytes(key)))
+                return functools.reduce(operator.getitem, path[size:], made)
+        return value
 
     def close(self) -> None:
         """Closes the checkpoint."""

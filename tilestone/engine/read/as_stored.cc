@@ -1,5 +1,6 @@
 #include "tilestone/engine/read/as_stored_internal.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -23,9 +24,33 @@ class Replacer {
     return stored_.find_object(key) != nullptr && stored_.find_tensor(key) == nullptr;
   }
 
+  // Whether a dict holds nothing but values, none of which is stored under its own key. PyTorch up
+  // to 2.3 saved such a dict as one object.
+  bool is_stored_nowhere(const StateDict& dict, const std::string& key) const {
+    return std::all_of(dict.begin(), dict.end(), [&](const StateDict::Entry& entry) {
+      return is_stored_nowhere(entry.second, below(key, key_text(entry.first)));
+    });
+  }
+
+  bool is_stored_nowhere(const StateNode& node, const std::string& key) const {
+    if (const auto* dict = node.get_if<StateDict>()) return is_stored_nowhere(*dict, key);
+    if (stored_.find_object(key) != nullptr || stored_.find_tensor(key) != nullptr) return false;
+    if (node.get_if<Value>() != nullptr) return true;
+    const auto* list = node.get_if<StateList>();
+    if (list == nullptr) return false;
+    for (size_t i = 0; i < list->size(); ++i) {
+      if (!is_stored_nowhere((*list)[i], below(key, std::to_string(i)))) return false;
+    }
+    return true;
+  }
+
   void visit(StateNode& node, const std::string& key) const {
     if (auto* dict = node.get_if<StateDict>()) {
-      visit(*dict, key);
+      if (is_object(key) && is_stored_nowhere(*dict, key)) {
+        node = Value();
+      } else {
+        visit(*dict, key);
+      }
     } else if (node.get_if<TensorView>() != nullptr) {
       if (is_object(key)) node = Value();
     } else if (auto* list = node.get_if<StateList>()) {

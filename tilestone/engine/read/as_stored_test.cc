@@ -33,4 +33,34 @@ TEST(AsStored, PlainTensorsAndListsThatAreStoredAsObjectsAreWantedAsObjects) {
   EXPECT_NE(other[1].get_if<TensorView>(), nullptr);
 }
 
+TEST(AsStored, DictsOfValuesThatPyTorchUpTo23StoredAsObjectsAreWantedAsObjects) {
+  Metadata stored;
+  for (const char* key : {"scheduler", "empty", "mixed", "a.inner", "parts", "parts.x"}) {
+    stored.objects.push_back({key, {}, {}});
+  }
+  stored.index();
+  StateDict scheduler, inner, a, mixed, wanted;
+  scheduler["step"] = Value(3);
+  scheduler["rates"] = StateList{StateNode(StateDict())};
+  wanted["scheduler"] = scheduler;
+  wanted["empty"] = StateDict();
+  inner["b"] = Value(1);
+  a["inner"] = inner;
+  a["other"] = scheduler;
+  wanted["a"] = std::move(a);
+  mixed["tensor"] = TensorView::without_data(DType::kFloat32, {2});
+  wanted["mixed"] = std::move(mixed);
+  StateDict parts;
+  parts["x"] = Value(1);
+  wanted["parts"] = std::move(parts);
+  const StateDict made = as_stored(wanted, stored);
+  EXPECT_TRUE(is_null(made.find("scheduler")));
+  EXPECT_TRUE(is_null(made.find("empty")));
+  const auto& outer = *made.find("a")->get_if<StateDict>();
+  EXPECT_TRUE(is_null(outer.find("inner")));
+  EXPECT_EQ(outer.find("other")->get_if<StateDict>()->size(), 2u);
+  EXPECT_NE(made.find("mixed")->get_if<StateDict>(), nullptr);
+  EXPECT_NE(made.find("parts")->get_if<StateDict>(), nullptr);
+}
+
 }  // namespace tilestone::engine::as_stored_test
