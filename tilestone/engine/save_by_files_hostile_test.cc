@@ -80,6 +80,8 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
     if (!stalled) return;
     expect_whole(Location(inner), 3, 2);
     EXPECT_TRUE(find_unpublished(Location(inner)).empty());
+    for (const Leftover& left : find_leftovers(Location(inner))) ADD_FAILURE() << left.name;
+    EXPECT_EQ(inner->list_directories(".tilestone/"), std::vector<std::string>());
     if (HasFailure()) return;
   }
 }

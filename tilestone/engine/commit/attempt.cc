@@ -38,7 +38,9 @@
 //  - A receipt that comes late: after "abandoned", no process merges it. Its data files are
 //    leftovers because of the outcome.
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it
-//    continues. It removes its data files only if it finds another receipt that counts.
+//    continues. It removes its data files only if another receipt counts: one that it finds, or,
+//    once the save has ended, the one in the manifest. It may have made the attempt's directory
+//    again, so who finds that the save is over removes it.
 //  - A try after a failure. Rank 1 fails, leaves the file `failed`, and is started again. When it
 //    joins, it removes that file. Rank 0 may be started again before that, and finds the file: its
 //    reason is out of date. So a rank that waits ignores for some seconds a failure that was there
@@ -70,6 +72,19 @@
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
+namespace {
+
+template <typename Work>
+void try_to_clean(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    // Other processes may be reading the directory, or cleaning too.
+    log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
+  }
+}
+
+}  // namespace
 
 Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms)
     : location(std::move(at)),
@@ -126,6 +141,10 @@ bool is_over(const Attempt& attempt) {
     return published;
   }
   if (!published && !is_published(attempt)) fail_no_checkpoint(attempt);
+  const std::string directory = attempt_directory(attempt.id());
+  try_to_clean([&] {
+    if (attempt.location->stat(directory)) attempt.location->remove_tree(directory);
+  });
   return true;
 }
 
@@ -140,14 +159,11 @@ bool ended_before(const Attempt& attempt) {
 }
 
 void clean(const Attempt& attempt) {
-  try {
+  try_to_clean([&] {
     note_stood(*attempt.location, attempt.id(), Deadline::never());
     remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
     attempt.location->remove_tree(attempt_directory(attempt.id()));
-  } catch (const Error& error) {
-    // Other processes may be reading the directory, or cleaning too.
-    log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
-  }
+  });
 }
 
 }  // namespace tilestone::engine

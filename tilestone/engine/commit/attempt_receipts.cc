@@ -1,4 +1,5 @@
 // Step 2 of the protocol in attempt.cc: a rank leaves its receipt.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +23,21 @@ bool sync_receipt(const Attempt& attempt, int group) {
   } catch (const Error&) {
     return false;
   }
+}
+
+// After the save has ended: whether the checkpoint has this receipt, and not that of another
+// process of this rank. True if its manifest was removed since. No two processes give a data file
+// the same name.
+bool is_in_manifest(const Attempt& attempt, int rank, const AttemptReceipt& left) {
+  const auto published = published_receipt_of(attempt, rank);
+  if (!published) return true;
+  const std::vector<ReceiptFile> own = Receipt::decode(left.receipt).files,
+                                 &others = published->files;
+  if (own.empty()) return others.empty();
+  return std::any_of(own.begin(), own.end(), [&](const ReceiptFile& file) {
+    return std::any_of(others.begin(), others.end(),
+                       [&](const ReceiptFile& other) { return other.name == file.name; });
+  });
 }
 
 }  // namespace
@@ -51,17 +67,18 @@ bool leave_receipt(Attempt& attempt, int rank, const AttemptReceipt& left, Deadl
     // the removal of the temporary name failed.
     const auto existing = counted_receipt(storage, attempt.head, rank);
     if (existing && *existing != bytes) return false;
-    const bool is_durable = existing && sync_receipt(attempt, group);
-    // If the save has ended, the directory was removed, and the checkpoint may include this
-    // receipt: its data files must stay.
-    if (!is_durable && !has_ended(attempt)) throw;
-    return true;
+    if (existing && sync_receipt(attempt, group)) return true;
+    if (!has_ended(attempt)) throw;
+    return is_in_manifest(attempt, rank, left);
   }
-  if (!storage.stat(group_name(attempt.id(), group))) return true;
-  const auto counted = counted_receipt(storage, attempt.head, rank);
-  if (!counted || *counted == bytes) return true;
-  remove_files(storage, std::vector{name});
-  return false;
+  if (const auto merged = read_group(storage, attempt.head, group)) {
+    if ((*merged)[static_cast<size_t>(rank - attempt.head.group_begin(group))] == bytes)
+      return true;
+    remove_files(storage, std::vector{name});
+    return false;
+  }
+  const bool ended = read_outcome(storage, attempt.id()) == Outcome::kPublished;
+  return !ended || is_in_manifest(attempt, rank, left);
 }
 
 bool has_receipt(const Attempt& attempt, int rank) {
