@@ -7,12 +7,15 @@ import io
 import os
 import pathlib
 import pickle
+import runpy
+import sys
 from typing import Any
 
 import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
+from torch.distributed.checkpoint import format_utils
 from test_stock import assert_same, blank, tree
 
 import tilestone
@@ -368,8 +371,46 @@ def test_a_stager_that_returns_a_future(ckpt: str) -> None:
     stager.close()
 
 
+class Elsewhere(stock.filesystem.FileSystem):
+    """A file system of the program's."""
+
+    def init_path(self, path: Any) -> pathlib.Path:
+        return pathlib.Path(f"{path}-elsewhere")
+
+
+def test_a_file_system_of_the_programs_is_refused_or_left_to_torch(ckpt: str) -> None:
+    stock.save({"w": torch.ones(3)}, checkpoint_id=f"{ckpt}-elsewhere")
+    reader = dcp.FileSystemReader(ckpt)
+    reader.fs = Elsewhere()
+    reader.path = reader.fs.init_path(ckpt)
+    for load in (stock.load, dcp.load):
+        wanted = {"w": torch.zeros(3)}
+        load(wanted, storage_reader=reader)
+        assert wanted["w"].sum() == 3
+    for save in (stock.save, dcp.save):
+        writer = dcp.FileSystemWriter(ckpt)
+        writer.fs = Elsewhere()
+        with pytest.raises(dcp.CheckpointException, match="its fs can't be"):
+            save({"w": torch.ones(3)}, storage_writer=writer)
+    assert not os.path.exists(ckpt)
+
+
+def test_format_utils_run_as_a_program(
+    ckpt: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
+    monkeypatch.setattr(sys, "argv", ["x", "torch_to_dcp", str(tmp_path / "a.pt"), ckpt])
+    try:
+        runpy.run_module("tilestone.dcp.format_utils", run_name="__main__")
+    finally:
+        dcp.disable()
+    assert "Tilestone" in tilestone.open(ckpt).writer
+
+
 def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, caplog) -> None:
     caplog.set_level("INFO", "tilestone")
+    file = f"{ckpt}.pt"
+    torch.save({"w": torch.ones(2)}, file)
     dcp.enable()
     try:
         dcp.enable()
@@ -383,6 +424,13 @@ def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, capl
             assert found is not None and found.save_id == writer.save_id
         stock.save_state_dict({"w": torch.ones(5)}, stock.FileSystemWriter(ckpt), no_dist=True)
         assert "Tilestone" in tilestone.open(ckpt).writer
+        format_utils.torch_save_to_dcp(file, f"{ckpt}-converted")
+        assert "Tilestone" in tilestone.open(f"{ckpt}-converted").writer
+        writer = stock.FileSystemWriter(ckpt)
+        writer.fs = Elsewhere()  # a file system of the program's
+        writer.path = writer.fs.init_path(ckpt)
+        stock.save({"w": torch.ones(5)}, storage_writer=writer)
+        assert "PyTorch" in tilestone.open(f"{ckpt}-elsewhere").writer
         stock.async_save({"w": torch.ones(6)}, checkpoint_id=ckpt).result()
         wanted = {"w": torch.zeros(6)}
         stock.load(wanted, checkpoint_id=ckpt)
@@ -391,4 +439,6 @@ def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, capl
         dcp.disable()
     assert caplog.text.count("now writes and reads with Tilestone") == 1
     stock.save({"w": torch.ones(7)}, checkpoint_id=ckpt)
+    assert "PyTorch" in tilestone.open(ckpt).writer
+    format_utils.torch_save_to_dcp(file, ckpt)
     assert "PyTorch" in tilestone.open(ckpt).writer

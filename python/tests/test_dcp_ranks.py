@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import pathlib
@@ -229,12 +230,28 @@ def other_ways(rank: int, world: int, folder: str) -> None:
             assert wanted == {"n": 2}
     for step in range(2):
         state = state_of(world, step + 1, rank)
+        # Of the same names, but each rank's own; and of a class that the engine does not create.
+        state["own"] = {"w": torch.full((2,), rank + 1.0), "n": rank, "args": argparse.Namespace(n=rank)}
         dcp.save(state, checkpoint_id=f"{folder}/own", use_collectives=False)
         for load in (dcp.load, stock.load):
             wanted = state_of(world, 0, rank)
-            load(wanted, checkpoint_id=f"{folder}/own")
+            wanted["own"] = {"w": torch.zeros(2), "n": None, "args": None}
+            planner = dcp.DefaultLoadPlanner()
+            load(wanted, checkpoint_id=f"{folder}/own", planner=planner)
             assert values(wanted) == values(state)
+            assert planner.metadata.state_dict_metadata["own.w"].size == (2,)
         dist.barrier()
+    whole = {"rows": torch.zeros(3, 5), "own": {"n": None}}
+    if rank == 0:  # in another layout the parts of all ranks
+        dcp.load(whole, checkpoint_id=f"{folder}/own", no_dist=True)
+        assert whole["rows"].tolist() == (torch.arange(15.0).reshape(3, 5) * 2).tolist()
+        assert whole["own"]["n"] == 0
+    try:
+        wanted = {"own": {"n": 0}} if rank == 0 else {"own": {"no": 0}}
+        dcp.load(wanted, checkpoint_id=f"{folder}/own")
+        raise AssertionError("it did not fail")
+    except dcp.CheckpointException as error:  # on every rank
+        assert list(error.failures) == [1] and "own.no" in str(error.failures[1][0])
     try:
         dcp.save({"n": 1}, checkpoint_id=f"{folder}/cached", use_collectives=False)
         raise AssertionError("it did not fail")

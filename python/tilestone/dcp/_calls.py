@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -97,6 +98,19 @@ def check_path(checkpoint_id: Any) -> None:
         )
 
 
+def check_file_system(writer: Any) -> None:
+    """Refuses a file system of the program's.
+
+    Raises:
+        UnsupportedError: the writer's `fs` is one.
+    """
+    if type(writer.fs) is not FileSystem:
+        raise UnsupportedError(
+            f"tilestone.dcp.FileSystemWriter writes files itself, so its fs can't be {writer.fs!r}",
+            hint="pass a writer of torch's with it: torch.distributed.checkpoint.FileSystemWriter",
+        )
+
+
 def differs_from_default(planner: Any) -> set[str]:
     """The options of one of torch's planners that don't have their default values."""
     default = vars(type(planner)())
@@ -124,7 +138,7 @@ _HINTS = (
 )
 
 
-def _as_torchs(error: Exception) -> Exception:
+def as_torchs(error: Exception) -> Exception:
     """The exception that torch raises in this case; any other one unchanged."""
     if not isinstance(error, CheckpointError):
         return error
@@ -153,10 +167,13 @@ def failing_as_torch(step: str, rank: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        failed = error.rank if isinstance(error, CheckpointError) and error.rank >= 0 else rank
-        made = _as_torchs(error)
+        if isinstance(error, CheckpointError):
+            # An error without a rank is what the coordinator has found, unless the ranks were cut off.
+            is_own = error.rank < 0 and error.code in ("timeout", "rank_failed", "interrupted")
+            rank = rank if is_own else max(error.rank, 0)
+        made = as_torchs(error)
         trace = traceback.extract_tb(error.__traceback__)
-        failures: dict[int, tuple[BaseException, traceback.StackSummary]] = {failed: (made, trace)}
+        failures: dict[int, tuple[BaseException, traceback.StackSummary]] = {rank: (made, trace)}
         raise CheckpointException(step, failures) from error
 
 
@@ -168,16 +185,19 @@ class StoredMetadata(Metadata):
 
     Args:
         save_id: of the save that it belongs to; None: whichever is there.
+        name: of the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], save_id: str | None = None) -> None:
-        vars(self).update(_path=path, _save_id=save_id, _is_read=False)
+    def __init__(
+        self, path: str | os.PathLike[str], save_id: str | None = None, name: str = INDEX
+    ) -> None:
+        vars(self).update(_path=path, _save_id=save_id, _name=name, _is_read=False)
 
     def _read(self) -> None:
         own = vars(self)
         if own["_is_read"]:
             return
-        with open(os.path.join(own["_path"], INDEX), "rb") as file, no_collections():
+        with open(os.path.join(own["_path"], own["_name"]), "rb") as file, no_collections():
             found = pickle.load(file)
         stored = getattr(found.storage_meta, "save_id", None)
         if own["_save_id"] not in (None, stored):

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint import (
     _async_process_executor,
     filesystem,
+    format_utils,
     state_dict_loader,
     state_dict_saver,
 )
@@ -27,6 +28,8 @@ _EXECUTOR = _async_process_executor._ProcessBasedAsyncCheckpointExecutor
 
 def _in_place_of(storage: Any) -> Any:
     """Tilestone's class in the place of an object of torch's own; any other object unchanged."""
+    if type(getattr(storage, "fs", None)) is not filesystem.FileSystem:  # one of the program's
+        return storage
     if type(storage) is filesystem.FileSystemWriter:
         made = FileSystemWriter(
             storage.path,
@@ -72,7 +75,8 @@ def enable() -> None:
     For programs that can't be edited. Until disable(), torch's save, load and async_save (threads
     and processes) use Tilestone's FileSystemWriter and FileSystemReader in the place of torch's
     own: where the program passes only a checkpoint_id, and where it passes an object of exactly
-    torch's class. Other classes, subclasses too, stay as they are. torch still plans.
+    torch's class, and so do the conversions of format_utils. Other classes, subclasses too, and
+    objects with a file system of the program's (`writer.fs`) stay as they are. torch still plans.
 
     A second call does nothing. The first one is logged (INFO).
     """
@@ -81,8 +85,12 @@ def enable() -> None:
             return
         _patch(state_dict_saver, "_storage_setup", _set_up)
         _patch(state_dict_loader, "_storage_setup", _set_up)
-        _patch(state_dict_saver, "_save_state_dict", _with(state_dict_saver._save_state_dict))
-        _patch(state_dict_loader, "_load_state_dict", _with(state_dict_loader._load_state_dict))
+        saving = _with(state_dict_saver._save_state_dict)
+        loading = _with(state_dict_loader._load_state_dict)
+        for saver in (state_dict_saver, format_utils):  # which imports the functions by name
+            _patch(saver, "_save_state_dict", saving)
+        for loader in (state_dict_loader, format_utils):
+            _patch(loader, "_load_state_dict", loading)
         _patch(_EXECUTOR, "execute_save", _executing(_EXECUTOR.execute_save))
         _log.info("torch.distributed.checkpoint now writes and reads with Tilestone")
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from tilestone import _opaque
 from tilestone._checkpoint import Checkpoint
@@ -31,10 +33,13 @@ class Filler:
     Args:
         path: the checkpoint, which is opened if it holds objects of classes that Tilestone itself
             does not create.
+        own_rank: the rank whose own part of a rank-local checkpoint comes first; None: there are no
+            such parts.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], own_rank: int | None = None) -> None:
         self._path = path
+        self._own_rank = own_rank
         self._opened: Checkpoint | None = None
 
     def fill(self, state: Any, loaded: Any, above: tuple[Any, ...] = ()) -> None:
@@ -52,15 +57,34 @@ class Filler:
     def _made(self, value: Any, path: tuple[Any, ...]) -> Any:
         if _opaque.find_in(value) is None:
             return value
-        if self._opened is None:
-            self._opened = open_checkpoint(self._path)
         # torch up to 2.3 saved a dict without tensors as one object.
         for size in range(len(path), 0, -1):
-            key = ".".join(map(str, path[:size]))
-            if key in self._opened:
-                made = torch_load(io.BytesIO(self._opened.object_bytes(key)))
-                return functools.reduce(operator.getitem, path[size:], made)
+            data = self._bytes_of(".".join(map(str, path[:size])))
+            if data is not None:
+                return functools.reduce(operator.getitem, path[size:], torch_load(io.BytesIO(data)))
         return value
+
+    def _bytes_of(self, key: str) -> bytes | None:
+        """A stored object's bytes; None: there is none of this key."""
+        if self._own_rank is not None:
+            data = self._own_bytes_of(key, self._own_rank)
+            if data is not None:
+                return data
+        if self._opened is None:
+            self._opened = open_checkpoint(self._path)
+        return self._opened.object_bytes(key) if key in self._opened else None
+
+    def _own_bytes_of(self, key: str, rank: int) -> bytes | None:
+        try:
+            metadata = FileSystemReader(self._path).read_metadata(rank=rank)
+        except FileNotFoundError:  # the checkpoint is of fewer ranks
+            return None
+        info = metadata.storage_data.get(MetadataIndex(key))
+        if info is None:
+            return None
+        with open(os.path.join(self._path, info.relative_path), "rb") as file:
+            file.seek(info.offset)
+            return file.read(info.length)
 
     def close(self) -> None:
         """Closes the checkpoint."""

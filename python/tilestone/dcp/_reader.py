@@ -29,7 +29,7 @@ _log = logging.getLogger("tilestone")
 
 def is_plain(reader: FileSystemReader) -> bool:
     """Whether the reader has no options that only loads planned by torch have."""
-    return not reader._has_registry
+    return not reader._has_registry and type(reader.fs) is _torchs.FileSystem
 
 
 class FileSystemReader(_torchs.FileSystemReader):
@@ -104,6 +104,7 @@ class FileSystemReader(_torchs.FileSystemReader):
             info is self._places.get(item.storage_index)
             and type(info) is _torchs._StorageInfo
             and not info.transform_descriptors
+            and type(self.fs) is _torchs.FileSystem
             and type(self)._slice_file is _torchs.FileSystemReader._slice_file
         )
 

@@ -34,6 +34,7 @@ from tilestone import _core, _options, _torch_bridge
 from tilestone._errors import UnsupportedError
 from tilestone.dcp._calls import (
     INDEX,
+    check_file_system,
     check_path,
     no_collections,
     put_off_collections,
@@ -91,6 +92,7 @@ def is_plain(writer: FileSystemWriter) -> bool:
     """Whether the writer has no options that only saves planned by torch have."""
     return (
         not writer.transforms.extensions
+        and type(writer.fs) is _torchs.FileSystem
         and writer.serialization_format == SerializationFormat.TORCH_SAVE
         and writer.single_file_per_rank
     )
@@ -208,6 +210,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """As in torch. A second save with the same object gets a save id of its own."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        check_file_system(self)
         if self._is_used:
             self.save_id = _torchs._generate_uuid()
         self._is_used = True

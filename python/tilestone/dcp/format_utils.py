@@ -1,8 +1,13 @@
-"""torch.distributed.checkpoint.format_utils, with Tilestone's writer and reader."""
+"""torch.distributed.checkpoint.format_utils, with Tilestone's writer and reader.
+
+    python -m tilestone.dcp.format_utils torch_to_dcp FILE DIRECTORY
+    python -m tilestone.dcp.format_utils dcp_to_torch DIRECTORY FILE
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from torch.distributed.checkpoint.format_utils import (
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
+from tilestone.dcp._enable import enable
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
 
@@ -63,3 +69,8 @@ def torch_save_to_dcp(
 def __getattr__(name: str) -> Any:
     """Everything else is torch's."""
     return getattr(_torchs, name)
+
+
+if __name__ == "__main__":
+    enable()
+    runpy.run_path(_torchs.__file__, run_name="__main__")

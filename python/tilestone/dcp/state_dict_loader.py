@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint import state_dict_loader as _torchs
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
-from torch.distributed.checkpoint.utils import _api_bc_check
+from torch.distributed.checkpoint.utils import _api_bc_check, _DistWrapper
 from typing_extensions import deprecated
 
 from tilestone import _api
@@ -23,6 +24,8 @@ from tilestone.dcp._reader import FileSystemReader, is_plain
 __all__ = ["load", "load_state_dict"]
 
 StateDict = dict[str, Any]
+
+_RANKS_METADATA = re.compile(r"__\d+\.metadata")
 
 
 def _is_default(planner: LoadPlanner | None) -> bool:
@@ -49,6 +52,13 @@ def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
     return type(reader) is FileSystemReader and is_plain(reader) and _is_default(planner)
 
 
+def _is_rank_local(path: str) -> bool:
+    """Whether a save with use_collectives=False made the checkpoint: each rank has its own part."""
+    if os.path.exists(os.path.join(path, _calls.INDEX)) or not os.path.isdir(path):
+        return False
+    return any(_RANKS_METADATA.fullmatch(name) for name in os.listdir(path))
+
+
 def _load(
     state: StateDict,
     reader: FileSystemReader,
@@ -56,19 +66,35 @@ def _load(
     process_group: Any,
     alone: bool,
 ) -> None:
+    path, rank = os.path.abspath(reader.path), _calls.rank_of(process_group, alone)
+    name = _calls.INDEX
+    if _is_rank_local(path):
+        # As with torch, what differs between the ranks comes from this rank's own part.
+        name = f"__{rank}{_calls.INDEX}"
+        met = _DistWrapper(process_group, not alone, 0)
+        met.all_gather("read", lambda: _fill_alone(state, path, planner, rank))
+    else:
+        with _calls.failing_as_torch("read", rank):
+            _fill(state, path, planner, group=_calls.group_of(process_group, alone))
+    if isinstance(planner, DefaultLoadPlanner):
+        planner.metadata = _calls.StoredMetadata(path, name=name)
+
+
+def _fill_alone(state: StateDict, path: str, planner: LoadPlanner | None, rank: int) -> None:
+    try:
+        _fill(state, path, planner, own_rank=rank)
+    except Exception as error:
+        raise _calls.as_torchs(error) from None
+
+
+def _fill(state: StateDict, path: str, planner: LoadPlanner | None, **who: Any) -> None:
+    """Loads into the state. `who`: the arguments of tilestone.load that say who takes part."""
     partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
-    path = os.path.abspath(reader.path)
     template: Any = _calls.State(state)
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
-    with _calls.failing_as_torch("read", _calls.rank_of(process_group, alone)):
-        loaded = _api.load(
-            template, path, group=_calls.group_of(process_group, alone),
-            cast=True, differences=differences,
-        )  # fmt: skip
-        with contextlib.closing(Filler(path)) as filler:
-            filler.fill(state, loaded)
-    if isinstance(planner, DefaultLoadPlanner):
-        planner.metadata = _calls.StoredMetadata(path)
+    loaded = _api.load(template, path, cast=True, differences=differences, **who)
+    with contextlib.closing(Filler(path, who.get("own_rank"))) as filler:
+        filler.fill(state, loaded)
 
 
 @deprecated(
