@@ -91,12 +91,12 @@ class Planned(dcp.DefaultSavePlanner):
 def test_garbage_collections_wait_while_torch_plans_and_not_for_long(
     ckpt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilestone.dcp._calls._PUT_OFF_SECONDS", 0.5)
     usual = gc.get_threshold()
     planner = Planned(fails=False)
     stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt), planner=planner)
     assert planner.threshold >= 1_000_000
     assert gc.get_threshold() == usual
+    monkeypatch.setattr("tilestone.dcp._calls._PUT_OFF_SECONDS", 0.5)
     writer = dcp.FileSystemWriter(ckpt)
     with pytest.raises(dcp.CheckpointException, match="no plan"):
         stock.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))

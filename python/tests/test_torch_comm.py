@@ -345,22 +345,40 @@ def test_no_rank_waits_for_the_transfer_of_a_rank_that_pauses_at_the_end(
     assert second == ["scatter: found 3 parts, expected one for each of 2 ranks"]
 
 
+class Clock:
+    """What the caller of an operation sees as the time."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
+    """When all ranks have agreed to continue, rank 0's deadline passes; rank 1 waits for that."""
     comm = TorchCommunicator()
     comm.all_to_all([b"x"] * world, PLENTY)
+    store = dist.distributed_c10d._get_default_store()
     exchange = comm._transfer.exchange
+    clock = Clock()
     said, missing = "", []
-    if rank == 1:  # all ranks have agreed to continue by then
 
-        def slow(*arguments: Any) -> Any:
-            time.sleep(5)
-            return exchange(*arguments)
+    def slow(*arguments: Any) -> Any:
+        if rank == 0:
+            clock.ahead = 2 * PLENTY
+        else:
+            store.wait(["test/deadline passed"])
+        return exchange(*arguments)
 
-        comm._transfer.exchange = slow  # type: ignore[method-assign]
+    comm._transfer.exchange = slow  # type: ignore[method-assign]
     try:
-        comm.all_to_all([b"x"] * world, PLENTY if rank == 1 else 0.5)
+        with mock.patch("tilestone._helper_thread.time", clock):
+            comm.all_to_all([b"x"] * world, PLENTY)
     except TimeoutError as error:
         said, missing = str(error), error.ranks  # type: ignore[attr-defined]
+        store.set("test/deadline passed", "")
     comm._transfer.exchange = exchange  # type: ignore[method-assign]
     assert comm.all_to_all([bytes([rank])] * world, PLENTY) == [bytes([r]) for r in range(world)]
     dist.barrier()

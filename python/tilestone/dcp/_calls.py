@@ -255,12 +255,14 @@ def put_off_collections() -> None:
 
 def resume_collections() -> None:
     """Undoes put_off_collections(). Without one, does nothing."""
-    while _timers:
-        _timers.pop().cancel()
-    while _thresholds:
-        usual = _thresholds.pop()
-        if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
-            gc.set_threshold(*usual)
+    with contextlib.suppress(IndexError):  # empty; the timer may be taking from the lists, too
+        while True:
+            _timers.pop().cancel()
+    with contextlib.suppress(IndexError):
+        while True:
+            usual = _thresholds.pop()
+            if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
+                gc.set_threshold(*usual)
 
 
 os.register_at_fork(after_in_child=resume_collections)  # it has no timer
