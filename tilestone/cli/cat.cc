@@ -271,7 +271,7 @@ int cat_below(const Checkpoint& checkpoint, const std::vector<std::string>& keys
       const Value value = checkpoint.read_object(key);
       out["entries"][key] = json_value(value);
       if (!options.json) {
-        fmt::print("{}: {}\n", printable(key), to_string(value, options.all ? SIZE_MAX : 4096));
+        fmt::print("{}: {}\n", key_text(key), to_string(value, options.all ? SIZE_MAX : 4096));
       }
       continue;
     }
@@ -314,8 +314,10 @@ int cat_object(const Checkpoint& checkpoint, const CatOptions& options) {
 
 }  // namespace
 
-int cat(const CatOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
+int cat(const CatOptions& given) {
+  const Checkpoint checkpoint = Checkpoint::open(location_of(given.path, given.follow_links));
+  CatOptions options = given;
+  options.key = key_named(checkpoint, given.key);
   const StoredTensor* tensor = checkpoint.metadata().find_tensor(options.key);
   if (tensor != nullptr && !options.common) {
     return cat_tensor(checkpoint, *tensor, options);

@@ -30,6 +30,7 @@ struct InspectOptions {
   std::string key;
   bool json = false;
   bool all = false;
+  bool wide = false;
 };
 int inspect(const InspectOptions& options);
 
@@ -37,7 +38,8 @@ struct VerifyOptions {
   Targets at;
   int threads = 0;
   bool json = false;
-  bool all = false;     // also each item that a truncated file lacks
+  bool all = false;  // also each item that a truncated file lacks
+  bool wide = false;
   bool repair = false;  // first rewrite what is damaged from copies
 };
 int verify(const VerifyOptions& options);
@@ -52,7 +54,7 @@ struct CatOptions {
   bool all = false;
   bool json = false;
 };
-int cat(const CatOptions& options);
+int cat(const CatOptions& given);
 
 struct ConvertCommand {
   std::string source;
@@ -80,6 +82,7 @@ struct DiffCommand {
   std::vector<std::string> keys;
   std::vector<std::string> rename;  // of A's keys
   double atol = 0;
+  bool wide = false;
   bool json = false;
 };
 int diff(const DiffCommand& command);
@@ -106,7 +109,8 @@ int layout(const LayoutOptions& options);
 struct GcOptions {
   Targets at;
   bool remove = false;
-  bool force = false;    // also the files of a checkpoint that has lost only its hidden files
+  bool force = false;  // also the files of a checkpoint that has lost only its hidden files
+  bool wide = false;
   bool abandon = false;  // first end an unpublished save whose ranks are dead
   std::string save_id;   // the save to abandon, if there are several
   bool json = false;

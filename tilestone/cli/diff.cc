@@ -1,10 +1,13 @@
 // tilestone diff: compares two checkpoints, of any formats and layouts.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
@@ -44,30 +47,57 @@ void print_json(const DiffReport& report) {
   fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
-std::string values_text(const Difference& found) {
-  if (!found.values) return found.kind == Difference::Kind::kDTypes ? "; equal values" : "";
-  return fmt::format("{} of {} differ, by at most {:.3g} (mean {:.3g}), first at {}: {} and {}",
-                     grouped(found.differing), counted(found.elements, "element"), found.max,
-                     found.mean, to_string(found.first), found.first_a, found.first_b);
-}
-
-std::string text_of(const Difference& found) {
+// What is said of a difference, in parts that stand on one line if they fit.
+std::vector<std::string> parts_of(const Difference& found) {
   switch (found.kind) {
     case Difference::Kind::kOnlyInA:
-      return "only in A: " + printable(found.a);
+      return {"only in A: " + printable(found.a)};
     case Difference::Kind::kOnlyInB:
-      return "only in B: " + printable(found.b);
-    case Difference::Kind::kDTypes:
-      return fmt::format("{} in A, {} in B{}{}", found.a, found.b, found.values ? "; " : "",
-                         values_text(found));
-    case Difference::Kind::kValues:
-      return values_text(found);
-    case Difference::Kind::kKinds:
-    case Difference::Kind::kShapes:
-    case Difference::Kind::kObjects:
+      return {"only in B: " + printable(found.b)};
+    default:
       break;
   }
-  return fmt::format("{} in A, {} in B", printable(found.a), printable(found.b));
+  std::vector<std::string> parts;
+  if (found.kind != Difference::Kind::kValues) {
+    parts = {printable(found.a) + " in A,", printable(found.b) + " in B"};
+  }
+  if (found.kind == Difference::Kind::kDTypes) {
+    parts = {parts[0] + " " + parts[1] + (found.values ? ";" : "; equal values")};
+  }
+  if (found.values) {
+    parts.push_back(fmt::format("{} of {} differ, by at most {:.3g} (mean {:.3g}),",
+                                grouped(found.differing), counted(found.elements, "element"),
+                                found.max, found.mean));
+    parts.push_back(fmt::format("first at {}: {} and {}", to_string(found.first), found.first_a,
+                                found.first_b));
+  }
+  return parts;
+}
+
+// One line, or several of at most `width` columns; 0: any number. Objects that are too long even
+// for a line of their own are shortened, and so is the key.
+std::string text_of(const Difference& found, size_t width) {
+  constexpr size_t kIndent = 4, kLeastKey = 20;
+  const std::vector<std::string> parts = parts_of(found);
+  std::string key = key_text(found.key) + ":";
+  if (width > kLeastKey + kIndent) {
+    const size_t taken = width_of(parts.front()) + 1;
+    key = shortened(key, std::max(kLeastKey, width - std::min(width, taken)));
+  }
+  std::string text = key;
+  size_t column = width_of(key);
+  for (const std::string& part : parts) {
+    const size_t needed = width_of(part) + 1;
+    const bool fits = width == 0 || column + needed <= width || column <= kIndent;
+    if (!fits) {
+      text += "\n" + std::string(kIndent - 1, ' ');
+      column = kIndent - 1;
+    }
+    const bool whole = width <= kIndent || column + needed <= width;
+    text += " " + (whole ? part : shortened(part, std::max<size_t>(width - column - 1, 5)));
+    column += needed;
+  }
+  return text;
 }
 
 }  // namespace
@@ -91,8 +121,9 @@ int diff(const DiffCommand& command) {
     print_json(report);
     return report.same() ? kOk : kDamaged;
   }
+  const size_t width = command.wide ? 0 : terminal_width();
   for (const Difference& found : report.differences) {
-    fmt::print("{}: {}\n", printable(found.key), text_of(found));
+    fmt::print("{}\n", text_of(found, width));
   }
   fmt::print("{}: {} and {} are equal{}, {} in {:.2f} s\n",
              report.same() ? "no difference" : counted(report.differences.size(), "difference"),

@@ -28,15 +28,17 @@ struct Usage {
   uint64_t bytes = 0;
 };
 
+// `prefix`: what stands before the names of the node's children, with its separator.
 void add_prefixes(const KeyNode& node, const std::string& prefix, int depth,
                   std::vector<Usage>& rows) {
   for (const auto& [name, child] : node.children) {
-    const std::string key = prefix.empty() ? name : prefix + "." + name;
+    const std::string key = prefix + name;
     if (depth > 1 && !child.children.empty()) {
-      add_prefixes(child, key, depth - 1, rows);
+      add_prefixes(child, key + (key.ends_with('/') ? "" : "."), depth - 1, rows);
     } else {
       const bool is_prefix = !child.children.empty();
-      rows.push_back({is_prefix ? key + ".*" : key, child.tensors, child.objects, child.bytes});
+      const std::string rest = !is_prefix ? "" : key.ends_with('/') ? "*" : ".*";
+      rows.push_back({key + rest, child.tensors, child.objects, child.bytes});
     }
   }
 }
@@ -103,7 +105,8 @@ std::vector<Usage> rows_of(const Checkpoint& checkpoint, const DuOptions& option
 int du(const DuOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
   const std::vector<Usage> rows = rows_of(checkpoint, options);
-  if (rows.empty() && !options.patterns.empty()) refuse_pattern(checkpoint, options.patterns);
+  const std::vector<std::string> unmatched = unmatched_patterns(checkpoint, options.patterns);
+  if (rows.empty() && !unmatched.empty()) refuse_patterns(checkpoint, unmatched);
   uint64_t bytes = 0;
   for (const Usage& row : rows) bytes += row.bytes;
   const char* const what = options.by == "prefix" ? "tensors" : "chunks";
@@ -117,6 +120,7 @@ int du(const DuOptions& options) {
                              {"bytes", row.bytes}});
     }
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
+    if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
     return kOk;
   }
   Table table({"NAME", options.by == "prefix" ? "TENSORS" : "CHUNKS", "OBJECTS", "BYTES", "%"},
@@ -124,11 +128,13 @@ int du(const DuOptions& options) {
   for (const Usage& row : rows) {
     const double share =
         bytes > 0 ? 100.0 * static_cast<double>(row.bytes) / static_cast<double>(bytes) : 0;
-    table.add({printable(row.name), grouped(row.tensors), grouped(row.objects),
+    table.add({key_text(row.name), grouped(row.tensors), grouped(row.objects),
                human_bytes(row.bytes), fmt::format("{:.1f}", share)});
   }
   table.print(options.wide);
   fmt::print("total {}\n", human_bytes(bytes));
+  print_about_common(checkpoint);
+  if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
   return kOk;
 }
 

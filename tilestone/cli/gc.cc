@@ -64,7 +64,7 @@ nlohmann::ordered_json json_of(const Cleaned& cleaned, bool removed) {
   return out;
 }
 
-void print_text(const Cleaned& cleaned, bool removed) {
+void print_text(const Cleaned& cleaned, const GcOptions& options) {
   const std::vector<Leftover>& files = cleaned.files;
   for (const UnpublishedSave& save : cleaned.saves) {
     fmt::print("not a leftover: {}\n", printable(save.text));
@@ -78,9 +78,9 @@ void print_text(const Cleaned& cleaned, bool removed) {
     table.add(
         {printable(file.name), human_bytes(file.size), printable(file.what), printable(file.why)});
   }
-  table.print();
+  table.print(options.wide);
   fmt::print("\n{}, {}: {}\n", counted(files.size(), "leftover"), human_bytes(sum_of(files)),
-             removed ? "removed" : "not removed; --delete removes them");
+             options.remove ? "removed" : "not removed; --delete removes them");
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ int gc(const GcOptions& options) {
                                 ? clean_run(options.at.run(path), options)
                                 : clean(location_of(path, options.at.follow_links), options);
     if (several && !options.json) fmt::print("{}:\n", printable(path));
-    if (!options.json) print_text(cleaned, options.remove);
+    if (!options.json) print_text(cleaned, options);
     all.push_back(json_of(cleaned, options.remove));
     if (several) all.back()["path"] = path;
     return kOk;

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
+#include <vector>
 
+#include "tilestone/base/natural_order.h"
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
 #include "tilestone/cli/output.h"
@@ -123,6 +126,7 @@ Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) 
               {"manifest", has_manifest(checkpoint)},
               {"tensors", metadata.tensors.size()},
               {"objects", metadata.objects.size()},
+              {"has_common", checkpoint.has_common()},
               {"copies", copies_in(metadata)},
               {"copy_bytes", copy_bytes(metadata)},
               {"tensor_bytes", metadata.tensor_bytes()},
@@ -157,6 +161,7 @@ void print_whole(const Checkpoint& checkpoint, const std::string& path) {
   for (const auto& [dtype, bytes] : bytes_by_dtype(metadata)) {
     fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));
   }
+  print_about_common(checkpoint);
 }
 
 int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
@@ -170,11 +175,15 @@ int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {
   print_whole(checkpoint, options.path);
   fmt::print("\n");
   const size_t shown = rows_shown(uses.size(), options.all);
+  std::vector<size_t> order(uses.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return natural_less(metadata.files[a], metadata.files[b]); });
   Table table({"FILE", "ITEMS", "ITEM BYTES"}, "lrr");
-  for (size_t i = 0; i < shown; ++i) {
+  for (const size_t i : std::span(order).first(shown)) {
     table.add({printable(metadata.files[i]), grouped(uses[i].items), human_bytes(uses[i].bytes)});
   }
-  table.print();
+  table.print(options.wide);
   print_left_out(uses.size(), shown, "file");
   return kOk;
 }
@@ -255,7 +264,7 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
-  fmt::print("{}  {} {}  {} in {}\n", printable(tensor.key), to_string(tensor.dtype),
+  fmt::print("{}  {} {}  {} in {}\n", key_text(tensor.key), to_string(tensor.dtype),
              shape_text(tensor.shape),
              human_bytes(static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype)),
              counted(tensor.chunks.size(), "shard"));
@@ -266,6 +275,7 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
   print_picture(tensor);
   const size_t shown = rows_shown(tensor.chunks.size(), options.all);
   Table table({"", "BOX", "FILE", "OFFSET", "LENGTH", "CRC-32"}, "lllrrl");
+  table.shorten({2});
   for (size_t i = 0; i < shown; ++i) {
     const StoredChunk& chunk = tensor.chunks[i];
     table.add({std::string(1, chunk_letter(i)), to_string(chunk.box),
@@ -273,15 +283,16 @@ int inspect_tensor(const Metadata& metadata, const StoredTensor& tensor,
                std::to_string(chunk.at.length),
                chunk.at.checksums ? fmt::format("{:08x}", chunk.at.checksums->item_crc32) : "-"});
   }
-  table.print();
+  table.print(options.wide);
   print_left_out(tensor.chunks.size(), shown, "shard");
   return kOk;
 }
 
-int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, bool json) {
+int inspect_object(const Checkpoint& checkpoint, const StoredObject& object,
+                   const InspectOptions& options) {
   const Metadata& metadata = checkpoint.metadata();
   const Value value = checkpoint.read_object(object.key);
-  if (json) {
+  if (options.json) {
     Json out = {{"key", object.key},
                 {"kind", to_string(value.kind())},
                 {"at", location_json(metadata, object.at)}};
@@ -291,12 +302,17 @@ int inspect_object(const Checkpoint& checkpoint, const StoredObject& object, boo
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
     return kOk;
   }
-  fmt::print("{}  object ({})  {} at offset {} of {}\n", printable(object.key),
-             to_string(value.kind()), human_bytes(object.at.length), object.at.offset,
-             printable(metadata.files[object.at.file]));
-  for (const ItemLocation& copy : object.copies) {
-    fmt::print("  a copy at offset {} of {}\n", copy.offset, printable(metadata.files[copy.file]));
-  }
+  fmt::print("{}  object ({})  {}\n", key_text(object.key), to_string(value.kind()),
+             human_bytes(object.at.length));
+  Table table({"", "FILE", "OFFSET", "LENGTH"}, "llrr");
+  table.shorten({1});
+  const auto add = [&](const char* what, const ItemLocation& at) {
+    table.add({what, printable(metadata.files[at.file]), std::to_string(at.offset),
+               std::to_string(at.length)});
+  };
+  add("", object.at);
+  for (const ItemLocation& copy : object.copies) add("copy", copy);
+  table.print(options.wide);
   return kOk;
 }
 
@@ -306,11 +322,12 @@ int inspect(const InspectOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location_of(options.path, options.follow_links));
   const Metadata& metadata = checkpoint.metadata();
   if (options.key.empty()) return inspect_whole(checkpoint, options);
-  if (const StoredTensor* tensor = metadata.find_tensor(options.key)) {
+  const std::string key = key_named(checkpoint, options.key);
+  if (const StoredTensor* tensor = metadata.find_tensor(key)) {
     return inspect_tensor(metadata, *tensor, options);
   }
-  if (const StoredObject* object = metadata.find_object(options.key)) {
-    return inspect_object(checkpoint, *object, options.json);
+  if (const StoredObject* object = metadata.find_object(key)) {
+    return inspect_object(checkpoint, *object, options);
   }
   refuse_key(checkpoint, options.key);
 }

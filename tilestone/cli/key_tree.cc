@@ -1,6 +1,5 @@
 #include "tilestone/cli/key_tree.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "tilestone/cli/output.h"
@@ -13,14 +12,15 @@ constexpr size_t kMaxParts = 200;  // the rest of a key is one part
 // The nodes from the root to the key's own.
 std::vector<KeyNode*> nodes_of(KeyNode& root, std::string_view key) {
   std::vector<KeyNode*> nodes{&root};
-  while (!key.empty()) {
+  do {
     // A separator at the end of the key belongs to its last part.
     size_t end = nodes.size() < kMaxParts ? key.find_first_of("./", 1) : std::string_view::npos;
     if (end == key.size() - 1) end = std::string_view::npos;
-    const std::string_view part = key.substr(0, end);
+    const bool is_last = end == std::string_view::npos;
+    const std::string_view part = key.substr(0, is_last || key[end] == '.' ? end : end + 1);
     nodes.push_back(&nodes.back()->children[std::string(part)]);
-    key.remove_prefix(std::min(end == std::string_view::npos ? key.size() : end + 1, key.size()));
-  }
+    key.remove_prefix(is_last ? key.size() : end + 1);
+  } while (!key.empty());
   return nodes;
 }
 

@@ -16,8 +16,9 @@ struct KeyNode {
     using is_transparent = void;
     bool operator()(std::string_view a, std::string_view b) const { return natural_less(a, b); }
   };
-  std::map<std::string, KeyNode, Natural> children;  // by the next part of the key
-  uint64_t tensors = 0;                              // of the whole subtree
+  // By the next part of the key; a part that a slash ends has it at its end.
+  std::map<std::string, KeyNode, Natural> children;
+  uint64_t tensors = 0;  // of the whole subtree
   uint64_t objects = 0;
   uint64_t bytes = 0;                    // of tensors as a whole, and of objects' items
   const StoredTensor* tensor = nullptr;  // whose key ends here

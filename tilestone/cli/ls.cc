@@ -67,7 +67,8 @@ Totals total(const std::vector<ListedRow>& rows) {
   return sum;
 }
 
-Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Metadata& metadata) {
+Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Checkpoint& checkpoint) {
+  const Metadata& metadata = checkpoint.metadata();
   Json out;
   out["tensors"] = Json::array();
   out["objects"] = Json::array();
@@ -82,6 +83,7 @@ Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Metada
       out["objects"].push_back({{"key", row.key}, {"bytes", row.bytes}});
     }
   }
+  out["has_common"] = checkpoint.has_common();
   out["total"] = {{"tensors", sum.tensors},
                   {"tensor_bytes", sum.tensor_bytes},
                   {"shards", sum.shards},
@@ -97,7 +99,7 @@ void print_rows(const std::vector<ListedRow>& rows, const Totals& sum, const Met
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
   for (const ListedRow& row : rows) {
     const bool tensor = row.tensor != nullptr;
-    table.add({printable(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
+    table.add({key_text(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
                tensor ? shape_text(row.tensor->shape) : "",
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
@@ -115,15 +117,17 @@ Json list_checkpoint(const Location& location, const LsOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(location);
   const Metadata& metadata = checkpoint.metadata();
   const std::vector<ListedRow> rows = select(metadata, options);
-  if (rows.empty() && !options.patterns.empty()) refuse_pattern(checkpoint, options.patterns);
+  const std::vector<std::string> unmatched = unmatched_patterns(checkpoint, options.patterns);
+  if (rows.empty() && !unmatched.empty()) refuse_patterns(checkpoint, unmatched);
+  const Totals sum = total(rows);
   if (options.tree) {
     print_tree(metadata, options);
-    return {};
+  } else if (!options.json) {
+    print_rows(rows, sum, metadata, options.wide);
   }
-  const Totals sum = total(rows);
-  if (options.json) return json_of(rows, sum, metadata);
-  print_rows(rows, sum, metadata, options.wide);
-  return {};
+  if (!options.json && options.patterns.empty()) print_about_common(checkpoint);
+  if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
+  return options.json && !options.tree ? json_of(rows, sum, checkpoint) : Json();
 }
 
 // ---- The steps of a run
@@ -143,8 +147,10 @@ std::string age_text(const std::optional<double>& time) {
   return fmt::format("{:.1f} days", seconds / 86400);
 }
 
+// "torch_dist", or with a dialect that is not PyTorch's "torch_dist, megatron".
 std::string format_text(const StepInfo& step) {
-  return step.format.empty() ? "-" : step.format + ", " + step.dialect;
+  if (step.format.empty()) return "-";
+  return step.dialect == "pytorch" ? step.format : step.format + ", " + step.dialect;
 }
 
 std::string state_text(StepState state) {
@@ -168,19 +174,20 @@ Json json_of(const StepInfo& step) {
   return out;
 }
 
-Json list_run(const RunDirectory& run, bool json) {
+Json list_run(const RunDirectory& run, const LsOptions& options) {
   const std::vector<StepInfo> steps = run.steps();
   Json out;
   out["steps"] = Json::array();
   for (const StepInfo& step : steps) out["steps"].push_back(json_of(step));
-  if (json) return out;
+  if (options.json) return out;
   Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "FORMAT", "WRITER"}, "rllrrll");
+  table.shorten({6, 1});
   for (const StepInfo& step : steps) {
     table.add({std::to_string(step.step), printable(step.name), state_text(step.state),
                human_bytes(step.bytes), age_text(step.time), format_text(step),
                step.writer.empty() ? "-" : printable(step.writer)});
   }
-  table.print();
+  table.print(options.wide);
   for (const StepInfo& step : steps) {
     if (!step.problem.empty()) {
       fmt::print("{} is {}: {}\n", printable(step.name), to_string(step.state),
@@ -195,9 +202,12 @@ Json list_run(const RunDirectory& run, bool json) {
 int ls(const LsOptions& given) {
   LsOptions options = given;
   std::vector<std::string>& paths = options.at.paths;
-  const auto first_pattern = std::stable_partition(
-      paths.begin() + 1, paths.end(),
-      [](const std::string& word) { return std::filesystem::is_directory(word); });
+  const auto first_pattern =
+      std::stable_partition(paths.begin() + 1, paths.end(), [](const std::string& word) {
+        std::error_code none;
+        return std::filesystem::is_directory(word, none) ||
+               (is_file_opened(word) && std::filesystem::is_regular_file(word, none));
+      });
   options.patterns.assign(first_pattern, paths.end());
   paths.erase(first_pattern, paths.end());
   const bool several = paths.size() > 1;
@@ -205,7 +215,7 @@ int ls(const LsOptions& given) {
   const auto list = [&](const std::string& path) {
     if (several && !options.json) fmt::print("{}:\n", printable(path));
     Json out = options.at.is_run(path)
-                   ? list_run(options.at.run(path), options.json)
+                   ? list_run(options.at.run(path), options)
                    : list_checkpoint(location_of(path, options.at.follow_links), options);
     if (several) out["path"] = path;
     all.push_back(std::move(out));

@@ -1,20 +1,28 @@
 #include "tilestone/cli/opened.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
 #include "tilestone/base/error.h"
+#include "tilestone/cli/output.h"
 
 namespace tilestone::cli {
+
+bool is_file_opened(const std::string& path) {
+  static constexpr const char* kKinds[] = {".safetensors", ".pt", ".pth", ".bin", ".ckpt"};
+  return std::any_of(std::begin(kKinds), std::end(kKinds),
+                     [&](const char* kind) { return path.ends_with(kind); });
+}
 
 namespace {
 
 // A file of another kind would be taken for a directory, which can't be listed.
 void refuse_other_file(const std::string& path) {
   std::error_code none;
-  for (const char* const kind : {".safetensors", ".pt", ".pth", ".bin", ".ckpt"}) {
-    if (path.ends_with(kind)) return;
-  }
+  if (is_file_opened(path)) return;
   if (!std::filesystem::is_regular_file(path, none)) return;
   throw Error(ErrorCode::kNotFound, "no checkpoint at " + path + ": it is a file")
       .with_hint(
@@ -32,8 +40,10 @@ Location location_of(const std::string& path, bool follow_links) {
 namespace {
 
 std::string hint_for(const Checkpoint& checkpoint, const std::string& key) {
-  const std::string similar = similar_keys_hint(checkpoint.metadata(), key);
-  return similar.empty() ? "`tilestone ls` lists the keys" : similar;
+  std::string hint = similar_keys_hint(checkpoint.metadata(), key);
+  if (hint.empty()) hint = "`tilestone ls` lists the keys";
+  return checkpoint.has_common() ? hint + ", `tilestone cat --common` prints the common state"
+                                 : hint;
 }
 
 }  // namespace
@@ -44,7 +54,35 @@ void refuse_key(const Checkpoint& checkpoint, const std::string& key) {
       .with_hint(hint_for(checkpoint, key));
 }
 
-void refuse_pattern(const Checkpoint& checkpoint, const std::vector<std::string>& patterns) {
+std::string key_named(const Checkpoint& checkpoint, const std::string& given) {
+  const Metadata& metadata = checkpoint.metadata();
+  const bool is_key =
+      metadata.find_tensor(given) != nullptr || metadata.find_object(given) != nullptr;
+  if (is_key || given.find('\\') == std::string::npos) return given;
+  for (const std::string& key : checkpoint.keys()) {
+    if (printable(key) == given) return key;
+  }
+  return given;
+}
+
+std::vector<std::string> unmatched_patterns(const Checkpoint& checkpoint,
+                                            const std::vector<std::string>& patterns) {
+  if (patterns.empty()) return {};
+  const std::vector<std::string> keys = checkpoint.keys();
+  std::vector<std::string> unmatched = patterns;
+  std::erase_if(unmatched, [&](const std::string& pattern) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const std::string& key) { return matches({pattern}, key); });
+  });
+  return unmatched;
+}
+
+void print_about_common(const Checkpoint& checkpoint) {
+  if (!checkpoint.has_common()) return;
+  fmt::print("besides, a common state, which has no key: `tilestone cat --common` prints it\n");
+}
+
+void refuse_patterns(const Checkpoint& checkpoint, const std::vector<std::string>& patterns) {
   std::string text;
   for (const std::string& pattern : patterns)
     text += (text.empty() ? "\"" : ", \"") + pattern + "\"";

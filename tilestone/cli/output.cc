@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <utility>
 
 namespace tilestone::cli {
@@ -15,18 +16,34 @@ namespace {
 
 // A wider cell widens its own line only, so that one long key doesn't widen all.
 constexpr size_t kWidestColumn = 120;
-constexpr size_t kLeastColumn = 20;  // of a column that is shortened
+constexpr size_t kLeastColumn = 12;  // of a column that is shortened
 
-// Approximate number of terminal columns: the number of UTF-8 code points, without colours.
-size_t width(std::string_view text) {
-  size_t columns = 0;
-  bool in_colour = false;
-  for (const char c : text) {
-    if (c == '\x1b') in_colour = true;
-    if (!in_colour && (static_cast<unsigned char>(c) & 0xC0) != 0x80) ++columns;
-    if (c == 'm') in_colour = false;
-  }
-  return columns;
+struct Range {
+  uint32_t first, last;
+};
+bool is_in(std::span<const Range> ranges, uint32_t code) {
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [&](const Range& r) { return r.first <= code && code <= r.last; });
+}
+
+// The columns of a character on a terminal: 2 for those of East Asia and emoji, 0 for marks that
+// are drawn over the one before.
+size_t columns_of(uint32_t code) {
+  static constexpr Range kMarks[] = {
+      {0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}, {0xFE20, 0xFE2F}};
+  static constexpr Range kWide[] = {{0x1100, 0x115F},   {0x2E80, 0x303E},   {0x3041, 0xA4CF},
+                                    {0xAC00, 0xD7A3},   {0xF900, 0xFAFF},   {0xFE30, 0xFE6F},
+                                    {0xFF00, 0xFF60},   {0xFFE0, 0xFFE6},   {0x1F300, 0x1F64F},
+                                    {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF}, {0x20000, 0x3FFFD}};
+  if (code < 0x300) return 1;
+  return is_in(kMarks, code) ? 0 : is_in(kWide, code) ? 2 : 1;
+}
+
+// Takes the first character, or a byte that begins none. Returns its columns.
+size_t take_character(std::string_view& text) {
+  const CodePoint character = first_code_point(text);
+  text.remove_prefix(std::max<size_t>(character.size, 1));
+  return character.size == 0 ? 1 : columns_of(character.code);
 }
 
 bool has_colours(std::FILE* to) {
@@ -38,6 +55,20 @@ bool has_colours(std::FILE* to) {
 }
 
 }  // namespace
+
+size_t width_of(std::string_view text) {
+  size_t columns = 0;
+  while (!text.empty()) {
+    if (text.front() == '\x1b') {
+      text.remove_prefix(std::min(text.find('m'), text.size() - 1) + 1);
+    } else {
+      columns += take_character(text);
+    }
+  }
+  return columns;
+}
+
+std::string key_text(const std::string& key) { return key.empty() ? "\"\"" : printable(key); }
 
 std::string coloured(std::string_view text, Colour colour, std::FILE* to) {
   if (!has_colours(to)) return std::string(text);
@@ -76,24 +107,29 @@ std::string Table::text(size_t limit) const {
   std::vector<size_t> widths(alignment_.size(), 0);
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) {
-      if (const size_t w = width(row[i]); w <= kWidestColumn) widths[i] = std::max(widths[i], w);
+      if (const size_t w = width_of(row[i]); w <= kWidestColumn) widths[i] = std::max(widths[i], w);
     }
   }
   size_t total = 2 * (widths.size() - 1);
   for (const size_t w : widths) total += w;
-  size_t first = kWidestColumn * 1000;  // of the first column
-  if (limit > 0 && total > limit) {
-    first = std::max(kLeastColumn, widths[0] - std::min(widths[0], total - limit));
-    widths[0] = std::min(widths[0], first);
-  } else if (limit > 0) {
-    first = widths[0] + (limit - total);
+  std::vector<size_t> limits(widths.size(), SIZE_MAX);  // of the columns' cells
+  for (const size_t i : shortened_) {
+    if (limit == 0) break;
+    const size_t before = widths[i];
+    if (total > limit) {
+      limits[i] = std::max(kLeastColumn, before - std::min(before, total - limit));
+      widths[i] = std::min(before, limits[i]);
+    } else {
+      limits[i] = before + (limit - total);  // a cell that is wider than the others
+    }
+    total -= before - widths[i];
   }
   std::string text;
   for (const auto& row : rows_) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      const std::string cell = i == 0 ? shortened(row[i], first) : row[i];
-      const std::string pad(widths[i] - std::min(widths[i], width(cell)), ' ');
+      const std::string cell = shortened(row[i], limits[i]);
+      const std::string pad(widths[i] - std::min(widths[i], width_of(cell)), ' ');
       if (i > 0) line += "  ";
       line += alignment_[i] == 'r' ? pad + cell : cell + pad;
     }
@@ -109,18 +145,17 @@ void Table::print(bool wide) const {
 }
 
 std::string shortened(const std::string& text, size_t limit) {
-  const size_t columns = width(text);
+  const size_t columns = width_of(text);
   if (columns <= limit || limit < 5) return text;
   const size_t left = (limit - 3) / 2, right = limit - 3 - left;
-  // The byte at which the character with this number begins.
-  const auto at = [&](size_t number) {
-    size_t i = 0;
-    for (size_t seen = 0; i < text.size(); ++i) {
-      if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80 && seen++ == number) break;
-    }
-    return i;
-  };
-  return text.substr(0, at(left)) + "..." + text.substr(at(columns - right));
+  std::string_view rest = text;
+  size_t begin = 0;  // the byte at which the left part ends
+  for (size_t seen = take_character(rest); seen <= left; seen += take_character(rest)) {
+    begin = text.size() - rest.size();
+  }
+  rest = text;
+  for (size_t gone = 0; columns - gone > right;) gone += take_character(rest);
+  return text.substr(0, begin) + "..." + std::string(rest);
 }
 
 size_t terminal_width() {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/printable.h"
@@ -29,18 +30,27 @@ class Table {
  public:
   Table(std::vector<std::string> header, std::string alignment);
   void add(std::vector<std::string> row);
-  // Prints to standard output. On a terminal, the first column is shortened so that the lines fit
-  // its width, unless `wide`.
+  // The columns that are shortened if lines are too long, the first of them first; by default
+  // column 0.
+  void shorten(std::vector<size_t> columns) { shortened_ = std::move(columns); }
+  // Prints to standard output. On a terminal, columns are shortened so that the lines fit its
+  // width, unless `wide`.
   void print(bool wide = false) const;
-  // The lines, of at most `width` columns (0: any number) as far as shortening the first column to
-  // kLeastColumn allows.
+  // The lines, of at most `width` columns (0: any number) as far as shortening allows, which leaves
+  // kLeastColumn of a column.
   std::string text(size_t width) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
   std::string alignment_;
+  std::vector<size_t> shortened_ = {0};
 };
 
+// A key as it is printed: the empty key as "".
+std::string key_text(const std::string& key);
+
+// The columns that a terminal needs for the text, without its colours.
+size_t width_of(std::string_view text);
 // The text with "..." in its middle, of at most `width` columns (at least 5).
 std::string shortened(const std::string& text, size_t width);
 // The columns of the terminal that standard output is; 0 if it is none.

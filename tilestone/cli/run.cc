@@ -64,7 +64,7 @@ Command add_ls(CLI::App& app) {
   app.add_option("--depth", options->depth, "Levels of the tree")
       ->needs(tree)
       ->check(CLI::Range(1, 1000));
-  app.add_flag("--wide", options->wide, "Don't shorten keys to the terminal's width");
+  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   return [options] { return ls(*options); };
 }
 
@@ -74,6 +74,7 @@ Command add_inspect(CLI::App& app) {
   app.add_option("key", options->key, "Show how the chunks of this key are placed and stored");
   app.add_flag("--json", options->json, "Print everything as JSON");
   app.add_flag("--all", options->all, "List all files or shards, even if there are many");
+  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   return [options] { return inspect(*options); };
 }
 
@@ -85,6 +86,7 @@ Command add_verify(CLI::App& app) {
       ->check(CLI::Range(0, 1024));
   app.add_flag("--json", options->json, "Print JSON");
   app.add_flag("--all", options->all, "List each item that a truncated file lacks");
+  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   app.add_flag("--repair", options->repair,
                "First rewrite what is damaged from intact copies in other files");
   return [options] { return verify(*options); };
@@ -163,8 +165,8 @@ Command add_diff(CLI::App& app) {
                  "Compare only keys that match one of these patterns (*, ?, [...])");
   app.add_option("--rename", command->rename,
                  "REGEX=NAME: rename A's keys before they are compared, as for convert");
-  app.add_option("--atol", command->atol, "Values that differ by at most this are equal")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--atol", command->atol, "Values that differ by at most this are equal");
+  app.add_flag("--wide", command->wide, "Don't fit the lines to the terminal's width");
   app.add_flag("--json", command->json, "Print JSON");
   return [command] { return diff(*command); };
 }
@@ -221,6 +223,7 @@ Command add_gc(CLI::App& app) {
                                "it changes for a minute");
   app.add_option("--save-id", options->save_id, "The save to abandon, if there are several")
       ->needs(abandon);
+  app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   app.add_flag("--json", options->json, "Print JSON");
   return [options] { return gc(*options); };
 }

@@ -54,9 +54,8 @@ class RunOnTheCommandLine : public testing::Test {
 TEST_F(RunOnTheCommandLine, LsShowsTheStepsWithTheirStates) {
   const Ran ran = tilestone_command({"ls", run_});
   EXPECT_EQ(ran.code, kOk) << ran.err;
-  for (const char* text :
-       {"STEP", "AGE", "step-00000010", "durable", "torch_dist, pytorch", "Tilestone",
-        "step-00000020 is unfinished", "step-00000030 is damaged"}) {
+  for (const char* text : {"STEP", "AGE", "step-00000010", "durable", "torch_dist", "Tilestone",
+                           "step-00000020 is unfinished", "step-00000030 is damaged"}) {
     EXPECT_THAT(ran.out, HasSubstr(text));
   }
   const auto json = nlohmann::json::parse(tilestone_command({"ls", run_, "--json"}).out);

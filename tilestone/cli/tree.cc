@@ -31,7 +31,7 @@ void add_rows(Table& table, const KeyNode& node, const std::string& indent, int 
   size_t left = node.children.size();
   for (const auto& [name, child] : node.children) {
     const bool last = --left == 0;
-    table.add({indent + (last ? "`-- " : "|-- ") + printable(name), content_of(child),
+    table.add({indent + (last ? "`-- " : "|-- ") + key_text(name), content_of(child),
                human_bytes(child.bytes)});
     add_rows(table, child, indent + (last ? "    " : "|   "), depth - 1);
   }

@@ -1,6 +1,7 @@
 // tilestone verify: checks that every byte is what its writer wrote.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,8 @@
 
 namespace tilestone::cli {
 namespace {
+
+constexpr size_t kLeastName = 12;  // columns of a name that is shortened
 
 nlohmann::ordered_json json_of(const std::vector<Damage>& damages) {
   auto out = nlohmann::ordered_json::array();
@@ -52,24 +55,36 @@ nlohmann::ordered_json json_of(const VerifyReport& report, const std::vector<Dam
   return out;
 }
 
-// One line for each file that lacks its end. Returns the files.
-std::set<std::string> print_truncated(const std::vector<ShortFile>& files) {
+// One line for each file that lacks its end, of at most `width` columns as far as shortening the
+// names allows; 0: any number. Returns the files.
+std::set<std::string> print_truncated(const std::vector<ShortFile>& files, size_t width) {
   std::set<std::string> names;
   for (const ShortFile& file : files) {
-    fmt::print("{}  {}  {} bytes of {}{}\n", coloured("TRUNCATED", Colour::kBad),
-               printable(file.file), grouped(file.size), grouped(file.expected),
-               file.keys == 0
-                   ? std::string()
-                   : fmt::format("; it lacks {}, {}{}", counted(file.keys, "key"),
-                                 file.keys == 1 ? "" : "first ", printable(file.first_key)));
+    const std::string sizes =
+        fmt::format("{} bytes of {}", grouped(file.size), grouped(file.expected));
+    const std::string lacks =
+        file.keys == 0 ? "" : fmt::format("; it lacks {}", counted(file.keys, "key"));
+    std::string name = printable(file.file);
+    std::string key = file.keys == 0 ? "" : file.keys == 1 ? ", " : ", first ";
+    const size_t before = key.size();
+    if (file.keys > 0) key += printable(file.first_key);
+    if (width > 0) {
+      const size_t rest = sizes.size() + lacks.size() + 13;  // "TRUNCATED" and spaces
+      name = shortened(name, std::max(kLeastName, width - std::min(width, rest)));
+      const size_t left = width - std::min(width, rest + width_of(name));
+      key = left < before + kLeastName ? "" : shortened(key, left);
+    }
+    fmt::print("{}  {}  {}{}{}\n", coloured("TRUNCATED", Colour::kBad), name, sizes, lacks, key);
     names.insert(file.file);
   }
   return names;
 }
 
-void print_text(const VerifyReport& report, bool all) {
+void print_text(const VerifyReport& report, const VerifyOptions& options) {
   std::set<std::string> truncated;
-  if (!all) truncated = print_truncated(report.short_files);
+  if (!options.all) {
+    truncated = print_truncated(report.short_files, options.wide ? 0 : terminal_width());
+  }
   for (const Damage& damage : report.damages) {
     const bool is_end = damage.beyond_end || (damage.key.empty() && !damage.unsafe);
     if (is_end && truncated.contains(damage.file)) continue;
@@ -94,10 +109,8 @@ void print_text(const VerifyReport& report, bool all) {
              human_bytes(report.bytes), report.seconds, human_bytes(static_cast<uint64_t>(rate)));
   if (!truncated.empty()) fmt::print("--all lists each item that truncated files lack\n");
   if (report.items_without_checksum > 0) {
-    fmt::print(
-        "{} without a checksum from the writer: the structure was checked, the content could not "
-        "be\n",
-        counted(report.items_without_checksum, "item"));
+    fmt::print("of {} only the structure was checked: the writer stored no checksum\n",
+               counted(report.items_without_checksum, "item"));
   }
 }
 
@@ -131,7 +144,7 @@ Verified verify_one(const Location& location, const VerifyOptions& options) {
   }
   if (!options.json) {
     for (const Damage& damage : done.mended) print_mended(damage);
-    print_text(done.now, options.all);
+    print_text(done.now, options);
   }
   const int code = done.now.any_unsafe() ? kUnsafe : done.now.ok() ? kOk : kDamaged;
   return {code, json_of(done.now, options.repair ? &done.mended : nullptr)};

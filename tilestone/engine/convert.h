@@ -118,7 +118,8 @@ struct Difference {
 std::string_view to_string(Difference::Kind kind);  // "only in a", "values", ...
 
 struct DiffOptions {
-  std::vector<std::string> keys = {};     // shell-style patterns; empty: all
+  // Shell-style patterns; empty: all. One that matches no key of either checkpoint is an error.
+  std::vector<std::string> keys = {};
   std::vector<RenameRule> rename_a = {};  // applied to the keys of `a` before they are compared
   double atol = 0;                        // values that differ by at most this are equal
   Reading reading = {};
@@ -129,7 +130,7 @@ struct DiffOptions {
 };
 
 struct DiffReport {
-  std::vector<Difference> differences;  // by key
+  std::vector<Difference> differences;  // by key, in natural order
   uint64_t equal_tensors = 0;
   uint64_t equal_objects = 0;
   uint64_t bytes = 0;  // of tensors that were compared, of both
@@ -139,7 +140,8 @@ struct DiffReport {
 
 // Reads each checkpoint once. Memory: 128 MiB and the objects. The common states of two checkpoints
 // in Megatron-Core's dialect are compared entry by entry, as "common_state.KEY".
-// Throws what Checkpoint::open and reads throw.
+// Throws Error(kInvalidArgument) for options that can't be used, and what Checkpoint::open and
+// reads throw.
 DiffReport diff(const Location& a, const Location& b, const DiffOptions& options = {});
 
 }  // namespace tilestone

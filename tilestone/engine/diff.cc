@@ -1,12 +1,12 @@
 #include "tilestone/engine/convert.h"
 
+#include <fmt/format.h>
 #include <fnmatch.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <complex>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -16,6 +16,7 @@
 
 #include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/natural_order.h"
 #include "tilestone/engine/read/convert_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/rename_rules_internal.h"
@@ -79,7 +80,11 @@ struct Side {
     return object != nullptr ? "object" : to_string(value, kTextBytes);
   }
 };
-using Sides = std::map<std::string, Side, std::less<>>;
+struct Natural {
+  using is_transparent = void;
+  bool operator()(std::string_view a, std::string_view b) const { return natural_less(a, b); }
+};
+using Sides = std::map<std::string, Side, Natural>;
 
 bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
@@ -94,14 +99,45 @@ Dims coordinate_of(const Dims& shape, int64_t element) {
   return coordinate;
 }
 
-std::string number_text(std::complex<double> value, bool complex) {
-  char text[80];
-  if (complex) {
-    std::snprintf(text, sizeof text, "%.9g%+.9gj", value.real(), value.imag());
-  } else {
-    std::snprintf(text, sizeof text, "%.9g", value.real());
+template <typename T>
+T element(const Bytes& raw, int64_t index) {
+  T value;
+  std::memcpy(&value, raw.data() + static_cast<size_t>(index) * sizeof(T), sizeof(T));
+  return value;
+}
+
+// The shortest text that stands for the number, in the dtype's precision.
+std::string number_text(double value, DType dtype) {
+  const bool is_double = dtype == DType::kFloat64 || dtype == DType::kComplex128;
+  return is_double ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
+}
+
+// `value`: the element as complex128.
+std::string element_text(DType dtype, const Bytes& raw, int64_t index, std::complex<double> value) {
+  switch (dtype) {
+    case DType::kBool:
+      return value.real() != 0 ? "True" : "False";
+    case DType::kInt64:
+      return fmt::format("{}", element<int64_t>(raw, index));
+    case DType::kUInt64:
+      return fmt::format("{}", element<uint64_t>(raw, index));
+    case DType::kInt32:
+    case DType::kUInt32:
+      return fmt::format("{:.0f}", value.real());
+    default:
+      break;
   }
-  return text;
+  const std::string real = number_text(value.real(), dtype);
+  if (!is_complex(dtype)) return real;
+  return real + (std::signbit(value.imag()) ? "" : "+") + number_text(value.imag(), dtype) + "j";
+}
+
+// The difference of two integers of 64 bits, which a float64 does not hold.
+template <typename T>
+double distance(const Bytes& raw_a, const Bytes& raw_b, int64_t index) {
+  const T a = element<T>(raw_a, index), b = element<T>(raw_b, index);
+  const auto unsigned_a = static_cast<uint64_t>(a), unsigned_b = static_cast<uint64_t>(b);
+  return static_cast<double>(a < b ? unsigned_b - unsigned_a : unsigned_a - unsigned_b);
 }
 
 // Compares the elements of two tensors of one shape, part by part.
@@ -157,7 +193,6 @@ class Values {
     const uint64_t item = itemsize(a_.dtype);
     for (int64_t i = 0; i < size; ++i) {
       const auto at = static_cast<size_t>(i);
-      // Integers of 64 bits have more digits than a float64.
       const bool same_bits = same_dtype && std::memcmp(raw_a_.data() + at * item,
                                                        raw_b_.data() + at * item, item) == 0;
       if (same_bits) continue;
@@ -165,24 +200,35 @@ class Values {
       const bool nan_a = std::isnan(a.real()) || std::isnan(a.imag());
       const bool nan_b = std::isnan(b.real()) || std::isnan(b.imag());
       if (nan_a && nan_b) continue;
-      const bool wide_integers =
-          same_dtype && (a_.dtype == DType::kInt64 || a_.dtype == DType::kUInt64);
-      if (a == b && !wide_integers) continue;
-      const double by = std::abs(a - b);
+      const double by = difference(i, a, b);
+      if (by == 0) continue;
       if (!std::isnan(by)) {
         sum_ += by;
         ++counted_;
       }
-      if (by <= atol_ && (atol_ > 0 || !wide_integers)) continue;
-      note(begin + i, a, b, by);
+      if (by <= atol_) continue;
+      note(begin + i, i, by);
     }
   }
 
-  void note(int64_t element, std::complex<double> a, std::complex<double> b, double by) {
+  // Of the element with this number in the part.
+  double difference(int64_t index, std::complex<double> a, std::complex<double> b) const {
+    if (a_.dtype == b_.dtype && a_.dtype == DType::kInt64) {
+      return distance<int64_t>(raw_a_, raw_b_, index);
+    }
+    if (a_.dtype == b_.dtype && a_.dtype == DType::kUInt64) {
+      return distance<uint64_t>(raw_a_, raw_b_, index);
+    }
+    return a == b ? 0 : std::abs(a - b);  // two equal infinities differ by 0
+  }
+
+  // `element`: its number in the tensor. `index`: in the part.
+  void note(int64_t element, int64_t index, double by) {
     if (found_.differing++ == 0) {
+      const auto at = static_cast<size_t>(index);
       found_.first = coordinate_of(a_.shape, element);
-      found_.first_a = number_text(a, is_complex(a_.dtype));
-      found_.first_b = number_text(b, is_complex(b_.dtype));
+      found_.first_a = element_text(a_.dtype, raw_a_, index, wide_a_[at]);
+      found_.first_b = element_text(b_.dtype, raw_b_, index, wide_b_[at]);
     }
     if (std::isnan(by) || by > found_.max) found_.max = std::isnan(found_.max) ? found_.max : by;
   }
@@ -209,9 +255,10 @@ class DiffOfTwo {
         sides_b_(sides_of(*b_, common_a_ ? nullptr : &common_b_, {})) {}
 
   DiffReport run() {
+    expect_matches();
     make_views();
     ProgressMeter progress(options_.progress, "compare", report_.bytes);
-    std::set<std::string_view> keys;
+    std::set<std::string_view, Natural> keys;
     for (const auto& [key, side] : sides_a_) keys.insert(key);
     for (const auto& [key, side] : sides_b_) keys.insert(key);
     for (const std::string_view key : keys) {
@@ -236,9 +283,27 @@ class DiffOfTwo {
  private:
   bool is_wanted(const std::string& key) const {
     return options_.keys.empty() ||
-           std::any_of(options_.keys.begin(), options_.keys.end(), [&](const std::string& pattern) {
-             return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
-           });
+           std::any_of(options_.keys.begin(), options_.keys.end(),
+                       [&](const std::string& pattern) { return matches(pattern, key); });
+  }
+  static bool matches(const std::string& pattern, const std::string& key) {
+    return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
+  }
+
+  // Error(kInvalidArgument) for a pattern that matches no key of either checkpoint.
+  void expect_matches() const {
+    const CommonEntries common = common_entries();
+    const auto any = [](const std::string& pattern, const auto& keys) {
+      return std::any_of(keys.begin(), keys.end(),
+                         [&](const auto& named) { return matches(pattern, named.first); });
+    };
+    for (const std::string& pattern : options_.keys) {
+      if (any(pattern, sides_a_) || any(pattern, sides_b_) || any(pattern, common)) continue;
+      const std::string similar = similar_keys_hint(a_->metadata(), pattern);
+      throw Error(ErrorCode::kInvalidArgument,
+                  "no key of either checkpoint matches \"" + pattern + "\"")
+          .with_hint(similar.empty() ? "`tilestone ls` lists the keys" : similar);
+    }
   }
 
   // `common`: null, or the common state, whose leaves are compared with those of a state that is
@@ -339,10 +404,13 @@ class DiffOfTwo {
     report_.differences.push_back(std::move(found));
   }
 
-  // The common states of two checkpoints of Megatron-Core's dialect, entry by entry.
-  void compare_common() {
-    if (!common_a_ || !common_b_) return;
-    std::map<std::string, std::pair<const Value*, const Value*>> entries;
+  // What each has under a key "common_state.KEY"; null: it has no such entry.
+  using CommonEntries = std::map<std::string, std::pair<const Value*, const Value*>, Natural>;
+
+  // The wanted entries of the common states of two checkpoints of Megatron-Core's dialect.
+  CommonEntries common_entries() const {
+    CommonEntries entries;
+    if (!common_a_ || !common_b_) return entries;
     const auto add = [&](const Value& common,
                          const Value* std::pair<const Value*, const Value*>::* side) {
       if (common.kind() != Value::Kind::kDict) return;
@@ -354,7 +422,11 @@ class DiffOfTwo {
     };
     add(*common_a_, &std::pair<const Value*, const Value*>::first);
     add(*common_b_, &std::pair<const Value*, const Value*>::second);
-    for (const auto& [key, values] : entries) {
+    return entries;
+  }
+
+  void compare_common() {
+    for (const auto& [key, values] : common_entries()) {
       Difference found;
       found.key = key;
       if (values.first != nullptr && values.second != nullptr) {
@@ -382,6 +454,10 @@ class DiffOfTwo {
 }  // namespace engine
 
 DiffReport diff(const Location& a, const Location& b, const DiffOptions& options) {
+  if (!(options.atol >= 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("atol is {}; expected a number, at least 0", options.atol));
+  }
   try {
     return engine::DiffOfTwo(a, b, options).run();
   } catch (...) {
