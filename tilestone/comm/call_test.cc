@@ -56,6 +56,68 @@ std::string failure_of(const std::function<void()>& work) {
   return "";
 }
 
+// A communicator whose notices go through post() and newest(). Everything else goes straight
+// through.
+class RelayedCalls : public RelayComm, protected CallPort {
+ public:
+  using RelayComm::RelayComm;
+  CallPort* call_port() override { return this; }
+
+ protected:
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    comm_.call_port()->post(std::move(notices), deadline);
+  }
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
+    return comm_.call_port()->newest(deadline, limit);
+  }
+  uint64_t last_operation() const override { return comm_.call_port()->last_operation(); }
+  void enter(uint64_t call) override { comm_.call_port()->enter(call); }
+  void abort(const Error& why) override { comm_.call_port()->abort(why); }
+  void leave() override { comm_.call_port()->leave(); }
+  CallMemory& memory() override { return comm_.call_port()->memory(); }
+};
+
+// Something that threads wait for.
+class Event {
+ public:
+  void set() {
+    is_set_ = true;
+    is_set_.notify_all();
+  }
+  void wait() const { is_set_.wait(false); }
+
+ private:
+  std::atomic<bool> is_set_ = false;
+};
+
+// Sets an event once the rank has posted its hello.
+class Announces final : public RelayedCalls {
+ public:
+  Announces(Communicator comm, Event& posted) : RelayedCalls(std::move(comm)), posted_(posted) {}
+
+ private:
+  void post(std::vector<Notice> notices, Deadline deadline) override {
+    RelayedCalls::post(std::move(notices), deadline);
+    posted_.set();
+  }
+
+  Event& posted_;
+};
+
+// Sets an event when the rank has arrived and looks for notices.
+class LooksAround final : public RelayedCalls {
+ public:
+  LooksAround(Communicator comm, Event& looks) : RelayedCalls(std::move(comm)), looks_(looks) {}
+
+ private:
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
+    looks_.set();
+    return RelayedCalls::newest(deadline, limit);
+  }
+
+  Event& looks_;
+};
+
 TEST(Call, OperationsAreInStepWhateverRanksDidBefore) {
   run_ranks(3, [](const Communicator& comm) {
     for (int i = 0; i < 5 * comm.rank(); ++i) {  // operations that the other ranks do not make
@@ -87,13 +149,18 @@ TEST(Call, RanksAtDifferentPlacesAllLearnWhoIsWhere) {
 
 TEST(Call, WhoNeverComesIsNamedOnEveryRankWithTheLikelyCause) {
   std::barrier<> all(3);
+  Event posted;
   run_ranks(3, [&](const Communicator& comm) {
-    if (comm.rank() != 1) {
-      EXPECT_THAT(failure_of([&] {
-                    const Call call(comm, "save", "a", Deadline::after(milliseconds(200)));
-                  }),
+    const auto come = [&](const Communicator& as, Deadline deadline) {
+      EXPECT_THAT(failure_of([&] { const Call call(as, "save", "a", deadline); }),
                   AllOf(HasSubstr("save at a: the deadline passed while waiting for rank 1"),
                         HasSubstr("the same group")));
+    };
+    if (comm.is_coordinator()) {
+      posted.wait();
+      come(comm, Deadline::after(milliseconds(200)));
+    } else if (comm.rank() == 2) {
+      come(Communicator(std::make_shared<Announces>(comm, posted)), plenty());
     }
     all.arrive_and_wait();
     const Call call(comm, "save", "b", plenty());
@@ -126,6 +193,7 @@ TEST(Call, AbortEndsWaitingOperationsOnEveryRankLongBeforeTheDeadline) {
 TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
   for (int stopped : {0, 1}) {
     std::barrier<> all(3);
+    Event left;
     run_ranks(3, [&](const Communicator& comm) {
       const auto interrupt = std::make_shared<Interrupt>();
       std::jthread stopper;
@@ -138,9 +206,10 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
         });
       }
       // Rank 2 is late at a call that rank 1 has left, and misses a call that rank 0 has left.
-      if (comm.rank() == 2) std::this_thread::sleep_for(milliseconds(stopped == 0 ? 0 : 400));
+      if (comm.rank() == 2) left.wait();
       if (comm.rank() != 2 || stopped != 0) {
         const std::string text = failure_of([&] { const Call call(comm, "save", "a", deadline); });
+        if (comm.rank() == stopped) left.set();
         EXPECT_THAT(text, HasSubstr("Ctrl-C"));
         EXPECT_EQ(text == "Ctrl-C", comm.rank() == stopped);  // the original
       }
@@ -150,23 +219,6 @@ TEST(Call, AnInterruptAtTheRendezvousReachesTheOthersAndLeavesTheGroupUsable) {
     });
   }
 }
-
-// A communicator whose notices go through post(). Everything else goes straight through.
-class RelayedCalls : public RelayComm, protected CallPort {
- public:
-  using RelayComm::RelayComm;
-  CallPort* call_port() override { return this; }
-
- protected:
-  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
-    return comm_.call_port()->newest(deadline, limit);
-  }
-  uint64_t last_operation() const override { return comm_.call_port()->last_operation(); }
-  void enter(uint64_t call) override { comm_.call_port()->enter(call); }
-  void abort(const Error& why) override { comm_.call_port()->abort(why); }
-  void leave() override { comm_.call_port()->leave(); }
-  CallMemory& memory() override { return comm_.call_port()->memory(); }
-};
 
 // A signal handler throws on the coordinator after it has answered the others.
 class ThrowsAfterAnswering final : public RelayedCalls {
@@ -183,9 +235,10 @@ class ThrowsAfterAnswering final : public RelayedCalls {
 // Delivers each notice after a delay. A later notice never overtakes an earlier one.
 class SlowLink final : public RelayedCalls {
  public:
-  // next_delay() is asked for each notice.
-  SlowLink(Communicator comm, std::function<milliseconds()> next_delay)
-      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)) {}
+  // next_delay() is asked for each notice. If `opens` is given, none is delivered before that.
+  SlowLink(Communicator comm, std::function<milliseconds()> next_delay,
+           const Event* opens = nullptr)
+      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)), opens_(opens) {}
 
  private:
   using Time = std::chrono::steady_clock::time_point;
@@ -198,6 +251,7 @@ class SlowLink final : public RelayedCalls {
   }
 
   void deliver(const std::stop_token& stop) {
+    if (opens_ != nullptr) opens_->wait();
     std::unique_lock lock(mutex_);
     while (posted_.wait(lock, stop, [this] { return !queue_.empty(); })) {
       const Time due = queue_.front().first;
@@ -211,6 +265,7 @@ class SlowLink final : public RelayedCalls {
   }
 
   const std::function<milliseconds()> next_delay_;
+  const Event* const opens_;
   std::mutex mutex_;
   std::condition_variable_any posted_;
   std::deque<std::pair<Time, std::vector<Notice>>> queue_;  // by the time of delivery
@@ -285,16 +340,22 @@ TEST_P(LeftBefore, FailsWhoComesLaterLongBeforeTheDeadlineEachTimeAndOnlyAtThatC
   });
 }
 
+// The deadline of the coordinator passes, or that of the others if it is the coordinator that left.
 TEST_P(LeftBefore, NamesTheRankAtADeadlineThatComesBeforeTheGraceIsOver) {
   std::barrier<> all(3);
+  Event posted;
   const auto errors = errors_of(3, [&](const Communicator& comm) {
     set_grace(comm, kNoEnd);
+    const Communicator announces(std::make_shared<Announces>(comm, posted));
     if (comm.rank() == GetParam()) come_and_leave(comm, "a");
     all.arrive_and_wait();
     std::optional<Error> error;
     try {
+      if (comm.is_coordinator() && GetParam() != 0) posted.wait();
       if (comm.rank() != GetParam()) {
-        const Call call(comm, "save", "a", Deadline::after(milliseconds(300)));
+        const bool ends = comm.is_coordinator() || GetParam() == 0;
+        const Call call(announces, "save", "a",
+                        ends ? Deadline::after(milliseconds(300)) : plenty());
       }
     } catch (const Error& raised) {
       error = raised;
@@ -354,19 +415,20 @@ TEST(Call, ALateNoticeOfACallThatOneRankLeftIsNotTakenForTheNextCallAtTheSamePla
 
 TEST(Call, ALateNoticeOfACallThatTimedOutIsNotTakenForTheNextCallAtTheSamePlace) {
   std::barrier<> all(3);
+  Event looks;
   run_ranks(3, [&](const Communicator& comm) {
     // The first hello comes when the others make their second call, what follows much later.
     int posted = 0;
-    const Communicator slow(std::make_shared<SlowLink>(comm, [&] {
-      if (comm.rank() != 2) return milliseconds(0);
-      return milliseconds(posted++ == 0 ? 200 : 700);
-    }));
+    const auto delay = [&] { return milliseconds(comm.rank() == 2 && posted++ > 0 ? 500 : 0); };
+    const Communicator slow(
+        std::make_shared<SlowLink>(comm, delay, comm.rank() == 2 ? &looks : nullptr));
     EXPECT_THAT(
         failure_of([&] { const Call call(slow, "save", "a", Deadline::after(milliseconds(100))); }),
         HasSubstr("the deadline passed"));
     all.arrive_and_wait();
+    const Communicator around(std::make_shared<LooksAround>(slow, looks));
     for (int time = 0; time < 2; ++time) {
-      const Call call(slow, "save", "a", plenty());
+      const Call call(comm.is_coordinator() ? around : slow, "save", "a", plenty());
       comm_testing::check_random_operations(slow, 11, 3);
     }
     all.arrive_and_wait();
