@@ -283,6 +283,17 @@ def test_overwriting_can_be_refused(planner: Any, ckpt: str) -> None:
     assert tilestone.load(ckpt) == {"n": 1}
 
 
+def test_a_save_beside_another_one_says_so(ckpt: str) -> None:
+    under_way = dcp.FileSystemWriter(ckpt)
+    under_way.set_up_storage_writer(True)
+    under_way.prepare_global_plan([dcp.SavePlan([])])
+    with pytest.raises(dcp.CheckpointException, match="another save is under way") as raised:
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=ckpt)
+    assert isinstance(raised.value.failures[0][0], tilestone.AlreadyExistsError)
+    under_way.reset()
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=ckpt)
+
+
 @pytest.mark.parametrize(
     "call",
     [

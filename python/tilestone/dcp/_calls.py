@@ -154,7 +154,7 @@ def as_torchs(error: Exception) -> Exception:
     elif error.code == "mismatch" and error.key and "shape" in error.message:
         text = text.removesuffix(f"; {error.hint}")  # which is about options of tilestone.load
         made = ValueError(f"Size mismatch between saved and current tensor: {text}")
-    elif error.code == "already_exists":
+    elif error.code == "already_exists" and " exists at " in error.message:  # no other save's lock
         made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({text})")
     if made is not error:
         made.__cause__ = error
