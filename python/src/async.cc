@@ -23,8 +23,9 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kEndTime{5};  // for abandoned saves, at the interpreter's end
 
-// All saves of this process that have not finished. Without it, the thread that drops the last
-// handle would wait for the save. It is never destroyed: threads may use it until the process ends.
+// All saves of this process that have not finished, or have failed unnoticed. Without it, the
+// thread that drops the last handle would wait for the save. It is never destroyed: threads may use
+// it until the process ends.
 class Saves {
  public:
   void add(const AsyncSave& save) {
@@ -33,7 +34,9 @@ class Saves {
     for (const AsyncSave& one : saves_) {
       if (one.finished()) finished.push_back(one);
     }
-    std::erase_if(saves_, [](const AsyncSave& one) { return one.finished(); });
+    std::erase_if(saves_, [](const AsyncSave& one) {
+      return one.finished() && !engine::OfAsyncSave::has_unheard_failure(one);
+    });
     saves_.push_back(save);
   }
   std::vector<AsyncSave> all() const {
@@ -53,8 +56,9 @@ Saves& saves() {
   return **of_process;
 }
 
-// Waits for all saves, at most `seconds`; then abandons those that have not ended. Returns the
-// locations of those that are stuck: their threads are left behind.
+// Waits for all saves, at most `seconds`; then abandons those that have not ended. Logs the
+// failures of which the program does not know. Returns the ids of those that are stuck: their
+// threads are left behind.
 std::vector<std::string> end_saves(double seconds) {
   const std::vector<AsyncSave> open = saves().all();
   const auto wait = [&](Seconds time) {
@@ -85,9 +89,13 @@ std::vector<std::string> end_saves(double seconds) {
     for (const AsyncSave& save : open) save.abandon();
     throw;
   }
-  if (left().empty()) return {};
-  for (const AsyncSave& save : open) save.abandon();
-  wait(kEndTime);
+  if (!left().empty()) {
+    for (const AsyncSave& save : open) engine::OfAsyncSave::end_with_program(save);
+    wait(kEndTime);
+  }
+  without_gil([&] {
+    for (const AsyncSave& save : open) engine::OfAsyncSave::log_failure(save);
+  });
   return left();
 }
 

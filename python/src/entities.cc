@@ -20,6 +20,20 @@ std::optional<FlatRange> flat_range(const std::optional<std::pair<int64_t, int64
   return FlatRange{range->first, range->second};
 }
 
+// `data` has the shape of like.data. nullopt if it is held in several pieces.
+std::optional<ShardedTensor> of_other_data(const ShardedTensor& like, std::string key,
+                                           TensorView data) {
+  const auto& pieces = like.pieces;
+  if (pieces.size() > 1 || (!pieces.empty() && pieces[0].data.shape != data.shape)) {
+    return std::nullopt;
+  }
+  ShardedTensor tensor = like;
+  tensor.key = std::move(key);
+  if (!pieces.empty()) tensor.pieces[0].data = data;
+  tensor.data = std::move(data);
+  return tensor;
+}
+
 void bind_sharded_tensor(nb::module_& m) {
   nb::class_<ShardedTensor>(m, "ShardedTensor")
       .def_static(
@@ -82,6 +96,9 @@ void bind_sharded_tensor(nb::module_& m) {
                                               std::move(held));
           },
           "key"_a, "data"_a, "global_shape"_a, "pieces"_a)
+      .def("of_other_data", &of_other_data, "key"_a, "data"_a,
+           "Like this one, made from data of the same shape: with other elements, dtype and key. "
+           "None if it has to be made anew.")
       .def_ro("key", &ShardedTensor::key)
       .def_prop_ro("global_shape", [](const ShardedTensor& t) { return t.global_shape; })
       .def_prop_ro("boxes",

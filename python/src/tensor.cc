@@ -167,6 +167,16 @@ TensorView strided(uintptr_t data, std::string_view dtype, Dims shape, Dims stri
                              keep_alive(owner));
 }
 
+// Torch is imported. No static object with a guard, because another thread may get the GIL while
+// the object is made.
+std::optional<TensorView> of_torch(nb::handle tensor, bool for_load, nb::handle owner) {
+  static const TorchTensors* torch_tensors = nullptr;
+  if (torch_tensors == nullptr) torch_tensors = new TorchTensors();
+  std::optional<TensorView> view = torch_tensors->find_view(tensor, for_load);
+  if (view && !owner.is(tensor)) view->owner = keep_alive(owner);
+  return view;
+}
+
 TensorView on_device(std::string_view dtype, Dims shape, nb::handle memory, nb::handle owner) {
   TensorView view = TensorView::without_data(dtype_named(dtype), std::move(shape));
   view.device = std::make_shared<PythonDeviceMemory>(memory);
@@ -235,6 +245,11 @@ void bind_tensor(nb::module_& m) {
                   "are in elements.")
       .def_static("on_device", &on_device, "dtype"_a, "shape"_a, "memory"_a, "owner"_a,
                   "Memory on a device, which is copied from and to block by block.")
+      .def_static("of_torch", &of_torch, "tensor"_a, "for_load"_a, "owner"_a,
+                  nb::sig("def of_torch(tensor: object, for_load: bool, owner: object) -> "
+                          "TensorView | None"),
+                  "A view of a dense torch.Tensor or Parameter in host memory; None if it needs "
+                  "more than a look at its memory.")
       .def_static(
           "without_data",
           [](std::string_view dtype, Dims shape) {

@@ -161,6 +161,8 @@ state = {"w": numpy.arange(step, step + 1000.0), "inner": (1, numpy.arange(3)), 
 
 
 def progress(_):
+    if save == "fails":
+        raise tilestone.StorageError("no disk")
     time.sleep(0.3 if save == "slow" else 1000)
 
 
@@ -168,7 +170,9 @@ if save == "stuck":
     _async_save.EXIT_SECONDS = 0.2
 if end == "sigterm":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-tilestone.async_save(state, path, overwrite=True, progress=progress)
+saving = tilestone.async_save(state, path, overwrite=True, progress=progress)
+if end == "asks":
+    saving.durable.exception()
 if end == "exception":
     raise RuntimeError("the program fails")
 if end in ("sigterm", "sigkill"):
@@ -191,9 +195,14 @@ def test_the_end_of_the_program_waits_for_a_save_or_leaves_the_previous_checkpoi
         assert ("the program fails" in done.stderr) == (end == "exception")
         assert saved(path) == step
     stuck = run(path, 7, "stuck", "return")
-    assert stuck.returncode == 0 and "stuck" in stuck.stderr
+    assert stuck.returncode == 0 and "stuck" in stuck.stderr and "nobody" not in stuck.stderr
     assert saved(path) == 2
     assert run(path, 8, "stuck", "sigkill").returncode == -9
+    assert saved(path) == 2
+    # Nobody has asked for the last save's result, and no save comes after it.
+    failed = run(path, 8, "fails", "return")
+    assert f"{path} has failed, and nobody has asked for its result: no disk" in failed.stderr
+    assert failed.returncode == 0 and run(path, 8, "fails", "asks").stderr == ""
     assert saved(path) == 2
     tilestone.save(state(9), path, overwrite=True)
     assert saved(path) == 9

@@ -117,6 +117,7 @@ class Bridge:
     as_torch: bool = False
 
     def __post_init__(self) -> None:
+        self.positions: dict[Any, Any] = {}
         self._unpacked: dict[Any, Any] = {}
         # (item, its stand-in, restore), by id(item).
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}

@@ -38,11 +38,13 @@ class Call(Protocol):
         group: the torch process group that takes part; None for the default group, or if there is
             no group.
         ranks: how many ranks take part.
+        positions: Tilestone's own: entities of arrays so far, without data, by where these stand.
     """
 
     for_load: bool
     group: ProcessGroup | None
     ranks: int
+    positions: dict[Any, Any]
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
         """Records that `made` replaces the item; restore(loaded) undoes this after a load."""

@@ -245,6 +245,12 @@ class TensorView:
         """Memory on a device, which is copied from and to block by block."""
 
     @staticmethod
+    def of_torch(tensor: object, for_load: bool, owner: object) -> TensorView | None:
+        """
+        A view of a dense torch.Tensor or Parameter in host memory; None if it needs more than a look at its memory.
+        """
+
+    @staticmethod
     def without_data(dtype: str, shape: Sequence[int]) -> TensorView:
         """A tensor without memory, which a load allocates."""
 
@@ -315,6 +321,11 @@ class ShardedTensor:
 
     @staticmethod
     def from_pieces(key: str, data: TensorView, global_shape: Sequence[int], pieces: Sequence[tuple[Box, TensorView]]) -> ShardedTensor: ...
+
+    def of_other_data(self, key: str, data: TensorView) -> ShardedTensor | None:
+        """
+        Like this one, made from data of the same shape: with other elements, dtype and key. None if it has to be made anew.
+        """
 
     @property
     def key(self) -> str: ...

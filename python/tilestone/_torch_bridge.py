@@ -16,7 +16,7 @@ from tilestone import _converters, _core, _numpy, _torch_meta
 from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError
-from tilestone._placements import in_order, to_mesh, to_placement
+from tilestone._placements import Placement, in_order, to_mesh, to_placement
 from tilestone._torch_device import DeviceTensor
 from tilestone._torch_meta import PLAIN as _PLAIN
 from tilestone._torch_parts import dtensor_type, is_on_meta, local_of, position, states_position
@@ -127,6 +127,9 @@ def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.Tenso
         InvalidArgumentError: the tensor's memory does not hold its elements (sparse, nested, a
             wrapper of other tensors), or the tensor can't be filled.
     """
+    found = _core.TensorView.of_torch(tensor, for_load, tensor if owner is None else owner)
+    if found is not None:
+        return found
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         tensor = tensor.wait()  # type: ignore[attr-defined]
     problem = _why_not_memory(tensor)
@@ -270,21 +273,29 @@ def layout(item: Any, for_load: bool | None) -> Layout:
 
 def _by_placements(item: Any, for_load: bool | None) -> Layout:
     """As `layout`, of a DTensor that does not say itself where it stands."""
+    seen = _seen(item, for_load)
+    spec = item._spec
+    return Layout(seen, tuple(spec.shape), *_sharding(spec))
+
+
+def _sharding(spec: Any) -> tuple[_core.Mesh, list[Placement]]:
+    """Of a DTensor's spec: the mesh, and one placement for each of its dims."""
+    placements = [to_placement(each) for each in spec.placements]
+    order = [tuple(entry.mesh_dims) for entry in getattr(spec, "shard_order", None) or ()]
+    return in_order(to_mesh(spec.mesh), placements, order)
+
+
+def _seen(item: Any, for_load: bool | None) -> _core.TensorView:
+    """A view of a DTensor's local tensor. For a load, tensors on the meta device get memory."""
     local = item._local_tensor
-    if hasattr(local, "wait"):
+    if type(local) not in _PLAIN and hasattr(local, "wait"):
         local = local.wait()
     if local.is_meta and for_load:
         item = _torch_meta.dtensor_with_memory(item, local)
         local = item._local_tensor
     if local.is_meta and for_load is None:
-        seen = _core.TensorView.without_data(dtype_name(local.dtype), tuple(local.shape))
-    else:
-        seen = view(local, bool(for_load), owner=item)
-    spec = item._spec
-    placements = [to_placement(each) for each in spec.placements]
-    order = [tuple(entry.mesh_dims) for entry in getattr(spec, "shard_order", None) or ()]
-    mesh, placements = in_order(to_mesh(spec.mesh), placements, order)
-    return Layout(seen, tuple(spec.shape), mesh, placements)
+        return _core.TensorView.without_data(dtype_name(local.dtype), tuple(local.shape))
+    return view(local, bool(for_load), owner=item)
 
 
 def part_entity(
@@ -363,11 +374,19 @@ def distributed_entity(item: Any, path: str, call: Call) -> Node:
     """
     if states_position(item):
         return part_entity(item, path, call.for_load, call)
-    local, shape, mesh, placements = _by_placements(item, call.for_load)
-    entity = _core.ShardedTensor.from_placements(
-        path, local, shape, mesh, placements, dist.get_rank()
-    )
-    entity.holders = _converters.ranks_in(call, entity.holders)
+    seen, spec = _seen(item, call.for_load), item._spec
+    # On this the entity depends, beside key and data. Most DTensors of a model have it in common.
+    order = getattr(spec, "shard_order", None)
+    position = (spec.mesh, spec.placements, spec.shape, order, seen.shape)
+    like = call.positions.get(position)
+    entity = None if like is None else like.of_other_data(path, seen)
+    if entity is None:
+        entity = _core.ShardedTensor.from_placements(
+            path, seen, tuple(spec.shape), *_sharding(spec), dist.get_rank()
+        )
+        entity.holders = _converters.ranks_in(call, entity.holders)
+        hollow = _core.TensorView.without_data(seen.dtype, seen.shape)
+        call.positions[position] = entity.of_other_data(path, hollow)
     return entity
 
 

@@ -87,9 +87,9 @@ class Watched:
     def _add(self, key: str, owner: Any, memory: int | DeviceTensor) -> bool:
         whole = owner[0] if type(owner) is tuple else owner  # beside a part of it, or a copy
         local = local_of(whole)
-        if type(local) not in PLAIN or local.is_inference() or whole.is_inference():
+        if type(local) not in PLAIN or local.nbytes <= SMALL_BYTES:
             return False
-        if local.numel() * local.element_size() <= SMALL_BYTES:
+        if local.is_inference() or whole is not local and whole.is_inference():
             return False
         if isinstance(memory, DeviceTensor) == (local.device.type == "cpu"):
             return False  # what is saved is a copy

@@ -25,7 +25,8 @@ from tilestone._errors import CheckpointError, InvalidArgumentError
 _WRITE, _CHUNKS, _SHARD = "__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__"
 _METHODS = (_WRITE, _CHUNKS)
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-_SILENT = (type(None), bool, int, float, complex, str, bytes, tuple, list, dict)
+_OF_DTENSORS = frozenset(("_local_tensor", "_spec", "_is_param"))  # torch's own attributes
+_SILENT = (type, type(None), bool, int, float, complex, str, bytes, tuple, list, dict)
 
 Sizes = tuple[int, ...]
 
@@ -99,7 +100,7 @@ def is_on_meta(item: Any) -> bool:
 
 def _is_bare_dtensor(item: Any) -> bool:
     """Whether it is a DTensor of a plain tensor, and nobody has given attributes to either."""
-    if type(item) is not dtensor_type() or not vars(item).keys() <= {"_local_tensor", "_spec"}:
+    if type(item) is not dtensor_type() or not vars(item).keys() <= _OF_DTENSORS:
         return False
     local = item._local_tensor
     return type(local) is torch.Tensor and not vars(local)
@@ -109,8 +110,6 @@ def _source(item: Any) -> Any:
     """The object whose methods or attributes count: the item, its local tensor, or None."""
     if _is_sharded_tensor(item):
         return item
-    if _is_bare_dtensor(item):
-        return None
     places = (item,) if local_of(item) is item else (item, local_of(item))
     for says in (_has_methods, _has_attributes):
         for place in places:
@@ -143,7 +142,7 @@ def move_statements(item: Any, made: Any) -> None:
 
 def states_position(item: Any) -> bool:
     """Whether an object says where it stands, beside a DTensor's mesh and placements."""
-    if isinstance(item, (type, *_SILENT)):
+    if _is_bare_dtensor(item) or isinstance(item, _SILENT):
         return False
     return _source(item) is not None
 

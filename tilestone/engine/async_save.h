@@ -37,6 +37,7 @@ struct OfAsyncSave;
 struct AsyncOptions {
   // What happens when a save fails that nobody has asked for its result.
   //  - kRaise: the next save of the session throws the error, on every rank, and does nothing else.
+  //    If there is none, the error is logged when the last of AsyncSave and session is gone.
   //  - kWarn: the next save of the session logs it. A failure of the storage or of another rank
   //    (kIo, kTimeout, kRankFailed) that comes before the call returns is not thrown either, but is
   //    the result of the save. Arguments and states that can't be saved are always errors.

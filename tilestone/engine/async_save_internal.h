@@ -14,6 +14,11 @@ namespace tilestone::engine {
 struct OfAsyncSave {
   // Background::seal().
   static void seal(const AsyncSave& save);
+  // As AsyncSave::abandon(), but the failure is still to be logged.
+  static void end_with_program(const AsyncSave& save);
+  // Of Background; not in a child process of fork().
+  static bool has_unheard_failure(const AsyncSave& save);
+  static void log_failure(const AsyncSave& save);
 };
 
 // Plans, begins and stages a save, and starts its thread. call.deadline is that of the whole save;

@@ -145,6 +145,43 @@ TEST(AsyncSave, AFailureThatNobodyHasAskedForIsThrownByTheNextSaveOrLogged) {
   }
 }
 
+TEST(AsyncSave, AFailureThatNobodyHasHeardOfIsLoggedWhenSaveAndSessionAreGone) {
+  const auto fails = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    return call.name.ends_with(".distcp") ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  const auto warnings_of = [&](Way way, const std::function<void(Session&, AsyncSave)>& use) {
+    const LoggedWarnings warnings;
+    {
+      Session session;
+      AsyncSave saving =
+          session.async_save(row_state(solo(), 1), fails->storage(), options_of(way, solo()));
+      saving.durable().wait();
+      use(session, std::move(saving));
+    }
+    return warnings.texts();
+  };
+  const auto save_again = [&](Way way, Session& session) {
+    const SaveOptions options = options_of(way, solo(), 1);
+    expect_error([&] { session.save(row_state(solo(), 1), memory_storage(), options); },
+                 ErrorCode::kIo, "No space left");
+  };
+  for (const Way way : {Way::kRounds, Way::kFiles}) {
+    EXPECT_THAT(warnings_of(way, [](Session&, const AsyncSave&) {}),
+                ElementsAre(AllOf(HasSubstr("has failed, and nobody has asked for its result"),
+                                  HasSubstr("No space left"))));
+    EXPECT_THAT(warnings_of(way,
+                            [](Session&, const AsyncSave& saving) {
+                              expect_error([&] { saving.result(); }, ErrorCode::kIo, "");
+                            }),
+                IsEmpty());
+    EXPECT_THAT(warnings_of(way, [](Session&, const AsyncSave& saving) { saving.abandon(); }),
+                IsEmpty());
+    EXPECT_THAT(
+        warnings_of(way, [&](Session& session, const AsyncSave&) { save_again(way, session); }),
+        IsEmpty());
+  }
+}
+
 TEST(AsyncSave, WithWarnAFailureOfTheStorageInTheCallIsTheResultAndOneOfTheStateIsThrown) {
   const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
     return call.name.ends_with(".begun") ? FaultAction::fail(ENOSPC) : FaultAction::pass();

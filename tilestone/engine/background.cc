@@ -50,12 +50,16 @@ Background::Background(About about, const Deadline& deadline, std::shared_ptr<In
       durable_(shared_->durable) {}
 
 Background::~Background() {
-  if (!thread_.joinable()) return;
   if (!belongs_here()) {
     // The thread is the parent's. Its object must not be destroyed while it counts as joinable.
-    new std::thread(std::move(thread_));
+    if (thread_.joinable()) new std::thread(std::move(thread_));
     return;
   }
+  if (thread_.joinable()) end_thread();
+  log_failure();
+}
+
+void Background::end_thread() {
   if (thread_.get_id() == std::this_thread::get_id()) {  // in a callback
     thread_.detach();
     return;
@@ -69,6 +73,22 @@ Background::~Background() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   shared_->over ? thread_.join() : thread_.detach();
+}
+
+bool Background::has_unheard_failure() const {
+  Pending::State& durable = durable_state();
+  return durable.done() && durable.failure(false) != nullptr && !durable.was_asked();
+}
+
+void Background::log_failure() const {
+  if (!has_unheard_failure()) return;
+  try {
+    std::rethrow_exception(durable_state().failure(true));
+  } catch (...) {
+    log(LogLevel::kWarning,
+        what_of(about()) +
+            " has failed, and nobody has asked for its result: " + current_error().what());
+  }
 }
 
 void Background::seal() {
@@ -130,14 +150,22 @@ void LastAsync::put(std::shared_ptr<Background> save) {
 }
 
 void LastAsync::forget() {
-  if (last_ != nullptr && last_->belongs_here() && !last_->is_over()) ending_.push_back(last_);
+  if (const auto known = outcome()) {
+    static_cast<void>(known->failure(true));
+    if (!last_->is_over()) ending_.push_back(last_);
+  }
   // In a forked child the destructor does nothing.
   last_.reset();
 }
 
-void Background::abandon() {
-  shared_->interrupt->request(std::make_exception_ptr(
-      Error(ErrorCode::kInterrupted, what_of(about()) + " was abandoned by its program")));
+std::shared_ptr<Pending::State> LastAsync::outcome() const {
+  if (last_ == nullptr || !last_->belongs_here()) return nullptr;
+  return last_->outcome();
+}
+
+void Background::abandon(const std::string& why) {
+  shared_->interrupt->request(
+      std::make_exception_ptr(Error(ErrorCode::kInterrupted, what_of(about()) + " " + why)));
 }
 
 }  // namespace engine
@@ -146,6 +174,16 @@ void engine::OfAsyncSave::seal(const AsyncSave& save) {
   static_cast<void>(save.staged().done());  // throws in a forked child
   save.save_->seal();
 }
+
+void engine::OfAsyncSave::end_with_program(const AsyncSave& save) {
+  save.save_->abandon("was abandoned, because its program has ended");
+}
+
+bool engine::OfAsyncSave::has_unheard_failure(const AsyncSave& save) {
+  return save.save_->has_unheard_failure();
+}
+
+void engine::OfAsyncSave::log_failure(const AsyncSave& save) { save.save_->log_failure(); }
 
 AsyncSave::AsyncSave(std::shared_ptr<engine::Background> save) : save_(std::move(save)) {}
 

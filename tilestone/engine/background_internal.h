@@ -43,7 +43,7 @@ class Background {
   // `interrupt`: what abandon() requests; the save's deadline has it.
   Background(About about, const Deadline& deadline, std::shared_ptr<Interrupt> interrupt);
   // Waits until the save has ended, except in a child process of fork(), and except for a thread
-  // that is stuck in the system, which is left behind.
+  // that is stuck in the system, which is left behind. Then log_failure().
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
@@ -57,18 +57,26 @@ class Background {
   // Instead of start(), for a save that ends in its call. `failure`: null if it ended well.
   void end(std::exception_ptr failure, const SaveResult& result = {});
 
-  void abandon();
+  // Ends the save soon with Error(kInterrupted): "the save ... `why`".
+  void abandon(const std::string& why = "was abandoned by its program");
+  // Whether the save has failed, and the program does not know it.
+  bool has_unheard_failure() const;
+  // Logs such a failure.
+  void log_failure() const;
 
   const About& about() const { return shared_->about; }
   const Pending& staged() const { return staged_; }
   const Pending& durable() const { return durable_; }
   Pending::State& durable_state() const { return *shared_->durable; }
+  std::shared_ptr<Pending::State> outcome() const { return shared_->durable; }
   SaveResult result() const { return shared_->result; }  // once durable() has ended well
   bool belongs_here() const { return shared_->durable->belongs_here(); }
   // Whether its thread has ended, or there is none.
   bool is_over() const { return shared_->over; }
 
  private:
+  void end_thread();
+
   // What the thread uses. It outlives this object if the thread is left behind.
   struct Shared {
     Shared(About given, const Deadline& limit, std::shared_ptr<Interrupt> stop);
@@ -94,6 +102,8 @@ class LastAsync {
   void put(std::shared_ptr<Background> save);
   // The failure of the last save was reported.
   void forget();
+  // Of the last save; null if there is none in this process.
+  std::shared_ptr<Pending::State> outcome() const;
 
  private:
   std::shared_ptr<Background> last_;

@@ -133,7 +133,7 @@ void Session::report_earlier(AsyncOptions::InFlight policy, const SaveOptions& o
   if (kept_->parts->take_earlier_reported()) kept_->async.forget();
   engine::InFlight mine = kept_->async.look(policy, deadline);
   // With a communicator it travels in the save's first message.
-  if (!options.by_files) return kept_->parts->set_earlier(std::move(mine));
+  if (!options.by_files) return kept_->parts->set_earlier(std::move(mine), kept_->async.outcome());
   const engine::AfterEarlier after = engine::consider({mine});
   if (after.way != engine::AfterEarlier::Way::kRefuse) kept_->async.forget();
   if (after.warning) log(LogLevel::kWarning, *after.warning);

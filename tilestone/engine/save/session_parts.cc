@@ -19,6 +19,9 @@ void SessionParts::note_earlier_reported() {
   const InFlight earlier = std::exchange(earlier_, {});
   const AfterEarlier after = consider({earlier});
   if (after.warning) log(LogLevel::kWarning, *after.warning);
+  if (const auto outcome = std::exchange(earlier_outcome_, nullptr)) {
+    static_cast<void>(outcome->failure(true));
+  }
   earlier_reported_ = true;
 }
 

@@ -9,6 +9,7 @@
 
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/share_internal.h"
@@ -33,7 +34,11 @@ struct SessionParts {
   // What this rank says of the session's last asynchronous save in its next first message. Used by
   // the session's thread.
   const InFlight& earlier() const { return earlier_; }
-  void set_earlier(InFlight earlier) { earlier_ = std::move(earlier); }
+  // `outcome`: of that save; null if there is none.
+  void set_earlier(InFlight earlier, std::shared_ptr<Pending::State> outcome) {
+    earlier_ = std::move(earlier);
+    earlier_outcome_ = std::move(outcome);
+  }
   // The ranks have heard of it. A failure that is only to be logged is logged now.
   void note_earlier_reported();
   // Whether they have, since the last call of this.
@@ -52,6 +57,7 @@ struct SessionParts {
   std::shared_ptr<Lendable> lendable_ = std::make_shared<Lendable>();  // a save may outlive it
   SessionStats stats_;
   InFlight earlier_;
+  std::shared_ptr<Pending::State> earlier_outcome_;
   bool earlier_reported_ = false;
 };
 
