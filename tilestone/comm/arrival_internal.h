@@ -16,8 +16,8 @@
 namespace tilestone::comm_internal {
 
 // Wait for all ranks of the group to arrive at the call. Return the call's number. The member is
-// any rank but the coordinator.
-uint64_t arrive_as_member(CallPort& port, const Hello& hello, Deadline deadline);
+// any rank but the coordinator; `rank` is its number.
+uint64_t arrive_as_member(CallPort& port, int rank, const Hello& hello, Deadline deadline);
 uint64_t arrive_as_coordinator(CallPort& port, int size, const Hello& own, Deadline deadline);
 
 enum class MessageKind : uint8_t {

@@ -11,8 +11,9 @@ namespace {
 
 class Member {
  public:
-  Member(CallPort& port, const Hello& hello, Deadline deadline)
+  Member(CallPort& port, int rank, const Hello& hello, Deadline deadline)
       : port_(port),
+        rank_(rank),
         hello_(hello),
         deadline_(deadline),
         waiting_(port.memory().waiting),
@@ -77,7 +78,7 @@ class Member {
   // Withdraws the hello. The coordinator may have begun the call before it gets the withdrawal;
   // then the call is aborted.
   void withdraw() {
-    const Error why = current_error();
+    const Error why = current_error().with_rank(rank_);
     leaving_ = true;
     try {
       limit_ = farewell_deadline();
@@ -95,6 +96,7 @@ class Member {
   }
 
   CallPort& port_;
+  const int rank_;
   const Hello& hello_;
   const Deadline deadline_;
   Deadline limit_ = deadline_;  // passed to CallPort::newest
@@ -106,8 +108,8 @@ class Member {
 
 }  // namespace
 
-uint64_t arrive_as_member(CallPort& port, const Hello& hello, Deadline deadline) {
-  return Member(port, hello, deadline).arrive();
+uint64_t arrive_as_member(CallPort& port, int rank, const Hello& hello, Deadline deadline) {
+  return Member(port, rank, hello, deadline).arrive();
 }
 
 }  // namespace tilestone::comm_internal

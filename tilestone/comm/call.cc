@@ -58,7 +58,7 @@ Call::Call(Communicator comm, std::string work, std::string location, Deadline d
     const uint64_t number =
         comm_.is_coordinator()
             ? comm_internal::arrive_as_coordinator(*port_, comm_.size(), hello, deadline)
-            : comm_internal::arrive_as_member(*port_, hello, deadline);
+            : comm_internal::arrive_as_member(*port_, comm_.rank(), hello, deadline);
     if (!comm_.is_coordinator()) port_->enter(number);
     remember(port_->memory(), hello, number);
   } catch (...) {

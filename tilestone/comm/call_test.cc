@@ -11,6 +11,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/sanitized_testing.h"
@@ -232,6 +233,24 @@ class ThrowsAfterAnswering final : public RelayedCalls {
   }
 };
 
+// A signal handler throws on a member that has not taken its answer yet, when the coordinator has
+// begun the call.
+class ThrowsBeforeItsAnswer final : public RelayedCalls {
+ public:
+  ThrowsBeforeItsAnswer(Communicator comm, const Event& begun)
+      : RelayedCalls(std::move(comm)), begun_(begun) {}
+
+ private:
+  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
+    if (std::exchange(has_thrown_, true)) return RelayedCalls::newest(deadline, limit);
+    begun_.wait();
+    throw std::runtime_error("SIGTERM came");
+  }
+
+  const Event& begun_;
+  bool has_thrown_ = false;
+};
+
 // Delivers each notice after a delay. A later notice never overtakes an earlier one.
 class SlowLink final : public RelayedCalls {
  public:
@@ -286,6 +305,26 @@ TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirs
         EXPECT_EQ(failure_of([&] { comm.scatter({}, 0, plenty()); }), "SIGTERM came (rank 0)");
       };
       EXPECT_LT(seconds_of(wait), 20);
+    }
+    all.arrive_and_wait();
+    const Call call(comm, "save", "b", plenty());
+    comm_testing::check_random_operations(comm, 4, 5);
+  });
+}
+
+TEST(Call, WhatIsThrownOnAMemberBeforeItHasItsAnswerReachesTheOthersInTheirFirstOperation) {
+  std::barrier<> all(3);
+  Event begun;
+  run_ranks(3, [&](const Communicator& comm) {
+    if (comm.rank() == 1) {
+      const Communicator throwing(std::make_shared<ThrowsBeforeItsAnswer>(comm, begun));
+      EXPECT_EQ(failure_of([&] { const Call call(throwing, "save", "a", plenty()); }),
+                "SIGTERM came");
+    } else {
+      const Call call(comm, "save", "a", plenty());
+      if (comm.is_coordinator()) begun.set();
+      EXPECT_EQ(failure_of([&] { comm.all_to_all(std::vector<Bytes>(3), plenty()); }),
+                "SIGTERM came (rank 1)");
     }
     all.arrive_and_wait();
     const Call call(comm, "save", "b", plenty());
