@@ -200,7 +200,10 @@ def test_a_users_strategy_by_files_and_one_without_async_save(ckpt: str) -> None
     request.execute_sync()
     assert megatron.load(dict(whole), ckpt)["step"] == 1
     by_files = tilestone.ByFiles(0, 1, "a job of today")
-    megatron.save(whole, f"{ckpt}2", by_files=by_files, async_sharded_save=True).execute_sync()
+    request = megatron.save(whole, f"{ckpt}2", by_files=by_files, async_sharded_save=True)
+    request.execute_sync()
+    with pytest.raises(tilestone.InvalidArgumentError, match="executed twice"):
+        request.execute_sync()
     assert megatron.load(dict(whole), f"{ckpt}2")["step"] == 1
 
     class Blocking(base.SaveShardedStrategy):

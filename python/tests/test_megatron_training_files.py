@@ -145,10 +145,19 @@ def test_no_checkpoint_starts_anew_or_ends_with_an_error(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, LOG):
-        assert load_run(tmp_path) == 0 and load_run(None) == 0 and load_run(tmp_path / "none") == 0
+        assert load_run(tmp_path) == 0 and load_run(tmp_path / "none") == 0
+        assert load_run(tmp_path, load=None) == 0
     assert f"there is no checkpoint in {tmp_path}: the run starts" in caplog.text
+    assert "no directory is given: the run starts" in caplog.text
     with pytest.raises(NotFoundError, match="there is no checkpoint in"):
         load_run(tmp_path, exit_on_missing_checkpoint=True)
+
+
+def test_a_checkpoint_in_place_of_a_run_is_refused_and_not_a_new_start(run: pathlib.Path) -> None:
+    for given in (run / "iter_0000200", f"{run}/iter_0000200/"):
+        with pytest.raises(InvalidArgumentError, match="where the directory of a run") as raised:
+            load_run(given)
+        assert raised.value.hint == f"give {run}, and ckpt_step=200"
 
 
 def test_an_iteration_is_chosen_by_ckpt_step(run: pathlib.Path) -> None:

@@ -71,6 +71,36 @@ def test_missing_keys_are_counted_and_the_option_that_helps_is_named(tmp_path: p
     assert 'Differences(not_in_checkpoint="report")' in raised.value.hint
 
 
+def test_megatrons_hints_name_what_its_load_takes(tmp_path: pathlib.Path) -> None:
+    import torch
+    from tilestone import megatron
+
+    path, shard = tmp_path / "ckpt", megatron.ShardedTensor.from_rank_offsets
+    halves = {str(i): megatron.ShardedObject("rng", i, (2,), (i,)) for i in range(2)}
+    megatron.save({"a": shard("module.a", torch.ones(2)), **halves}, path)
+
+    def hint(**wanted: object) -> str:
+        with pytest.raises(megatron.CheckpointingException) as raised:
+            megatron.load(wanted, path)
+        assert str(raised.value).endswith(raised.value.hint)
+        return raised.value.hint
+
+    new, newer = (shard(key, torch.ones(2)) for key in ("new", "newer"))
+    for found in (hint(new=new), hint(new=new, newer=newer)):
+        assert "Differences" not in found and 'strict="log_unexpected"' in found
+        assert found.endswith("loads the others")
+    loaded = megatron.load(
+        {"a": shard("module.a", torch.zeros(2)), "new": new}, path, strict="log_unexpected"
+    )
+    assert list(loaded) == ["a"]
+    assert hint(a=shard("a", torch.ones(2))) == 'the checkpoint\'s keys have the prefix "module."'
+    assert hint(a=shard("module.a", torch.ones(3))).endswith("zero-fills the rest")
+    assert hint(a=shard("module.a", torch.ones(2, 1))) == ""
+    whole = hint(rng=megatron.ShardedObject("rng", None, (1,), (0,)))
+    assert "rng/shard_0_2" in whole and "strict" not in whole
+    assert whole.endswith("objects can't be resharded: request the places of the save")
+
+
 def test_a_scheduler_that_does_not_exist_yet_is_named(tmp_path: pathlib.Path) -> None:
     state = {"group": {"lr": 0.1, "initial_lr": 0.2}}
     tilestone.save(state, tmp_path / "ckpt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,6 +11,17 @@ from typing import Any, TypeVar
 from tilestone._errors import CheckpointError
 
 _CORE = "megatron.core.dist_checkpointing.core"
+
+# What hints say of options that only tilestone.load has, and Megatron-Core's words for it.
+_WORDS = (
+    (re.compile(r'(; |^)differences=Differences\(other_shape="report"\) leaves .* as it is'), ""),
+    (re.compile(r": load with rename=tilestone\.\w+\(.*\)$"), ""),
+    (
+        re.compile(r'differences=Differences\(not_in_checkpoint="report"\) loads'),
+        'strict="log_unexpected" (in training: dist_ckpt_strictness) loads',
+    ),
+)
+_CELL = re.compile(r"(/shard_)[\d.]+_[\d.]+$")  # of an object, at the end of its unique key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +42,20 @@ def _with_bases(kind: Any, *others: Any) -> Any:
         "failures": {},  # torch's error has an entry for each rank; ours names the rank itself
     }
     return type(kind.__name__, (kind, *others), members)
+
+
+def _reword(error: CheckpointError) -> None:
+    """Makes an error's hint name options that Megatron-Core's load has."""
+    hint = error.hint
+    for engines, own in _WORDS:
+        hint = engines.sub(own, hint)
+    grid = _CELL.sub(r"\1", error.key)
+    if grid != error.key and f" {grid}" in hint and "strict=" in hint:  # others of it are stored
+        hint = f"{hint.rpartition('; ')[0]}; objects can't be resharded: request the places of the save"
+    if hint != error.hint:
+        end = f"; {hint}" if hint else ""
+        error.text = error.text and error.text.removesuffix(f"; {error.hint}") + end
+        error.hint = hint
 
 
 def _make_stocks(error: CheckpointError) -> None:
@@ -54,6 +80,7 @@ def raises_stocks_errors(function: Function) -> Function:
         try:
             return function(*args, **keywords)
         except CheckpointError as error:
+            _reword(error)
             _make_stocks(error)
             raise
 

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any
 
-from tilestone._errors import InterruptedError
+from tilestone._errors import InterruptedError, InvalidArgumentError
 
 _WRITTEN, _HEARD = b"w", b"h"
 _LOOK_EVERY = 5.0  # seconds between looks whether the trainer still exists
@@ -44,6 +44,7 @@ class Wait:
 
         Raises:
             InterruptedError: the save was abandoned, or the trainer has ended.
+            InvalidArgumentError: it has been called before, and had been told.
         """
         if self.line is not None and os.getpid() != self.process:
             self.line.socket.close()
@@ -55,6 +56,11 @@ class Wait:
                     return
             except (ConnectionError, ProcessLookupError):
                 pass
+        if self.line is not None and self.line.heard:
+            raise InvalidArgumentError(
+                "the request of an asynchronous save was executed twice",
+                hint="either schedule a request in a queue or call its execute_sync, once",
+            )
         raise InterruptedError(
             "the save was abandoned by the process that saves, or this process has ended",
             hint="nothing was published: save again",
@@ -70,9 +76,14 @@ class Wait:
 
 
 class Line:
-    """The trainer's end, used by the thread that writes."""
+    """The trainer's end, used by the thread that writes.
+
+    Attributes:
+        heard: whether a process has heard that all is written.
+    """
 
     def __init__(self) -> None:
+        self.heard = False
         self._address = f"\0tilestone-{secrets.token_hex(16)}"  # in no folder, so nothing remains
         self._process = os.getpid()
         self._talk: socket.socket | None = None
@@ -101,7 +112,8 @@ class Line:
                 self._talk = talk
                 try:
                     talk.sendall(_WRITTEN)
-                    return talk.recv(1) == _HEARD
+                    self.heard = talk.recv(1) == _HEARD
+                    return self.heard
                 except OSError:
                     return False
 

@@ -25,6 +25,7 @@ from tilestone._errors import (
 from tilestone._torch_comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._together import Deadline, then_one
+from tilestone.megatron.core import check_is_distributed_checkpoint
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError
 
@@ -367,4 +368,19 @@ def _newest_valid(
             file=directory,
             hint="remove it to start a new run",
         )
+    _refuse_checkpoint(directory)
     return None
+
+
+def _refuse_checkpoint(directory: str) -> None:
+    """Refuses a checkpoint where a run's directory is expected, instead of starting a new run."""
+    if not check_is_distributed_checkpoint(directory):
+        return
+    run, name = os.path.split(os.path.abspath(directory))
+    found = names.iteration_of(name)
+    step = "" if found is None else f", and ckpt_step={found}"
+    raise InvalidArgumentError(
+        "a checkpoint is given where the directory of a run is expected",
+        file=directory,
+        hint=f"give {run}{step}",
+    )

@@ -82,9 +82,10 @@ class Resume:
         Raises:
             NotFoundError: `args.exit_on_missing_checkpoint` is set.
         """
-        text = f"there is no checkpoint in {self.places.load}"
+        load = self.places.load
+        text = "no directory is given" if load is None else f"there is no checkpoint in {load}"
         if _arguments.read(self.args, "exit_on_missing_checkpoint"):
-            raise NotFoundError(text, file=self.places.load or "")
+            raise NotFoundError(text, file=load or "")
         if self._tp.rank() == self._pp.rank() == self._dp_cp.rank() == 0:
             logger.warning("%s: the run starts from its initial state", text)
 
