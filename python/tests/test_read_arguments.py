@@ -160,10 +160,11 @@ def test_an_error_made_in_python_shows_key_and_hint() -> None:
 
 
 def test_a_key_of_nothing_or_of_the_other_kind_is_named(tmp_path: pathlib.Path) -> None:
-    tilestone.save({"weight": numpy.ones(2), "step": 3}, tmp_path / "c")
+    tilestone.save({"weight": numpy.ones(2), "step": 3, "opt": {"lr": 1}}, tmp_path / "c")
     with tilestone.open(tmp_path / "c") as opened:
         for call, key, said in (
             (opened.__getitem__, "wieght", "nothing under this key (key wieght); similar keys: weight"),
+            (opened.__getitem__, "opt", "nothing under this key (key opt); there are keys below it, such as opt.lr"),
             (opened.read, "step", "the checkpoint has an object under this key, no tensor"),
             (opened.object, "weight", "the checkpoint has a tensor under this key, no object"),
         ):

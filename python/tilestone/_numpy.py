@@ -70,7 +70,10 @@ def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | N
     if array.flags.c_contiguous or array.size == 0:
         begin, end = data, data + array.nbytes
     else:
-        begin, end = numpy.lib.array_utils.byte_bounds(array)
+        # numpy has a function for this, under one name before 2.0 and under another one since.
+        reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides)]
+        begin = data + sum(each for each in reach if each < 0)
+        end = data + sum(each for each in reach if each > 0) + size
     strides = [stride // size for stride in array.strides]
     kept = array if owner is None else owner
     return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, kept)

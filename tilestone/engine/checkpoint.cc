@@ -39,7 +39,12 @@ const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key
 }
 
 TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
-  check_bounds(wanted, tensor.shape);
+  try {
+    check_bounds(wanted, tensor.shape);
+  } catch (Error& error) {
+    error.with_key(tensor.key);
+    throw;
+  }
   TensorItem item;
   item.key = tensor.key;
   item.dtype = tensor.dtype;

@@ -92,9 +92,9 @@ TEST_P(LoadPolicy, WhatNoRankRequestsIsRefusedOrReportedOnEveryRank) {
     });
   };
   EXPECT_THAT(load_some(Policy::kError, true, nullptr), Each(""));
-  EXPECT_THAT(load_some(Policy::kError, false, nullptr),
-              Each(AllOf(HasSubstr("keys that are not requested: w"), HasSubstr("(key w"),
-                         Not(HasSubstr("step")))));
+  EXPECT_THAT(
+      load_some(Policy::kError, false, nullptr),
+      Each(AllOf(HasSubstr("key not requested: w"), HasSubstr("(key w"), Not(HasSubstr("step")))));
   LoadReport reports[2];
   EXPECT_THAT(load_some(Policy::kReport, false, reports), Each(""));
   for (const LoadReport& report : reports) EXPECT_THAT(report.not_requested, ElementsAre("w"));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <random>
 
 #include "tilestone/engine/checkpoint.h"
@@ -12,6 +13,7 @@
 
 namespace tilestone::read_many_test {
 
+using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -65,6 +67,26 @@ TEST(ReadMany, AKeyThatIsNotThereIsNamed) {
   const std::vector<std::string> keys = {"t0", "t9"};
   EXPECT_THAT(failures(1, [&](Communicator) { checkpoint.read_many(keys); }),
               Each(HasSubstr("key t9")));
+}
+
+TEST(Checkpoint, ABoxOutsideATensorAndAKeyOfTheOtherKindAreNamed) {
+  StateDict state;
+  state["w"] = TensorView::allocate(DType::kFloat32, {2, 3});
+  state["step"] = 5;
+  const Location location(memory_storage());
+  save(state, location);
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  const auto failure = [&](const std::function<void()>& read) {
+    return failures(1, [&](Communicator) { read(); }).front();
+  };
+  EXPECT_THAT(failure([&] { checkpoint.read("w", Box{{1, 0}, {2, 3}}); }),
+              AllOf(HasSubstr("dim 0 ends beyond"), HasSubstr("(key w)")));
+  EXPECT_THAT(failure([&] { checkpoint.read("step"); }),
+              HasSubstr("has an object under this key, no tensor (key step)"));
+  EXPECT_THAT(failure([&] { checkpoint.read_object("w"); }),
+              HasSubstr("has a tensor under this key, no object (key w)"));
+  EXPECT_THAT(failure([&] { checkpoint.read_object("stop"); }),
+              HasSubstr("nothing under this key (key stop); similar keys: step"));
 }
 
 }  // namespace tilestone::read_many_test

@@ -27,7 +27,7 @@ std::string hint_for(const Metadata& metadata, const std::string& key) {
     hint += (hint.empty() ? "did you mean \"" : "\", \"") + other;
   }
   return (hint.empty() ? "the checkpoint has no similar key" : hint + "\"?") +
-         std::string("; differences=Differences(not_in_checkpoint=\"report\") loads the others");
+         std::string("; differences.not_in_checkpoint = kReport loads the others");
 }
 
 void check_match(const TensorItem& item, const StoredTensor& stored,
@@ -47,10 +47,10 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)
       .with_hint(
-          same_dims ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
-                      "zero-fills the rest; differences=Differences(other_shape=\"report\") leaves "
-                      "the tensor as it is"
-                    : "differences=Differences(other_shape=\"report\") leaves the tensor as it is");
+          same_dims
+              ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
+                "zero-fills the rest; differences.other_shape = kReport leaves the tensor as it is"
+              : "differences.other_shape = kReport leaves the tensor as it is");
 }
 
 // A chunk of the tensor that shares elements with the wanted box.

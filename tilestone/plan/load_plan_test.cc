@@ -114,7 +114,7 @@ TEST(LoadPlan, KeysThatAreNotThereComeWithAHint) {
   error = load_error(wanted("something else", {4}, {}), metadata);
   EXPECT_THAT(error, IsError(ErrorCode::kNotFound, "something else", "tensor"));
   EXPECT_THAT(error.hint(), Mentions("no similar key"));
-  EXPECT_THAT(error.hint(), HasSubstr("Differences(not_in_checkpoint=\"report\")"));
+  EXPECT_THAT(error.hint(), HasSubstr("differences.not_in_checkpoint = kReport loads the others"));
 }
 
 TEST(LoadPlan, DtypesWithoutAConversionAreRefusedByKeyWithOrWithoutCast) {

@@ -120,6 +120,13 @@ std::vector<std::string> similar_keys(const Metadata& metadata, std::string_view
 }
 
 std::string similar_keys_hint(const Metadata& metadata, std::string_view key) {
+  // A key that stands for a dict is no misspelling.
+  const std::string below = std::string(key) + ".";
+  const auto is_below = [&](const auto& stored) { return stored.key.starts_with(below); };
+  const auto tensor = std::ranges::find_if(metadata.tensors, is_below);
+  if (tensor != metadata.tensors.end()) return "there are keys below it, such as " + tensor->key;
+  const auto object = std::ranges::find_if(metadata.objects, is_below);
+  if (object != metadata.objects.end()) return "there are keys below it, such as " + object->key;
   std::string hint;
   for (const std::string& other : similar_keys(metadata, key)) {
     hint += (hint.empty() ? "similar keys: " : ", ") + other;

@@ -63,6 +63,8 @@ TEST(SimilarKeys, AreFoundByEditsAndByComponents) {
   EXPECT_THAT(similar_keys(metadata, "something else"), IsEmpty());
   EXPECT_EQ(similar_keys_hint(metadata, "rng_stat"), "similar keys: rng_state");
   EXPECT_EQ(similar_keys_hint(metadata, "something else"), "");
+  EXPECT_EQ(similar_keys_hint(metadata, "model.layers.0"),
+            "there are keys below it, such as model.layers.0.bias");
   EXPECT_THAT(similar_keys(metadata, std::string(100'000, 'x')), IsEmpty());
 }
 

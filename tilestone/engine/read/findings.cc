@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/read/key_runs_internal.h"
 #include "tilestone/state/sharded.h"
 
@@ -146,9 +147,9 @@ std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
   const auto of_scheduler = std::find_if(keys.begin(), keys.end(), [](const std::string& key) {
     return key.ends_with(".initial_lr");
   });
-  const std::string hint = "not_requested = \"report\" or \"ignore\" loads without them";
-  throw Error(ErrorCode::kMismatch, "the checkpoint holds " + std::to_string(keys.size()) +
-                                        " keys that are not requested: " + list_keys(keys))
+  const std::string hint = "differences.not_requested = kReport loads without them";
+  throw Error(ErrorCode::kMismatch, "the checkpoint holds " + counted(keys.size(), "key") +
+                                        " not requested: " + list_keys(keys))
       .with_key(of_scheduler == keys.end() ? keys.front() : *of_scheduler)
       .with_hint(of_scheduler == keys.end()
                      ? hint
@@ -159,9 +160,8 @@ std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
 
 void warn(const std::vector<std::string>& keys, const std::string& what) {
   if (keys.empty()) return;
-  log(LogLevel::kWarning, "load: " + std::to_string(keys.size()) +
-                              (keys.size() == 1 ? " key " : " keys ") + what + ": " +
-                              list_keys(keys));
+  log(LogLevel::kWarning,
+      "load: " + counted(keys.size(), "key") + " " + what + ": " + list_keys(keys));
 }
 
 }  // namespace

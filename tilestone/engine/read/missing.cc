@@ -70,7 +70,7 @@ std::string prefix_hint(const std::vector<std::string>& missing, const Metadata&
 std::string hint_at_missing(const Metadata& metadata, const std::string& key) {
   const std::string similar = similar_keys_hint(metadata, key);
   return (similar.empty() ? "" : similar + "; ") +
-         "differences=Differences(not_in_checkpoint=\"report\") loads the others";
+         "differences.not_in_checkpoint = kReport loads the others";
 }
 
 void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<std::string>& objects,
