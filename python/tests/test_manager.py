@@ -292,6 +292,20 @@ def test_a_save_in_the_background_that_fails_is_raised_by_the_next_call_and_can_
     assert "The last save has failed: step 6 lacks" in caplog.text
 
 
+def test_a_save_is_not_compared_with_one_that_has_failed(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, range(1, 3))
+    with tilestone.CheckpointManager(tmp_path, strict=True) as manager:
+        assert manager.save(3, {"other": 1})
+        with pytest.raises(tilestone.MismatchError, match="step 3 lacks"):
+            manager.save(4, state_of(4))
+        assert manager.save(4, state_of(4))
+        manager.wait()
+        assert manager.save(5, {"other": 1})
+        with pytest.raises(tilestone.MismatchError, match="step 4 has"):
+            manager.wait()
+        assert manager.save(6, state_of(6))
+
+
 def test_arrays_may_change_while_a_save_is_in_flight(tmp_path: pathlib.Path) -> None:
     with tilestone.CheckpointManager(tmp_path, keep=tilestone.Keep()) as manager:
         state = state_of(0)

@@ -316,8 +316,8 @@ class CheckpointManager:
         """Saves the state as the checkpoint of a step, if a save is due. Every rank calls.
 
         With async_save the checkpoint becomes durable later; the state may change once this
-        returns. A step that this manager has just saved is not saved again, so a last save with `force` after
-        the loop does no harm.
+        returns. A step that this manager has just saved is not saved again, so a last save with
+        `force` after the loop does no harm.
 
         Args:
             step: the step, 0 or more; the same on every rank.

@@ -9,6 +9,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/known/known.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -135,6 +136,78 @@ TEST(CheckpointManager, ASaveThatLostSomethingSaysSo) {
   EXPECT_TRUE(strict.save(5, whole()));
 }
 
+TEST(CheckpointManager, ASaveIsComparedWithTheLastDurableStepAndNotWithAFailedOne) {
+  const TempDirectory run;
+  ManagerOptions options = options_of(solo());
+  options.strict = true;
+  CheckpointManager manager(run.path(), options);
+  manager.save(1, row_state(solo(), 1));
+  StateDict other;
+  other["other"] = 1;
+  expect_error([&] { manager.save(2, other); }, ErrorCode::kMismatch, "step 1 has");
+  EXPECT_TRUE(manager.save(3, row_state(solo(), 1)));
+}
+
+TEST(CheckpointManager, WhatTheCommonStateHasLostIsSaidToo) {
+  const TempDirectory run;
+  const auto state = [](bool whole) {
+    StateDict made;
+    made["iteration"] = 7;
+    made["rng"] = Value::dict({{"cpu", 1}, {"states", Value::list({1, 2})}});
+    if (whole) made["scheduler"] = Value::dict({{"lr", 0.5}});
+    if (whole) made["groups"] = Value::list({Value::dict({{"lr", 0.5}})});
+    return made;
+  };
+  ManagerOptions options = options_of(solo());
+  options.saving.dialect = dialect_named("megatron");
+  options.strict = true;
+  for (uint64_t step = 1; step <= 3; step += 2) {  // the second manager reads what the first saved
+    CheckpointManager manager(run.path(), options);
+    EXPECT_TRUE(manager.save(step, state(true)));
+    expect_error([&] { manager.save(step + 1, state(false)); }, ErrorCode::kMismatch,
+                 "2 keys are missing: common_state.groups.0.lr, common_state.scheduler.lr");
+  }
+  CheckpointManager manager(run.path(), options);
+  expect_error([&] { manager.save(4, state(false)); }, ErrorCode::kMismatch, "common_state");
+}
+
+TEST(CheckpointManager, AStepThatIsDurableUnderAnotherNameIsSavedAgainOnlyWithOverwrite) {
+  const TempDirectory run;
+  run_ranks(2, [&](const Communicator& comm) {
+    ManagerOptions options = options_of(comm);
+    options.name = "step-{step}";
+    CheckpointManager(run.path(), options).save(20, row_state(comm, 20));
+  });
+  const auto failed = failures(2, [&](const Communicator& comm) {
+    CheckpointManager(run.path(), options_of(comm)).save(20, row_state(comm, 21));
+  });
+  for (const std::string& text : failed) {
+    EXPECT_THAT(text, HasSubstr("step 20 is durable already, in the folder step-20"));
+  }
+  ManagerOptions options = options_of(solo());
+  options.saving.overwrite = true;
+  CheckpointManager manager(run.path(), options);
+  EXPECT_TRUE(manager.save(20, row_state(solo(), 21)));
+  EXPECT_EQ(manager.restore(row_template(solo())).state.get<int>("step"), 21);
+}
+
+TEST(CheckpointManager, ADirectoryThatSeemsFreshButHoldsCheckpointsIsWarnedOf) {
+  const TempDirectory run;
+  ManagerOptions options = options_of(solo());
+  options.name = "ckpt_{step}";
+  CheckpointManager(run.path(), options).save(20, row_state(solo(), 20));
+  const LoggedWarnings warnings;
+  EXPECT_EQ(CheckpointManager(run.path(), options).restore(row_template(solo())).step, 20u);
+  EXPECT_THAT(warnings.texts(), IsEmpty());
+  EXPECT_EQ(CheckpointManager(run.path(), options_of(solo())).restore(row_template(solo())).step,
+            std::nullopt);
+  const std::string step = std::string(run.path()) + "/ckpt_20";
+  EXPECT_EQ(CheckpointManager(step, options).restore(row_template(solo())).step, std::nullopt);
+  EXPECT_THAT(warnings.texts(),
+              ElementsAre(HasSubstr("has no folder of a step, but 1 checkpoint like ckpt_20"),
+                          HasSubstr("is a checkpoint itself")));
+}
+
 TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
   const TempDirectory run;
   run_ranks(2, [&](const Communicator& comm) {
@@ -146,7 +219,10 @@ TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
   const auto failed = failures(2, [&](const Communicator& comm) {
     CheckpointManager(run.path(), options_of(comm)).restore(row_template(comm));
   });
-  for (const std::string& text : failed) EXPECT_THAT(text, HasSubstr("fallback"));
+  for (const std::string& text : failed) {
+    EXPECT_THAT(text, HasSubstr("step-00000020 is damaged: "));
+    EXPECT_THAT(text, HasSubstr("restore with fallback"));
+  }
   run_ranks(2, [&](const Communicator& comm) {
     CheckpointManager manager(run.path(), options_of(comm));
     const auto restored = manager.restore(row_template(comm), {.fallback = true});

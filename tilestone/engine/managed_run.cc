@@ -8,6 +8,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/per_process.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/pruning_internal.h"
 
@@ -81,6 +82,19 @@ struct ManagedRun::State {
   std::shared_ptr<RunStep> begun = nullptr;           // of the last save
   std::shared_ptr<const Inventory> before = nullptr;  // on rank 0, of the step before
   uint64_t before_step = 0;
+
+  // The folder of another name that holds a durable checkpoint of the step; "": there is none.
+  std::string other_folder(uint64_t step) const {
+    try {
+      for (const StepInfo& each : directory.list()) {
+        if (each.step != step || each.name == directory.names().name_of(step)) continue;
+        if (directory.look(each).state == StepState::kDurable) return each.name;
+      }
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, fmt::format("looking for step {}: {}", step, error.what()));
+    }
+    return "";
+  }
 
   // What the step before holds, on rank 0: what the last save has said, or else what the newest
   // durable step below `step` does.
@@ -160,6 +174,7 @@ std::shared_ptr<RunStep> ManagedRun::begin(const Communicator& comm, uint64_t st
   if (!comm.is_coordinator()) return begun;
   begun->attributes = attributes_of(metrics);
   begun->attributes.emplace("step", std::to_string(step));
+  begun->exists_as = state_->other_folder(step);
   state_->find_before(step);
   begun->before = state_->before;
   begun->before_name = fmt::format("step {}", state_->before_step);
@@ -172,7 +187,10 @@ void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
   state_->begun = std::move(begun);
 }
 
-void ManagedRun::failed() { state_->is_last_saved = false; }
+void ManagedRun::failed() {
+  state_->is_last_saved = false;
+  state_->begun = nullptr;
+}
 
 void ManagedRun::prune_after(uint64_t step) {
   if (state_->pruning) state_->pruning->get().after(step);
@@ -220,9 +238,9 @@ std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& c
     if (!stands) return chosen;
     chosen.lost.push_back(failed.name);
     log(LogLevel::kWarning,
-        fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} steps is "
-                    "lost, in {}",
-                    failed.name, problem, found->name, failed.step - found->step,
+        fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is lost, "
+                    "in {}",
+                    failed.name, problem, found->name, counted(failed.step - found->step, "step"),
                     run.location().describe()));
     return chosen;
   };

@@ -8,10 +8,14 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/look_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/look_around_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/index.h"
 
 namespace tilestone {
@@ -26,8 +30,34 @@ std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<
     text += fmt::format("{}{} is damaged ({})", text.empty() ? "" : "; ", each.name, each.problem);
   }
   if (!found) return text + "; there is no older checkpoint";
-  return text + fmt::format("; the run continues from {}, so what it did in {} steps is lost",
-                            found->name, damaged.front().step - found->step);
+  return text + fmt::format("; the run continues from {}, so what it did in {} is lost",
+                            found->name, counted(damaged.front().step - found->step, "step"));
+}
+
+// The error about the files of a run's newest step, which does not name the step itself.
+Error about_newest(const Error& error, const std::string& name) {
+  const char* const state = error.code() == ErrorCode::kIo ? "can't be read" : "is damaged";
+  Error named(error.code(), fmt::format("{} {}: {}", name, state, error.message()));
+  named.with_key(error.key()).with_file(error.file()).with_errno(error.sys_errno());
+  std::string hint = error.hint();
+  if (!hint.empty()) hint += "; ";
+  return named.with_hint(hint + "restore with fallback continues from the newest intact step");
+}
+
+// A directory without steps is taken for that of a run that begins. It may be a wrong one.
+void warn_of_other_checkpoints(const Location& location) {
+  Storage& storage = location.storage();
+  if (engine::may_be_checkpoint(storage)) {
+    return log(LogLevel::kWarning,
+               fmt::format("{} is a checkpoint itself, and has no folder of a step: the run's "
+                           "directory is the one that holds the steps",
+                           location.describe()));
+  }
+  const std::vector<std::string> others = engine::checkpoints_below(storage);
+  if (others.empty()) return;
+  log(LogLevel::kWarning,
+      fmt::format("{} has no folder of a step, but {} like {}: do the steps have another name?",
+                  location.describe(), counted(others.size(), "checkpoint"), others.back()));
 }
 
 // Whether the name, which is not a directory's, is that of a link to one. It may lead out of the
@@ -83,7 +113,10 @@ Inventory inventory_of(const Location& location) {
       for (const ReceiptFile& file : receipt.files) files.back().push_back(file.name);
     }
   }
-  return inventory_of(opened.metadata, files);
+  Inventory inventory = inventory_of(opened.metadata, files);
+  if (opened.dialect->common_object().empty()) return inventory;
+  if (const auto common = Checkpoint::open(location).common()) add_common(inventory, *common);
+  return inventory;
 }
 
 RunDirectory::RunDirectory(Location location, const std::string& pattern)
@@ -160,13 +193,13 @@ std::optional<StepInfo> RunDirectory::newest(bool fallback,
     } else if (stands(*each)) {  // else it was removed meanwhile
       // Whether the step is damaged is not known if it can't be read at all.
       if (!fallback || seen.error->code() == ErrorCode::kIo) {
-        Error error = *seen.error;
-        throw error.with_hint("fallback continues from the newest step that is intact");
+        throw about_newest(*seen.error, each->name);
       }
       if (!first) first = seen.error;
       damaged.push_back(std::move(seen.info));
     }
   }
+  if (listed.empty()) warn_of_other_checkpoints(location_);
   if (!damaged.empty()) {
     const std::string text = lost_text(damaged, found) + ", in " + location_.describe();
     if (!found) throw Error(ErrorCode::kCorrupt, text);

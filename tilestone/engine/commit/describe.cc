@@ -22,6 +22,7 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   made.index = merge_index(format.encode_index(metadata), std::move(save.of_dialect));
   made.files.insert(metadata.files.begin(), metadata.files.end());
   if (save.inventory) made.inventory = inventory_of(metadata, written);
+  if (save.inventory && save.common != nullptr) add_common(made.inventory, *save.common);
 
   Manifest manifest;
   manifest.save_id = save.save_id;

@@ -15,6 +15,7 @@
 #include "tilestone/format/format.h"
 #include "tilestone/format/index.h"
 #include "tilestone/plan/receipt.h"
+#include "tilestone/state/value.h"
 
 namespace tilestone::engine {
 
@@ -29,6 +30,7 @@ struct DescribedSave {
   std::set<std::string> remains = {};                  // Manifest::remains
   ReplicaNames replicas = {};                          // second names to add to the index
   bool inventory = false;                              // fill Descriptions::inventory
+  const Value* common = nullptr;  // the common state, for the inventory; null: the dialect has none
 };
 
 struct Descriptions {

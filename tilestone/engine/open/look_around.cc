@@ -21,24 +21,6 @@ bool is_checkpoint(Storage& storage, const std::string& directory) {
   return detect_readable(names, read).format != nullptr;
 }
 
-// The subdirectories that are checkpoints, in natural order.
-std::vector<std::string> checkpoints_below(Storage& storage) {
-  std::vector<std::string> found;
-  std::vector<std::string> directories = storage.list_directories();
-  if (directories.size() > kMostLookedInto) directories.resize(kMostLookedInto);
-  for (const std::string& directory : directories) {
-    if (directory.starts_with('.')) continue;  // a save that is under way beside its location
-    try {
-      if (is_checkpoint(storage, directory)) found.push_back(directory);
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, "looking into " + directory + ": " + error.what());
-    }
-  }
-  std::sort(found.begin(), found.end(),
-            [](const std::string& a, const std::string& b) { return natural_less(a, b); });
-  return found;
-}
-
 // The only name with one of the endings, or the first of several; "": there is none.
 std::string name_with(std::span<const std::string> names,
                       std::initializer_list<std::string_view> endings) {
@@ -80,6 +62,23 @@ std::string hint_for(Storage& storage, std::span<const std::string> names) {
 }
 
 }  // namespace
+
+std::vector<std::string> checkpoints_below(Storage& storage) {
+  std::vector<std::string> found;
+  std::vector<std::string> directories = storage.list_directories();
+  if (directories.size() > kMostLookedInto) directories.resize(kMostLookedInto);
+  for (const std::string& directory : directories) {
+    if (directory.starts_with('.')) continue;  // a save that is under way beside its location
+    try {
+      if (is_checkpoint(storage, directory)) found.push_back(directory);
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, "looking into " + directory + ": " + error.what());
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const std::string& a, const std::string& b) { return natural_less(a, b); });
+  return found;
+}
 
 std::string look_around(Storage& storage, std::span<const std::string> names) {
   try {

@@ -66,6 +66,35 @@ std::vector<std::string> keys_missing(const Inventory& before, const Inventory& 
   return missing;
 }
 
+bool is_leaf(const Value& value) {
+  if (value.kind() == Value::Kind::kDict) return value.as_dict().empty();
+  if (value.kind() != Value::Kind::kList && value.kind() != Value::Kind::kTuple) return true;
+  return std::none_of(value.items().begin(), value.items().end(), [](const Value& item) {
+    return item.kind() == Value::Kind::kTensor || item.kind() == Value::Kind::kDict ||
+           item.kind() == Value::Kind::kList;
+  });
+}
+
+// Values are not deeper than a value may be, so recursion ends.
+void add_leaves(Inventory& inventory, const Value& value, const std::string& path) {
+  if (value.kind() == Value::Kind::kTensor) {
+    const TensorView& tensor = value.as_tensor();
+    inventory.tensors.emplace(path, Inventory::Tensor{tensor.dtype, tensor.shape});
+  } else if (is_leaf(value)) {
+    const bool is_dict = value.kind() == Value::Kind::kDict;
+    (is_dict ? inventory.empty_dicts : inventory.objects).insert(path);
+  } else if (value.kind() == Value::Kind::kDict) {
+    for (const auto& [key, item] : value.as_dict()) {
+      const bool is_text = key.kind() == Value::Kind::kString;
+      add_leaves(inventory, item, path + "." + (is_text ? key.as_string() : to_string(key)));
+    }
+  } else {
+    for (size_t i = 0; i < value.items().size(); ++i) {
+      add_leaves(inventory, value.items()[i], fmt::format("{}.{}", path, i));
+    }
+  }
+}
+
 // Whether every rank wrote a part of the tensor, and now only one of as many ranks does.
 bool became_one_ranks(const Inventory& before, const Inventory::Tensor& old, const Inventory& now,
                       const Inventory::Tensor& made) {
@@ -115,6 +144,10 @@ Inventory inventory_of(const Metadata& metadata, std::span<const std::vector<std
   return found;
 }
 
+void add_common(Inventory& inventory, const Value& common) {
+  add_leaves(inventory, common, "common_state");
+}
+
 std::vector<std::string> losses(const Inventory& before, const Inventory& now) {
   std::vector<std::string> found;
   const std::vector<std::string> missing = keys_missing(before, now);
@@ -146,13 +179,14 @@ std::vector<std::string> losses(const Inventory& before, const Inventory& now) {
 void compare_with_before(RunStep& step, Inventory now) {
   const std::vector<std::string> lost =
       step.before != nullptr ? losses(*step.before, now) : std::vector<std::string>();
-  step.now = std::move(now);
-  if (lost.empty()) return;
   const std::string text = fmt::format("{} lacks something that {} has: {}", step.name,
                                        step.before_name, fmt::join(lost, "; "));
-  if (!step.strict) return log(LogLevel::kWarning, text);
-  throw Error(ErrorCode::kMismatch, text)
-      .with_hint("if this is intended, save once with a manager that is not strict");
+  if (!lost.empty() && step.strict) {
+    throw Error(ErrorCode::kMismatch, text)
+        .with_hint("if this is intended, save once with a manager that is not strict");
+  }
+  step.now = std::move(now);
+  if (!lost.empty()) log(LogLevel::kWarning, text);
 }
 
 }  // namespace tilestone

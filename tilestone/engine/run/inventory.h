@@ -13,6 +13,7 @@
 #include "tilestone/base/dtype.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/state/metadata.h"
+#include "tilestone/state/value.h"
 
 namespace tilestone {
 
@@ -35,6 +36,10 @@ struct Inventory {
 Inventory inventory_of(const Metadata& metadata,
                        std::span<const std::vector<std::string>> files = {});
 
+// Adds the leaves of a common state, as "common_state.PATH". A list is a leaf unless it holds
+// dicts, lists or tensors.
+void add_common(Inventory& inventory, const Value& common);
+
 // What `before` holds and `now` lacks, as sentences without a full stop that name keys and ranks;
 // at most a few keys of each kind are named. Empty if nothing is lost. A loss is:
 // - a key that is missing, also one of an empty dict, which may have got keys meanwhile;
@@ -51,10 +56,13 @@ struct RunStep {
   std::shared_ptr<const Inventory> before = nullptr;   // what to compare with; null: nothing
   std::string before_name = {};
   bool strict = false;  // a loss is Error(kMismatch), before the checkpoint exists; else a warning
-  Inventory now = {};   // receives what the save holds, once all ranks have written
+  // The folder of another name that holds a durable checkpoint of this step; "": none. Without
+  // SaveOptions::overwrite the save is then refused.
+  std::string exists_as = {};
+  Inventory now = {};  // receives what the save holds, once all ranks have written
 };
 
-// Compares the step with the one before, and fills RunStep::now. Throws, or logs a warning.
+// Compares the step with the one before. Throws, or logs a warning and fills RunStep::now.
 void compare_with_before(RunStep& step, Inventory now);
 
 }  // namespace tilestone

@@ -2,6 +2,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/printable.h"
+#include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -105,6 +106,11 @@ void check_by_files(const SaveOptions& options) {
 }
 
 void check_options(const SaveOptions& options) {
+  if (options.step != nullptr && !options.step->exists_as.empty() && !options.overwrite) {
+    throw Error(ErrorCode::kAlreadyExists, fmt::format("{} is durable already, in the folder {}",
+                                                       options.step->name, options.step->exists_as))
+        .with_hint("overwrite saves it again, in a folder of the manager's own name");
+  }
   if (options.by_files) check_by_files(options);
   check_attributes(options);
   check_separation(options);
