@@ -12,6 +12,12 @@ from tilestone._errors import CheckpointError
 
 _CORE = "megatron.core.dist_checkpointing.core"
 
+# What messages call an option, and its name in Megatron-Core.
+_NAMES = (
+    (re.compile(r"\bchecks\.access\b"), "validate_access_integrity"),
+    (re.compile(r"\bChecks\.common_differs\b"), "common_differs"),
+    (re.compile(r"agree on (differences\.not_\w+) "), r"agree on strict, which sets \1 "),
+)
 # What hints say of options that only tilestone.load has, and Megatron-Core's words for it.
 _WORDS = (
     (re.compile(r'(; |^)differences=Differences\(other_shape="report"\) leaves .* as it is'), ""),
@@ -45,13 +51,16 @@ def _with_bases(kind: Any, *others: Any) -> Any:
 
 
 def _reword(error: CheckpointError) -> None:
-    """Makes an error's hint name options that Megatron-Core's load has."""
+    """Makes an error name options that Megatron-Core's functions have."""
+    for engines, own in _NAMES:
+        error.message, error.text = (engines.sub(own, each) for each in (error.message, error.text))
     hint = error.hint
     for engines, own in _WORDS:
         hint = engines.sub(own, hint)
     grid = _CELL.sub(r"\1", error.key)
     if grid != error.key and f" {grid}" in hint and "strict=" in hint:  # others of it are stored
-        hint = f"{hint.rpartition('; ')[0]}; objects can't be resharded: request the places of the save"
+        similar = hint.rpartition("; ")[0]
+        hint = f"{similar}; objects can't be resharded: request the places of the save"
     if hint != error.hint:
         end = f"; {hint}" if hint else ""
         error.text = error.text and error.text.removesuffix(f"; {error.hint}") + end
