@@ -403,7 +403,9 @@ def save(
         async_strategy: ignored: each queue takes the request.
         verify_integrity: also write `integrity.json`, the SHA-256 of each file in the directory,
             once the checkpoint is published. The ranks divide the files among them. (Every item has
-            a checksum in any case, which is compared when the item is read.)
+            a checksum in any case, which is compared when the item is read.) Must be the same on
+            all ranks: otherwise the checkpoint is published, and the ranks that hash wait for the
+            others until the deadline, or until those are in another call.
         process_group: the ranks that save; None: torch's default group, or this process alone
             if torch.distributed is not initialised.
         by_files: a `tilestone.ByFiles`: the ranks coordinate only through small files in the
