@@ -142,16 +142,17 @@ TEST(Save, LargeContiguousTensorsAreWrittenFromWhereTheyLie) {
 }
 
 TEST(Save, TheDeadlineIsKeptInTheMiddleOfALargeTensor) {
+  constexpr double kSeconds = 1.5;  // enough for what comes before the tensor
   int blocks = 0;
   const auto disk = noting_appends(memory_storage(), [&](uint64_t size) {
     if (size < kMiB) return;
     ++blocks;
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    std::this_thread::sleep_for(std::chrono::duration<double>(kSeconds));
   });
   StateDict state;
   state["t"] = counting(DType::kUInt8, {64 << 20});
   SaveOptions options = saving(solo());
-  options.timeout = 0.6;
+  options.timeout = kSeconds;
   expect_error([&] { save(state, Location(disk->storage()), options); }, ErrorCode::kTimeout,
                "while writing");
   EXPECT_LT(blocks, 4);  // of eight blocks

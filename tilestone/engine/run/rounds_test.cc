@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
+#include <exception>
+#include <latch>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -150,31 +154,40 @@ TEST(Rounds, AnExceptionInTheCoordinatorsStepIsRethrownThere) {
   EXPECT_THAT(texts[1], AllOf(HasSubstr("no such layer"), HasSubstr("rank 0")));
 }
 
-// Rank `stopped` is interrupted while it works, or while it waits for other ranks that are busy.
+void interrupt(Interrupt& interrupt) {
+  interrupt.request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+}
+
+// Rank `stopped` is interrupted while it works, or while it waits for rank 1, which is busy until
+// rank `stopped` has ended.
 void expect_interrupt_is_reported(int stopped, bool while_working) {
   const auto start = std::chrono::steady_clock::now();
+  std::latch ended(1);
   const auto texts = failures(kRanks, [&](const Communicator& comm) {
-    const auto interrupt = std::make_shared<Interrupt>();
-    Deadline deadline = plenty();
-    if (comm.rank() == stopped) deadline = deadline.with_interrupt(interrupt);
-    Rounds rounds(comm, "save", "a", deadline);
+    const auto request = std::make_shared<Interrupt>();
+    const bool is_stopped = comm.rank() == stopped;
+    Rounds rounds(comm, "save", "a", is_stopped ? plenty().with_interrupt(request) : plenty());
     std::jthread stopper;
-    if (comm.rank() == stopped) {
-      stopper = std::jthread([interrupt] {
+    if (is_stopped) {
+      stopper = std::jthread([request] {
         std::this_thread::sleep_for(milliseconds(50));
-        interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+        interrupt(*request);
       });
     }
     const auto busy = [&](Deadline until) -> Bytes {
-      const bool works = while_working ? comm.rank() == stopped : comm.rank() == 1;
-      const auto enough = std::chrono::steady_clock::now() + milliseconds(500);
-      while (works && std::chrono::steady_clock::now() < enough && !until.expired()) {
+      while (while_working && is_stopped && !until.expired()) {
         std::this_thread::sleep_for(milliseconds(5));
       }
+      if (!while_working && comm.rank() == 1) ended.wait();
       return {};
     };
-    rounds.run("writing", busy, no_answers);
-    rounds.run_last("publishing", nothing, no_answers);
+    try {
+      rounds.run("writing", busy, no_answers);
+      rounds.run_last("publishing", nothing, no_answers);
+    } catch (...) {
+      if (is_stopped) ended.count_down();
+      throw;
+    }
   });
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   EXPECT_EQ(texts[static_cast<size_t>(stopped)], "Ctrl-C");
@@ -193,25 +206,21 @@ TEST(Rounds, AnInterruptEndsTheCallOnEveryRankBeforeTheDeadline) {
 }
 
 TEST(Rounds, WhoIsInterruptedAfterItAgreedToTheLastRoundTakesNothingFromTheOthers) {
-  const auto texts = failures(kRanks, [](const Communicator& comm) {
-    const auto interrupt = std::make_shared<Interrupt>();
-    const Deadline deadline = comm.rank() == 2 ? plenty().with_interrupt(interrupt) : plenty();
-    Rounds rounds(comm, "save", "a", deadline);
-    rounds.run_last(
-        "publishing",
-        [&](Deadline) -> Bytes {
-          if (comm.rank() == 2) {
-            std::jthread([interrupt] {
-              std::this_thread::sleep_for(milliseconds(100));
-              interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
-            }).detach();
-          }
-          return {};
-        },
-        [](std::vector<Bytes>) {
-          std::this_thread::sleep_for(milliseconds(500));
-          return std::vector<Bytes>();
-        });
+  const auto request = std::make_shared<Interrupt>();
+  std::latch ended(1);
+  const auto texts = failures(kRanks, [&](const Communicator& comm) {
+    const bool is_stopped = comm.rank() == 2;
+    Rounds rounds(comm, "save", "a", is_stopped ? plenty().with_interrupt(request) : plenty());
+    try {
+      rounds.run_last("publishing", nothing, [&](std::vector<Bytes>) {
+        interrupt(*request);  // all ranks have agreed
+        ended.wait();
+        return std::vector<Bytes>();
+      });
+    } catch (...) {
+      if (is_stopped) ended.count_down();
+      throw;
+    }
   });
   EXPECT_EQ(texts[0], "");
   EXPECT_EQ(texts[1], "");
