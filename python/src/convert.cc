@@ -90,8 +90,16 @@ void bind_result(nb::module_& m) {
 
 std::function<std::string(const std::string&)> renaming(nb::handle function) {
   return [kept = keep_alive(function)](const std::string& key) {
-    return with_gil("rename",
-                    [&] { return nb::cast<std::string>(kept_object(kept)(python_text(key))); });
+    return with_gil("rename", [&] {
+      const nb::object renamed = kept_object(kept)(python_text(key));
+      if (!nb::isinstance<nb::str>(renamed)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    std::string("rename must return the new key, or \"\" to leave it out, not ") +
+                        nb::repr(renamed).c_str())
+            .with_key(key);
+      }
+      return nb::cast<std::string>(renamed);
+    });
   };
 }
 

@@ -221,8 +221,9 @@ def test_a_conversion_that_fails_leaves_no_directory(tmp_path: pathlib.Path) -> 
     for to in ("torch_dist", "zarr", "safetensors"):
         with pytest.raises(tilestone.CorruptError):
             tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / to, format=to)
-    with pytest.raises(tilestone.CorruptError):
-        tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / "deep" / "file.pt")
+    for name in ("file.pt", "file.safetensors"):
+        with pytest.raises(tilestone.CorruptError):
+            tilestone.convert(tmp_path / "ckpt", tmp_path / "new" / "deep" / name)
     assert os.listdir(tmp_path) == ["ckpt"]
     (tmp_path / "mine").mkdir()  # was there before
     (tmp_path / "mine" / "note.txt").write_text("of the user")
@@ -330,10 +331,48 @@ def test_names_casts_and_files(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+def test_a_target_named_safetensors_is_one_file(tmp_path: pathlib.Path) -> None:
+    model = every_dtype()
+    tilestone.save({"model": model, "epoch": 3}, tmp_path / "ckpt")
+    names = {"float8_e8m0fnu", "float4_e2m1fn_x2"}  # which the package can't read
+    for source in ("ckpt", "ckpt.pt"):
+        if source == "ckpt.pt":  # by default a file of torch.save becomes torch_dist
+            tilestone.convert(tmp_path / "ckpt", tmp_path / source)
+        target = tmp_path / f"{source}.safetensors"
+        result = tilestone.convert(
+            tmp_path / source, target, only="model",
+            rename=lambda key: "" if key in names else key,
+        )  # fmt: skip
+        assert (result.format, {key.file for key in result.keys}) == ("safetensors", {""})
+        assert repr(result).startswith("ConvertResult(format='safetensors', dialect='pytorch', keys=")
+        read = load_file(target)
+        assert read.keys() == model.keys() - names
+        assert all(bits(tensor) == bits(model[key]) for key, tensor in read.items())
+        loaded = tilestone.load(target)
+        assert all(bits(tensor) == bits(model[key]) for key, tensor in loaded.items())
+    with pytest.raises(tilestone.AlreadyExistsError):
+        tilestone.convert(tmp_path / "ckpt", target, only="model")
+    with pytest.raises(tilestone.InvalidArgumentError, match="that of one file"):
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "a.safetensors", only="model", shard_size=9)
+    with pytest.raises(tilestone.InvalidArgumentError, match="objects") as refused:
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "a.safetensors")
+    assert refused.value.key == "epoch"
+    tilestone.save({}, tmp_path / "empty")
+    with pytest.raises(tilestone.InvalidArgumentError, match="the file would be empty"):
+        tilestone.convert(tmp_path / "empty", tmp_path / "a.safetensors")
+    assert sorted(os.listdir(tmp_path)) == [
+        "ckpt", "ckpt.pt", "ckpt.pt.safetensors", "ckpt.safetensors", "empty"
+    ]  # fmt: skip
+
+
 def test_an_error_of_the_naming_function_is_raised(tmp_path: pathlib.Path) -> None:
     tilestone.save({"a": torch.ones(2)}, tmp_path / "ckpt")
     with pytest.raises(ZeroDivisionError):
         tilestone.convert(tmp_path / "ckpt", tmp_path / "hf", rename=lambda key: str(1 // 0))
+    nothing: Any = lambda key: None  # noqa: E731
+    with pytest.raises(tilestone.InvalidArgumentError, match="must return .* not None") as refused:
+        tilestone.convert(tmp_path / "ckpt", tmp_path / "hf", rename=nothing)
+    assert refused.value.key == "a"
     assert os.listdir(tmp_path) == ["ckpt"]
 
 
@@ -405,6 +444,8 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         "tied": base,  # the same bytes under two keys
         "row": base[1],
         "turned": base.t(),
+        "conj": torch.view_as_complex(base.reshape(12, 2).clone()).conj(),  # only marked as conjugated
+        "neg": torch.view_as_complex(base.reshape(12, 2).clone()).conj().imag,
         "half": torch.arange(5, dtype=torch.bfloat16),
         "empty": torch.zeros(0, 3),
         "groups": [{"lr": 0.5, "params": [0, 1]}],
@@ -417,7 +458,7 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         assert torch.equal(torch.as_tensor(ckpt["turned"][2:4]), base.t()[2:4])
         assert ckpt.verify().ok
     loaded = tilestone.load(path)
-    for key in ("w", "tied", "row", "turned", "half", "empty"):
+    for key in ("w", "tied", "row", "turned", "conj", "neg", "half", "empty"):
         assert torch.equal(torch.as_tensor(loaded[key]), state[key]), key
     assert loaded["groups"] == state["groups"] and loaded[7] == "seven"
     target = {"w": torch.zeros(4, 6), "half": torch.zeros(5, dtype=torch.bfloat16)}

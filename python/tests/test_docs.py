@@ -12,7 +12,7 @@ import torch
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 # Pages whose blocks in ```python are one program. Other pages show pieces.
-PAGES = ["first_ten_minutes"]
+PAGES = ["first_ten_minutes", "huggingface"]
 
 
 @pytest.mark.parametrize("page", PAGES)

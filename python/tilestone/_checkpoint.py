@@ -282,7 +282,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """ "torch_dist" or "zarr"."""
+        """ "torch_dist", "zarr", "safetensors" or "torch_save" (a file of torch.save)."""
         return self._handle.format
 
     @property

@@ -46,11 +46,14 @@ def convert(
     before anything is written. Until the new checkpoint is complete, the target does not exist.
 
     Args:
-        source: a checkpoint, a folder of safetensors files (Hugging Face's too), or one such file.
-        target: the directory of the new checkpoint, which must not exist.
-        format: "torch_dist", "zarr", "safetensors", or "torch_save", which makes one file. By default
-            "torch_save" if the target's name ends with .pt or .pth, "safetensors" for a source in
-            torch_dist or zarr, otherwise "torch_dist".
+        source: a checkpoint, a folder of safetensors files (Hugging Face's too), one such file, or a
+            file of `torch.save`.
+        target: the directory of the new checkpoint, or a file: NAME.safetensors, NAME.pt, NAME.pth. It
+            must not exist.
+        format: "torch_dist", "zarr", "safetensors" (one file if the target's name ends with
+            .safetensors, otherwise a folder), or "torch_save" (one file). By default "torch_save" if
+            the target's name ends with .pt or .pth, "safetensors" if it ends with .safetensors or for
+            a source in torch_dist or zarr, otherwise "torch_dist".
         dialect: "pytorch" or "megatron"; by default the source's.
         keys: shell-style patterns: only matching keys of the source are copied.
         only: the part of the tree to copy, which becomes the whole: with "model", "model.w" becomes

@@ -121,15 +121,15 @@ Command add_convert(CLI::App& app) {
   auto command = std::make_shared<ConvertCommand>();
   app.add_option("source", command->source, "Checkpoint, folder of safetensors files, or one file")
       ->required();
-  app.add_option("target", command->target, "Directory of the new checkpoint; it must not exist")
+  app.add_option("target", command->target, "Directory of the new checkpoint, or a file (.safetensors, .pt, .pth); it must not exist")
       ->required();
   app.add_flag("--follow-links", command->follow_links,
                "Read files through any symbolic link; use it only if you trust the links");
   app.add_option(
       "--to", command->format,
       "Format: safetensors, torch_dist, zarr or torch_save. Default: torch_save for a target "
-      "named .pt or .pth; safetensors, or torch_dist if "
-      "the source is not a checkpoint of torch_dist or zarr");
+      "named .pt or .pth; safetensors for one named .safetensors; else safetensors, or torch_dist "
+      "if the source is not a checkpoint of torch_dist or zarr");
   app.add_option("--dialect", command->dialect, "pytorch or megatron. Default: the source's");
   app.add_option("--keys", command->keys,
                  "Convert only keys of the source that match one of these patterns (*, ?, [...])");

@@ -11,6 +11,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert_source_internal.h"
+#include "tilestone/engine/one_file_target_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/rename_rules_internal.h"
 #include "tilestone/engine/save.h"
@@ -76,6 +77,7 @@ bool matches(const std::vector<std::string>& patterns, const std::string& key) {
 bool is_torch_save_name(const std::string& path) {
   return path.ends_with(".pt") || path.ends_with(".pth");
 }
+bool is_safetensors_name(const std::string& path) { return path.ends_with(".safetensors"); }
 
 // The path of a renamed key: as much of the old path as the new key still begins with, and the rest
 // as one element.
@@ -171,7 +173,7 @@ class Conversion {
 
   ConvertResult result() const {
     ConvertResult result;
-    result.format = one_file_ ? kTorchSave : format_->name();
+    result.format = is_torch_save() ? kTorchSave : format_->name();
     result.dialect = dialect_->name();
     result.left_out = left_out_;
     result.has_common = has_common();
@@ -181,7 +183,8 @@ class Conversion {
         key.from_dtype = chosen.entry->dtype;
         key.dtype = chosen.dtype;
         key.shape = chosen.entry->shape;
-        if (const auto file = files_.find(chosen.to); file != files_.end()) key.file = file->second;
+        const auto file = files_.find(chosen.to);
+        if (file != files_.end() && !one_file_) key.file = file->second;
         result.bytes += static_cast<uint64_t>(numel(key.shape)) * itemsize(key.dtype);
       }
       result.keys.push_back(std::move(key));
@@ -189,7 +192,23 @@ class Conversion {
     return result;
   }
 
-  bool is_one_file() const { return one_file_; }
+  // Makes the new checkpoint.
+  void write(const StateDict& state, const Location& target) const {
+    if (is_torch_save()) return write_torch_save(state, target, save_options());
+    if (!one_file_) {
+      save(state, target, save_options());
+      return;
+    }
+    if (files_.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "no tensor is selected, so the file would be empty")
+          .with_hint("`tilestone ls` lists the keys");
+    }
+    make_one_file(target, [&](const std::shared_ptr<Storage>& directory, const std::string&) {
+      const std::string folder = "folder";
+      save(state, Location(directory->child(folder)), save_options());
+      return folder + "/" + files_.begin()->second;
+    });
+  }
 
   StateDict state() {
     if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
@@ -225,7 +244,7 @@ class Conversion {
 
   // What a save checks first, for a conversion that does not save.
   void check(const StateDict& state) const {
-    if (one_file_) return check_torch_save(state);
+    if (is_torch_save()) return check_torch_save(state);
     format_->check(dialect_->to_items(state, *format_));
   }
 
@@ -332,12 +351,15 @@ class Conversion {
     }
   }
 
+  bool is_torch_save() const { return one_file_ && format_->name() != kSafetensors; }
+
   bool has_common() const { return common_ && !common_->as_dict().empty(); }
 
   // `target`: the path of the new checkpoint.
   void pick_format(const std::string& target) {
     std::string name = options_.format;
     if (name.empty() && is_torch_save_name(target)) name = kTorchSave;
+    if (name.empty() && is_safetensors_name(target)) name = kSafetensors;
     if (name.empty()) {
       const auto saved = known_formats();
       const bool is_saved = std::any_of(saved.begin(), saved.end(), [&](const auto& format) {
@@ -345,7 +367,7 @@ class Conversion {
       });
       name = is_saved ? kSafetensors : "torch_dist";
     }
-    if (name == kSafetensors) return pick_safetensors();
+    if (name == kSafetensors) return pick_safetensors(is_safetensors_name(target));
     if (options_.shard_bytes > 0) {
       throw Error(ErrorCode::kInvalidArgument,
                   "shard_size is only for safetensors, but the new checkpoint is in " + name);
@@ -369,7 +391,13 @@ class Conversion {
     dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
   }
 
-  void pick_safetensors() {
+  void pick_safetensors(bool one_file) {
+    one_file_ = one_file;
+    if (one_file_ && options_.shard_bytes > 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "shard_size makes several files, but the target's name is that of one file")
+          .with_hint("name a directory, which does not end with .safetensors");
+    }
     check_for_safetensors();
     std::vector<SafetensorsTensor> tensors;
     for (const Chosen& chosen : chosen_) {
@@ -506,7 +534,7 @@ class Conversion {
   std::optional<Value> common_;
   TreeKeys dict_keys_;
   std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
-  bool one_file_ = false;                 // a file of torch.save
+  bool one_file_ = false;                 // of torch.save or safetensors
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
@@ -525,10 +553,8 @@ ConvertResult convert(const Location& source, const Location& target,
     const StateDict state = conversion.state();
     if (options.dry_run) {
       conversion.check(state);
-    } else if (conversion.is_one_file()) {
-      engine::write_torch_save(state, target, conversion.save_options());
     } else {
-      save(state, target, conversion.save_options());
+      conversion.write(state, target);
     }
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/staging_internal.h"
-#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/one_file_target_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
@@ -123,14 +122,6 @@ void check_torch_save(const StateDict& state) {
 void write_torch_save(const StateDict& state, const Location& location,
                       const SaveOptions& options) {
   check_options(options);
-  const auto entry = location.storage().parent();
-  if (!entry) {
-    throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
-  }
-  if (entry->storage->stat(entry->name)) {
-    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
-        .with_hint("convert to another name, or remove it first");
-  }
   AsValue as_value;
   const archive::PickledValue pickled = archive::pickle_value(as_value.of(state, ""));
   uint64_t bytes = 0;
@@ -156,12 +147,8 @@ void write_torch_save(const StateDict& state, const Location& location,
     fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
                                 fetched_bytes, *device);
   }
-  // Like a staged save (commit/transaction.cc), in a hidden directory beside the target: so what a
-  // killed process leaves is found and removed by the next conversion and by gc.
-  Staging staging(location.shared(), random_save_id());
-  try {
-    staging.begin();
-    const auto file = staging.storage()->create(entry->name, bytes + pickled.pickle.size());
+  make_one_file(location, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
+    const auto file = directory->create(name, bytes + pickled.pickle.size());
     Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
     writer.record("archive/data.pkl", ByteView(pickled.pickle));
     writer.record("archive/byteorder", as_bytes("little"));
@@ -172,13 +159,8 @@ void write_torch_save(const StateDict& state, const Location& location,
     writer.finish();
     file->sync(context.deadline);
     file->close();
-    entry->storage->rename(staging.name() + "/" + entry->name, entry->name, false);
-    entry->storage->sync_directory("");
-  } catch (...) {
-    staging.abandon();
-    throw;
-  }
-  staging.abandon();  // only the directory is left
+    return name;
+  });
   progress.finish();
 }
 

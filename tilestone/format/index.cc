@@ -40,9 +40,9 @@ Index merge_index(Index of_format, Index of_dialect) {
   return merged;
 }
 
-const std::string& switch_name(const Index& index) {
+const IndexFile& switch_file(const Index& index) {
   for (const IndexFile& file : index) {
-    if (file.role == IndexRole::kSwitch) return file.name;
+    if (file.role == IndexRole::kSwitch) return file;
   }
   throw Error(ErrorCode::kInternal, "the index of a checkpoint has no switch");
 }

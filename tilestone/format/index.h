@@ -35,8 +35,8 @@ using Index = std::vector<IndexFile>;  // in the order of publishing
 // Error(kInternal) unless there is exactly one switch.
 Index merge_index(Index of_format, Index of_dialect);
 
-// The file name of the switch. Error(kInternal) if there is no switch.
-const std::string& switch_name(const Index& index);
+// Error(kInternal) if there is no switch.
+const IndexFile& switch_file(const Index& index);
 
 // What has been read of a large file.
 struct FileParts {

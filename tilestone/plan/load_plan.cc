@@ -33,16 +33,18 @@ std::string hint_for(const Metadata& metadata, const std::string& key) {
 void check_match(const TensorItem& item, const StoredTensor& stored,
                  const LoadPlanOptions& options) {
   const bool convertible = is_convertible(stored.dtype, item.dtype);
+  const bool same_dims = stored.shape.size() == item.global_shape.size();
+  const bool fits =
+      item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims);
   if (item.dtype != stored.dtype && !(options.cast && convertible)) {
     const std::string none = convertible ? "" : ", and there is no conversion between these dtypes";
     throw Error(options.cast ? ErrorCode::kUnsupported : ErrorCode::kMismatch,
                 "the checkpoint has " + described(stored.dtype, stored.shape) + ", but " +
                     described(item.dtype, item.global_shape) + " is wanted" + none)
         .with_key(item.key)
-        .with_hint(convertible ? "cast = true converts the dtype" : "");
+        .with_hint(convertible && fits ? "cast = true converts the dtype" : "");
   }
-  const bool same_dims = stored.shape.size() == item.global_shape.size();
-  if (item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims)) return;
+  if (fits) return;
   throw Error(ErrorCode::kMismatch, "the checkpoint has global shape " + to_string(stored.shape) +
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)

@@ -84,9 +84,12 @@ class ChildStorage : public Storage {
   void copy_permissions(const std::string& name, const std::string& like) override {
     base_->copy_permissions(file(name), file(like));
   }
-  void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
-               Deadline deadline) override {
-    base_->publish(file(name), file(temp_name), bytes, replace, deadline);
+  void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline) override {
+    base_->prepare_publish(file(temp_name), bytes, deadline);
+  }
+  void publish_prepared(const std::string& name, const std::string& temp_name, ByteView bytes,
+                        bool replace, Deadline deadline) override {
+    base_->publish_prepared(file(name), file(temp_name), bytes, replace, deadline);
   }
   void remove(const std::string& name) override { base_->remove(file(name)); }
 

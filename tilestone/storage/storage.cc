@@ -143,17 +143,29 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {
   check_file_name(name);
-  write_temporary(*this, temp_name, bytes, deadline);  // steps 1 to 3
+  prepare_publish(temp_name, bytes, deadline);
   try {
-    if (deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
-          .with_file(name);
-    }
-    rename(temp_name, name, replace);
+    publish_prepared(name, temp_name, bytes, replace, deadline);
   } catch (...) {
     discard_temporary(*this, temp_name);
     throw;
   }
+}
+
+// Steps 1 to 3.
+void Storage::prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline) {
+  write_temporary(*this, temp_name, bytes, deadline);
+}
+
+// Steps 4 and 5.
+void Storage::publish_prepared(const std::string& name, const std::string& temp_name, ByteView,
+                               bool replace, Deadline deadline) {
+  check_file_name(name);
+  if (deadline.expired()) {
+    throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
+        .with_file(name);
+  }
+  rename(temp_name, name, replace);
   sync_directory(std::string(parent_name(name)));
   if (parent_name(temp_name) != parent_name(name)) {
     sync_directory(std::string(parent_name(temp_name)));

@@ -211,11 +211,17 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual void copy_permissions(const std::string& /*name*/, const std::string& /*like*/) {}
   // Publishes `bytes` under `name` in one step, durably: after a crash at any point `name` has
   // its complete old content (or is absent), or exactly `bytes`. With replace == false:
-  // kAlreadyExists if `name` exists. The default writes and syncs temp_name, renames it, and syncs
-  // the directory. A storage that can publish directly ignores temp_name. After a failure the
-  // temporary file is removed if possible.
-  virtual void publish(const std::string& name, const std::string& temp_name, ByteView bytes,
-                       bool replace, Deadline deadline);
+  // kAlreadyExists if `name` exists. After a failure the temporary file is removed if possible.
+  void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
+               Deadline deadline);
+  // The two halves of publish(), for a caller who must know which of them has failed. The first
+  // writes and syncs temp_name; if it fails, nothing is published, and the temporary file is
+  // removed if possible. The second renames it and syncs the directory; if it fails, the temporary
+  // file stays unless it has its new name. A storage that can publish directly does nothing in the
+  // first.
+  virtual void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline);
+  virtual void publish_prepared(const std::string& name, const std::string& temp_name,
+                                ByteView bytes, bool replace, Deadline deadline);
   virtual void remove(const std::string& name) = 0;  // kNotFound if it does not exist
   // Makes the directory `name` ("": the root) and its parents. No error if it exists already. The
   // root and the directories above it are durable when the call returns.

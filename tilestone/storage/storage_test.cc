@@ -117,8 +117,9 @@ TEST(Storage, SaysWhatItCan) {
 class PuttingStorage : public MemoryStorage {
  public:
   PuttingStorage() : MemoryStorage({}) {}
-  void publish(const std::string& name, const std::string&, ByteView bytes, bool,
-               Deadline) override {
+  void prepare_publish(const std::string&, ByteView, Deadline) override {}
+  void publish_prepared(const std::string& name, const std::string&, ByteView bytes, bool,
+                        Deadline) override {
     put_file(*this, name, bytes);
   }
   void rename(const std::string&, const std::string&, bool) override {

@@ -184,9 +184,11 @@ bool has_only_lock(Storage& location) {
 // no lock.
 void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
   try {
-    if (!has_only_lock(location)) return;
-    location.remove(std::string(kLockName));
-    lock.reset();
+    if (lock != nullptr) {
+      if (!has_only_lock(location)) return;
+      location.remove(std::string(kLockName));
+      lock.reset();
+    }
     location.remove_directory(std::string(kTilestoneDirectory));
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());

@@ -25,7 +25,8 @@ std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
-// a save that has made it and has failed. Failures are logged; the lock may then still be held.
+// a save that has made it and has failed; without a lock (null), if it is empty. Failures are
+// logged; the lock may then still be held.
 void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock);
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";

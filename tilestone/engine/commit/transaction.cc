@@ -12,13 +12,15 @@
 //     The note is durable before step 2.
 //  2. Each rank writes its data files, syncs them, syncs their directory, and reports.
 //  3. The coordinator opens each file that a rank reported, so that a rank that wrote to another
-//     directory is found. It merges the receipts, which checks coverage. It publishes the manifest:
-//     written to a temporary file, synced, renamed, directory synced. Files of the index that come
-//     before the switch have new names and mean nothing without the switch. They are written under
-//     their final names, many at a time, and synced, and then their directories are (new_files.cc).
-//     Then the coordinator checks once more for what step 1 refuses, because a save without a
-//     communicator takes no lock.
-//  4. The coordinator publishes the metadata file in the same way as the manifest. The rename is
+//     directory is found. It merges the receipts, which checks coverage. It writes the metadata to
+//     a temporary file and syncs it, so lack of space shows here. Later a manifest that has neither
+//     this file nor the metadata is that of a checkpoint that has lost its metadata. It publishes
+//     the manifest: written to a temporary file, synced, renamed, directory synced. Files of the
+//     index that come before the switch have new names and mean nothing without it. They are
+//     written under their final names, many at a time, and synced, and then their directories are
+//     (new_files.cc). Then the coordinator checks once more for what step 1 refuses, because a save
+//     without a communicator takes no lock.
+//  4. The coordinator renames the metadata file to its name, and syncs the directory. The rename is
 //     the commit.
 //  5. The coordinator removes the files of the replaced checkpoint, and leftovers. Once they are
 //     durably removed, it removes the note.
@@ -46,7 +48,8 @@
 // (try_lock_location()).
 //
 // If the rename or the sync after it fails, nobody can know which metadata will be there after a
-// reboot. Then no rank removes anything, neither new files nor old ones.
+// reboot. Then no rank removes anything, neither new files nor old ones. If the rename has not
+// happened, the temporary file of the metadata shows that the save was not published.
 //
 // Step 1 of a later save reads the metadata to know what may be removed. A crash between the rename
 // and the directory sync of an earlier step 4 could undo that rename. Therefore step 1 syncs the
@@ -450,6 +453,10 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   if (given.step != nullptr) compare_with_before(*given.step, std::move(made.inventory));
   index_ = std::move(made.index);
   new_files_.merge(made.files);
+  if (!staging_) {
+    const IndexFile& file = switch_file(index_);
+    storage_->prepare_publish(temporary_of(file), file.bytes, deadline);
+  }
   if (given.manifest) {
     const std::string name = manifest_name(save_id_);
     new_files_.insert(name);
@@ -478,8 +485,24 @@ void Transaction::mark_replaced(Deadline deadline) {
 
 void Transaction::commit(Deadline deadline) {
   if (staging_) return staging_->publish();
-  publish(IndexRole::kSwitch, deadline);
+  publish_switch(deadline);
   publish(IndexRole::kAfter, deadline);
+}
+
+std::string Transaction::temporary_of(const IndexFile& file) const {
+  return temporary_name(save_id_, base_name(file.name));
+}
+
+void Transaction::publish_switch(Deadline deadline) {
+  const IndexFile& file = switch_file(index_);
+  try {
+    storage_->publish_prepared(file.name, temporary_of(file), file.bytes, overwrite_, deadline);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kAlreadyExists) {
+      remove_files(*storage_, std::vector{temporary_of(file)});
+    }
+    throw;
+  }
 }
 
 // No existing file has these names: they contain this save's id, or are in its own directory.
@@ -496,8 +519,7 @@ void Transaction::publish(IndexRole role, Deadline deadline) {
   for (const IndexFile& file : index_) {
     if (file.role != role) continue;
     try {
-      storage_->publish(file.name, temporary_name(save_id_, base_name(file.name)), file.bytes,
-                        overwrite_, deadline);
+      storage_->publish(file.name, temporary_of(file), file.bytes, overwrite_, deadline);
     } catch (const Error& error) {
       // The file may have been published all the same, unless another file already had its name.
       if (error.code() != ErrorCode::kAlreadyExists) published_.push_back(file.name);
@@ -516,7 +538,7 @@ void Transaction::clean() {
       // The names may come from another writer's metadata. Of the files in kTilestoneDirectory,
       // remove only those with a name of ours.
       const bool ours_to_remove = !in_tilestone_directory(name) || is_own_name(name);
-      if (ours_to_remove && name != switch_name(index_) && !new_files_.contains(name)) {
+      if (ours_to_remove && name != switch_file(index_).name && !new_files_.contains(name)) {
         replaced.push_back(name);
       }
     }
@@ -559,9 +581,10 @@ void Transaction::abandon(bool alone) {
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
+  if (!index_.empty()) remove_files(*storage_, std::vector{temporary_of(switch_file(index_))});
   // Before its note is left, no rank has written.
   if (has_note_ && (!alone || !remove_note())) return;
-  if (lock_ != nullptr && makes_own_) remove_lock_directory(*location_, lock_);
+  if (makes_own_) remove_lock_directory(*location_, lock_);
   made_.remove();
 }
 

@@ -85,6 +85,8 @@ class Transaction {
   void remove_directories_of_replaced();
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
+  std::string temporary_of(const IndexFile& file) const;
+  void publish_switch(Deadline deadline);
   bool remove_note();
 
   std::shared_ptr<Storage> location_;

@@ -101,7 +101,7 @@ class ValueChecker {
     check_text(opaque.module);
     check_text(opaque.name);
     if (opaque.module.empty() && opaque.name == "persistent_load") {
-      refuse("a storage or another persistent id outside a tensor can't be saved");
+      refuse("a storage outside a tensor, such as that of a quantized tensor, is not supported");
     }
     const std::string full = opaque.module + "." + opaque.name;
     if (opaque.module.empty() || opaque.name.empty() || full.find('\n') != full.npos) {

@@ -340,7 +340,7 @@ TEST_P(EveryFormat, TheIndexIsDeterministicAndHasOneSwitchThatComesLast) {
 // After a crash before the switch there is no checkpoint.
 TEST_P(EveryFormat, WithoutTheSwitchThereIsNoCheckpointOfThisFormatAndDialect) {
   Written saved = written(example());
-  saved.files.erase(switch_name(saved.index));
+  saved.files.erase(switch_file(saved.index).name);
   const DetectedFormat found = detect(saved.files);
   const bool same = found.format != nullptr && found.format->name() == format_->name() &&
                     found.dialect->name() == dialect_->name();

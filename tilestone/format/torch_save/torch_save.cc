@@ -1,6 +1,7 @@
 #include "tilestone/format/torch_save/torch_save.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -131,10 +132,17 @@ class Describer {
     const auto number = static_cast<uint32_t>(receipt_.tensors.size());
     receipt_.tensors.push_back({item.key, item.path, item.dtype, item.global_shape, item.order});
     const bool is_run = tensor.strides == contiguous_strides(tensor.shape);
-    const ReceiptItem at = is_run && tensor.bytes() > 0
+    const ReceiptItem at = is_run && tensor.bytes() > 0 && is_in_file(tensor)
                                ? in_place(tensor)
                                : packed({0, tensor.bytes(), {}, tensor}, unknown(tensor.bytes()));
     receipt_.chunks.push_back({number, Box::whole(item.global_shape), at});
+  }
+
+  // Not, if the elements were computed: of a lazily conjugated or negated tensor.
+  bool is_in_file(const TensorView& tensor) const {
+    const std::less_equal<> before;
+    return before(bytes_.data(), tensor.data) &&
+           before(tensor.data + tensor.bytes(), bytes_.data() + bytes_.size());
   }
 
   // Receipt has no items without checksums: this stands for them (drop_unknown).

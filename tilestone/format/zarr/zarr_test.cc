@@ -194,7 +194,7 @@ TEST(ZarrFormat, IndexIsOneFileForEachArrayAndTheSwitchLast) {
   ASSERT_EQ(index.size(), 2u);
   EXPECT_EQ(index[0].name, "w/.zarray");
   EXPECT_EQ(index[0].role, IndexRole::kBefore);
-  EXPECT_EQ(switch_name(index), "metadata.json");
+  EXPECT_EQ(switch_file(index).name, "metadata.json");
 }
 
 // A valid checkpoint of one array of 4 x 4 bytes in chunks of 2 x 2.

@@ -1,0 +1,30 @@
+#include "tilestone/engine/one_file_target_internal.h"
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+
+namespace tilestone::engine {
+
+void make_one_file(const Location& location, const WriteFile& write) {
+  const auto entry = location.storage().parent();
+  if (!entry) {
+    throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
+  }
+  if (entry->storage->stat(entry->name)) {
+    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe());
+  }
+  Staging staging(location.shared(), random_save_id());
+  try {
+    staging.begin();
+    const std::string made = write(staging.storage(), entry->name);
+    entry->storage->rename(staging.name() + "/" + made, entry->name, false);
+    entry->storage->sync_directory("");
+  } catch (...) {
+    staging.abandon();
+    throw;
+  }
+  staging.abandon();  // only the directory is left
+}
+
+}  // namespace tilestone::engine
