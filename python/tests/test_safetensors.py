@@ -101,3 +101,15 @@ def test_a_save_refuses_to_write_safetensors(tmp_path: pathlib.Path) -> None:
     with pytest.raises(tilestone.UnsupportedError, match="convert"):
         tilestone.save({"w": torch.zeros(2)}, tmp_path / "out", format="safetensors")
     assert not (tmp_path / "out").exists()
+
+
+def test_pointers_of_git_lfs_are_named_as_such(tmp_path: pathlib.Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        path = tmp_path / name
+        path.write_text(pointer)
+        with pytest.raises(tilestone.CorruptError, match="pointer of Git LFS.*git lfs pull") as error:
+            tilestone.open(path)
+        assert error.value.file.endswith(name)
+    with pytest.raises(tilestone.CorruptError, match="pointer of Git LFS"):
+        tilestone.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Runs the Python examples of docs/saving.md unchanged."""
+"""Runs the Python examples of the pages about saving unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 import tilestone
 import torch
 
-TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGES = ["saving", "saving_by_files", "local_copies"]
+TEXT = "\n".join((DOCS / f"{page}.md").read_text() for page in PAGES)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 TOKEN = "the first start of job 4711"
 #: The folder in which the examples save. Each example runs in a folder of its own.
@@ -35,7 +37,7 @@ def _prepare(example: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.split("\n")[0][:60])
-def test_an_example_of_saving_md_runs_unchanged(
+def test_an_example_of_the_pages_about_saving_runs_unchanged(
     example: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "step-100")
@@ -47,7 +49,7 @@ def test_an_example_of_saving_md_runs_unchanged(
     if "optimizer.step()" in example:
         weight = torch.ones(1, requires_grad=True)
         names.update(loss=weight.sum(), optimizer=torch.optim.SGD([weight], lr=0.1))
-    exec(compile(example.replace(PLACE, str(tmp_path)), "docs/saving.md", "exec"), names)
+    exec(compile(example.replace(PLACE, str(tmp_path)), "docs about saving", "exec"), names)
     if isinstance(names.get("saving"), tilestone.AsyncSave):
         names["saving"].result()
     if "tilestone.unpublished" in example:

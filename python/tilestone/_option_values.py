@@ -151,7 +151,8 @@ class ByFiles(Value):
     This needs no process group, and does not use an existing one. The ranks decide without
     communication who writes what, and need not call at the same time; the data of each rank stays
     on disk until the last rank publishes the checkpoint. Replicas are known from placements or
-    `holders`. Only for torch_dist, and only to a path without a checkpoint. See docs/saving.md.
+    `holders`. Only for torch_dist, and only to a path without a checkpoint. See
+    docs/saving_by_files.md.
 
     `save` and `begin_save` need the first three fields. In a `Session` with a group they come from
     the group.

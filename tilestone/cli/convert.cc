@@ -125,9 +125,9 @@ void print_keys(const ConvertResult& result) {
 void print_summary(const ConvertResult& result, const ConvertCommand& command) {
   uint64_t objects = 0;
   for (const ConvertedKey& key : result.keys) objects += key.object ? 1 : 0;
-  const std::string format = result.format == "safetensors"
-                                 ? result.format
-                                 : fmt::format("{}, dialect {}", result.format, result.dialect);
+  const bool has_dialect = result.format != "safetensors" && result.format != "torch_save";
+  const std::string format =
+      has_dialect ? fmt::format("{}, dialect {}", result.format, result.dialect) : result.format;
   fmt::print("{} {} ({}): {}, {}", command.dry_run ? "would write" : "wrote", command.target,
              format, counted(result.keys.size() - objects, "tensor"), human_bytes(result.bytes));
   if (objects > 0) fmt::print("; {}", counted(objects, "object"));

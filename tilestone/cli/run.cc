@@ -121,7 +121,9 @@ Command add_convert(CLI::App& app) {
   auto command = std::make_shared<ConvertCommand>();
   app.add_option("source", command->source, "Checkpoint, folder of safetensors files, or one file")
       ->required();
-  app.add_option("target", command->target, "Directory of the new checkpoint, or a file (.safetensors, .pt, .pth); it must not exist")
+  app.add_option(
+         "target", command->target,
+         "Directory of the new checkpoint, or a file (.safetensors, .pt, .pth); it must not exist")
       ->required();
   app.add_flag("--follow-links", command->follow_links,
                "Read files through any symbolic link; use it only if you trust the links");

@@ -34,8 +34,7 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                  const LoadPlanOptions& options) {
   const bool convertible = is_convertible(stored.dtype, item.dtype);
   const bool same_dims = stored.shape.size() == item.global_shape.size();
-  const bool fits =
-      item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims);
+  const bool fits = item.global_shape == stored.shape || (item.allow_shape_mismatch && same_dims);
   if (item.dtype != stored.dtype && !(options.cast && convertible)) {
     const std::string none = convertible ? "" : ", and there is no conversion between these dtypes";
     throw Error(options.cast ? ErrorCode::kUnsupported : ErrorCode::kMismatch,

@@ -232,6 +232,10 @@ uint64_t header_length(ByteView first, uint64_t file_size, const std::string& fi
     if (first.size() != kLengthBytes) {
       corrupt_header("the file has " + std::to_string(file_size) + " bytes, too few for a header");
     }
+    if (as_text(first) == "version ") {  // the beginning of such a file; no header is as long
+      throw Error(ErrorCode::kCorrupt, "this is a pointer of Git LFS, not the file itself")
+          .with_hint("fetch the files with `git lfs pull`");
+    }
     if (length > kMaxHeader) {
       corrupt_header("its length is " + std::to_string(length) + " bytes; the limit is " +
                      std::to_string(kMaxHeader));

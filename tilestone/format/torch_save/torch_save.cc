@@ -202,6 +202,10 @@ class Describer {
 void expect_zip(ByteView bytes) {
   constexpr std::string_view kMagic = "PK\x03\x04";
   if (bytes.size() >= kMagic.size() && as_text(bytes.first(kMagic.size())) == kMagic) return;
+  if (as_text(bytes).starts_with("version https://git-lfs")) {
+    throw Error(ErrorCode::kCorrupt, "this is a pointer of Git LFS, not the file itself")
+        .with_hint("fetch the files with `git lfs pull`");
+  }
   throw Error(ErrorCode::kUnsupported, "this is not a zip archive, as torch.save writes it")
       .with_hint(
           "files of torch.save from before PyTorch 1.6, and other pickles, are not read: load the "

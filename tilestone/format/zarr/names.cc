@@ -23,7 +23,8 @@ std::string_view last_component(std::string_view path) {
 }
 
 [[noreturn]] void refuse(const std::string& key, const std::string& why) {
-  throw Error(ErrorCode::kInvalidArgument, "the key \"" + key + "\" can't name a file of a zarr checkpoint: " + why)
+  throw Error(ErrorCode::kInvalidArgument,
+              "the key \"" + key + "\" can't name a file of a zarr checkpoint: " + why)
       .with_key(key)
       .with_hint("rename the entry, or save in the torch_dist format");
 }
