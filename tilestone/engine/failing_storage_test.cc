@@ -214,7 +214,7 @@ TEST_P(EachError, AtEachCallOfAFirstSaveLeavesNothingThatLooksLikeALostCheckpoin
       EXPECT_THAT(error.what(), testing::Not(testing::HasSubstr("has lost")));
     }
     // Throws for a checkpoint that has only lost its metadata.
-    remove_leftovers(Location(storage));
+    if (!storage->list().empty()) remove_leftovers(Location(storage));
   }
   EXPECT_GT(failed, 20u);
 }

@@ -7,12 +7,13 @@
 namespace tilestone::engine {
 
 void make_one_file(const Location& location, const WriteFile& write) {
-  const auto entry = location.storage().parent();
+  Storage& storage = location.storage();
+  const auto entry = storage.parent();  // there is none above a checkpoint that is one file
+  if (entry ? entry->storage->stat(entry->name).has_value() : !storage.list().empty()) {
+    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe());
+  }
   if (!entry) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
-  }
-  if (entry->storage->stat(entry->name)) {
-    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe());
   }
   Staging staging(location.shared(), random_save_id());
   try {
