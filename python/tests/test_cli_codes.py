@@ -71,6 +71,27 @@ def test_terminals_have_colours_unless_no_color_is_set(path: pathlib.Path) -> No
     assert b"\x1b[" not in command("verify", path, stdout=subprocess.PIPE).stdout
 
 
+def test_what_commands_list_fits_a_terminal_of_80_columns(tmp_path: pathlib.Path) -> None:
+    long = "model." + "layer." * 30 + "weight"
+    for name, values in (("a", [1.0, 2.0]), ("b", [1.0, 2.5]), ("cut", [0.0])):
+        tilestone.save({long: numpy.array(values), "世界" * 40: 1}, tmp_path / name)
+    for file in (tmp_path / "cut").glob("*.distcp"):
+        os.truncate(file, 20)
+    tilestone.save({"w": numpy.zeros(1)}, tmp_path / "left")
+    (tmp_path / "left/.metadata").unlink()
+    for words, code in (
+        (("ls", tmp_path / "a"), OK), (("du", tmp_path / "a"), OK),
+        (("inspect", tmp_path / "a", long), OK), (("diff", tmp_path / "a", tmp_path / "b"), DAMAGED),
+        (("verify", tmp_path / "cut"), DAMAGED), (("gc", "--force", tmp_path / "left"), OK),
+    ):  # fmt: skip
+        said, ended = on_a_terminal(*words, NO_COLOR="1")
+        lines = re.split(r"[\r\n]+", said.replace("\x1b[K", ""))
+        if words[0] == "inspect":
+            lines = [line for line in lines if not line.startswith(long)]  # the key itself is whole
+        width = max(sum(2 if ord(each) > 0x2E80 else 1 for each in line) for line in lines)
+        assert ended == code and 0 < width <= 80, said
+
+
 def test_a_full_output_device_is_an_io_error(path: pathlib.Path) -> None:
     with open("/dev/full", "w") as full:
         for words in (["ls"], ["ls", "--json"], ["verify"], ["inspect"]):

@@ -1,7 +1,10 @@
 // tilestone gc: lists and removes the files that failed saves have left.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "tilestone/cli/commands.h"
 #include "tilestone/cli/opened.h"
@@ -64,6 +67,34 @@ nlohmann::ordered_json json_of(const Cleaned& cleaned, bool removed) {
   return out;
 }
 
+// What a leftover is, without the save's id, which its name has.
+std::string kind_of(const Leftover& file) {
+  return printable(file.what.substr(0, file.what.find(" of the save ")));
+}
+
+// The table for a terminal: the reasons, which are long, stand below it, each once.
+void print_narrow(const std::vector<Leftover>& files) {
+  std::vector<std::string> reasons;
+  Table table({"FILE", "SIZE", "WHAT", "WHY"}, "lrlr");
+  for (const Leftover& file : files) {
+    auto reason = std::find(reasons.begin(), reasons.end(), file.why);
+    if (reason == reasons.end()) reason = reasons.insert(reason, file.why);
+    table.add({printable(file.name), human_bytes(file.size), kind_of(file),
+               std::to_string(reason - reasons.begin() + 1)});
+  }
+  table.print();
+  for (size_t i = 0; i < reasons.size(); ++i) fmt::print("{}: {}\n", i + 1, printable(reasons[i]));
+}
+
+void print_table(const std::vector<Leftover>& files) {
+  Table table({"FILE", "SIZE", "WHAT", "WHY"}, "lrll");
+  for (const Leftover& file : files) {
+    table.add(
+        {printable(file.name), human_bytes(file.size), printable(file.what), printable(file.why)});
+  }
+  table.print(true);
+}
+
 void print_text(const Cleaned& cleaned, const GcOptions& options) {
   const std::vector<Leftover>& files = cleaned.files;
   for (const UnpublishedSave& save : cleaned.saves) {
@@ -73,12 +104,11 @@ void print_text(const Cleaned& cleaned, const GcOptions& options) {
     fmt::print("no leftovers\n");
     return;
   }
-  Table table({"FILE", "SIZE", "WHAT", "WHY"}, "lrll");
-  for (const Leftover& file : files) {
-    table.add(
-        {printable(file.name), human_bytes(file.size), printable(file.what), printable(file.why)});
+  if (options.wide || terminal_width() == 0) {
+    print_table(files);
+  } else {
+    print_narrow(files);
   }
-  table.print(options.wide);
   fmt::print("\n{}, {}: {}\n", counted(files.size(), "leftover"), human_bytes(sum_of(files)),
              options.remove ? "removed" : "not removed; --delete removes them");
 }
