@@ -35,6 +35,7 @@ def views_of(whole: torch.Tensor) -> dict[str, torch.Tensor]:
         "empty": whole[:0],
         "strided": whole[::2].transpose(0, 2),
         "columns": whole[:, 1:3],
+        "one of a column": whole[0, 0:1, 0],  # contiguous, with a stride of 5
     }
     if whole.is_complex():
         views["conj"] = whole.conj()

@@ -173,7 +173,9 @@ class Lane:
             part = part[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
         host = torch.frombuffer(memory, dtype=torch.uint8)
         if part.is_contiguous() and not _is_lazy(part):
-            device = part.reshape(-1).view(torch.uint8)[begin : begin + host.numel()]
+            # Not reshape(-1): a contiguous tensor of one element may have any strides.
+            flat = part.as_strided((part.numel(),), (1,)).view(torch.uint8)
+            device = flat[begin : begin + host.numel()]
             self._move(*((host, device) if to_host else (device, host)))
             return
         size = part.element_size()

@@ -40,7 +40,9 @@ class _HashingPickler(pickle.Pickler):
             return NotImplemented
         if item.layout != torch.strided or item.is_quantized or item.is_meta:
             return NotImplemented
-        flat = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        packed = item.detach().cpu().contiguous()
+        # Not reshape(-1): a contiguous tensor of one element may have any strides.
+        flat = packed.as_strided((packed.numel(),), (1,)).view(torch.uint8)
         elements = pickle.PickleBuffer(flat.numpy().data)
         return (str, (str((item.dtype, tuple(item.shape))), elements))
 

@@ -200,7 +200,9 @@ def exchange_loaded_tensors_broadcast(
         moving = exchange.to_send(shard_id) if mine else exchange.to_receive(shard_id)
         if moving.numel():
             source = torch.distributed.get_global_rank(exchange.group, rank)
-            elements = moving.reshape(-1).view(torch.uint8)  # backends know few dtypes
+            # As bytes, because backends know few dtypes. Not reshape(-1): a contiguous tensor of one
+            # element may have any strides.
+            elements = moving.as_strided((moving.numel(),), (1,)).view(torch.uint8)
             torch.distributed.broadcast(elements, src=source, group=exchange.group)
         if not mine:
             exchange.keep(shard_id, moving)
