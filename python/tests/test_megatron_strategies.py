@@ -211,6 +211,9 @@ def test_what_a_strategy_alone_has_saved_is_no_whole_checkpoint(ckpt: str) -> No
         tilestone.open(ckpt)
     with pytest.raises(tilestone.NotFoundError):
         megatron.load(_tensor(0), ckpt)
+    megatron.save(_tensor(5), f"{ckpt}2")
+    with pytest.raises(tilestone.InvalidArgumentError, match="must be a strategy that loads"):
+        megatron.load(_tensor(0), f"{ckpt}2", torch_strategies.TorchDistLoadShardedStrategy)
     megatron.core.save_config(megatron.core.CheckpointingConfig("torch_dist", 1), ckpt)
     load = serialization.get_default_load_sharded_strategy(ckpt)
     assert load.load(_tensor(0), ckpt)["w"].tolist() == [5, 5]

@@ -188,7 +188,11 @@ def _load_options(
     """
     if strategies is None:
         given = (sharded_given, common_given)
-        callable_ones = [each for each in given if hasattr(each, "check_backend_compatibility")]
+        callable_ones = [
+            each
+            for each in given
+            if hasattr(each, "check_backend_compatibility") and not isinstance(each, type)
+        ]
         return {} if not callable_ones else _options_of_all(callable_ones)
     return _options_of_all(strategies)
 

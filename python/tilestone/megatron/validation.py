@@ -204,7 +204,8 @@ def _load_strategy(action: StrategyAction, given: Any) -> Any:
     """The strategy of an argument, which is a strategy that loads or (backend, version)."""
     if isinstance(given, tuple) and len(given) == 2:
         return get_default_strategy(action, *given)
-    if not all(hasattr(given, f"check_{what}_compatibility") for what in ("backend", "version")):
+    methods = [hasattr(given, f"check_{what}_compatibility") for what in ("backend", "version")]
+    if isinstance(given, type) or not all(methods):
         argument = action.value.removeprefix("load_") + "_strategy"
         wanted = f"{argument} must be a strategy that loads, (backend, version) or None"
         raise InvalidArgumentError(f"{wanted}, not {reprlib.repr(given)}")
