@@ -89,7 +89,7 @@ TEST(AsyncSave, WhileOneIsInFlightTheNextWaitsFailsOrIsSkippedAndLoadsSeeTheOldC
   gate.wait_until_one_waits();
   EXPECT_FALSE(first.durable().done());
   EXPECT_FALSE(first.durable().wait(Deadline::after(std::chrono::milliseconds(20))));
-  expect_error([&] { first.result(0.01); }, ErrorCode::kTimeout, "has not ended after 0.01");
+  expect_error([&] { first.result(0.01); }, ErrorCode::kTimeout, "has not ended after 0.01 s");
   expect_rows(gate.storage(), 1, 1);
   const Location other = memory_storage();
   expect_error(

@@ -1,5 +1,7 @@
 #include "tilestone/engine/run/options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -102,7 +104,7 @@ void Pending::get(Deadline deadline, double timeout) const {
   State& state = own(state_);
   if (!state.wait(std::move(deadline))) {
     throw Error(ErrorCode::kTimeout,
-                state.what() + " has not ended after " + std::to_string(timeout) + " s")
+                fmt::format("{} has not ended after {:g} s", state.what(), timeout))
         .with_hint("it goes on; ask again later");
   }
   const std::exception_ptr failure = state.failure(true);
