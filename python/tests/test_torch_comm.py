@@ -221,8 +221,9 @@ def test_refused_call_reaches_every_rank(worlds: ranks.Worlds) -> None:
 
 def exchange_that_rank_1_refuses_before_rank_0_comes(rank: int, world: int) -> str:
     comm = TorchCommunicator()
-    if rank == 0:
-        time.sleep(0.5)
+    if rank == 0:  # comes when the others have
+        operation = comm.last_operation() + 1
+        comm._shared.store.wait([f"{operation}/{other}" for other in range(1, world)])
     with pytest.raises((ValueError, ConnectionError)) as caught:
         comm.all_to_all([b"a"] * (world + (rank == 1)), PLENTY)
     random_operations(comm, 10, 5)

@@ -192,7 +192,8 @@ for _kind in (CheckpointError, *_CLASSES.values()):
 def _as_in_python(text: str) -> str:
     """Rewrites options in the engine's hints, `overwrite = true`, as Python keyword arguments."""
     text = re.sub(r"\bdifferences\.([a-z_]+) = kReport\b", r'differences=Differences(\1="report")', text)
-    return re.sub(r"\b([a-z_]+) = true\b", r"\1=True", text)
+    text = re.sub(r"\b([a-z_]+) = true\b", r"\1=True", text)
+    return re.sub(r"\b([a-z_]+) = false\b", r"\1=False", text)
 
 
 def make_error(

@@ -594,7 +594,10 @@ def _instead(name: str, kind: type[Options]) -> str:
         for option, declared in types.items():
             if value.__name__ in declared and name in value.__dataclass_fields__:
                 return f"{name} is a field: {option}=tilestone.{value.__name__}({name}=...)"
-    return "async_save has it" if name in AsyncSaveOptions.__dataclass_fields__ else ""
+    verbs = {"save": SaveOptions, "async_save": AsyncSaveOptions}
+    return next(
+        (f"{verb} has it" for verb, has in verbs.items() if name in has.__dataclass_fields__), ""
+    )
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

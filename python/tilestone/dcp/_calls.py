@@ -138,8 +138,12 @@ _HINTS = (
 )
 
 
-def as_torchs(error: Exception) -> Exception:
-    """The exception that torch raises in this case; any other one unchanged."""
+def as_torchs(error: Exception, step: str) -> Exception:
+    """The exception that torch raises in this case; any other one unchanged.
+
+    Args:
+        step: "read" or "write".
+    """
     if not isinstance(error, CheckpointError):
         return error
     text = str(error)
@@ -151,7 +155,7 @@ def as_torchs(error: Exception) -> Exception:
             made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
         else:
             made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
-    elif error.code == "mismatch" and error.key and "shape" in error.message:
+    elif step == "read" and error.code == "mismatch" and error.key and "shape" in error.message:
         text = text.removesuffix(f"; {error.hint}")  # which is about options of tilestone.load
         made = ValueError(f"Size mismatch between saved and current tensor: {text}")
     elif error.code == "already_exists" and " exists at " in error.message:  # no other save's lock
@@ -171,7 +175,7 @@ def failing_as_torch(step: str, rank: int) -> Iterator[None]:
             # An error without a rank is what the coordinator has found, unless the ranks were cut off.
             is_own = error.rank < 0 and error.code in ("timeout", "rank_failed", "interrupted")
             rank = rank if is_own else max(error.rank, 0)
-        made = as_torchs(error)
+        made = as_torchs(error, step)
         trace = traceback.extract_tb(error.__traceback__)
         failures: dict[int, tuple[BaseException, traceback.StackSummary]] = {rank: (made, trace)}
         raise CheckpointException(step, failures) from error

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from tilestone import _opaque
 from tilestone._checkpoint import Checkpoint
 from tilestone._checkpoint import open as open_checkpoint
-from tilestone.dcp._calls import torch_load
+from tilestone.dcp._calls import INDEX, StoredMetadata, torch_load
 
 
 def _is_descended(items: list[Any]) -> bool:
@@ -39,7 +38,10 @@ class Filler:
 
     def __init__(self, path: str | os.PathLike[str], own_rank: int | None = None) -> None:
         self._path = path
-        self._own_rank = own_rank
+        self._own: StoredMetadata | None = None  # None also if the checkpoint is of fewer ranks
+        name = f"__{own_rank}{INDEX}"
+        if own_rank is not None and os.path.exists(os.path.join(path, name)):
+            self._own = StoredMetadata(path, name=name)
         self._opened: Checkpoint | None = None
 
     def fill(self, state: Any, loaded: Any, above: tuple[Any, ...] = ()) -> None:
@@ -66,20 +68,16 @@ class Filler:
 
     def _bytes_of(self, key: str) -> bytes | None:
         """A stored object's bytes; None: there is none of this key."""
-        if self._own_rank is not None:
-            data = self._own_bytes_of(key, self._own_rank)
+        if self._own is not None:
+            data = self._own_bytes_of(key, self._own)
             if data is not None:
                 return data
         if self._opened is None:
             self._opened = open_checkpoint(self._path)
         return self._opened.object_bytes(key) if key in self._opened else None
 
-    def _own_bytes_of(self, key: str, rank: int) -> bytes | None:
-        try:
-            metadata = FileSystemReader(self._path).read_metadata(rank=rank)
-        except FileNotFoundError:  # the checkpoint is of fewer ranks
-            return None
-        info = metadata.storage_data.get(MetadataIndex(key))
+    def _own_bytes_of(self, key: str, own: StoredMetadata) -> bytes | None:
+        info = own.storage_data.get(MetadataIndex(key))
         if info is None:
             return None
         with open(os.path.join(self._path, info.relative_path), "rb") as file:

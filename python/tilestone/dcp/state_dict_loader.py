@@ -9,13 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader as _torchs
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.checkpoint.utils import _api_bc_check, _DistWrapper
 from typing_extensions import deprecated
 
-from tilestone import _api
+from tilestone import _api, _core
+from tilestone._calls import communicator
+from tilestone._errors import CheckpointError
 from tilestone._option_values import Differences
 from tilestone.dcp import _calls
 from tilestone.dcp._fill import Filler
@@ -25,7 +28,7 @@ __all__ = ["load", "load_state_dict"]
 
 StateDict = dict[str, Any]
 
-_RANKS_METADATA = re.compile(r"__\d+\.metadata")
+_RANKS_METADATA = re.compile(r"__(\d+)\.metadata")
 
 
 def _is_default(planner: LoadPlanner | None) -> bool:
@@ -52,11 +55,25 @@ def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
     return type(reader) is FileSystemReader and is_plain(reader) and _is_default(planner)
 
 
-def _is_rank_local(path: str) -> bool:
-    """Whether a save with use_collectives=False made the checkpoint: each rank has its own part."""
+def _ranks_with_a_part(path: str) -> list[int]:
+    """The ranks of a save with use_collectives=False; [] if no such save made the checkpoint."""
     if os.path.exists(os.path.join(path, _calls.INDEX)) or not os.path.isdir(path):
-        return False
-    return any(_RANKS_METADATA.fullmatch(name) for name in os.listdir(path))
+        return []
+    found = (_RANKS_METADATA.fullmatch(name) for name in os.listdir(path))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _is_rank_local(path: str, group: Any) -> bool:
+    """Whether any rank sees parts of single ranks. All ranks get the same answer."""
+
+    def say(_: int, before: bytes) -> bytes:
+        return bytes([len(_ranks_with_a_part(path)) > 0])
+
+    def decide(_: int, seen: list[bytes]) -> tuple[bytes, bool]:
+        return max(seen), True
+
+    work = "choosing how to load"
+    return _core.agree(work, communicator(group), say, decide, _core.DEFAULT_TIMEOUT) == b"\1"
 
 
 def _load(
@@ -67,34 +84,56 @@ def _load(
     alone: bool,
 ) -> None:
     path, rank = os.path.abspath(reader.path), _calls.rank_of(process_group, alone)
+    group = _calls.group_of(process_group, alone)
     name = _calls.INDEX
-    if _is_rank_local(path):
-        # As with torch, what differs between the ranks comes from this rank's own part.
-        name = f"__{rank}{_calls.INDEX}"
-        met = _DistWrapper(process_group, not alone, 0)
-        met.all_gather("read", lambda: _fill_alone(state, path, planner, rank))
-    else:
-        with _calls.failing_as_torch("read", rank):
-            _fill(state, path, planner, group=_calls.group_of(process_group, alone))
+    with _calls.failing_as_torch("read", rank):
+        rank_local = _is_rank_local(path, group)
+        if not rank_local:
+            _fill(state, path, planner, rank, group=group)
+    if rank_local:
+        _fill_alone(state, path, planner, rank, _DistWrapper(process_group, not alone, 0))
+        parts = _ranks_with_a_part(path)
+        name = f"__{rank if rank in parts else parts[0]}{_calls.INDEX}"
     if isinstance(planner, DefaultLoadPlanner):
         planner.metadata = _calls.StoredMetadata(path, name=name)
 
 
-def _fill_alone(state: StateDict, path: str, planner: LoadPlanner | None, rank: int) -> None:
+def _fill_alone(
+    state: StateDict, path: str, planner: LoadPlanner | None, rank: int, ranks: _DistWrapper
+) -> None:
+    """As with torch, what differs between the ranks comes from each rank's own part."""
+    interrupts: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            _fill(state, path, planner, rank, own_rank=rank)
+        except Exception as error:
+            made = _calls.as_torchs(error, "read")
+            raise made from (error if made is not error else None)
+        except BaseException as interrupt:
+            interrupts.append(interrupt)
+            raise
+
     try:
-        _fill(state, path, planner, own_rank=rank)
-    except Exception as error:
-        raise _calls.as_torchs(error) from None
+        ranks.all_gather("read", fill)
+    except CheckpointException:
+        if interrupts:
+            raise interrupts[0] from None
+        raise
 
 
-def _fill(state: StateDict, path: str, planner: LoadPlanner | None, **who: Any) -> None:
+def _fill(state: StateDict, path: str, planner: LoadPlanner | None, rank: int, **who: Any) -> None:
     """Loads into the state. `who`: the arguments of tilestone.load that say who takes part."""
     partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
     template: Any = _calls.State(state)
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
     loaded = _api.load(template, path, cast=True, differences=differences, **who)
-    with contextlib.closing(Filler(path, who.get("own_rank"))) as filler:
-        filler.fill(state, loaded)
+    try:
+        with contextlib.closing(Filler(path, who.get("own_rank"))) as filler:
+            filler.fill(state, loaded)
+    except CheckpointError as error:
+        error.add_rank(rank)  # this is not collective
+        raise
 
 
 @deprecated(
