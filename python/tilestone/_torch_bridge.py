@@ -127,7 +127,10 @@ def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.Tenso
         InvalidArgumentError: the tensor's memory does not hold its elements (sparse, nested, a
             wrapper of other tensors), or the tensor can't be filled.
     """
-    found = _core.TensorView.of_torch(tensor, for_load, tensor if owner is None else owner)
+    try:
+        found = _core.TensorView.of_torch(tensor, for_load, tensor if owner is None else owner)
+    except RuntimeError:  # torch's, of some wrappers of other tensors: they have no memory
+        found = None
     if found is not None:
         return found
     if type(tensor).__name__ == "AsyncCollectiveTensor":
