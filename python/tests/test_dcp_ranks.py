@@ -252,6 +252,11 @@ def other_ways(rank: int, world: int, folder: str) -> None:
         raise AssertionError("it did not fail")
     except dcp.CheckpointException as error:  # on every rank
         assert list(error.failures) == [1] and "own.no" in str(error.failures[1][0])
+    try:  # a rank that does not see the others' directory
+        dcp.load({"own": {"n": 0}}, checkpoint_id=f"{folder}/{('own', 'none')[rank]}")
+        raise AssertionError("it did not fail")
+    except dcp.CheckpointException as error:
+        assert list(error.failures) == [1] and "none" in str(error.failures[1][0])
     try:
         dcp.save({"n": 1}, checkpoint_id=f"{folder}/cached", use_collectives=False)
         raise AssertionError("it did not fail")

@@ -199,10 +199,6 @@ class Conversion {
       save(state, target, save_options());
       return;
     }
-    if (files_.empty()) {
-      throw Error(ErrorCode::kInvalidArgument, "no tensor is selected, so the file would be empty")
-          .with_hint("`tilestone ls` lists the keys");
-    }
     make_one_file(target, [&](const std::shared_ptr<Storage>& directory, const std::string&) {
       const std::string folder = "folder";
       save(state, Location(directory->child(folder)), save_options());
@@ -399,6 +395,10 @@ class Conversion {
           .with_hint("name a directory, which does not end with .safetensors");
     }
     check_for_safetensors();
+    if (one_file_ && chosen_.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "no tensor is selected, so the file would be empty")
+          .with_hint("`tilestone ls` lists the keys");
+    }
     std::vector<SafetensorsTensor> tensors;
     for (const Chosen& chosen : chosen_) {
       const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));

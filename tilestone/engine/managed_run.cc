@@ -190,6 +190,7 @@ void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
 void ManagedRun::failed() {
   state_->is_last_saved = false;
   state_->begun = nullptr;
+  state_->before = nullptr;
 }
 
 void ManagedRun::prune_after(uint64_t step) {

@@ -10,7 +10,8 @@ void make_one_file(const Location& location, const WriteFile& write) {
   Storage& storage = location.storage();
   const auto entry = storage.parent();  // there is none above a checkpoint that is one file
   if (entry ? entry->storage->stat(entry->name).has_value() : !storage.list().empty()) {
-    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe());
+    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
+        .with_hint("convert to another name, or remove it first");
   }
   if (!entry) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());

@@ -115,7 +115,11 @@ Inventory inventory_of(const Location& location) {
   }
   Inventory inventory = inventory_of(opened.metadata, files);
   if (opened.dialect->common_object().empty()) return inventory;
-  if (const auto common = Checkpoint::open(location).common()) add_common(inventory, *common);
+  try {
+    if (const auto common = Checkpoint::open(location).common()) add_common(inventory, *common);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("the common state is not compared: ") + error.what());
+  }
   return inventory;
 }
 

@@ -218,7 +218,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // writes and syncs temp_name; if it fails, nothing is published, and the temporary file is
   // removed if possible. The second renames it and syncs the directory; if it fails, the temporary
   // file stays unless it has its new name. A storage that can publish directly does nothing in the
-  // first.
+  // first; a save there that dies before its switch is published looks like a lost checkpoint.
   virtual void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline);
   virtual void publish_prepared(const std::string& name, const std::string& temp_name,
                                 ByteView bytes, bool replace, Deadline deadline);

@@ -140,7 +140,8 @@ bool in_tilestone_directory(const std::string& name) {
 }
 
 // "metadata" for ".metadata", "zarray" for "a/b/.zarray". Different files may share a result, since
-// only one temporary file exists at a time.
+// only one temporary file of them exists at a time. None is called like the manifest's or
+// kReplacedName's, which exist beside the switch's.
 std::string base_name(const std::string& name) {
   const std::string last = name.substr(name.rfind('/') + 1);
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
@@ -450,7 +451,9 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   given.save.writer = writer_name();
   given.save.inventory = given.step != nullptr;
   Descriptions made = describe_save(std::move(given.save), *format_, *dialect_);
-  if (given.step != nullptr) compare_with_before(*given.step, std::move(made.inventory));
+  if (given.step != nullptr) compare_with_before(*given.step, made.inventory);
+  step_ = std::move(given.step);
+  inventory_ = std::move(made.inventory);
   index_ = std::move(made.index);
   new_files_.merge(made.files);
   if (!staging_) {
@@ -484,9 +487,13 @@ void Transaction::mark_replaced(Deadline deadline) {
 }
 
 void Transaction::commit(Deadline deadline) {
-  if (staging_) return staging_->publish();
-  publish_switch(deadline);
-  publish(IndexRole::kAfter, deadline);
+  if (staging_) {
+    staging_->publish();
+  } else {
+    publish_switch(deadline);
+  }
+  if (step_ != nullptr) step_->now = std::move(inventory_);
+  if (!staging_) publish(IndexRole::kAfter, deadline);
 }
 
 std::string Transaction::temporary_of(const IndexFile& file) const {
@@ -580,8 +587,12 @@ void Transaction::abandon(bool alone) {
   // These files describe a checkpoint that has no switch and whose data files will be removed.
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
-  if (new_files_.contains(manifest)) remove_files(*storage_, std::vector{manifest});
-  if (!index_.empty()) remove_files(*storage_, std::vector{temporary_of(switch_file(index_))});
+  // The temporary file shows of a manifest that its save was not published.
+  const bool has_none =
+      !new_files_.contains(manifest) || remove_files(*storage_, std::vector{manifest});
+  if (has_none && !index_.empty()) {
+    remove_files(*storage_, std::vector{temporary_of(switch_file(index_))});
+  }
   // Before its note is left, no rank has written.
   if (has_note_ && (!alone || !remove_note())) return;
   if (makes_own_) remove_lock_directory(*location_, lock_);

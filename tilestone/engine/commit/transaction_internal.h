@@ -103,6 +103,8 @@ class Transaction {
   std::set<std::string> noted_;           // of the saves that wrote these files, and this one
   std::set<std::string> new_files_;
   Index index_;
+  std::shared_ptr<RunStep> step_;       // ToPublish::step
+  Inventory inventory_;                 // for it, of this save
   std::vector<std::string> published_;  // files of the index that this save has published
   bool has_note_ = false;               // the note that this save has begun was left
   MadeDirectories made_;                // the location's and those above it

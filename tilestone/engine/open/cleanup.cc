@@ -64,7 +64,8 @@ std::string switch_of(const Manifest& manifest) {
   return "index";
 }
 
-// Whether the save was ended while it published its switch, which is a temporary file until then.
+// Whether the save was ended before it had published its switch, which is a temporary file until
+// then.
 bool has_temporary_switch(std::span<const std::string> names, const Manifest& manifest) {
   const std::string name = switch_of(manifest);
   const std::string base = name.substr(std::min(name.find_first_not_of('.'), name.size()));

@@ -57,8 +57,9 @@ std::vector<std::string> keys_missing(const Inventory& before, const Inventory& 
   for (const auto& [key, tensor] : before.tensors) {
     if (!has(key)) missing.push_back(key);
   }
+  // What was None or an empty list may be a container now.
   for (const std::string& key : before.objects) {
-    if (!has(key)) missing.push_back(key);
+    if (!has(key) && !now.empty_dicts.contains(key) && !has_below(now, key)) missing.push_back(key);
   }
   for (const std::string& key : before.empty_dicts) {
     if (!has(key) && !now.empty_dicts.contains(key) && !has_below(now, key)) missing.push_back(key);
@@ -176,17 +177,17 @@ std::vector<std::string> losses(const Inventory& before, const Inventory& now) {
   return found;
 }
 
-void compare_with_before(RunStep& step, Inventory now) {
-  const std::vector<std::string> lost =
-      step.before != nullptr ? losses(*step.before, now) : std::vector<std::string>();
+void compare_with_before(const RunStep& step, const Inventory& now) {
+  if (step.before == nullptr) return;
+  const std::vector<std::string> lost = losses(*step.before, now);
+  if (lost.empty()) return;
   const std::string text = fmt::format("{} lacks something that {} has: {}", step.name,
                                        step.before_name, fmt::join(lost, "; "));
-  if (!lost.empty() && step.strict) {
+  if (step.strict) {
     throw Error(ErrorCode::kMismatch, text)
         .with_hint("if this is intended, save once with a manager that is not strict");
   }
-  step.now = std::move(now);
-  if (!lost.empty()) log(LogLevel::kWarning, text);
+  log(LogLevel::kWarning, text);
 }
 
 }  // namespace tilestone

@@ -42,7 +42,7 @@ void add_common(Inventory& inventory, const Value& common);
 
 // What `before` holds and `now` lacks, as sentences without a full stop that name keys and ranks;
 // at most a few keys of each kind are named. Empty if nothing is lost. A loss is:
-// - a key that is missing, also one of an empty dict, which may have got keys meanwhile;
+// - a key that is missing, also one of an empty dict; each may have become a container meanwhile;
 // - a tensor with fewer bytes, because its shape or its dtype changed;
 // - a tensor that every rank had written a part of, and that now one rank alone has written, if as
 //   many ranks save as before: ranks may have put values of their own under one key.
@@ -59,10 +59,10 @@ struct RunStep {
   // The folder of another name that holds a durable checkpoint of this step; "": none. Without
   // SaveOptions::overwrite the save is then refused.
   std::string exists_as = {};
-  Inventory now = {};  // receives what the save holds, once all ranks have written
+  Inventory now = {};  // receives what the save holds, once the checkpoint exists
 };
 
-// Compares the step with the one before. Throws, or logs a warning and fills RunStep::now.
-void compare_with_before(RunStep& step, Inventory now);
+// Compares what the step holds with the step before. Throws, or logs a warning.
+void compare_with_before(const RunStep& step, const Inventory& now);
 
 }  // namespace tilestone
