@@ -421,6 +421,15 @@ TEST(Save, KeysThatBeginWithTheSeparationHintHaveFilesOfTheirOwn) {
     }
     EXPECT_EQ(elements(checkpoint.read("a3")), elements(counting(DType::kFloat32, {1000}, 3)));
   }
+  // Also if the metadata of the checkpoint that is replaced can't be read.
+  {
+    location.storage().remove(".metadata");
+    const auto damaged = location.storage().create(".metadata");
+    damaged->append(to_bytes("damaged"));
+    damaged->close();
+  }
+  save(state, location, options);
+  EXPECT_EQ(names_with(location.storage(), ".distcp").size(), 4 + copies.size());
   for (const auto& hint : {"a/b", ".a", "a\n"}) {
     options.separation_hint = hint;
     expect_error([&] { save(state, location, options); }, ErrorCode::kInvalidArgument,

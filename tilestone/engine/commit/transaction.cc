@@ -148,22 +148,10 @@ std::string base_name(const std::string& name) {
 }
 
 bool holds_data(Storage& storage, const std::string& save_id) {
-  for (const std::string& name : storage.list()) {
+  return std::ranges::any_of(storage.list(), [&](const std::string& name) {
     const auto own = parse_tilestone_name(name);
-    if (own && own->kind == kDataKind && own->save_id == save_id) return true;
-  }
-  return false;
-}
-
-// The saves that have a manifest here, or an attempt.
-std::set<std::string> recorded_saves(const std::vector<std::string>& names) {
-  std::set<std::string> saves;
-  for (const std::string& name : names) {
-    const auto own = parse_tilestone_name(name);
-    if (!own) continue;
-    if (own->kind == kManifestKind || own->kind == kAttemptKind) saves.insert(own->save_id);
-  }
-  return saves;
+    return own && own->kind == kDataKind && own->save_id == save_id;
+  });
 }
 
 bool has_fixed_names(const Format& format, const Dialect& dialect) {
@@ -406,7 +394,7 @@ void Transaction::inspect_existing() {
             "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
             error.what());
     // Its save is one of these. None of the attempts is open (refuse_existing).
-    noted_.merge(recorded_saves(names));
+    noted_.merge(recorded_saves(*storage_, names));
     return;
   }
   old_files_ = std::move(old.files);
@@ -588,11 +576,9 @@ void Transaction::abandon(bool alone) {
   remove_files(*storage_, published_);
   const std::string manifest = manifest_name(save_id_);
   // The temporary file shows of a manifest that its save was not published.
-  const bool has_none =
-      !new_files_.contains(manifest) || remove_files(*storage_, std::vector{manifest});
-  if (has_none && !index_.empty()) {
-    remove_files(*storage_, std::vector{temporary_of(switch_file(index_))});
-  }
+  const auto remove = [&](const std::string& file) { return remove_files(*storage_, {&file, 1}); };
+  const bool has_none = !new_files_.contains(manifest) || remove(manifest);
+  if (has_none && !index_.empty()) remove(temporary_of(switch_file(index_)));
   // Before its note is left, no rank has written.
   if (has_note_ && (!alone || !remove_note())) return;
   if (makes_own_) remove_lock_directory(*location_, lock_);

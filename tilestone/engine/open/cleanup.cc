@@ -158,6 +158,20 @@ std::set<std::string> Notes::ended(const std::string& existing) const {
 
 namespace {
 
+// The data files that a manifest names; none if it can't be read.
+std::vector<std::string> data_files_of(Storage& storage, const std::string& manifest) {
+  std::vector<std::string> files;
+  try {
+    const Manifest decoded = Manifest::decode(read_file(storage, manifest, UINT64_MAX), manifest);
+    for (const Receipt& receipt : decoded.receipts) {
+      for (const ReceiptFile& file : receipt.files) files.push_back(file.name);
+    }
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
+  }
+  return files;
+}
+
 // A damaged outcome, which is logged, counts as none: the save's files stay.
 std::optional<Outcome> outcome_if_intact(Storage& storage, const std::string& save_id) {
   try {
@@ -200,6 +214,20 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     if (outcome == Outcome::kAbandoned) notes.abandoned.insert(save_id);
   }
   return notes;
+}
+
+std::set<std::string> recorded_saves(Storage& storage, std::span<const std::string> names) {
+  std::set<std::string> saves;
+  for (const std::string& name : names) {
+    const auto own = parse_in_tilestone_directory(name);
+    if (!own || (own->kind != kManifestKind && own->kind != kAttemptKind)) continue;
+    saves.insert(own->save_id);
+    if (own->kind != kManifestKind) continue;
+    for (const std::string& file : data_files_of(storage, name)) {
+      if (const auto data = parse_tilestone_name(file)) saves.insert(data->noted);
+    }
+  }
+  return saves;
 }
 
 std::string temporary_name(std::string_view save_id, std::string_view what) {

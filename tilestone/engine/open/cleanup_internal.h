@@ -87,6 +87,10 @@ struct Notes {
 // save.
 Notes read_notes(Storage& storage, std::span<const std::string> names);
 
+// The saves that have a manifest here, or an attempt. Further elements are TilestoneName::noted of
+// the data files in the manifests that can be read.
+std::set<std::string> recorded_saves(Storage& storage, std::span<const std::string> names);
+
 // Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
 bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended);
 // Those of `names` that are leftovers and not among `referenced`.
