@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilestone import _core
 from tilestone._calls import LoadCall, SaveCall
-from tilestone._option_values import ByFiles, LoadOptions, SaveOptions, keywords
+from tilestone._option_calls import keywords
+from tilestone._option_values import ByFiles, LoadOptions, SaveOptions
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from tilestone import _forked
 from tilestone._async_save import AsyncSave, end_saves, run_async_save
 from tilestone._calls import files_of, group_of
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import AsyncSaveOptions, ByFiles, keywords
+from tilestone._option_calls import keywords
+from tilestone._option_values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
 from tilestone._session import Session
 

@@ -12,7 +12,8 @@ from typing import Any
 from tilestone import _core, _options
 from tilestone._calls import SaveCall
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import AsyncSaveOptions, checked
+from tilestone._option_calls import checked
+from tilestone._option_values import AsyncSaveOptions
 
 #: How long the interpreter's end waits for saves in flight, in seconds. A save that has not ended
 #: by then is abandoned.

@@ -14,7 +14,8 @@ from tilestone import _core, _forked, _options
 from tilestone._bridge import Bridge
 from tilestone._errors import InvalidArgumentError
 from tilestone._load_report import LoadReport
-from tilestone._option_values import ByFiles, LoadOptions, LocalCopies, SaveOptions, checked
+from tilestone._option_calls import checked
+from tilestone._option_values import ByFiles, LoadOptions, LocalCopies, SaveOptions
 from tilestone._progress import reporting
 from tilestone._protocols import CommunicatorLike
 

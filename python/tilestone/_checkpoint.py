@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _bridge, _converters, _core, _options
 from tilestone._boxes import BoxLike, to_box
 from tilestone._errors import CheckpointError, InvalidArgumentError, NotFoundError
-from tilestone._option_values import (
-    OpenOptions,
-    Reading,
-    Resources,
-    checked,
-    checked_framework,
-    keywords,
-)
+from tilestone._option_calls import checked, keywords
+from tilestone._option_values import OpenOptions, Reading, Resources, checked_framework
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._protocols import SupportsDlpack
 from tilestone._stored_tensor import StoredTensor

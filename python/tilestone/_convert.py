@@ -8,7 +8,8 @@ from typing import Any
 
 from tilestone import _core, _options
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import OpenOptions, Reading, Resources, checked
+from tilestone._option_calls import checked
+from tilestone._option_values import OpenOptions, Reading, Resources
 from tilestone._progress import ProgressCallback, reporting
 from tilestone._rename import Rename, renaming
 

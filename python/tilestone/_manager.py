@@ -23,7 +23,8 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
-from tilestone._option_values import AsyncSaveOptions, Keep, SaveOptions, checked
+from tilestone._option_calls import checked
+from tilestone._option_values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._preemption import WORK, Preemption
 from tilestone._protocols import CommunicatorLike
 from tilestone._session import Session

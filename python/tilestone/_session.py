@@ -13,7 +13,8 @@ from tilestone._api import load, run_save
 from tilestone._async_save import AsyncSave, run_async_save
 from tilestone._calls import SaveCall, communicator, files_of
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import AsyncSaveOptions, ByFiles, checked
+from tilestone._option_calls import checked
+from tilestone._option_values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
 from tilestone._steps import BegunSave, run_begin_save
 

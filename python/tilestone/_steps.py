@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilestone import _core
 from tilestone._calls import SaveCall
-from tilestone._option_values import ByFiles, SaveOptions, keywords
+from tilestone._option_calls import keywords
+from tilestone._option_values import ByFiles, SaveOptions
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:

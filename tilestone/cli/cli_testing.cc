@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <system_error>
+
 #include "tilestone/cli/run.h"
 
 namespace tilestone::cli {
@@ -16,6 +18,18 @@ Ran tilestone_command(const std::vector<std::string>& words) {
   ran.out = testing::internal::GetCapturedStdout();
   ran.err = testing::internal::GetCapturedStderr();
   return ran;
+}
+
+FolderTest::FolderTest()
+    : folder_(std::filesystem::path(testing::TempDir()) /
+              testing::UnitTest::GetInstance()->current_test_info()->name()) {
+  std::filesystem::remove_all(folder_);
+  std::filesystem::create_directories(folder_);
+}
+
+FolderTest::~FolderTest() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
 }
 
 }  // namespace tilestone::cli

@@ -24,20 +24,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-class Convert : public testing::Test {
+class Convert : public FolderTest {
  protected:
   // A training state from two ranks: model.layers.{0,2,10}.weight [4, 6] float32 by rows,
   // model.head bfloat16, optimizer.step, and the object "epoch".
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    save_to("ckpt", 0);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  void SetUp() override { save_to("ckpt", 0); }
 
   void save_to(const std::string& name, float changed) const {
     run_ranks(2, [&](Communicator comm) {
@@ -71,8 +62,6 @@ class Convert : public testing::Test {
   static std::vector<std::string> keys_of(const std::string& path) {
     return Checkpoint::open(path).keys();
   }
-
-  fs::path folder_;
 };
 
 TEST_F(Convert, OnlyTheModelBecomesAFolderOfSafetensors) {

@@ -24,18 +24,8 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-class OddKeys : public testing::Test {
+class OddKeys : public FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string at(const std::string& name) const { return (folder_ / name).string(); }
-
   // Each key has one float32 of this value.
   void save_to(const std::string& name, const std::vector<std::string>& keys,
                float value = 1) const {
@@ -44,8 +34,6 @@ class OddKeys : public testing::Test {
     for (const std::string& key : keys) state[key] = TensorView::of(memory, {1});
     save(state, at(name));
   }
-
-  fs::path folder_;
 };
 
 TEST_F(OddKeys, DuAndTheTreeCountTheEmptyKeyAndKeepSlashes) {

@@ -21,15 +21,11 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Cli : public testing::Test {
+class Cli : public FolderTest {
  protected:
   // "w": [4, 6] float32 0 ... 23 from two ranks by rows; "step": 7.
   void SetUp() override {
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::filesystem::remove_all(folder_);
     path_ = (folder_ / "checkpoint").string();
-    std::filesystem::create_directories(folder_);
     run_ranks(2, [&](Communicator comm) {
       std::vector<float> mine(12);
       for (size_t i = 0; i < mine.size(); ++i) {
@@ -43,7 +39,6 @@ class Cli : public testing::Test {
       save(state, path_, {.comm = comm});
     });
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::string data_file() const {
     for (const auto& entry : std::filesystem::directory_iterator(path_)) {
@@ -52,7 +47,6 @@ class Cli : public testing::Test {
     return "";
   }
 
-  std::filesystem::path folder_;
   std::string path_;
 };
 

@@ -19,12 +19,9 @@ using testing::HasSubstr;
 using testing::Not;
 
 // Step 10 is durable, the save of step 20 was killed, and the data file of step 30 is cut.
-class RunOnTheCommandLine : public testing::Test {
+class RunOnTheCommandLine : public FolderTest {
  protected:
   void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) /
-              testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
     run_ = (folder_ / "run").string();
     std::vector<float> weights(12);
     StateDict state;
@@ -44,10 +41,8 @@ class RunOnTheCommandLine : public testing::Test {
       if (file.path().extension() == ".distcp") fs::resize_file(file.path(), 20);
     }
   }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string step(const std::string& number) const { return run_ + "/step-000000" + number; }
 
-  fs::path folder_;
   std::string run_;
 };
 

@@ -17,14 +17,9 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 // A checkpoint of one tensor "w" in one data file.
-class Unsafe : public testing::Test {
+class Unsafe : public FolderTest {
  protected:
   void SetUp() override {
-    folder_ =
-        fs::path(testing::TempDir()) /
-        (std::string("unsafe_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
     StateDict state;
     state["w"] = TensorView::allocate(DType::kFloat32, {4});
     save(state, checkpoint());
@@ -32,7 +27,6 @@ class Unsafe : public testing::Test {
       if (entry.path().extension() == ".distcp") data_ = entry.path();
     }
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   std::string checkpoint() const { return (folder_ / "checkpoint").string(); }
   fs::path metadata() const { return folder_ / "checkpoint" / ".metadata"; }
@@ -78,7 +72,7 @@ class Unsafe : public testing::Test {
       {"verify"}, {"verify", "--json"}, {"cat", "w"}};
 
  private:
-  fs::path folder_, data_;
+  fs::path data_;
 };
 
 TEST_F(Unsafe, AnAbsoluteName) {

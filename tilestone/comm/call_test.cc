@@ -6,18 +6,13 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/call_port.h"
+#include "tilestone/comm/call_testing.h"
 #include "tilestone/comm/comm_testing.h"
-#include "tilestone/comm/relay_testing.h"
 #include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::call_test {
@@ -25,8 +20,6 @@ namespace tilestone::call_test {
 using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
-
-Deadline plenty() { return Deadline::after(std::chrono::seconds(60)); }
 
 // The error of each rank's body. The test fails if a rank has none.
 std::vector<Error> errors_of(int ranks, const std::function<void(const Communicator&)>& body) {
@@ -56,40 +49,6 @@ std::string failure_of(const std::function<void()>& work) {
   }
   return "";
 }
-
-// A communicator whose notices go through post() and newest(). Everything else goes straight
-// through.
-class RelayedCalls : public RelayComm, protected CallPort {
- public:
-  using RelayComm::RelayComm;
-  CallPort* call_port() override { return this; }
-
- protected:
-  void post(std::vector<Notice> notices, Deadline deadline) override {
-    comm_.call_port()->post(std::move(notices), deadline);
-  }
-  std::vector<Notice> newest(Deadline deadline, Deadline limit) override {
-    return comm_.call_port()->newest(deadline, limit);
-  }
-  uint64_t last_operation() const override { return comm_.call_port()->last_operation(); }
-  void enter(uint64_t call) override { comm_.call_port()->enter(call); }
-  void abort(const Error& why) override { comm_.call_port()->abort(why); }
-  void leave() override { comm_.call_port()->leave(); }
-  CallMemory& memory() override { return comm_.call_port()->memory(); }
-};
-
-// Something that threads wait for.
-class Event {
- public:
-  void set() {
-    is_set_ = true;
-    is_set_.notify_all();
-  }
-  void wait() const { is_set_.wait(false); }
-
- private:
-  std::atomic<bool> is_set_ = false;
-};
 
 // Sets an event once the rank has posted its hello.
 class Announces final : public RelayedCalls {
@@ -249,47 +208,6 @@ class ThrowsBeforeItsAnswer final : public RelayedCalls {
 
   const Event& begun_;
   bool has_thrown_ = false;
-};
-
-// Delivers each notice after a delay. A later notice never overtakes an earlier one.
-class SlowLink final : public RelayedCalls {
- public:
-  // next_delay() is asked for each notice. If `opens` is given, none is delivered before that.
-  SlowLink(Communicator comm, std::function<milliseconds()> next_delay,
-           const Event* opens = nullptr)
-      : RelayedCalls(std::move(comm)), next_delay_(std::move(next_delay)), opens_(opens) {}
-
- private:
-  using Time = std::chrono::steady_clock::time_point;
-
-  void post(std::vector<Notice> notices, Deadline) override {
-    const std::lock_guard lock(mutex_);
-    last_ = std::max(last_, std::chrono::steady_clock::now() + next_delay_());
-    queue_.emplace_back(last_, std::move(notices));
-    posted_.notify_one();
-  }
-
-  void deliver(const std::stop_token& stop) {
-    if (opens_ != nullptr) opens_->wait();
-    std::unique_lock lock(mutex_);
-    while (posted_.wait(lock, stop, [this] { return !queue_.empty(); })) {
-      const Time due = queue_.front().first;
-      if (std::chrono::steady_clock::now() < due) {
-        posted_.wait_until(lock, stop, due, [] { return false; });
-        continue;
-      }
-      comm_.call_port()->post(std::move(queue_.front().second), plenty());
-      queue_.pop_front();
-    }
-  }
-
-  const std::function<milliseconds()> next_delay_;
-  const Event* const opens_;
-  std::mutex mutex_;
-  std::condition_variable_any posted_;
-  std::deque<std::pair<Time, std::vector<Notice>>> queue_;  // by the time of delivery
-  Time last_;
-  std::jthread deliverer_{[this](const std::stop_token& stop) { deliver(stop); }};
 };
 
 TEST(Call, WhatIsThrownOnTheCoordinatorWhileItAnswersReachesTheOthersInTheirFirstOperation) {
@@ -511,163 +429,6 @@ TEST(Call, ACallInsideACallOfTheSameThreadIsRefused) {
 
 TEST(Call, AloneNothingIsAgreed) {
   const Call call(Communicator(), "save", "a", Deadline::after(milliseconds(-1)));
-}
-
-// ---- Random sequences ----
-
-// In each sequence all ranks make the same calls, except for disturbances: a rank skips a call,
-// makes it twice, or makes it at another location. Then the ranks meet by other means than the
-// group, and the next call must work.
-struct Sequence {
-  uint64_t seed;
-  int ranks;
-  int locations;  // the number of locations that the calls use in turn; 0: one location per call
-};
-
-enum class Way { kMake, kSkip, kTwice, kElsewhere, kInterrupted };
-
-Way way_of(const Sequence& sequence, int number, int rank) {
-  std::mt19937_64 random(sequence.seed * 1000003 + static_cast<uint64_t>(number) * 101 +
-                         static_cast<uint64_t>(rank));
-  if (random() % 3 != 0) return Way::kMake;
-  constexpr Way kWays[] = {Way::kSkip, Way::kTwice, Way::kElsewhere, Way::kInterrupted};
-  return kWays[random() % 4];
-}
-
-std::string location_of(int number, int locations) {
-  return "location " + std::to_string(locations > 0 ? number % locations : number);
-}
-
-bool make_call(const Communicator& comm, const std::string& location, milliseconds patience,
-               std::shared_ptr<const Interrupt> interrupt = nullptr) {
-  const Deadline deadline = Deadline::after(patience).with_interrupt(std::move(interrupt));
-  try {
-    Call call(comm, "save", location, deadline);
-    try {
-      const auto all = comm.all_gather(as_bytes(location), deadline);
-      for (const Bytes& other : all) EXPECT_EQ(as_text(other), location);
-      return true;
-    } catch (...) {
-      call.abort(current_error());
-      throw;
-    }
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
-// Interrupts a call after 0 to 9 ms, as Ctrl-C does.
-void make_interrupted_call(const Communicator& comm, const std::string& location, milliseconds wait,
-                           milliseconds patience) {
-  const auto interrupt = std::make_shared<Interrupt>();
-  std::jthread stopper([interrupt, wait] {
-    std::this_thread::sleep_for(wait);
-    interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
-  });
-  make_call(comm, location, patience, interrupt);
-}
-
-void disturb(const Sequence& sequence, const Communicator& comm, int number) {
-  constexpr milliseconds kPatience{60};
-  const std::string location = location_of(number, sequence.locations);
-  const Way way = way_of(sequence, number, comm.rank());
-  if (way == Way::kElsewhere) {
-    make_call(comm, "typo " + std::to_string(comm.rank()), kPatience);
-  } else if (way == Way::kInterrupted) {
-    make_interrupted_call(comm, location, milliseconds((number * 7 + comm.rank() * 3) % 10),
-                          kPatience);
-  } else if (way != Way::kSkip) {
-    make_call(comm, location, kPatience);
-    if (way == Way::kTwice) make_call(comm, location, kPatience);
-  }
-}
-
-// Most notices come at once, some up to 100 ms later: later than the rank waits that sent them.
-Communicator with_random_delays(const Communicator& comm, uint64_t seed) {
-  comm.call_port()->memory().fresh = milliseconds(0);
-  std::mt19937_64 random(seed * 37 + static_cast<uint64_t>(comm.rank()));
-  return Communicator(std::make_shared<SlowLink>(
-      comm, [random]() mutable { return milliseconds(random() % 3 == 0 ? random() % 100 : 0); }));
-}
-
-void follow(const Sequence& sequence, const Communicator& comm, std::barrier<>& meeting) {
-  std::mt19937_64 random(sequence.seed * 31 + static_cast<uint64_t>(comm.rank()));
-  for (int number = 0; number < 6; ++number) {
-    if (random() % 4 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
-    disturb(sequence, comm, number);
-    if (random() % 2 == 0) std::this_thread::sleep_for(milliseconds(random() % 5));
-    if (number % 3 == 1) continue;  // two disturbances without a good call between them
-    meeting.arrive_and_wait();
-    const std::string location = number % 2 == 0 ? "after " + std::to_string(number)
-                                                 : location_of(number + 1, sequence.locations);
-    EXPECT_TRUE(make_call(comm, location, milliseconds(60000)))
-        << "seed " << sequence.seed << ", " << sequence.locations << " locations, call " << number
-        << ", rank " << comm.rank() << " of " << sequence.ranks;
-    meeting.arrive_and_wait();
-  }
-}
-
-// Runs many groups at once, because they wait most of the time. ASan's tests take the first half of
-// the seeds, and TSan's the second.
-void for_each_seed(uint64_t seeds, const std::function<void(uint64_t)>& run) {
-  constexpr uint64_t kAtOnce = 50;
-  std::vector<std::jthread> groups;
-  for (uint64_t group = 0; group < kAtOnce; ++group) {
-    groups.emplace_back([&, group] {
-      const uint64_t first = kThreadSanitized ? seeds / 2 : 0;
-      const uint64_t end = kAddressSanitized ? seeds / 2 : seeds;
-      for (uint64_t seed = first + group; seed < end && !testing::Test::HasFailure();
-           seed += kAtOnce) {
-        run(seed);
-      }
-    });
-  }
-}
-
-class RandomCalls : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Places, RandomCalls, testing::Values(0, 1, 2, 3),
-                         testing::PrintToStringParamName());
-
-TEST_P(RandomCalls, TheNextCallThatAllMakeWorks) {
-  for_each_seed(300, [](uint64_t seed) {
-    const Sequence sequence{seed, 2 + static_cast<int>(seed % 3), GetParam()};
-    std::barrier<> meeting(sequence.ranks);
-    run_ranks(sequence.ranks, [&](const Communicator& comm) {
-      follow(sequence, seed % 2 == 0 ? comm : with_random_delays(comm, seed), meeting);
-    });
-  });
-}
-
-// The ranks do not meet between calls and have no deadline. A rank that skips a call or makes one
-// twice is noticed at its next call. Returns the numbers of the calls that failed.
-std::vector<int> failed_calls(const Communicator& comm, Way way) {
-  constexpr int kCalls = 6, kDisturbed = 2;
-  std::vector<int> failed;
-  const auto make = [&](int number) {
-    if (!make_call(comm, location_of(number, 0), milliseconds(60000))) failed.push_back(number);
-  };
-  for (int number = 0; number < kCalls; ++number) {
-    if (number == kDisturbed && way == Way::kSkip) continue;
-    make(number);
-    if (number == kDisturbed && way == Way::kTwice) make(number);
-  }
-  return failed;
-}
-
-TEST(Call, ASkippedCallCostsOneMoreAndARepeatedOneNone) {
-  for_each_seed(200, [](uint64_t seed) {
-    const int ranks = 2 + static_cast<int>(seed % 3);
-    const int disturber = static_cast<int>(seed / 3) % ranks;
-    const bool skips = seed % 2 == 0;
-    run_ranks(ranks, [&](const Communicator& comm) {
-      const bool own = comm.rank() == disturber;
-      const Way way = !own ? Way::kMake : skips ? Way::kSkip : Way::kTwice;
-      const std::vector<int> failed = failed_calls(comm, way);
-      const std::vector<int> expected = skips ? (own ? std::vector{3} : std::vector{2, 3})
-                                              : (own ? std::vector{2} : std::vector<int>());
-      EXPECT_EQ(failed, expected) << "seed " << seed << ", rank " << comm.rank();
-    });
-  });
 }
 
 }  // namespace tilestone::call_test

@@ -593,20 +593,4 @@ TEST(StagedSave, SavesReadersAndCleaningsAtOnceNeverMix) {
   set_log_level(before);
 }
 
-TEST(Session, NothingIsPreparedForASaveThatWouldBeRefused) {
-  Session with_ranks(solo());
-  Session by_files(0, 1, "a run of a test");
-  SaveOptions options;
-  options.format = zarr_format();
-  EXPECT_GT(with_ranks.prepare(row_state(solo(), 4), options), 0u);
-  expect_error([&] { by_files.prepare(row_state(solo(), 4), options); }, ErrorCode::kUnsupported,
-               "the format zarr can't be saved without a communicator");
-  options = SaveOptions();
-  options.resources.threads = -1;
-  for (Session* session : {&with_ranks, &by_files}) {
-    expect_error([&] { session->prepare(row_state(solo(), 4), options); },
-                 ErrorCode::kInvalidArgument, "threads is -1");
-  }
-}
-
 }  // namespace tilestone::staged_save_test
