@@ -1,6 +1,7 @@
-// Locks on names in a directory, for programs that share the directory.
+// Directories that programs share: locks on names in them, and paths that are none.
 #include "tilestone/storage/storage.h"
 #include "python/src/bindings.h"
+#include "tilestone/engine/run/options_internal.h"
 
 namespace tilestone::python {
 namespace {
@@ -53,6 +54,9 @@ void bind_storage(nb::module_& m) {
   m.def("is_locked", &is_locked, "directory"_a, "name"_a,
         "Whether anybody, including the caller, holds the lock. Creates and changes nothing.\n"
         "Raises UnsupportedError if the file system can't lock files.");
+  m.def(
+      "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); }, "path"_a,
+      "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");
 }
 
 }  // namespace tilestone::python

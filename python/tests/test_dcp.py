@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
-from torch.distributed.checkpoint import format_utils
+from torch.distributed.checkpoint import filesystem, format_utils
 from test_stock import assert_same, blank, tree
 
 import tilestone
@@ -302,12 +302,17 @@ def test_a_save_beside_another_one_says_so(ckpt: str) -> None:
         lambda url: dcp.async_save({"n": 1}, checkpoint_id=url),
         dcp.FileSystemWriter,
         dcp.FileSystemReader,
+        lambda url: dcp.FileSystemWriter("w").reset(url),
+        lambda url: dcp.FileSystemReader("w").reset(url),
     ],
 )
-def test_a_url_is_refused(call: Any) -> None:
-    with pytest.raises(tilestone.UnsupportedError, match="URL .s3://bucket/x"):
-        call("s3://bucket/x")
+def test_a_url_is_refused(call: Any, tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://bucket/x", "s3:/bucket/x", pathlib.Path("s3://bucket/x")):
+        with pytest.raises(tilestone.UnsupportedError, match="URL .s3://?bucket/x"):
+            call(url)
     assert not dcp.FileSystemWriter.validate_checkpoint_id("s3://bucket/x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_call_without_a_place_fails_as_in_torch() -> None:
@@ -453,3 +458,41 @@ def test_enable_makes_torch_itself_use_the_writer_and_the_reader(ckpt: str, capl
     assert "PyTorch" in tilestone.open(ckpt).writer
     format_utils.torch_save_to_dcp(file, ckpt)
     assert "PyTorch" in tilestone.open(ckpt).writer
+
+
+def test_enable_leaves_to_torch_what_tilestone_does_not_take(
+    tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[type] = []
+
+    class Planner(stock.DefaultSavePlanner):
+        def create_local_plan(self) -> stock.SavePlan:
+            seen.append(type(self))
+            return super().create_local_plan()
+
+    dcp.enable()
+    try:
+        for save in (stock.save, lambda *a, **k: stock.async_save(*a, **k).result()):
+            for url in ("memory://enable/x", f"file://{tmp_path}/x"):
+                save({"w": torch.ones(3)}, checkpoint_id=url, planner=Planner())
+                wanted = {"w": torch.zeros(3)}
+                stock.load(wanted, checkpoint_id=url)
+                assert wanted["w"].sum() == 3 and seen.pop() is Planner
+        for _ in range(2):
+            writer = stock.FileSystemWriter(
+                tmp_path / "x", serialization_format=filesystem.SerializationFormat.SAFETENSORS
+            )
+            stock.save({"w": torch.ones(3)}, storage_writer=writer)
+        for url in (pathlib.Path("s3://b/x"), "s3:/b/x"):
+            for refused in (
+                lambda: stock.save({"n": 1}, checkpoint_id=url),  # noqa: B023
+                lambda: stock.async_save({"n": 1}, checkpoint_id=url).result(),  # noqa: B023
+                lambda: stock.load({"n": 1}, checkpoint_id=url),  # noqa: B023
+                lambda: stock.save({}, storage_writer=stock.FileSystemWriter(url)),  # noqa: B023
+            ):
+                with pytest.raises(tilestone.UnsupportedError, match="URL .s3:/b/x"):
+                    refused()
+    finally:
+        dcp.disable()
+    assert not seen and [each.name for each in tmp_path.iterdir()] == ["x"]

@@ -178,6 +178,7 @@ def test_a_url_or_tilde_makes_no_folder_here(
             lambda: tilestone.load({"a": 1}, url),  # noqa: B023
             lambda: tilestone.open(url),  # noqa: B023
             lambda: tilestone.gc(url),  # noqa: B023
+            lambda: tilestone.CheckpointManager(url),  # noqa: B023
         ):
             with pytest.raises(tilestone.UnsupportedError, match="URL"):
                 call()

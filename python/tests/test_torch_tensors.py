@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
+import re
 import zlib
+from collections.abc import Callable
 
 import forced_device
 import numpy
@@ -229,3 +232,29 @@ def test_views_of_shrunken_storages_are_refused(ckpt: str) -> None:
     tensor.untyped_storage().resize_(64)
     with pytest.raises(tilestone.InvalidArgumentError, match="allocation has 64 bytes"):
         tilestone.save({"x": tensor}, ckpt)
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """By how much the process grows meanwhile."""
+
+    def status(name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+        assert found
+        return int(found[1]) << 10
+
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = status("VmRSS")
+    action()
+    return status("VmHWM") - before
+
+
+def test_a_lazily_conjugated_tensor_is_computed_block_by_block(ckpt: str) -> None:
+    tensor = torch.full((1 << 25,), 1 + 2j, dtype=torch.complex64).conj()  # 256 MiB
+    resources = tilestone.Resources(buffer_bytes=16 << 20)
+    tilestone.save({"x": tensor[:1]}, f"{ckpt}-small")  # imports, threads
+    save = lambda: tilestone.save({"x": tensor}, ckpt, resources=resources)  # noqa: E731
+    assert peak_bytes(save) < tensor.nbytes / 2
+    tensor.fill_(0)
+    load = lambda: tilestone.load({"x": tensor}, ckpt, resources=resources)  # noqa: E731
+    assert peak_bytes(load) < tensor.nbytes / 2
+    assert bool((tensor == 1 - 2j).all())

@@ -1277,6 +1277,11 @@ def is_locked(directory: bytes, name: str) -> bool:
     Raises UnsupportedError if the file system can't lock files.
     """
 
+def refuse_url(path: bytes) -> None:
+    """
+    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
+    """
+
 class UnpublishedSave:
     """A save without a communicator that is not published yet."""
 

@@ -282,6 +282,7 @@ class CheckpointManager:
             raise InvalidArgumentError(
                 f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
             )
+        _core.refuse_url(directory)
         self._directory = os.path.expanduser(os.fsdecode(directory))
         self._run = _core.ManagedRun(
             directory,

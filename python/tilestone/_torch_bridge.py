@@ -17,7 +17,7 @@ from tilestone._converters import Call, Layout, Node
 from tilestone._copied_back import CopiedBack
 from tilestone._errors import InvalidArgumentError
 from tilestone._placements import Placement, in_order, to_mesh, to_placement
-from tilestone._torch_device import DeviceTensor
+from tilestone._torch_device import DeviceTensor, is_lazy
 from tilestone._torch_meta import PLAIN as _PLAIN
 from tilestone._torch_parts import dtensor_type, is_on_meta, local_of, position, states_position
 
@@ -115,9 +115,8 @@ def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.Tenso
     """A view of a strided tensor's memory, on any device.
 
     A CPU tensor is read and filled in place. A tensor on another device is copied in batches
-    (`_torch_device`). A tensor on the meta device has no memory; a load allocates it. A lazily
-    conjugated or negated CPU tensor is resolved to new memory; after a load that memory is copied
-    back to the tensor.
+    (`_torch_device`), and so is a lazily conjugated or negated one, whose memory does not hold its
+    elements. A tensor on the meta device has no memory; a load allocates it.
 
     Args:
         tensor: any strided tensor; it may be a parameter, a view, non-contiguous, 0-d or empty.
@@ -150,16 +149,10 @@ def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.Tenso
         raise InvalidArgumentError(
             "can't fill a tensor in which several elements share memory (an expanded tensor)"
         )
-    if plain.device.type != "cpu":
+    if plain.device.type != "cpu" or is_lazy(plain):
+        if for_load:
+            _check_writable(plain)
         return _core.TensorView.on_device(name, shape, DeviceTensor(plain), owner)
-    lazy = plain.is_conj() or plain.is_neg()
-    if for_load and lazy:
-        _check_writable(plain)
-        target, plain = plain, torch.empty(shape, dtype=plain.dtype, device=plain.device)
-        owner = CopiedBack(plain, owner, functools.partial(_copied, target))
-    elif lazy:
-        plain = plain.resolve_conj().resolve_neg()
-        owner = (owner, plain)  # also keeps the copy's memory alive
     storage = plain.untyped_storage()
     return _core.TensorView.strided(
         plain.data_ptr(),
@@ -172,15 +165,10 @@ def view(tensor: torch.Tensor, for_load: bool, owner: Any = None) -> _core.Tenso
     )
 
 
-def _copied(memory: torch.Tensor, target: Any, filled: torch.Tensor) -> Any:
-    memory.copy_(filled)
-    return target
-
-
 def host_view(tensor: torch.Tensor) -> _core.TensorView:
-    """A view of a tensor inside a leaf; a tensor on a device is copied to the host."""
+    """A view of a tensor inside a leaf; one on a device, or a lazy one, is copied."""
     if _why_not_memory(tensor) is None and not tensor.is_meta:
-        tensor = tensor.detach().cpu()
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return view(tensor, False)
 
 

@@ -1,4 +1,4 @@
-"""Copies between the memory of torch's devices and host memory.
+"""Copies between the memory of torch's devices and host memory; also of lazy tensors on the host.
 
 Each device has a `Lane`. Copies are submitted to it in batches and done in that order, and each
 batch is waited for once. On CUDA and ROCm a lane has a stream of its own, which waits for the
@@ -57,10 +57,11 @@ class DeviceTensor:
         self.lane.note_caller()
         memory = self.lane.memory_of(tensor)
         # The bits of lazy elements are not those in memory.
-        self.elements = memory if _is_lazy(memory) else as_integers(memory)
+        self.elements = memory if is_lazy(memory) else as_integers(memory)
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it is conjugated or negated without its memory: its elements must be computed."""
     return bool(tensor.is_conj() or tensor.is_neg())
 
 
@@ -172,7 +173,7 @@ class Lane:
         if offset is not None and shape is not None:
             part = part[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
         host = torch.frombuffer(memory, dtype=torch.uint8)
-        if part.is_contiguous() and not _is_lazy(part):
+        if part.is_contiguous() and not is_lazy(part):
             # Not reshape(-1): a contiguous tensor of one element may have any strides.
             flat = part.as_strided((part.numel(),), (1,)).view(torch.uint8)
             device = flat[begin : begin + host.numel()]
@@ -332,6 +333,13 @@ def _forget_error(device: torch.device) -> None:
         torch.zeros(1, device=device)
 
 
+class _HostLane(Lane):
+    """For lazy tensors in host memory, whose elements torch computes block by block."""
+
+    def _current_stream(self) -> None:
+        """None: the host has no streams."""
+
+
 class _CudaLane(Lane):
     """For CUDA and ROCm."""
 
@@ -410,7 +418,7 @@ def _at_once(device: torch.device) -> Lane:
     return Lane(device)
 
 
-_kinds: dict[str, Callable[[torch.device], Lane]] = {"cuda": _CudaLane}
+_kinds: dict[str, Callable[[torch.device], Lane]] = {"cpu": _HostLane, "cuda": _CudaLane}
 _lanes: dict[torch.device, Lane] = {}
 _lanes_lock = _forked.Lock()
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from tilestone import _core
+from tilestone import _core, _options
 from tilestone._calls import Prepared
 from tilestone._errors import CheckpointError, UnsupportedError
 
@@ -89,13 +89,15 @@ def check_path(checkpoint_id: Any) -> None:
     Raises:
         UnsupportedError: it is one.
     """
-    text = os.fspath(checkpoint_id) if isinstance(checkpoint_id, os.PathLike) else checkpoint_id
-    if isinstance(text, str) and "://" in text:
+    try:
+        _core.refuse_url(_options.directory(checkpoint_id))
+    except UnsupportedError as error:
         raise UnsupportedError(
-            f"Cannot detect a writer or reader for the URL {text!r}: tilestone.dcp saves to "
-            "directories of a file system",
-            hint="pass a storage_writer or storage_reader for it, for example torch's FsspecWriter",
-        )
+            f"Cannot detect a writer or reader for the URL {os.fspath(checkpoint_id)!r}: "
+            "tilestone.dcp saves to directories of a file system",
+            hint="pass a storage_writer or storage_reader for it, for example torch's FsspecWriter, "
+            "and the URL as a string (a pathlib.Path drops a slash)",
+        ) from error
 
 
 def check_file_system(writer: Any) -> None:

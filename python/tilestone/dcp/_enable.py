@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.checkpoint import (
     _async_process_executor,
+    _storage_utils,
     filesystem,
     format_utils,
     state_dict_loader,
     state_dict_saver,
 )
 
-from tilestone.dcp._calls import check_path, missing_id
+from tilestone.dcp._calls import missing_id
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
 
@@ -31,6 +33,8 @@ def _in_place_of(storage: Any) -> Any:
     if type(getattr(storage, "fs", None)) is not filesystem.FileSystem:  # one of the program's
         return storage
     if type(storage) is filesystem.FileSystemWriter:
+        if storage.serialization_format != filesystem.SerializationFormat.TORCH_SAVE:
+            return storage  # its files can't replace a checkpoint in one step
         made = FileSystemWriter(
             storage.path,
             storage.single_file_per_rank,
@@ -59,8 +63,14 @@ def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
         return _in_place_of(storage)
     if not checkpoint_id:
         raise missing_id()
-    check_path(checkpoint_id)
+    if _is_for_torch(checkpoint_id):
+        return _storage_utils._storage_setup(storage, checkpoint_id, reader)
     return FileSystemReader(checkpoint_id) if reader else FileSystemWriter(checkpoint_id)
+
+
+def _is_for_torch(checkpoint_id: Any) -> bool:
+    """Whether torch takes it for a URL. From a pathlib.Path, torch would make a folder "s3:"."""
+    return not isinstance(checkpoint_id, pathlib.Path) and "://" in str(checkpoint_id)
 
 
 def _patch(owner: Any, name: str, made: Any) -> None:
@@ -75,8 +85,10 @@ def enable() -> None:
     For programs that can't be edited. Until disable(), torch's save, load and async_save (threads
     and processes) use Tilestone's FileSystemWriter and FileSystemReader in the place of torch's
     own: where the program passes only a checkpoint_id, and where it passes an object of exactly
-    torch's class, and so do the conversions of format_utils. Other classes, subclasses too, and
-    objects with a file system of the program's (`writer.fs`) stay as they are. torch still plans.
+    torch's class, and so do the conversions of format_utils. torch still plans. As with stock stay
+    URLs ("memory://x", "s3://x", "file:///x"), other classes, subclasses too, objects with a file
+    system of the program's (`writer.fs`) and writers that serialize as SAFETENSORS. What
+    pathlib makes of a URL ("s3:/x") is refused: stock saves to a folder "s3:" on the host.
 
     A second call does nothing. The first one is logged (INFO).
     """
@@ -112,7 +124,8 @@ def _executing(before: Any) -> Any:
 
     def execute_save(self: Any, *state: Any, **options: Any) -> Any:
         checkpoint_id, writer = options.get("checkpoint_id"), options.get("storage_writer")
-        if writer or checkpoint_id:  # otherwise torch's future gets the error
+        # Otherwise torch's future gets the error, or torch's process chooses the writer.
+        if writer or (checkpoint_id and not _is_for_torch(checkpoint_id)):
             options["storage_writer"] = _set_up(writer, checkpoint_id)
         return before(self, *state, **options)
 

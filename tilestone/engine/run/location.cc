@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/storage/one_file.h"
@@ -24,20 +25,6 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, what).with_file(path);
-}
-
-// A URL is a path whose first component ends with a colon after two or more characters: "s3:" in
-// "s3://bucket/x".
-void refuse_url(const std::string& path) {
-  const size_t slash = path.find('/');
-  if (slash == std::string::npos || slash < 3 || path[slash - 1] != ':') return;
-  const std::string scheme = path.substr(0, slash - 1);
-  throw Error(ErrorCode::kUnsupported,
-              "the path is a URL of the scheme \"" + scheme +
-                  "\", but a checkpoint must be a directory of a file system")
-      .with_file(path)
-      .with_hint(scheme == "file" ? "write the path without file://"
-                                  : "mount the storage, or copy the checkpoint to a directory");
 }
 
 // The home directory of a user, or of the caller if `user` is empty; empty if it is unknown.
@@ -77,7 +64,7 @@ std::string expand_home(const std::string& path) {
 std::string absolute(const std::string& path) {
   if (path.empty()) refuse(path, "the path of a checkpoint is empty");
   if (path.find('\0') != std::string::npos) refuse(path, "the path contains a NUL character");
-  refuse_url(path);
+  engine::refuse_url(path);
   std::error_code error;
   const fs::path whole = fs::absolute(expand_home(path), error);
   if (!error) return whole.string();
@@ -101,6 +88,18 @@ std::shared_ptr<Storage> storage_at(const std::string& path, const PosixOptions&
 }
 
 }  // namespace
+
+void engine::refuse_url(const std::string& path) {
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos || slash < 3 || path[slash - 1] != ':') return;
+  const std::string scheme = path.substr(0, slash - 1);
+  throw Error(ErrorCode::kUnsupported,
+              "the path is a URL of the scheme \"" + scheme +
+                  "\", but a checkpoint must be a directory of a file system")
+      .with_file(path)
+      .with_hint(scheme == "file" ? "write the path without file://"
+                                  : "mount the storage, or copy the checkpoint to a directory");
+}
 
 struct Location::State {
   std::string path;

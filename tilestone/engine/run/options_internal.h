@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/run/options.h"
@@ -30,6 +31,10 @@ Deadline deadline_of(double timeout);
 // The same with the options' interrupt.
 Deadline deadline_of(const SaveOptions& options);
 Deadline deadline_of(const LoadOptions& options);
+
+// Error(kUnsupported) if the path is a URL: its first component ends with a colon after two or more
+// characters, "s3:" in "s3://bucket/x", and in "s3:/bucket/x", which pathlib makes of it.
+void refuse_url(const std::string& path);
 
 // The location as a load or an open checkpoint reads it (Reading::follow_links).
 Location followed(const Location& location, const Reading& reading);

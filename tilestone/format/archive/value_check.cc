@@ -25,6 +25,17 @@ namespace {
 // Checks depth first, by recursion that is limited to kMaxDepth. A shared value is checked once.
 class ValueChecker {
  public:
+  void check(const Value& value) {
+    const uint64_t unfolded = check(value, 0).unfolded;
+    // Never without shared parts: a value takes at least one byte of the pickle.
+    static_assert(sizeof(Value) <= kCopiedFactor);
+    const uint64_t limit = kMaxUnfolded + kCopiedFactor * least_written_;
+    if (unfolded <= limit) return;
+    refuse("the object contains the same parts so often that it would unfold to more than " +
+           std::to_string(limit) + " bytes");
+  }
+
+ private:
   struct Extent {
     uint64_t unfolded = 0;  // bytes; each shared part is counted as often as it occurs
     uint32_t height = 0;    // levels of values below it
@@ -44,26 +55,24 @@ class ValueChecker {
     return extent;
   }
 
- private:
   [[noreturn]] static void too_deep() {
     refuse("the object is nested deeper than " + std::to_string(kMaxDepth) + " levels");
   }
 
   Extent check_whole(const Value& value, uint32_t depth) {
     check_alone(value);
-    Extent extent{sizeof(Value) + shallow_bytes(value), 0};
+    const uint64_t own = shallow_bytes(value);
+    least_written_ += 1 + own;
+    Extent extent{sizeof(Value) + own, 0};
     for_each_child(value, [&](const Value& child) {
       const Extent below = check(child, depth + 1);
-      extent.unfolded += below.unfolded;
+      extent.unfolded = add_up_to_max(extent.unfolded, below.unfolded);
       extent.height = std::max(extent.height, below.height + 1);
-      if (extent.unfolded > kMaxUnfolded) {
-        refuse("the object would unfold to more than " + std::to_string(kMaxUnfolded) +
-               " bytes because it contains the same parts too often");
-      }
     });
     return extent;
   }
 
+  static uint64_t add_up_to_max(uint64_t a, uint64_t b) { return a + std::min(b, ~a); }
   static uint64_t shallow_bytes(const Value& value) {
     if (value.kind() == Value::Kind::kString) return value.as_string().size();
     return value.kind() == Value::Kind::kBytes ? value.as_bytes().size() : 0;
@@ -117,6 +126,7 @@ class ValueChecker {
   }
 
   std::unordered_map<const void*, Extent> known_;
+  uint64_t least_written_ = 0;  // bytes of the pickle at least
 };
 
 // Calls visit(opaque) for each opaque object of a value.
@@ -163,7 +173,7 @@ void check_value(const Value& value) {
   if (value.kind() == Value::Kind::kPickled) {
     classes_in_pickle(value.as_pickled().bytes, value.as_pickled().archive);
   } else {
-    ValueChecker().check(value, 0);
+    ValueChecker().check(value);
   }
 }
 

@@ -9,10 +9,11 @@
 namespace tilestone::archive {
 
 // Error(kInvalidArgument) for a value that write_archive() can't write, or that read_archive() or
-// Python could not read back. These are: values nested deeper than kMaxDepth; values that unfold to
-// more than kMaxUnfolded bytes; text that is not UTF-8; names that no class can have; dict keys
-// that can't be hashed; storages outside a tensor; a Pickled inside another value; a Pickled that
-// the reader refuses. A Pickled is parsed without copying its tensors; other values are walked.
+// Python could not read back. These are: values nested deeper than kMaxDepth; values whose shared
+// parts unfold to more than read_value() allows, and never because of size alone; text that is not
+// UTF-8; names that no class can have; dict keys that can't be hashed; storages outside a tensor; a
+// Pickled inside another value; a Pickled that the reader refuses. A Pickled is parsed without
+// copying its tensors; other values are walked.
 void check_value(const Value& value);
 
 // Checks a Pickled like check_value(). Returns the names of all Opaque objects in it, sorted.

@@ -246,6 +246,20 @@ TEST(Archive, ValuesThatCouldNotBeReadBackAreRefused) {
   EXPECT_FALSE(refused(object_of(Opaque::Kind::kCall, "ok")));
 }
 
+// What unfolds to more than 1 GiB is refused only if it is small itself.
+TEST(Archive, LargeValuesAreNoValuesThatContainTheSamePartsTooOften) {
+  const auto repeated = [](size_t bytes, size_t times) {
+    const Value part = Value::list({std::string(bytes, 'x')});
+    return Value::list(Value::List(times, part));
+  };
+  const Value large = repeated(24u << 20, 46);
+  check_value(large);
+  EXPECT_EQ(read_torch_archive(write_torch_archive(large)), large);
+  check_value(repeated(24u << 20, 100));
+  EXPECT_EQ(refusal([&] { check_value(repeated(24u << 20, 110)); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refusal([&] { check_value(repeated(1u << 20, 1100)); }), ErrorCode::kInvalidArgument);
+}
+
 TEST(Archive, APickledObjectIsWrittenAsItIs) {
   const Bytes pickle = to_bytes("\x80\x02K\x07.");
   const Bytes wrapped = write_torch_archive(Pickled{pickle, false});

@@ -8,7 +8,7 @@ import os
 import types
 from typing import Any
 
-from tilestone import _pickling
+from tilestone import _core, _pickling
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
@@ -151,6 +151,7 @@ def path(args: Any, name: str) -> str | None:
 
     Raises:
         InvalidArgumentError: not a path, or an empty one, which would be the working directory.
+        UnsupportedError: a URL.
     """
     given = getattr(args, name, None)
     if given is None:
@@ -163,6 +164,7 @@ def path(args: Any, name: str) -> str | None:
         ) from None
     if not found:
         raise InvalidArgumentError(f"args.{name} is an empty path", hint="None: no directory")
+    _core.refuse_url(os.fsencode(found))
     return found
 
 
