@@ -190,8 +190,9 @@ struct ManagedRun::State {
     const StepInfo* beside = *durable;
     has_said_beside = true;
     const std::string where = directory.location().describe();
+    const std::string& run = line.front()->lineage.run;
     const std::string what =
-        is_abandoned(*beside, line)
+        !run.empty() && beside->lineage.run == run
             ? std::string("of a branch that this run has left")
             : fmt::format("of another run ('tilestone gc {} --line {}' lists its steps)", where,
                           run_name(beside->lineage));

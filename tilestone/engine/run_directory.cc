@@ -261,7 +261,10 @@ class Newest {
   std::optional<StepInfo> result(std::vector<std::string>* lost) const {
     if (damaged_.empty()) return found_;
     const std::string text = lost_text(damaged_, found_) + ", in " + run_.location().describe();
-    if (!found_) throw Error(ErrorCode::kCorrupt, text);
+    if (!found_) {
+      throw Error(ErrorCode::kCorrupt, text)
+          .with_hint("a restore that names a step takes it, whatever its line");
+    }
     log(LogLevel::kWarning, text);
     for (const StepInfo& each : damaged_) {
       if (lost != nullptr) lost->push_back(each.name);
