@@ -199,7 +199,10 @@ class CheckpointManager:
                     break
 
     Each step has a folder of its own in the run's directory. Which step is the newest is found from
-    the checkpoints themselves: no file names it. Folders of Megatron-LM ("iter_0000100") and of
+    the checkpoints themselves: no file names it. They say which run saved them and which step they
+    continue; `restore`, `latest`, `best` and `keep` follow the line that was saved last, whatever
+    the numbers of other runs' steps. A manager that saves and has restored nothing begins a new
+    run. Folders of Megatron-LM ("iter_0000100") and of
     torchtitan ("step-100") count as steps too. See docs/run_directories.md.
 
     All ranks make the manager, and call `save`, `restore` and `preempted`, together; the other
@@ -221,11 +224,12 @@ class CheckpointManager:
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
         options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
             and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
-            to save a durable step again.
+            to save a durable step again; one of a branch that the run has left needs none.
 
     Raises:
         InvalidArgumentError: an argument is out of range or can't be used, on any rank.
-        MismatchError: the ranks don't agree on an argument other than `options`.
+        MismatchError: the ranks don't agree on an argument other than `options`, or see different
+            steps in the run's directory.
         TimeoutError, RankFailedError: not all ranks of the group made the manager.
     """
 
@@ -253,6 +257,7 @@ class CheckpointManager:
             refused = error
         said = json.dumps(given).encode()
         _agree("arguments of the ranks' managers", self._comm, said, refused, self._timeout)
+        self._run.expect_same_steps(self._comm, _options.limit_of(self._timeout))
         self._preemption = Preemption(self._comm)
         self._in_flight: _InFlight | None = None
         self._pruning = _Pruning(self._run, self._comm.rank == 0)
@@ -387,7 +392,9 @@ class CheckpointManager:
         fallback: bool = False,
         **options: Unpack[LoadKeywords],
     ) -> tuple[Mapping[Any, Any], int | None]:
-        """Loads the newest durable step, or a given one. Every rank calls.
+        """Loads the newest durable step, or a given one, which the run then continues.
+
+        Every rank calls. The newest step is that of the line that was saved last.
 
         Rank 0 chooses the step for all ranks. Steps whose saves have not ended are skipped, and the
         log names them. If the chosen step is removed by another process before it is loaded, the
@@ -408,6 +415,7 @@ class CheckpointManager:
         Raises:
             NotFoundError, CorruptError: `step` is not durable; the newest step is damaged, and
                 `fallback` is False, or there is no other one.
+            MismatchError: the ranks see different steps in the run's directory.
             Also everything that `tilestone.load` raises.
         """
         self._check_open()

@@ -361,8 +361,9 @@ def _best(name: str, value: Any) -> tuple[str, str, int]:
 class Keep(Value):
     """Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.
 
-    Only complete checkpoints are removed, and only those of steps before the one that has just
-    become durable. Those of later steps stay: the run has gone back, and nothing has replaced them.
+    Only complete checkpoints are removed, and only those of steps that the one that has just become
+    durable continues. Steps of other runs stay. Those of a branch that the run has left when it
+    went back are removed once `last` newer ones are durable, whatever the other rules say.
     """
 
     last: int = _option(1, _count, "how many of the newest; at least 1.")

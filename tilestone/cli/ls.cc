@@ -158,6 +158,13 @@ std::string state_text(StepState state) {
   return coloured(to_string(state), colour);
 }
 
+// Which run saved the step, and whether it has left the step behind. "-": there is no checkpoint.
+std::string line_text(const StepInfo& step, const Line& followed) {
+  if (!is_checkpoint(step)) return "-";
+  const bool abandoned = !followed.empty() && is_abandoned(step, followed);
+  return printable(run_name(step.lineage)) + (abandoned ? ", abandoned" : "");
+}
+
 Json json_of(const StepInfo& step) {
   Json out = {{"step", step.step},
               {"name", step.name},
@@ -171,23 +178,34 @@ Json json_of(const StepInfo& step) {
   out["dialect"] = step.dialect;
   out["writer"] = step.writer;
   out["metrics"] = step.metrics;
+  const Lineage& lineage = step.lineage;
+  out["line"] = is_checkpoint(step) ? Json(run_name(lineage)) : Json();
+  out["ordinal"] = lineage.ordinal;
+  out["parent"] = lineage.parent ? Json(lineage.parent->step) : Json();
   return out;
 }
 
 Json list_run(const RunDirectory& run, const LsOptions& options) {
   const std::vector<StepInfo> steps = run.steps();
+  const Line followed = followed_line(steps);
   Json out;
   out["steps"] = Json::array();
-  for (const StepInfo& step : steps) out["steps"].push_back(json_of(step));
+  for (const StepInfo& step : steps) {
+    out["steps"].push_back(json_of(step));
+    out["steps"].back()["followed"] = is_on(followed, step);
+  }
   if (options.json) return out;
-  Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "FORMAT", "WRITER"}, "rllrrll");
-  table.shorten({6, 1});
+  Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "LINE", "FORMAT", "WRITER"}, "rllrrlll");
+  table.shorten({7, 1});
   for (const StepInfo& step : steps) {
     table.add({std::to_string(step.step), printable(step.name), state_text(step.state),
-               human_bytes(step.bytes), age_text(step.time), format_text(step),
-               step.writer.empty() ? "-" : printable(step.writer)});
+               human_bytes(step.bytes), age_text(step.time), line_text(step, followed),
+               format_text(step), step.writer.empty() ? "-" : printable(step.writer)});
   }
   table.print(options.wide);
+  if (!followed.empty() && !steps_beside(steps, followed).empty()) {
+    fmt::print("a run continues from step {}, which was saved last\n", followed.front()->step);
+  }
   for (const StepInfo& step : steps) {
     if (!step.problem.empty()) {
       fmt::print("{} is {}: {}\n", printable(step.name), to_string(step.state),

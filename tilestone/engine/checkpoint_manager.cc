@@ -27,7 +27,9 @@ bool is_about_files(const Error& error) {
 CheckpointManager::CheckpointManager(Location run, ManagerOptions options)
     : options_(std::move(options)),
       run_(std::move(run), run_options(options_)),
-      session_(options_.comm, options_.saving.timeout) {}
+      session_(options_.comm, options_.saving.timeout) {
+  run_.expect_same_steps(options_.comm, engine::deadline_of(options_.saving));
+}
 
 bool CheckpointManager::should_save(uint64_t step) const {
   return run_.is_due(step) && !run_.is_saved(step);

@@ -480,7 +480,10 @@ void Transaction::commit(Deadline deadline) {
   } else {
     publish_switch(deadline);
   }
-  if (step_ != nullptr) step_->now = std::move(inventory_);
+  if (step_ != nullptr) {
+    step_->now = std::move(inventory_);
+    step_->save_id = save_id_;
+  }
   if (!staging_) publish(IndexRole::kAfter, deadline);
 }
 

@@ -29,7 +29,7 @@ Transaction transaction_of(const Described& own, const Planning& planning) {
           share.format,
           share.dialect,
           planning.save_id,
-          share.options.overwrite,
+          share.options.overwrite || (share.options.step && share.options.step->replaces),
           share.options.separation_hint};
 }
 
