@@ -96,7 +96,7 @@ TEST(CheckpointManager, ForcesASaveAndNeverWritesAStateTwice) {
 TEST(CheckpointManager, RanksCompareAStepThatIsSavedOnceMoreInEveryFormatAndDialect) {
   for (const auto& format : known_formats()) {
     for (const auto& dialect : known_dialects()) {
-      SCOPED_TRACE(format->name() + " " + dialect->name());
+      SCOPED_TRACE(std::string(format->name()) + " " + std::string(dialect->name()));
       const TempDirectory run;
       run_ranks(2, [&](const Communicator& comm) {
         ManagerOptions options = options_of(comm);

@@ -70,7 +70,7 @@ struct Said {
   bool operator==(const Said&) const = default;
 };
 
-std::string text_of(const Path& path) {
+std::string path_text(const Path& path) {
   std::string text;
   for (const PathElement& element : path) {
     text += fmt::format("{} {}\n", element.index(), key_text(element));
@@ -82,8 +82,9 @@ std::map<std::string, Said> said_in(const std::vector<Receipt>& receipts) {
   std::map<std::string, Said> said;
   for (const Receipt& receipt : receipts) {
     for (const Receipt::Tensor& tensor : receipt.tensors) {
-      said[tensor.key].kinds.insert(fmt::format(
-          "{}{}{}", text_of(tensor.path), to_string(tensor.dtype), to_string(tensor.global_shape)));
+      said[tensor.key].kinds.insert(fmt::format("{}{}{}", path_text(tensor.path),
+                                                to_string(tensor.dtype),
+                                                to_string(tensor.global_shape)));
     }
     for (const Receipt::Chunk& chunk : receipt.chunks) {
       said[receipt.tensors.at(chunk.tensor).key].items.insert(
@@ -91,7 +92,7 @@ std::map<std::string, Said> said_in(const std::vector<Receipt>& receipts) {
     }
     for (const Receipt::Object& object : receipt.objects) {
       Said& of_key = said[object.key];
-      of_key.kinds.insert(text_of(object.path));
+      of_key.kinds.insert(path_text(object.path));
       of_key.items.insert(fmt::format("{} {}", object.at.length, object.at.checksums.item_crc32));
     }
   }
@@ -137,8 +138,8 @@ std::string first_difference(const std::vector<Receipt>& receipts, const Index& 
   return "";
 }
 
-std::string compared(const SaveCall& call, const SaveShare& share,
-                     const std::vector<Bytes>& payloads) {
+std::string compare_receipts(const SaveCall& call, const SaveShare& share,
+                             const std::vector<Bytes>& payloads) {
   std::vector<Receipt> receipts;
   for (const Bytes& payload : payloads) receipts.push_back(Receipt::decode(payload));
   Found found = find_checkpoint(call.location.shared(), nullptr);
@@ -165,7 +166,7 @@ std::string difference_from_saved(const SaveCall& call, const MadeRequest& reque
         return std::get<Receipt>(*saving.written).encode();
       },
       [&](const std::vector<Bytes>& payloads) {
-        const std::string difference = compared(call, planned.share, payloads);
+        const std::string difference = compare_receipts(call, planned.share, payloads);
         const ByteView bytes = as_bytes(difference);
         return std::vector<Bytes>(payloads.size(), Bytes(bytes.begin(), bytes.end()));
       });
