@@ -36,7 +36,7 @@ class Pruning {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<uint64_t> asked_;
-  std::set<uint64_t> changed_;  // that were given since the last pruning
+  std::set<uint64_t> saved_;  // that were given since the last pruning
   bool busy_ = false;
   bool ends_ = false;
   std::thread thread_;
