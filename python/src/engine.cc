@@ -190,6 +190,22 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
   });
 }
 
+// engine::difference_from_saved() with the checkpoint at `path`.
+std::string difference_from_saved(const nb::callable& prepare, const nb::bytes& path,
+                                  Session& session, double seconds) {
+  const Entered entered;
+  const Location location(path_of(path));
+  const Deadline deadline = end_after(seconds);
+  const MadeSave made = made_by(prepare);
+  const Deadline end = until(deadline, failure_of(made));
+  return as_rank(session.rank(), session.world_size(), [&] {
+    return without_gil([&](const Stop& stop) {
+      return engine::OfSession::difference(session, location, {}, end.with_interrupt(stop),
+                                           view_of(made));
+    });
+  });
+}
+
 // A rank's save by files. `options` is a request without a state. `prepare` returns the complete
 // request; if it raises, the error is left for the ranks that wait. `session` may be None.
 SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::callable& prepare,
@@ -379,6 +395,10 @@ void bind_engine(nb::module_& m) {
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
+  m.def("difference_from_saved", &difference_from_saved, "prepare"_a, "path"_a, "session"_a,
+        "seconds"_a,
+        nb::sig("def difference_from_saved(prepare: collections.abc.Callable[[], SaveRequest], "
+                "path: bytes, session: Session, seconds: float) -> str"));
   m.def("save_by_files", &save_by_files_state, "options"_a, "prepare"_a,
         "session"_a.none() = nb::none(),
         nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "

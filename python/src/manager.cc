@@ -123,6 +123,25 @@ void bind_saving(nb::class_<ManagedRun>& run) {
       .def("is_due", &ManagedRun::is_due, "step"_a)
       .def("is_saved", &ManagedRun::is_saved, "step"_a)
       .def(
+          "saved_before",
+          [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {
+            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
+              return self.saved_before(ranks, step, deadline);
+            });
+          },
+          "comm"_a.none(), "step"_a, "seconds"_a)
+      .def(
+          "is_settled",
+          [](ManagedRun& self, nb::handle comm, uint64_t step, const std::string& folder,
+             const std::string& difference, const std::map<std::string, double>& metrics,
+             bool overwrite, double seconds) {
+            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
+              return self.is_settled(ranks, step, folder, difference, metrics, overwrite, deadline);
+            });
+          },
+          "comm"_a.none(), "step"_a, "folder"_a, "difference"_a, "metrics"_a, "overwrite"_a,
+          "seconds"_a)
+      .def(
           "make_room",
           [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {
             together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {

@@ -129,8 +129,9 @@ def async_save(
 
     Raises:
         What `save` raises for failures before the files are written. Later failures are raised by
-        `AsyncSave.result`. If nobody asks for that, the next `async_save` of the group raises the
-        error on every rank, instead of saving, or logs it if the failed save had on_error="warn".
+        `AsyncSave.result`. If a rank does not ask for that, the next `async_save` of the group
+        raises the error on every rank, instead of saving, or logs it if the failed save had
+        on_error="warn".
         AlreadyExistsError: with in_flight="fail", the previous save is still in flight.
     """
     if by_files is None:

@@ -485,11 +485,12 @@ class AsyncSaveOptions(SaveOptions):
     )  # fmt: skip
     on_error: str = _option(
         "raise", _one_of("raise", "warn"),
-        """what happens when a save fails and nobody asks for its result. "raise": the next save of
-        the session, or of the group, raises the error on every rank. "warn": it logs it and saves.
+        """what happens when a save fails and a rank does not ask for its result. "raise": the next
+        save of the session, or of the group, raises the error on every rank. "warn": it logs it and
+        saves.
         With "warn", a failure of the storage or of another rank before the call returns
-        (StorageError, TimeoutError, RankFailedError) is not raised either: it is logged, and is the
-        result of the save. A state or an option that can't be saved is always an error. Must be the
+        (StorageError, NotFoundError, TimeoutError, RankFailedError) is not raised either: it is
+        logged, and is the result of the save. A state or an option that can't be saved is always an error. Must be the
         same on every rank.""",
         engine=False,
     )  # fmt: skip

@@ -160,6 +160,21 @@ class Session:
             most = checked("save", AsyncSaveOptions, call.given).max_staged_bytes
             return self._open().prepare(call.prepare, most)
 
+    def _difference(
+        self, state: Any, path: str | os.PathLike[str], **options: Unpack[AsyncSaveKeywords]
+    ) -> str:
+        """What differs first between the state and the checkpoint at the path; "": nothing does.
+
+        One pass over the state, on every rank; nothing is written. Raises what `save` raises before
+        it begins.
+        """
+        who = self._who(options)
+        with contextlib.ExitStack() as until_the_end:
+            call = SaveCall(state, path, until_the_end, kind=AsyncSaveOptions, **who, **options)
+            return _core.difference_from_saved(
+                call.prepare, call.location, self._open(), call.limit
+            )
+
     def save(
         self,
         state: Mapping[Any, Any],

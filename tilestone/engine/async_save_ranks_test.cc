@@ -142,6 +142,30 @@ TEST(AsyncSaveRanks, AnEarlierFailureIsThrownAlsoOnARankThatSavesWithoutTheSessi
   expect_rows(other, 3, 2);
 }
 
+TEST(AsyncSaveRanks, ARankThatAsksForAFailureDoesSoForItselfOnly) {
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    const bool fails =
+        call.client == 1 && call.op == StorageOp::kAppend && call.name.ends_with(".distcp");
+    return fails ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  const Location other(memory_storage());
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    Session session(comm);
+    const Location full(disk->storage(comm.rank()));
+    for (const bool all_ask : {false, true}) {
+      const AsyncSave failed = session.async_save(row_state(comm, 1), full, options_of(comm));
+      if (all_ask || comm.rank() == 0) expect_error([&] { failed.result(); }, ErrorCode::kIo, "");
+      if (!all_ask) {
+        expect_error([&] { session.save(row_state(comm, 2), other, options_of(comm)); },
+                     ErrorCode::kIo, "an earlier asynchronous save has failed");
+      }
+      session.save(row_state(comm, 3), other, options_of(comm));
+    }
+  });
+  EXPECT_THAT(texts, Each(std::string()));
+  expect_rows(other, 3, 2);
+}
+
 bool is_receipt(std::string_view name) { return name.find("receipt") != std::string_view::npos; }
 
 // The rename is done, but its answer is lost, as over a network. The coordinator may have read the

@@ -272,6 +272,19 @@ class ManagedRun {
   bool is_due(uint64_t step) const;
   bool is_saved(uint64_t step) const;  // by this object, and since then no other step
 
+  // ---- Saving the same step once more
+
+  // Before a save. If the step was saved or restored last: the folder of its durable checkpoint, as
+  // rank 0 sees it; "" if it has none (its save has failed). For any other step "", and no
+  // message.
+  std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline);
+  // `difference`: of the state from that checkpoint (engine::difference_from_saved). If there is
+  // none, rank 0's metrics are added to the checkpoint's, and true is returned: the step is saved.
+  // Otherwise false with `overwrite`, and without it Error(kAlreadyExists). Every rank calls.
+  bool is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
+                  const std::string& difference, const std::map<std::string, double>& metrics,
+                  bool overwrite, Deadline deadline);
+
   // ---- Saving
 
   // Before a save of a step. Communicates only if the restored run has lost that very step to
@@ -349,12 +362,14 @@ class CheckpointManager {
   // ManagedRun::expect_same_steps throw.
   explicit CheckpointManager(Location run, ManagerOptions options = {});
 
-  // Whether save() would save without `force`.
+  // Whether save() would write without `force`.
   bool should_save(uint64_t step) const;
-  // Saves the state as the step's checkpoint, if a save is due or with `force`; returns whether it
-  // did. A step that this manager has just saved is not saved again. Rank 0's metrics count.
-  // Afterwards rank 0 removes, in the background, the checkpoints that are not kept. Throws what
-  // save() throws.
+  // Saves the state as the step's checkpoint, if a save is due or with `force`; false: it is not
+  // due. If the step was saved or restored last and its checkpoint holds this state, by its
+  // checksums, nothing is written. If it holds another one, that is Error(kAlreadyExists), or with
+  // saving.overwrite it is replaced. Rank 0's metrics count, also those of a later call. Afterwards
+  // rank 0 removes, in the background, the checkpoints that are not kept. Throws what save()
+  // throws.
   bool save(uint64_t step, const StateDict& state,
             const std::map<std::string, double>& metrics = {}, bool force = false);
 

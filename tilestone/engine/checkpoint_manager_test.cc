@@ -8,7 +8,10 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -69,14 +72,17 @@ TEST(CheckpointManager, SavesWhenDueKeepsWhatIsWantedAndRestoresTheNewest) {
   });
 }
 
-TEST(CheckpointManager, ForcesASaveAndNeverSavesAStepTwice) {
+TEST(CheckpointManager, ForcesASaveAndNeverWritesAStateTwice) {
   const TempDirectory run;
   ManagerOptions options = options_of(solo());
   options.every = 10;
   CheckpointManager manager(run.path(), options);
   EXPECT_FALSE(manager.save(3, row_state(solo(), 3)));
   EXPECT_TRUE(manager.save(3, row_state(solo(), 3), {}, true));
-  EXPECT_FALSE(manager.save(3, row_state(solo(), 3), {}, true));
+  EXPECT_TRUE(manager.save(3, row_state(solo(), 3), {{"loss", 0.5}}, true));
+  EXPECT_EQ(manager.steps().front().metrics.at("loss"), 0.5);
+  expect_error([&] { manager.save(3, row_state(solo(), 4), {}, true); }, ErrorCode::kAlreadyExists,
+               "differs");
   EXPECT_TRUE(manager.should_save(10));
   EXPECT_TRUE(manager.save(10, row_state(solo(), 10)));
   EXPECT_FALSE(manager.should_save(10));
@@ -85,6 +91,28 @@ TEST(CheckpointManager, ForcesASaveAndNeverSavesAStepTwice) {
   expect_error([&] { other.save(10, row_state(solo(), 10)); }, ErrorCode::kAlreadyExists);
   options.saving.overwrite = true;
   EXPECT_TRUE(CheckpointManager(run.path(), options).save(10, row_state(solo(), 11)));
+}
+
+TEST(CheckpointManager, RanksCompareAStepThatIsSavedOnceMoreInEveryFormatAndDialect) {
+  for (const auto& format : known_formats()) {
+    for (const auto& dialect : known_dialects()) {
+      SCOPED_TRACE(std::string(format->name()) + " " + std::string(dialect->name()));
+      const TempDirectory run;
+      run_ranks(2, [&](const Communicator& comm) {
+        ManagerOptions options = options_of(comm);
+        options.saving.format = format;
+        options.saving.dialect = dialect;
+        CheckpointManager manager(run.path(), options);
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5)));
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5), {{"loss", 1.0 + comm.rank()}}));
+        expect_error([&] { manager.save(1, row_state(comm, 5 + comm.rank())); },
+                     ErrorCode::kAlreadyExists, "step 1 is saved already");
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5)));
+        EXPECT_EQ(manager.steps().front().metrics.at("loss"), 1.0);
+      });
+      EXPECT_TRUE(Checkpoint::open(run.path() + "/step-00000001").verify().ok());
+    }
+  }
 }
 
 TEST(CheckpointManager, MetricsAreRank0sAndDecideWhatIsBest) {

@@ -13,6 +13,7 @@
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/commit/attributes_internal.h"
 #include "tilestone/engine/pruning_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 
@@ -20,6 +21,7 @@ namespace tilestone {
 namespace {
 
 constexpr const char* kChoice = "choice of a checkpoint";
+constexpr const char* kAgain = "saving a step once more";
 
 Bytes encode_choice(const std::optional<ManagedRun::Chosen>& chosen) {
   ByteWriter writer;
@@ -294,6 +296,39 @@ bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.eve
 
 bool ManagedRun::is_saved(uint64_t step) const {
   return state_->is_last_saved && state_->last == step;
+}
+
+std::string ManagedRun::saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
+  if (state_->last != step) return "";
+  const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
+    wait();  // pruning may hold the step's lock
+    const auto found = state_->directory.find(step);
+    if (!found || found->state != StepState::kDurable) return Bytes();
+    const ByteView name = as_bytes(found->name);
+    return Bytes(name.begin(), name.end());
+  });
+  return std::string(as_text(folder));
+}
+
+bool ManagedRun::is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
+                            const std::string& difference,
+                            const std::map<std::string, double>& metrics, bool overwrite,
+                            Deadline deadline) {
+  if (!difference.empty()) {
+    if (overwrite) return false;
+    throw Error(ErrorCode::kAlreadyExists,
+                fmt::format("step {} is saved already, in {}, and the state is another one: {}",
+                            step, folder, difference))
+        .with_hint("overwrite = true replaces it");
+  }
+  decided_by_rank_0(comm, kAgain, deadline, [&] {
+    if (metrics.empty()) return Bytes();
+    engine::set_attributes(state_->directory.at(folder).shared(), attributes_of(metrics), deadline);
+    prune_after(step);
+    return Bytes();
+  });
+  state_->is_last_saved = true;
+  return true;
 }
 
 void ManagedRun::make_room(const Communicator& comm, uint64_t step, Deadline deadline) {

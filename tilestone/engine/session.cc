@@ -18,6 +18,7 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/saved_state_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone {
@@ -237,6 +238,18 @@ AsyncSave OfSession::async_save(Session& session, const Location& location,
     static_cast<void>(kept.parts->take_earlier_reported());
     kept.async.put(save);
     return AsyncSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+std::string OfSession::difference(Session& session, const Location& location,
+                                  const SaveOptions& options, Deadline deadline,
+                                  const MadeRequest& request) {
+  try {
+    const SaveOptions all = session.completed(options, location);
+    session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
+    return difference_from_saved({location, all, deadline, session.kept_->parts}, request);
   } catch (...) {
     rethrow_cause();
   }

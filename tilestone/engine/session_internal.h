@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
@@ -34,6 +35,10 @@ struct OfSession {
                               const SaveOptions& options, const AsyncOptions& async,
                               Deadline deadline, const MadeRequest& request,
                               const std::shared_ptr<LazyStaging>& lazy = nullptr);
+  // difference_from_saved() with the checkpoint at `location`.
+  static std::string difference(Session& session, const Location& location,
+                                const SaveOptions& options, Deadline deadline,
+                                const MadeRequest& request);
 };
 
 }  // namespace tilestone::engine

@@ -89,11 +89,13 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
 
   const auto begin = [&] {
     std::vector<Begun> begun = make_answers(planning, own.share);
-    transaction.emplace(transaction_of(own, planning));
-    transaction->begin(coordinator_deadline(rounds));
+    if (saving.publishes) {
+      transaction.emplace(transaction_of(own, planning));
+      transaction->begin(coordinator_deadline(rounds));
+    }
     std::vector<Bytes> answers;
     for (Begun& one : begun) {
-      one.staging_name = transaction->staging();
+      if (transaction) one.staging_name = transaction->staging();
       answers.push_back(one.encode());
       one.orders = Bytes();
     }

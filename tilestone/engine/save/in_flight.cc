@@ -47,7 +47,8 @@ InFlight InFlight::decode(ByteReader& in) {
   return rank;
 }
 
-// A failure counts if no rank's program has asked for it, wherever it was noticed.
+// A failure counts if the program of any rank that has noticed it has not asked for it. Who
+// abandons a save does so for all ranks.
 AfterEarlier consider(const std::vector<InFlight>& ranks) {
   const auto first = [&](InFlight::State state) {
     return std::find_if(ranks.begin(), ranks.end(),
@@ -57,10 +58,13 @@ AfterEarlier consider(const std::vector<InFlight>& ranks) {
     if (running->skips) return {AfterEarlier::Way::kSkip, {}, {}};
     return {AfterEarlier::Way::kRefuse, still_running(*running), {}};
   }
-  const auto failed = first(InFlight::State::kFailed);
-  const bool asked =
-      std::any_of(ranks.begin(), ranks.end(), [](const InFlight& rank) { return rank.asked; });
-  if (failed == ranks.end() || asked) return {};
+  const auto failed = std::find_if(ranks.begin(), ranks.end(), [](const InFlight& rank) {
+    return rank.state == InFlight::State::kFailed && !rank.asked;
+  });
+  const bool abandoned = std::any_of(ranks.begin(), ranks.end(), [](const InFlight& rank) {
+    return rank.asked && rank.error && rank.error->code() == ErrorCode::kInterrupted;
+  });
+  if (failed == ranks.end() || abandoned) return {};
   const Error error = earlier_failure(*failed);
   if (failed->warns) return {AfterEarlier::Way::kGoOn, {}, error.what()};
   return {AfterEarlier::Way::kRaise, error, {}};
