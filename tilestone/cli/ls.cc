@@ -22,6 +22,7 @@ struct ListedRow {
   std::string key;
   uint64_t bytes = 0;  // of the whole tensor, or of the object's item
   size_t shards = 1;
+  std::string unsupported = {};  // StoredObject::unsupported
 };
 
 using Json = nlohmann::ordered_json;
@@ -39,7 +40,7 @@ std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options
   if (!options.tensors_only) {
     for (const StoredObject& object : metadata.objects) {
       if (!matches(options.patterns, object.key)) continue;
-      rows.push_back({nullptr, object.key, object.at.length, 1});
+      rows.push_back({nullptr, object.key, object.at.length, 1, object.unsupported});
     }
   }
   std::stable_sort(rows.begin(), rows.end(), [&](const ListedRow& a, const ListedRow& b) {
@@ -81,8 +82,10 @@ Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Checkp
                                 {"bytes", row.bytes}});
     } else {
       out["objects"].push_back({{"key", row.key}, {"bytes", row.bytes}});
+      if (!row.unsupported.empty()) out["objects"].back()["unsupported"] = row.unsupported;
     }
   }
+  out["notes"] = metadata.notes;
   out["has_common"] = checkpoint.has_common();
   out["total"] = {{"tensors", sum.tensors},
                   {"tensor_bytes", sum.tensor_bytes},
@@ -99,7 +102,8 @@ void print_rows(const std::vector<ListedRow>& rows, const Totals& sum, const Met
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
   for (const ListedRow& row : rows) {
     const bool tensor = row.tensor != nullptr;
-    table.add({key_text(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
+    const std::string kind = row.unsupported.empty() ? "object" : "unsupported";
+    table.add({key_text(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : kind,
                tensor ? shape_text(row.tensor->shape) : "",
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
@@ -125,7 +129,10 @@ Json list_checkpoint(const Location& location, const LsOptions& options) {
   } else if (!options.json) {
     print_rows(rows, sum, metadata, options.wide);
   }
-  if (!options.json && options.patterns.empty()) print_about_common(checkpoint);
+  if (!options.json && options.patterns.empty()) {
+    print_about_common(checkpoint);
+    print_notes(metadata.notes);
+  }
   if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
   return options.json && !options.tree ? json_of(rows, sum, checkpoint) : Json();
 }

@@ -164,7 +164,7 @@ Command add_diff(CLI::App& app) {
   app.add_flag("--follow-links", command->follow_links,
                "Read files through any symbolic link; use it only if you trust the links");
   app.add_option("--keys", command->keys,
-                 "Compare only keys that match one of these patterns (*, ?, [...])");
+                 "Compare only keys of A or B, before --rename, that match one of these patterns");
   app.add_option("--rename", command->rename,
                  "REGEX=NAME: rename A's keys before they are compared, as for convert");
   app.add_option("--atol", command->atol, "Values that differ by at most this are equal");

@@ -22,6 +22,7 @@ namespace {
 // `kind`: "tensor" or "object".
 [[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
                                  const std::string& kind) {
+  if (const StoredObject* object = metadata.find_object(key)) expect_supported(*object);
   if (metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr) {
     const std::string other = kind == "tensor" ? "an object" : "a tensor";
     throw Error(ErrorCode::kNotFound, "the checkpoint has " + other + " under this key, no " + kind)

@@ -237,6 +237,8 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
     const bool follows = next < metadata.tensors.size() && metadata.tensors[next].key == item.key;
     const StoredTensor* stored = follows ? &metadata.tensors[next] : metadata.find_tensor(item.key);
     if (stored == nullptr) {
+      const StoredObject* object = metadata.find_object(item.key);
+      if (object != nullptr) expect_supported(*object);
       throw Error(ErrorCode::kNotFound, "the tensor is not in the checkpoint")
           .with_key(item.key)
           .with_hint(hint_for(metadata, item.key));
