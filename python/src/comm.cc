@@ -301,7 +301,7 @@ void bind_comm(nb::module_& m) {
   nb::class_<CallMemory>(m, "CallMemory",
                          "What a rank's communicator keeps from one call to the next.")
       .def(nb::init<>());
-  nb::class_<Communicator> bound(m, "Communicator",
+  nb::class_<Communicator> bound(m, "Communicator", nb::is_weak_referenceable(),
                                  "One rank's end of a group. Timeouts are in seconds.");
   bound.def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)

@@ -127,6 +127,7 @@ void bind_save_options(nb::module_& m) {
       .def_rw("attributes", &SaveOptions::attributes)
       .def_rw("tp_replica_names", &SaveOptions::tp_replica_names)
       .def_rw("separation_hint", &SaveOptions::separation_hint)
+      .def_rw("verify_integrity", &SaveOptions::verify_integrity)
       .def_rw("step", &SaveOptions::step, nb::arg().none());
   bind_named(options, "format", &SaveOptions::format, &format_named);
   bind_named(options, "dialect", &SaveOptions::dialect, &save_dialect_named);

@@ -15,6 +15,7 @@ import numpy
 import pytest
 
 import tilestone
+from tilestone import _async_api
 
 
 class Slow:
@@ -397,3 +398,27 @@ def test_torch_ranks_train_on_while_a_save_is_written(worlds: Any, tmp_path: pat
             whole = numpy.arange(8.0 * world).reshape(2 * world, 4) + first
             assert numpy.array_equal(loaded["w"], whole)
         assert not (folder / "interrupted" / ".metadata").exists()
+
+
+def test_a_session_of_async_save_lives_as_long_as_its_group(tmp_path: pathlib.Path) -> None:
+    """Each `tilestone.solo()` is a group: its copies and threads go with it, its save goes on."""
+    sessions = _async_api._sessions._of_group
+    before = dict(sessions)
+    for step in range(3):
+        slow = Slow()
+        saving = tilestone.async_save(
+            state(step), tmp_path / str(step), group=tilestone.solo(), progress=slow
+        )
+        assert sessions == before
+        slow.go.set()
+        saving.result()
+        assert saved(tmp_path / str(step)) == step
+    group = tilestone.solo()
+    for step in range(3, 6):
+        tilestone.async_save(state(step), tmp_path / str(step), group=group)
+        assert len(sessions) == len(before) + 1
+    del group
+    assert sessions == before
+    # The last save of the group has ended, or goes on: its program would wait for it at its end.
+    while not (tmp_path / "5" / ".metadata").exists():
+        time.sleep(0.01)

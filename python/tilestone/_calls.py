@@ -109,6 +109,8 @@ class Prepared(abc.ABC):
     as_torch: bool = False
     #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
     tp_replica_names: bool = False
+    #: SaveOptions::verify_integrity: the ranks hash the files after the save.
+    verify_integrity: bool = False
     #: SaveOptions::separation_hint: keys that begin with it get data files of their own.
     separation_hint: str = ""
     #: SaveOptions::step: what a CheckpointManager adds.
@@ -295,6 +297,7 @@ class SaveCall:
         engine.copies = None if copies is None else copies.made()
         engine.tp_replica_names = self._state.tp_replica_names
         engine.separation_hint = self._state.separation_hint
+        engine.verify_integrity = self._state.verify_integrity
         engine.step = self._state.step
         return _core.SaveRequest(
             state,

@@ -89,15 +89,6 @@ class Session:
                 self._comm, _options.limit_of(timeout), lambda: _options.time_limit(timeout)
             )
 
-    @classmethod
-    def _of_group(cls, group: ProcessGroup | CommunicatorLike | None) -> Session:
-        """A session of the group's saves, none of which is by files: no rank sends a message."""
-        session = cls.__new__(cls)
-        session._by_files, session._group = None, group
-        session._comm = communicator(group)
-        session._core = _core.Session(session._comm)
-        return session
-
     def _open(self) -> _core.Session:
         """The engine's session."""
         if self._core is None:

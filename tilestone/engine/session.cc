@@ -132,10 +132,11 @@ SaveOptions Session::completed(const SaveOptions& options, const Location& locat
 void Session::report_earlier(AsyncOptions::InFlight policy, const SaveOptions& options,
                              const Deadline& deadline) {
   if (kept_->parts->take_earlier_reported()) kept_->async.forget();
-  engine::InFlight mine = kept_->async.look(policy, deadline);
-  // With a communicator it travels in the save's first message.
-  if (!options.by_files) return kept_->parts->set_earlier(std::move(mine), kept_->async.outcome());
-  const engine::AfterEarlier after = engine::consider({mine});
+  const std::optional<engine::EarlierSave> last = kept_->async.last(policy);
+  // With a communicator the ranks wait together, once they have met.
+  if (!options.by_files) return kept_->parts->set_earlier(last);
+  if (last && last->waits) last->durable->wait(deadline);
+  const engine::AfterEarlier after = engine::consider({last ? last->look() : engine::InFlight()});
   if (after.way != engine::AfterEarlier::Way::kRefuse) kept_->async.forget();
   if (after.warning) log(LogLevel::kWarning, *after.warning);
   if (after.error) throw *after.error;

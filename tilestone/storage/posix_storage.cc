@@ -24,6 +24,20 @@ double seconds_of(const timespec& time) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+// Whether a name was not opened because nothing has it. Any other error leaves that open.
+bool is_absence(int error) { return error == ENOENT || error == ENOTDIR; }
+
+// Whether both are the same file. `own` may be of a file that its server has removed.
+bool is_same(int own, int other, const std::string& path) {
+  struct stat a, b;
+  if (::fstat(own, &a) != 0) {
+    if (errno == ESTALE) return false;
+    fail_errno("cannot stat an open file", path, errno);
+  }
+  if (::fstat(other, &b) != 0) fail_errno("cannot stat an open file", path, errno);
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 class PosixStorage : public Storage {
  public:
   explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
@@ -163,11 +177,13 @@ class PosixStorage : public Storage {
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
   }
 
+  // Whether the name is still that of the open file.
   bool is_at(int fd, const std::string& name) const {
     const UniqueFd now = context_->open_at_root(name, O_PATH | O_NOFOLLOW);
-    struct stat own, found;
-    return now && ::fstat(fd, &own) == 0 && ::fstat(now.get(), &found) == 0 &&
-           own.st_dev == found.st_dev && own.st_ino == found.st_ino;
+    if (!now && !is_absence(errno)) {
+      fail_errno("cannot look at a file", context_->path_of(name), errno);
+    }
+    return now && is_same(fd, now.get(), context_->path_of(name));
   }
 
   [[noreturn]] void refuse_irregular(const std::string& name) const {
@@ -372,9 +388,8 @@ UniqueFd PosixContext::try_open_root() const {
 bool PosixContext::stands() const {
   if (root_.held_from == nullptr) return true;
   const UniqueFd now = root_.held_from->try_open_root();
-  struct stat held, found;
-  return now && ::fstat(root_.held.get(), &held) == 0 && ::fstat(now.get(), &found) == 0 &&
-         held.st_dev == found.st_dev && held.st_ino == found.st_ino;
+  if (!now && !is_absence(errno)) fail_errno("cannot open a directory", root(), errno);
+  return now && is_same(root_.held.get(), now.get(), root());
 }
 
 UniqueFd PosixContext::open_at_root(const std::string& name, int flags, unsigned mode) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,6 +13,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
@@ -110,6 +113,25 @@ struct PhasedMemory {
   }
   Bytes owner;
   MutableByteView view;
+};
+
+// While it exists, this process can have 128 files open, and open `left` more.
+class FilesLeft {
+ public:
+  explicit FilesLeft(int left) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{128, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    while (UniqueFd fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}) taken_.push_back(std::move(fd));
+    for (; left > 0; --left) taken_.pop_back();
+  }
+  ~FilesLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  FilesLeft(const FilesLeft&) = delete;
+  FilesLeft& operator=(const FilesLeft&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> taken_;
 };
 
 // Appends `count` buffers of `size` bytes of the value 1, 2, ...

@@ -267,7 +267,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // hold a directory open.
   virtual std::shared_ptr<Storage> held() { return shared_from_this(); }
   // For a storage that held() has returned: whether held() would still return the same directory.
-  // True for any other storage.
+  // True for any other storage. Throws if that can't be found out.
   virtual bool stands() const { return true; }
 };
 

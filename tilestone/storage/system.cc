@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/storage/available_memory_internal.h"
 #include "tilestone/storage/system_internal.h"
 
@@ -178,7 +179,12 @@ void fail_errno(const std::string& what, const std::string& name, int error) {
     code = ErrorCode::kUnsafe;
     message = what + ": a symbolic link leaves the storage's root or is part of a loop";
   }
-  throw Error(code, std::move(message)).with_file(name).with_errno(error);
+  Error failure(code, std::move(message));
+  if (error == EMFILE) {
+    failure.with_hint("this process may have at most " + std::to_string(max_open_files()) +
+                      " open files: raise the limit (ulimit -n), or close some");
+  }
+  throw failure.with_file(name).with_errno(error);
 }
 
 }  // namespace tilestone

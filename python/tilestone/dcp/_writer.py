@@ -196,6 +196,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             cache_staged_state_dict, overwrite, _extensions, serialization_format,
         )  # fmt: skip
         self._begun: _core.ForeignSave | None = None
+        self._is_alone = False  # whether no other rank takes part in the save that has begun
         self._is_used = False  # whether a save has begun under this save id
         self._is_replaced = False  # whether a later writer has ended its save
 
@@ -245,6 +246,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             return super().prepare_global_plan(plans)
         path = str(self.path)
         self._abandon()
+        self._is_alone = len(plans) == 1
         self._is_replaced = False
         _take_over(path, self)
         self._begun = _core.ForeignSave(
@@ -406,7 +408,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         """Ends a save that was not finished."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            begun.abandon()
+            begun.abandon(self._is_alone)  # other ranks may still write
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves: a save that has begun stays with this object."""

@@ -182,6 +182,7 @@ def save_whole(
     """As `_engine_calls.engine_save`, in the background."""
     given.tp_replica_names = tp_replica_names
     given.separation_hint = separation_hint
+    given.verify_integrity = hashes is not None
 
     def hash_files(begun: BegunSave) -> None:
         if hashes is not None:

@@ -433,6 +433,7 @@ def engine_save(
     path = literal(checkpoint_dir)
     given.tp_replica_names = tp_replica_names
     given.separation_hint = separation_hint
+    given.verify_integrity = hashes is not None
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)

@@ -234,7 +234,7 @@ TEST_F(Ranges, OfAFileThatStaysWantedOpenItOnce) {
 
 class RangesOfManyFiles : public Ranges {
  protected:
-  RangesOfManyFiles() : Ranges(RangeReader::kMaxFiles + 10, 8) {}
+  RangesOfManyFiles() : Ranges(RangeReader::max_files() + 10, 8) {}
 };
 
 TEST_F(RangesOfManyFiles, AreReadInBatches) {
@@ -243,7 +243,7 @@ TEST_F(RangesOfManyFiles, AreReadInBatches) {
   for (uint32_t file = 0; file < metadata_.files.size(); ++file) {
     reader.add({.file = file, .begin = 7, .size = 1});
     if (!reader.full()) continue;
-    EXPECT_EQ(reader.size(), RangeReader::kMaxFiles);
+    EXPECT_EQ(reader.size(), RangeReader::max_files());
     reader.read();
     ++batches;
   }

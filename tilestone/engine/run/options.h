@@ -230,8 +230,9 @@ struct Resources {
 };
 
 // These options must be equal on all ranks: format, dialect, overwrite, attributes,
-// checks.access, checks.common_differs, whether there are copies, tp_replica_names. Otherwise every
-// rank throws Error(kMismatch), which names the option. The other options may differ between ranks.
+// checks.access, checks.common_differs, whether there are copies, tp_replica_names,
+// verify_integrity. Otherwise every rank throws Error(kMismatch), which names the option. The other
+// options may differ between ranks.
 struct SaveOptions {
   Communicator comm = {};                            // default: a group of one
   std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
@@ -260,6 +261,8 @@ struct SaveOptions {
   // too: at most 128 bytes, a part of a file name. "": no such files. Error(kUnsupported) by files,
   // and in formats other than torch_dist. The name is that of Megatron-Core's option.
   std::string separation_hint = {};
+  // The caller's ranks meet after the save, to hash the files. The save itself does nothing for it.
+  bool verify_integrity = false;
   // Texts about the checkpoint, stored in its manifest: {"iteration": "100"}.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,

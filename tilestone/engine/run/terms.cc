@@ -104,6 +104,7 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
           {"checks.common_differs", differing_text(options.checks.common_differs)},
           {"copies", options.copies ? "given" : "None"},
           {"tp_replica_names", bool_text(options.tp_replica_names)},
+          {"verify_integrity", bool_text(options.verify_integrity)},
           {"format", in_quotes(format_of(options)->name())},
           {"dialect", in_quotes(dialect_of(options)->name())},
           {"attributes", attributes_text(options.attributes)}};
