@@ -196,8 +196,6 @@ Value value_named(const std::string& option, const std::string& given,
               option + " must be " + any_of(words) + ", not \"" + given + "\"");
 }
 
-CachePolicy cache_named(const std::string& name);  // "auto", "bypass", "keep"
-
 // A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
 std::function<std::string(const std::string&)> renaming(nb::handle function);
 
