@@ -11,6 +11,7 @@ import ranks
 import torch
 
 import tilestone
+from tilestone._steps import begin_save
 
 TOKEN = "one run of a test"
 
@@ -193,7 +194,7 @@ def test_prepared_memory_is_enough_for_staging(
     with tilestone.Session(**arguments) as session:
         state = rows(0, 1)
         size = session.prepare(state)
-        with session.begin_save(state, tmp_path / "a") as saving:
+        with begin_save(state, tmp_path / "a", session=session) as saving:
             assert 0 < saving.bytes <= size
             saving.stage()
             saving.write()

@@ -153,7 +153,7 @@ class ByFiles(Value):
     `holders`. Only for torch_dist, and only to a path without a checkpoint. See
     docs/saving_by_files.md.
 
-    `save` and `begin_save` need the first three fields. In a `Session` with a group they come from
+    `save` needs the first three fields. In a `Session` with a group they come from
     the group.
     """
 

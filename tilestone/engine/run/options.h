@@ -284,7 +284,7 @@ struct SaveResult {
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
   // "planning", "staging" (only if it was taken), "writing", "reporting" and "publishing", in this
-  // order. What the program did between begin_save and the other calls is in none of them.
+  // order. What a program did between the steps is in none of them.
   std::vector<StepTime> timings = {};
 };
 
