@@ -13,6 +13,7 @@ import numpy
 import pytest
 import ranks
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
 from tilestone._steps import BegunSave, begin_save
@@ -83,7 +84,7 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
                 take_steps(saving, state, stage)
             assert (session.stats.plans_exchanged, session.stats.plans_from_cache) == (1, 1)
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     wanted = contents(tmp_path / "row")
     assert len(wanted) == 2
     for name in ("False", "True", "session False", "session True"):

@@ -30,7 +30,6 @@ from tilestone._core import (
     UnpublishedSave,
     VerifyReport,
     mpi_world,
-    run_ranks,
     solo,
 )
 from tilestone._core import VERSION as __version__
@@ -137,7 +136,6 @@ __all__ = [
     "publish",
     "register_converter",
     "repair",
-    "run_ranks",
     "save",
     "solo",
     "strip_prefix",

@@ -7,7 +7,7 @@
 #include <map>
 #include <span>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save_steps_testing.h"

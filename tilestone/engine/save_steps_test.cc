@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save_steps_testing.h"
