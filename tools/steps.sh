@@ -125,5 +125,6 @@ install_python_package() {
 # Uses the flags of the tests' build, so that most objects come from the compiler cache.
 install_dev_package() {
   install_python_package python-dev --config-settings=cmake.build-type=Dev \
-    --config-settings=cmake.args=--preset=test
+    --config-settings=cmake.args=--preset=test \
+    --config-settings=cmake.define.TILESTONE_TEST_BINDING=ON
 }

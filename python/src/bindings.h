@@ -30,6 +30,7 @@ void bind_value(nb::module_& m);
 void bind_entities(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_comm(nb::module_& m);
+void bind_threads(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
@@ -197,8 +198,6 @@ Value value_named(const std::string& option, const std::string& given,
   throw Error(ErrorCode::kInvalidArgument,
               option + " must be " + any_of(words) + ", not \"" + given + "\"");
 }
-
-CachePolicy cache_named(const std::string& name);  // "auto", "bypass", "keep"
 
 // A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
 std::function<std::string(const std::string&)> renaming(nb::handle function);

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
 from tilestone import _async_api
+from tilestone._steps import begin_save
 
 
 class Slow:
@@ -305,7 +307,7 @@ def test_ranks_meet_in_the_call_and_then_in_files(tmp_path: pathlib.Path) -> Non
                     tmp_path / "bad",
                 )
 
-    tilestone.run_ranks(world, run)
+    run_ranks(world, run)
     assert len(list((tmp_path / "last").glob("*.distcp"))) > world
     for name in ("a", "kind0", "kind1", "kind2", "slow", "next", "last"):
         # Files for a rank that is late may stay (receipts.cc). They are leftovers like any others.
@@ -323,7 +325,7 @@ def test_ranks_that_call_different_functions_fail_at_once(tmp_path: pathlib.Path
         options: dict[str, Any] = {"group": comm, "overwrite": True, "timeout": 60}
         tilestone.save(given, tmp_path, **options)
         first, second = "rank 0: async_save at ", "; rank 1: save at "
-        for call in (tilestone.save, tilestone.begin_save):
+        for call in (tilestone.save, begin_save):
             with pytest.raises(tilestone.MismatchError, match=f"{first}.*{second}"):
                 (call if comm.rank else tilestone.async_save)(given, tmp_path, **options)
         with pytest.raises(tilestone.MismatchError, match=f"{first}.*; rank 1: load at "):
@@ -337,7 +339,7 @@ def test_ranks_that_call_different_functions_fail_at_once(tmp_path: pathlib.Path
                 tilestone.async_save(given, tmp_path, **own, **options)
         assert tilestone.async_save(rows(comm.rank, 2, 2), tmp_path, **options).result().published
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     expect_rows(tmp_path, 2, 2)
 
 

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import pytest
+from thread_ranks import run_ranks
 import tilestone
 import torch
 from ranks import Worlds
@@ -471,7 +472,7 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         tilestone.load(wanted, path, group=comm)
         assert torch.equal(own, base[2 * comm.rank :][:2])
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     with pytest.raises(tilestone.AlreadyExistsError, match="the location is a file"):
         tilestone.save({"w": base}, path, overwrite=True)
     assert torch.equal(torch.load(path, weights_only=True)["w"], base)

@@ -153,7 +153,7 @@ class ByFiles(Value):
     `holders`. Only for torch_dist, and only to a path without a checkpoint. See
     docs/saving_by_files.md.
 
-    `save` and `begin_save` need the first three fields. In a `Session` with a group they come from
+    `save` needs the first three fields. In a `Session` with a group they come from
     the group.
     """
 
@@ -312,15 +312,13 @@ class Reading(Value):
         on one host, otherwise by messages. "always": by messages. "never": each rank reads for
         itself. Must be the same on every rank.""",
     )  # fmt: skip
-    cache: str = _option(
-        "auto", _one_of("auto", "bypass", "keep"),
+    cache: str | None = _option(
+        None, _optional(_one_of("bypass", "keep")),
         """"keep" leaves what is read in the page cache, so that another load of the same files
         needs no disk. "bypass" reads large tensors without the page cache, which leaves that memory
-        to others. "auto" keeps what fits into this rank's share of half of the memory that is
-        available, unless it measures during the load that bypassing is clearly faster; for `open`
-        the bound is for all reads together, and does not know of other processes, and `verify`
-        keeps only with "keep". Data that is already in the cache is read from there in any
-        case.""",
+        to others. None: keep where what is read fits into half of the memory that is available
+        (docs/cache.md); `verify` keeps only with "keep". Data that is already in the cache is read
+        from there in any case.""",
     )  # fmt: skip
     follow_links: bool = _option(
         False, _options.flag,

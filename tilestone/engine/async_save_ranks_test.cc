@@ -9,6 +9,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -45,11 +46,7 @@ void call(Verb verb, const Communicator& comm, const Location& location, int64_t
       save(row_state(comm, first), location, options);
       return;
     case Verb::kBeginSave:
-      begin_save(row_state(comm, first), location, options)
-          .stage(Payload::kStaged)
-          .write()
-          .report()
-          .publish();
+      begin_save(row_state(comm, first), location, options).stage().write().report().publish();
       return;
     case Verb::kAsyncSave:
       async_save(row_state(comm, first), location, options).result();

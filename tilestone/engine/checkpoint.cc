@@ -116,8 +116,9 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                                 engine::thread_count(options.resources.threads),
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.checks.checksums),
-      cache(options.reading.cache),
-      room(std::make_shared<CacheRoom>(engine::cache_room(storage->available_cache(), 0, 1))),
+      asked_cache(options.reading.cache),
+      cache(engine::cache_policy(asked_cache, opened.metadata.tensor_bytes(), 1,
+                                 storage->available_cache())),
       threads(engine::thread_count(options.resources.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
@@ -241,7 +242,7 @@ VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
   try {
     engine::ReadContext context = state_->context(interrupt_);
     // Nobody reads again soon what verify reads.
-    if (context.cache == CachePolicy::kAuto) context.cache = CachePolicy::kBypass;
+    context.cache = state_->asked_cache.value_or(CachePolicy::kBypass);
     return engine::verify_checkpoint(context, state_->opened, progress);
   } catch (...) {
     rethrow_cause();

@@ -340,15 +340,14 @@ class LoadByRounds::Loading {
   }
 
   void make_context(const Items& items, Deadline deadline) {
+    const uint64_t bytes = wanted_bytes(items);
     const uint64_t pool = pool_share(options().resources.buffer_bytes, way_);
-    context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
-                                 make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
-                                 options().checks.checksums, deadline, options().reading.cache,
-                                 warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
-    context_->device_writes->expect(wanted_bytes(items));
-    if (options().reading.cache != CachePolicy::kAuto) return;
-    const uint64_t room = cache_room(storage().available_cache(), wanted_bytes(items), ranks_here_);
-    context_->room = std::make_shared<CacheRoom>(room);
+    context_.emplace(ReadContext{
+        storage(), *opened_.format, opened_.metadata, make_pool(pool, threads_->size(), bytes),
+        *threads_, options().checks.checksums, deadline,
+        cache_policy(options().reading.cache, bytes, ranks_here_, storage().available_cache()),
+        warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
+    context_->device_writes->expect(bytes);
   }
 
   static uint64_t wanted_bytes(const Items& items) {

@@ -142,13 +142,6 @@ void Session::report_earlier(AsyncOptions::InFlight policy, const SaveOptions& o
   if (after.error) throw *after.error;
 }
 
-PlannedSave Session::begin_save(const StateDict& state, const Location& location,
-                                const SaveOptions& options) {
-  const SaveOptions all = completed(options, location);
-  return engine::OfSession::begin_save(*this, location, all, engine::deadline_of(all),
-                                       engine::RequestView{&state, &location, &all});
-}
-
 SaveResult Session::save(const StateDict& state, const Location& location,
                          const SaveOptions& options) {
   const SaveOptions all = completed(options, location);
@@ -218,9 +211,9 @@ SaveResult OfSession::save(Session& session, const Location& location, const Sav
   return save_in_a_row({location, all, deadline, session.kept_->parts}, request);
 }
 
-PlannedSave OfSession::begin_save(Session& session, const Location& location,
-                                  const SaveOptions& options, Deadline deadline,
-                                  const MadeRequest& request) {
+std::unique_ptr<SaveInSteps> OfSession::begin_save(Session& session, const Location& location,
+                                                   const SaveOptions& options, Deadline deadline,
+                                                   const MadeRequest& request) {
   const SaveOptions all = session.completed(options, location);
   session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
   return begin_in_steps({location, all, deadline, session.kept_->parts}, request);

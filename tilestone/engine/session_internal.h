@@ -17,6 +17,8 @@
 
 namespace tilestone::engine {
 
+class SaveInSteps;
+
 struct OfSession {
   // As the session's constructor. A rank whose arguments are invalid passes its error in `failed`,
   // and every rank throws it.
@@ -28,9 +30,10 @@ struct OfSession {
   // is that of the request.
   static SaveResult save(Session& session, const Location& location, const SaveOptions& options,
                          Deadline deadline, const MadeRequest& request);
-  static PlannedSave begin_save(Session& session, const Location& location,
-                                const SaveOptions& options, Deadline deadline,
-                                const MadeRequest& request);
+  // A save in steps, which may outlive the session.
+  static std::unique_ptr<SaveInSteps> begin_save(Session& session, const Location& location,
+                                                 const SaveOptions& options, Deadline deadline,
+                                                 const MadeRequest& request);
   static AsyncSave async_save(Session& session, const Location& location,
                               const SaveOptions& options, const AsyncOptions& async,
                               Deadline deadline, const MadeRequest& request,

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/available_memory_internal.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -43,15 +44,9 @@ class PosixStorage : public Storage {
   explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
 
   bool can(StorageCapability what) override {
-    if (what == StorageCapability::kSharedCache) {
-      return context_->options().read_cache != PosixOptions::Cache::kDirect;
-    }
-    return posix_can_exchange(*context_);
+    return what == StorageCapability::kSharedCache || posix_can_exchange(*context_);
   }
-  uint64_t available_cache() override {
-    const bool cached = can(StorageCapability::kSharedCache);
-    return cached ? context_->system().available_memory() : 0;
-  }
+  uint64_t available_cache() override { return available_memory(); }
   std::string describe() const override { return context_->root(); }
   uint64_t max_name_bytes() const override {
     // PATH_MAX counts the NUL at the end.
@@ -74,12 +69,10 @@ class PosixStorage : public Storage {
     if (!fd)
       fail_errno("cannot open a file", context_->path_of(name), errno == ENOTDIR ? ENOENT : errno);
     const uint64_t size = expect_regular(fd.get(), name);
-    if (context_->options().read_cache != PosixOptions::Cache::kBuffered) {
-      // No read-ahead: callers know what they need. Pages that are still being read count as
-      // cached, so read-ahead would make the following ranges use the page cache too. This is only
-      // advice, so a failure is ignored.
-      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
-    }
+    // No read-ahead: callers know what they need. Pages that are still being read count as cached,
+    // so read-ahead would make the following ranges use the page cache too. This is only advice, so
+    // a failure is ignored.
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
     return std::make_unique<PosixReadable>(context_, name, std::move(fd), size);
   }
 
@@ -90,7 +83,6 @@ class PosixStorage : public Storage {
   }
 
   uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
-    if (!can(StorageCapability::kSharedCache)) return 0;
     for (ReadOp op : ops) {
       op.target = nullptr;
       check(op, options);
@@ -305,7 +297,6 @@ PosixContext::PosixContext(PosixRoot root, const PosixOptions& options,
         .with_file(path);
   }
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  if (options.calls == PosixOptions::Calls::kUring) give_back(take_queue());
 }
 
 std::unique_ptr<IoQueue> PosixContext::take_queue() {
@@ -316,16 +307,12 @@ std::unique_ptr<IoQueue> PosixContext::take_queue() {
     own.idle.pop_back();
     return queue;
   }
-  if (own.uring && options_.calls != PosixOptions::Calls::kPlain) {
+  if (own.uring) {
     int error = 0;
     auto queue = system_->uring_queue(options_.queue_depth, error);
     if (queue != nullptr) return queue;
-    const std::string why = "io_uring is not available";
-    if (options_.calls == PosixOptions::Calls::kUring) {
-      throw Error(ErrorCode::kUnsupported, why).with_errno(error);
-    }
-    log_once(LogLevel::kWarning,
-             why + ": " + std::strerror(error) + "; using plain system calls instead");
+    log_once(LogLevel::kWarning, std::string("io_uring is not available: ") + std::strerror(error) +
+                                     "; using plain system calls instead");
     own.uring = false;
   }
   return make_thread_queue(*system_, options_.queue_depth);

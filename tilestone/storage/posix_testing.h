@@ -22,6 +22,33 @@
 
 namespace tilestone {
 
+// The real system, with or without io_uring, on which nothing is in the page cache: what may be
+// read directly is.
+class ColdSystem : public System {
+ public:
+  explicit ColdSystem(bool uring) : uring_(uring) {}
+  ssize_t read_cached(int, void*, size_t, uint64_t) override {
+    errno = EAGAIN;
+    return -1;
+  }
+  int cached_bytes(int, uint64_t, uint64_t, uint64_t& bytes) override {
+    bytes = 0;
+    return 0;
+  }
+  int resident_bytes(int, uint64_t, uint64_t, uint64_t& bytes) override {
+    bytes = 0;
+    return 0;
+  }
+  std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error) override {
+    if (uring_) return System::uring_queue(depth, error);
+    error = EPERM;
+    return nullptr;
+  }
+
+ private:
+  const bool uring_;
+};
+
 // The real system with a disk of `room` bytes and with failures that a test requests. It uses the
 // queue over threads, so that all reads and writes go through this class.
 class FailingSystem : public System {

@@ -10,14 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/host.h"
-#include "tilestone/storage/available_memory_internal.h"
 #include "tilestone/storage/system_internal.h"
 
 namespace tilestone {
@@ -158,12 +156,6 @@ int System::populate(int fd, uint64_t offset, uint64_t size) {
 
 int System::populate_large_folios(int fd, uint64_t offset, uint64_t size) {
   return populate_mapped(fd, offset, size, true);
-}
-
-uint64_t System::available_memory() { return tilestone::available_memory(); }
-
-double System::seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {

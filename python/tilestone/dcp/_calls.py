@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import pickle
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -234,45 +233,6 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-# How many new objects the collector waits for while torch plans, and how long at most. A plan has
-# about 15 for each tensor.
-_PUT_OFF = 1_000_000
-_PUT_OFF_SECONDS = 30.0
-_thresholds: list[tuple[int, int, int]] = []  # what resume_collections() sets again
-_timers: list[threading.Timer] = []
-
-
-def put_off_collections() -> None:
-    """Makes Python's garbage collector wait while torch plans a save.
-
-    Collections take a third of torch's planning. torch's own save may fail before
-    resume_collections() is called, so a timer calls it too.
-    """
-    usual = gc.get_threshold()
-    if 0 < usual[0] < _PUT_OFF:
-        _thresholds[:] = [usual]
-        gc.set_threshold(_PUT_OFF, *usual[1:])
-        timer = threading.Timer(_PUT_OFF_SECONDS, resume_collections)
-        timer.daemon = True
-        timer.start()
-        _timers.append(timer)
-
-
-def resume_collections() -> None:
-    """Undoes put_off_collections(). Without one, does nothing."""
-    with contextlib.suppress(IndexError):  # empty; the timer may be taking from the lists, too
-        while True:
-            _timers.pop().cancel()
-    with contextlib.suppress(IndexError):
-        while True:
-            usual = _thresholds.pop()
-            if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
-                gc.set_threshold(*usual)
-
-
-os.register_at_fork(after_in_child=resume_collections)  # it has no timer
 
 
 def torch_load(data: Any) -> Any:

@@ -37,8 +37,6 @@ from tilestone.dcp._calls import (
     check_file_system,
     check_path,
     no_collections,
-    put_off_collections,
-    resume_collections,
 )
 
 # A planner may make new tensors for its items. So many bytes of them are resolved at a time.
@@ -215,7 +213,6 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         if self._is_used:
             self.save_id = _torchs._generate_uuid()
         self._is_used = True
-        put_off_collections()
 
     def storage_meta(self) -> StorageMeta | None:
         """As in torch. The path is a str, because a pickled Path depends on Python's version."""
@@ -279,8 +276,6 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         except BaseException:
             self._abandon()
             raise
-        finally:
-            resume_collections()
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future

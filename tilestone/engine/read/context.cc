@@ -52,9 +52,10 @@ std::string lost_hint(const ReadContext& context) {
 
 }  // namespace
 
-uint64_t cache_room(uint64_t available, uint64_t bytes, uint64_t ranks) {
-  const uint64_t share = available / ranks;
-  return (share - std::min(bytes, share)) / 2;
+CachePolicy cache_policy(std::optional<CachePolicy> asked, uint64_t bytes, uint64_t ranks,
+                         uint64_t available) {
+  const bool fits = bytes <= available / 2 / ranks;
+  return asked.value_or(fits ? CachePolicy::kKeep : CachePolicy::kBypass);
 }
 
 bool was_replaced(const ReadContext& context) {

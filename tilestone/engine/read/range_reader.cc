@@ -221,7 +221,7 @@ uint64_t RangeReader::prefetch() {
 }
 
 ReadOptions RangeReader::options() const {
-  return {threads_, context_.buffers, context_.deadline, context_.cache, context_.room.get()};
+  return {threads_, context_.buffers, context_.deadline, context_.cache};
 }
 
 // Adds the key to the error if all ranges that it can concern have the same key.

@@ -212,10 +212,10 @@ struct Reading {
     kNever,   // each rank reads for itself
   };
   TwoPhase two_phase = TwoPhase::kAuto;
-  // What reads leave in the page cache; kAuto: see docs/cache.md, and not for verify. Ranks of one
-  // host that read for one another through the page cache leave what they read there, whatever this
-  // option says.
-  CachePolicy cache = CachePolicy::kAuto;
+  // What reads leave in the page cache; by default everything, where it fits into half of the
+  // available memory (docs/cache.md), and nothing for verify. Ranks of one host that read for one
+  // another through the page cache leave what they read there, whatever this option says.
+  std::optional<CachePolicy> cache;
   // Read files through any symbolic link that leads out of the directory (docs/links.md). For a
   // location that is a path; any other storage decides itself.
   bool follow_links = false;
@@ -290,7 +290,7 @@ struct SaveResult {
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
   // "planning", "staging" (only if it was taken), "writing", "reporting" and "publishing", in this
-  // order. What the program did between begin_save and the other calls is in none of them.
+  // order. What a program did between the steps is in none of them.
   std::vector<StepTime> timings = {};
 };
 
