@@ -348,7 +348,7 @@ class CheckpointManager:
                 self._pruning.after(step)
         except BaseException as error:
             self._run.failed()
-            if isinstance(error, MismatchError) and "in different calls" in error.message:
+            if isinstance(error, MismatchError) and error.reason == "different_calls":
                 error.add_hint("step and force of a save must be the same on every rank")
             raise
 

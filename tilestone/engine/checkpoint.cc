@@ -26,10 +26,12 @@ namespace {
   if (metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr) {
     const std::string other = kind == "tensor" ? "an object" : "a tensor";
     throw Error(ErrorCode::kNotFound, "the checkpoint has " + other + " under this key, no " + kind)
-        .with_key(key);
+        .with_key(key)
+        .with_reason(kind == "tensor" ? Reason::kObjectStored : Reason::kTensorStored);
   }
   throw Error(ErrorCode::kNotFound, "the checkpoint has nothing under this key")
       .with_key(key)
+      .with_reason(Reason::kKeyNotStored)
       .with_hint(similar_keys_hint(metadata, key));
 }
 

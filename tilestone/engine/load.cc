@@ -415,6 +415,7 @@ class LoadByRounds::Loading {
       throw Error(ErrorCode::kNotFound,
                   "the checkpoint has a tensor under this key, but an object is requested")
           .with_key(key)
+          .with_reason(Reason::kTensorStored)
           .with_hint("request an array of the tensor's dtype and shape instead");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
@@ -423,6 +424,7 @@ class LoadByRounds::Loading {
                                           : "the checkpoint has this key neither in its common "
                                             "state nor as an object")
         .with_key(key)
+        .with_reason(Reason::kKeyNotStored)
         .with_hint(hint_at_missing(opened_.metadata, key));
   }
 

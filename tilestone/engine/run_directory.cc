@@ -39,11 +39,8 @@ std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<
 // The error about the files of a run's newest step, which does not name the step itself.
 Error about_newest(const Error& error, const std::string& name) {
   const char* const state = error.code() == ErrorCode::kIo ? "can't be read" : "is damaged";
-  Error named(error.code(), fmt::format("{} {}: {}", name, state, error.message()));
-  named.with_key(error.key()).with_file(error.file()).with_errno(error.sys_errno());
-  std::string hint = error.hint();
-  if (!hint.empty()) hint += "; ";
-  return named.with_hint(hint + "restore with fallback continues from the newest intact step");
+  return error.with_message(fmt::format("{} {}: {}", name, state, error.message()))
+      .with_advice({"restore with fallback continues from the newest intact step"});
 }
 
 // A directory without steps is taken for that of a run that begins. It may be a wrong one.

@@ -130,14 +130,13 @@ def missing_id() -> RuntimeError:
     )
 
 
-# What the engine's hints say of tilestone.load, in the words of tilestone.dcp.
-_HINTS = (
-    (
-        'differences=Differences(not_in_checkpoint="report") loads',
-        "planner=DefaultLoadPlanner(allow_partial_load=True) loads",
-    ),
-    (": load with rename=", ": tilestone.load renames with rename="),
-)
+# Options of tilestone.load in the engine's hints, in the words of tilestone.dcp; None: it has none.
+_WORDS = {
+    "differences.not_in_checkpoint": "planner=DefaultLoadPlanner(allow_partial_load=True)",
+    "differences.other_shape": None,
+    "allow_shape_mismatch": None,
+    "cast": None,
+}
 
 
 def as_torchs(error: Exception, step: str) -> Exception:
@@ -148,19 +147,16 @@ def as_torchs(error: Exception, step: str) -> Exception:
     """
     if not isinstance(error, CheckpointError):
         return error
+    error.word_options(_WORDS)
     text = str(error)
-    for engines, own in _HINTS:
-        text = text.replace(engines, own)
     made: Exception = error
-    if error.code == "not_found" and error.key:
-        if "has a tensor under this key" in error.message:
-            made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
-        else:
-            made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
-    elif step == "read" and error.code == "mismatch" and error.key and "shape" in error.message:
-        text = text.removesuffix(f"; {error.hint}")  # which is about options of tilestone.load
+    if error.reason == "tensor_stored":
+        made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
+    elif error.reason in ("key_not_stored", "object_stored"):
+        made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
+    elif step == "read" and error.reason == "shape_differs":
         made = ValueError(f"Size mismatch between saved and current tensor: {text}")
-    elif error.code == "already_exists" and " exists at " in error.message:  # no other save's lock
+    elif error.reason == "checkpoint_exists":
         made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({text})")
     if made is not error:
         made.__cause__ = error

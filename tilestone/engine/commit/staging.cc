@@ -121,6 +121,7 @@ void fail_under_way(Storage& storage, std::string_view what, std::string_view hi
   throw Error(ErrorCode::kAlreadyExists,
               std::string(what) + " is under way at " + storage.describe() + holder_at(storage))
       .with_file(kLockName)
+      .with_reason(Reason::kUnderWay)
       .with_hint(std::string(hint));
 }
 

@@ -295,7 +295,8 @@ void Transaction::refuse_what_exists() const {
     if (!overwrite_) {
       throw Error(ErrorCode::kAlreadyExists, stands)
           .with_file(other->mark)
-          .with_hint("save elsewhere, or replace it with overwrite = true");
+          .with_reason(Reason::kCheckpointExists)
+      .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
     }
     if (!other->replaceable && !dialect_->shares_directory()) {
       throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")
@@ -305,7 +306,8 @@ void Transaction::refuse_what_exists() const {
   }
   if (overwrite_ || !any_checkpoint(*location_, *format_)) return;
   throw Error(ErrorCode::kAlreadyExists, "a checkpoint exists at " + location_->describe())
-      .with_hint("save elsewhere, or replace it with overwrite = true");
+      .with_reason(Reason::kCheckpointExists)
+      .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
 }
 
 // The last rename of the save would fail.

@@ -166,15 +166,16 @@ Rest requested_by_none(KeyCounts& left_out, KeyCounts& named, size_t ranks, cons
   const auto of_scheduler = std::find_if(keys.begin(), keys.end(), [](const std::string& key) {
     return key.ends_with(".initial_lr");
   });
-  const std::string hint = "differences.not_requested = kReport loads without them";
+  const Advice without{"", "differences.not_requested", "report", " loads without them"};
   throw Error(ErrorCode::kMismatch, "the checkpoint holds " + counted(keys.size(), "key") +
                                         " not requested: " + list_keys(keys))
       .with_key(of_scheduler == keys.end() ? keys.front() : *of_scheduler)
+      .with_reason(Reason::kNotRequested)
       .with_hint(of_scheduler == keys.end()
-                     ? hint
-                     : "initial_lr is set by a learning-rate scheduler: make the scheduler before "
-                       "the load; or " +
-                           hint);
+                     ? Hint{without}
+                     : Hint{{"initial_lr is set by a learning-rate scheduler: make the scheduler "
+                             "before the load"},
+                            without});
 }
 
 void warn(const std::vector<std::string>& keys, const std::string& what) {

@@ -64,9 +64,12 @@ Bytes take(Bytes& message, size_t rank) {
     }
     throw Error(ErrorCode::kMismatch,
                 "the ranks don't agree on " + all.front()[t].first + " (" + who + ")")
-        .with_rank(first_other);
+        .with_rank(first_other)
+        .with_reason(Reason::kDifferentArguments)
+        .with_hint(Hint{{"every rank passes the same ", all.front()[t].first}});
   }
-  throw Error(ErrorCode::kMismatch, "the ranks made different calls");
+  throw Error(ErrorCode::kMismatch, "the ranks made different calls")
+      .with_reason(Reason::kDifferentCalls);
 }
 
 }  // namespace

@@ -17,11 +17,8 @@ bool is_hearsay(const Error& error) {
 
 Error earlier_failure(const InFlight& rank) {
   const Error& why = *rank.error;
-  Error error(why.code(),
-              "an earlier asynchronous save has failed: " + rank.what + ": " + why.message());
-  error.with_key(why.key()).with_file(why.file()).with_rank(why.rank()).with_hint(why.hint());
-  if (why.sys_errno() != 0) error.with_errno(why.sys_errno());
-  return error;
+  return why.with_message("an earlier asynchronous save has failed: " + rank.what + ": " +
+                          why.message());
 }
 
 Error still_running(const InFlight& rank) {
