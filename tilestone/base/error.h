@@ -40,17 +40,17 @@ std::string_view to_string(ErrorCode code);
 // numbers travel between ranks, so only append.
 enum class Reason : uint8_t {
   kNone = 0,
-  kNoCheckpoint = 1,        // nothing at the location is a checkpoint
-  kKeyNotStored = 2,        // the checkpoint has no such key
-  kTensorStored = 3,        // it has a tensor under the key, and an object is requested
-  kObjectStored = 4,        // it has an object under the key, and a tensor is requested
-  kShapeDiffers = 5,        // the global shapes of state and checkpoint
-  kDtypeDiffers = 6,        // their dtypes
-  kNotRequested = 7,        // the checkpoint has keys that the state does not ask for
-  kCheckpointExists = 8,    // a save without `overwrite` has found a checkpoint
-  kUnderWay = 9,            // another save, repair or removal holds the location
-  kDifferentCalls = 10,     // the ranks have made different calls
-  kDifferentArguments = 11, // the ranks have made one call with different arguments
+  kNoCheckpoint = 1,         // nothing at the location is a checkpoint
+  kKeyNotStored = 2,         // the checkpoint has no such key
+  kTensorStored = 3,         // it has a tensor under the key, and an object is requested
+  kObjectStored = 4,         // it has an object under the key, and a tensor is requested
+  kShapeDiffers = 5,         // the global shapes of state and checkpoint
+  kDtypeDiffers = 6,         // their dtypes
+  kNotRequested = 7,         // the checkpoint has keys that the state does not ask for
+  kCheckpointExists = 8,     // a save without `overwrite` has found a checkpoint
+  kUnderWay = 9,             // another save, repair or removal holds the location
+  kDifferentCalls = 10,      // the ranks have made different calls
+  kDifferentArguments = 11,  // the ranks have made one call with different arguments
 };
 inline constexpr Reason kLastReason = Reason::kDifferentArguments;
 
@@ -59,8 +59,8 @@ std::string_view to_string(Reason reason);
 
 // One thing to try after an error: `before`, then an option and the value to give it, then `after`;
 // or only text. The option is named as docs/options.md does, and the value is a word there:
-// {"", "overwrite", "true", " replaces it"}. Without a value only the option is named. C++, Python and the drop-ins each word an option in
-// their own way.
+// {"", "overwrite", "true", " replaces it"}. Without a value only the option is named. C++, Python
+// and the drop-ins each word an option in their own way.
 struct Advice {
   std::string before;
   std::string option = "";

@@ -25,9 +25,10 @@ Error full_error() {
 }
 
 TEST(Error, SaysWhatWhereAndWhatToTryInOneLine) {
-  EXPECT_STREQ(full_error().what(),
-               "write failed: No space left on device (key layer.0.weight) "
-               "(file __0_0.distcp) (rank 3); free some space, or write less with overwrite = true");
+  EXPECT_STREQ(
+      full_error().what(),
+      "write failed: No space left on device (key layer.0.weight) "
+      "(file __0_0.distcp) (rank 3); free some space, or write less with overwrite = true");
 }
 
 TEST(Error, ShowsOnlyTheContextThatIsSet) {

@@ -11,8 +11,8 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/async_save.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"

@@ -12,8 +12,8 @@
 #include "tilestone/base/per_process.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/agree.h"
-#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/commit/attributes_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/pruning_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 

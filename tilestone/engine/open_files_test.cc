@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/posix_testing.h"

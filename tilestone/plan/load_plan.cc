@@ -44,7 +44,8 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                     described(item.dtype, item.global_shape) + " is wanted" + none)
         .with_key(item.key)
         .with_reason(Reason::kDtypeDiffers)
-        .with_hint(convertible && fits ? Hint{{"", "cast", "true", " converts the dtype"}} : Hint());
+        .with_hint(convertible && fits ? Hint{{"", "cast", "true", " converts the dtype"}}
+                                       : Hint());
   }
   if (fits) return;
   const Advice leaves{"", "differences.other_shape", "report", " leaves the tensor as it is"};

@@ -296,7 +296,7 @@ void Transaction::refuse_what_exists() const {
       throw Error(ErrorCode::kAlreadyExists, stands)
           .with_file(other->mark)
           .with_reason(Reason::kCheckpointExists)
-      .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
+          .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
     }
     if (!other->replaceable && !dialect_->shares_directory()) {
       throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 
 namespace tilestone::empty_places_test {

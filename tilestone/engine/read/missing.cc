@@ -70,9 +70,10 @@ Hint prefix_hint(const std::vector<std::string>& missing, const Metadata& metada
 bool has_other_places(const Metadata& metadata, const std::string& key) {
   const std::string_view grid = grid_key(key);
   if (grid == key) return false;
-  return std::any_of(
-      metadata.objects.begin(), metadata.objects.end(),
-      [&](const StoredObject& object) { return object.key != key && grid_key(object.key) == grid; });
+  return std::any_of(metadata.objects.begin(), metadata.objects.end(),
+                     [&](const StoredObject& object) {
+                       return object.key != key && grid_key(object.key) == grid;
+                     });
 }
 
 }  // namespace
