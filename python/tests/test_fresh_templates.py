@@ -161,12 +161,12 @@ def test_a_module_without_state_takes_none(ckpt: str) -> None:
 
 def test_empty_containers_of_any_class_are_filled(ckpt: str, warnings: Any) -> None:
     content: dict[str, Any] = {
-        "plain": {"1": torch.ones(2), "a.b": {"c": [torch.zeros(1), {"d": {}}]}},
+        "plain": {1: torch.ones(2), "a.b": {"c": [torch.zeros(1), {2: {}}]}, None: 5},
         "ordered": collections.OrderedDict(x=1, y=torch.ones(1)),
         "default": {"s": {"avg": torch.ones(3)}},
         "list": [torch.ones(1), [torch.ones(2)], {"k": "v"}],
         "values": [1, 2],
-        "inner": [{"full": 1}, {"empty": torch.ones(1)}],
+        "inner": [{"full": 1}, {3: torch.ones(1)}],
     }
     tilestone.save(content, ckpt)
     wanted = {
@@ -174,7 +174,7 @@ def test_empty_containers_of_any_class_are_filled(ckpt: str, warnings: Any) -> N
         "default": collections.defaultdict(dict), "inner": [{"full": None}, {}],
     }  # fmt: skip
     loaded = tilestone.load(wanted, ckpt)
-    assert type(loaded["default"]) is collections.defaultdict
+    assert type(loaded["default"]) is collections.defaultdict and wanted["default"] == {}
     loaded["default"] = dict(loaded["default"])
     for key, value in content.items():
         assert_equal_states(loaded[key], value)

@@ -20,13 +20,13 @@ StateDict of(const std::string& key, StateNode node) {
   return dict;
 }
 
-// {"state": {"0": {"avg", "step"}, "1": {"deep": {}}}, "list": [tensor, {"n"}]}
+// {"state": {0: {"avg", "step"}, 1: {"deep": {}}}, "list": [tensor, {"n"}]}
 StateDict content(int64_t factor) {
   StateDict first, states, out;
   first["avg"] = counting(DType::kFloat32, {3}, factor);
   first["step"] = 2.5;
-  states["0"] = std::move(first);
-  states["1"] = of("deep", StateDict());
+  states[int64_t{0}] = std::move(first);
+  states[int64_t{1}] = of("deep", StateDict());
   out["state"] = std::move(states);
   out["list"] =
       StateList{StateNode(counting(DType::kInt64, {2}, 7)), StateNode(of("n", int64_t{5}))};
@@ -48,10 +48,10 @@ StateDict empty_template() {
 
 void expect_content(const StateDict& loaded) {
   const StateDict& states = loaded.get<StateDict>("state");
-  const StateDict& first = states.get<StateDict>("0");
+  const StateDict& first = states.get<StateDict>(int64_t{0});
   EXPECT_EQ(elements(first.get<TensorView>("avg")), elements(counting(DType::kFloat32, {3}, 1)));
   EXPECT_EQ(first.get<double>("step"), 2.5);
-  EXPECT_TRUE(states.get<StateDict>("1").get<StateDict>("deep").empty());
+  EXPECT_TRUE(states.get<StateDict>(int64_t{1}).get<StateDict>("deep").empty());
   const StateList& list = loaded.get<StateList>("list");
   ASSERT_EQ(list.size(), 2u);
   EXPECT_EQ(elements(list[0].as<TensorView>()), elements(counting(DType::kInt64, {2}, 7)));
