@@ -140,11 +140,13 @@ nb::bytes python_bytes(ByteView bytes);
 ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
-// The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree
-// add.
+// The paths for LoadOptions's fields of these names that the Stateful objects of a tree, and the
+// state dicts of optimizers, add.
 struct Claims {
   std::vector<Path> complete;
   std::vector<Path> subtrees;
+  std::vector<Path> unmade;
+  std::vector<Path> kept_empty;
 };
 
 // A path from the result of os.fsencode.

@@ -90,6 +90,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   }
   load.options.complete = std::move(claims.complete);
   load.options.subtrees = std::move(claims.subtrees);
+  load.options.unmade = std::move(claims.unmade);
+  load.options.kept_empty = std::move(claims.kept_empty);
   load.options.progress = to_progress(progress);
   return load;
 }

@@ -159,6 +159,7 @@ void bind_load_options(nb::module_& m) {
       .def_rw("sharded_only", &LoadOptions::sharded_only)
       .def_rw("objects_by_grid", &LoadOptions::objects_by_grid)
       .def_rw("log_report", &LoadOptions::log_report)
+      .def_rw("fill_empty", &LoadOptions::fill_empty)
       .def_rw("timeout", &LoadOptions::timeout);
   nb::class_<OpenOptions> open(m, "OpenOptions", "How a checkpoint is opened.");
   bind_reading(open);

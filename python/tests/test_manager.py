@@ -553,7 +553,8 @@ def test_the_example_of_the_page_runs_unchanged(tmp_path: pathlib.Path) -> None:
     )
     before = signal.getsignal(signal.SIGTERM)
     for last in (250, 420):
-        names = {"state": state_of(0), "last": last, "train": lambda state: 0.5}
+        made = (state_of(0), {"lr": 0.1})
+        names = {"make": lambda: made, "last": last, "train": lambda state: 0.5}
         exec(compile(example, "docs/run_directories.md", "exec"), names)
         assert names["step"] == last
         with tilestone.CheckpointManager(tmp_path) as manager:

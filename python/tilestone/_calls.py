@@ -101,6 +101,8 @@ class Prepared(abc.ABC):
     unmarked: str = "pytorch"
     #: LoadOptions::log_report: rank 0 logs the LoadReport.
     log_report: bool = True
+    #: LoadOptions::fill_empty: empty dicts and lists ask for what is stored there.
+    fill_empty: bool = True
     #: LoadOptions::sharded_only: common state is neither read nor returned.
     sharded_only: bool = False
     #: Only torch's tensors are tensors, and objects with state_dict() are ordinary ones.
@@ -381,6 +383,7 @@ class LoadCall:
         engine.sharded_only = self._template.sharded_only
         engine.objects_by_grid = self._template.objects_by_grid
         engine.log_report = self._template.log_report
+        engine.fill_empty = self._template.fill_empty
         engine.unmarked = self._template.unmarked
         return _core.LoadRequest(
             template if self._has_template else None,

@@ -273,8 +273,8 @@ _POLICY = _one_of("error", "report", "ignore")
 class Differences(Value):
     """What a load does about differences between the templates and the checkpoint.
 
-    "error" raises; "report" lists the key in `report` and in a warning of rank 0; "ignore" does
-    neither. If the load continues, the leaf keeps its value from the template. The three policies
+    "error" raises; "report" lists the key in `report` and in a warning of rank 0; "ignore" goes on
+    without a warning. If the load continues, the leaf keeps its value from the template. The three policies
     must be the same on every rank. They don't apply to values, lists and arrays in the common state
     (Megatron-Core's dialect): the common state comes back as it was saved, and an array of another
     shape in it is always an error.
@@ -286,7 +286,8 @@ class Differences(Value):
     not_requested: str | None = _option(
         None, _optional(_POLICY),
         """a key of the checkpoint that no rank wants. None: an error below the key of an object
-        with state_dict(), and ignored elsewhere.""",
+        with state_dict(); below other dicts and lists of the template one warning, with keys and
+        bytes; ignored elsewhere. `report` lists what is below dicts and lists whatever this says.""",
     )  # fmt: skip
     other_shape: str = _option(
         "error", _POLICY,

@@ -262,6 +262,7 @@ class Asked(Prepared):
     harmless = HARMLESS
     objects_by_grid = True
     log_report = False  # the strict modes log the keys
+    fill_empty = False  # an empty dict is common state, which is not requested
 
     def __init__(
         self,
