@@ -65,7 +65,7 @@ def test_a_failed_save_is_not_compared_with_what_its_folder_held_before(
         manager.restore(state_of(0), 1)
         with small_files():
             manager.save(2, large_state())
-            assert manager.save(2, large_state() | {"more": 1})
+            manager._in_flight.wait()  # type: ignore[union-attr]
         assert manager.save(2, state_of(7))
         assert manager.restore(state_of(0), 2)[0]["step"] == 7
 
@@ -112,10 +112,10 @@ def test_the_same_state_of_a_step_is_not_written_again_and_its_new_metrics_count
         files = files_in(tmp_path)
         assert manager.save(1, state_of(1), force=True)
         assert manager.steps()[0].metrics == {"loss": 1.0, "acc": 0.5}
+        assert files_in(tmp_path) == files
         manager.save(2, state_of(2), metrics={"loss": 2.0})
         assert manager.save(2, state_of(2), metrics={"loss": 0.5})
-        assert manager.steps()[1].metrics == {"loss": 0.5}
-        assert files.items() <= files_in(tmp_path).items()
+        assert manager.steps()[-1].metrics == {"loss": 0.5}
         manager.save(3, state_of(3), metrics={"loss": 3.0})
         manager.wait()
         assert [each.step for each in manager.steps()] == [2, 3] and manager.best() == 2
