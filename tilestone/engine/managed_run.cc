@@ -308,8 +308,11 @@ std::string ManagedRun::saved_before(const Communicator& comm, uint64_t step, De
   if (state_->last != step) return "";
   const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
     wait();  // pruning may hold the step's lock
+    state_->end_last();
     const auto found = state_->directory.find(step);
     if (!found || found->state != StepState::kDurable) return Bytes();
+    const StepId own{step, found->save_id};
+    if (own.save_id.empty() || state_->lineage.parent != own) return Bytes();
     const ByteView name = as_bytes(found->name);
     return Bytes(name.begin(), name.end());
   });
@@ -325,7 +328,8 @@ bool ManagedRun::is_settled(const Communicator& comm, uint64_t step, const std::
     throw Error(ErrorCode::kAlreadyExists,
                 fmt::format("step {} is saved already, in {}, and the state is another one: {}",
                             step, folder, difference))
-        .with_hint("overwrite = true replaces it");
+        .with_reason(Reason::kCheckpointExists)
+        .with_hint(Hint{{"", "overwrite", "true", " replaces it"}});
   }
   decided_by_rank_0(comm, kAgain, deadline, [&] {
     if (metrics.empty()) return Bytes();
@@ -385,8 +389,8 @@ void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
 }
 
 void ManagedRun::failed() {
+  state_->end_last();  // the one before may have become durable
   state_->is_last_saved = false;
-  state_->begun = nullptr;
   state_->before = nullptr;
 }
 
