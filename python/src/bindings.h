@@ -137,7 +137,8 @@ class Bridge {
 };
 
 nb::bytes python_bytes(ByteView bytes);
-ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
+ByteView byte_view(const nb::bytes& bytes);        // valid as long as the object
+SharedBytes shared_bytes(const nb::bytes& bytes);  // without a copy
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
 // The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree

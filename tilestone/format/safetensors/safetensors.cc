@@ -83,7 +83,7 @@ class SafetensorsFormat : public ReadFormat {
     return read_directory(files);
   }
 
-  Value parse_object(ByteView) const override { fail_no_objects(); }
+  Value parse_object(const SharedBytes&) const override { fail_no_objects(); }
   std::optional<ItemFault> verify_object(ByteView) const override { fail_no_objects(); }
 
  private:
