@@ -3,6 +3,7 @@
 MINUTES ?= 5
 ROUNDS ?= 100
 PRESET ?= dev
+PYTHON ?=
 
 .PHONY: demo test check bench wheel docs format stubs soak fuzz setup clean
 
@@ -19,7 +20,7 @@ bench:
 	@tools/bench
 
 wheel:
-	@tools/wheel
+	@tools/wheel $(PYTHON)
 
 docs:
 	@tools/docs

@@ -152,7 +152,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each package")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data; 1 is full size")
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of packages")
-    parser.add_argument("--cache", choices=["auto", "bypass", "keep"],
+    parser.add_argument("--cache", choices=["bypass", "keep"],
                         help="of loads, but in the case megatron; else each package's default")
     parser.add_argument("--dir", type=Path, help="where checkpoints are written (about 5 GB)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

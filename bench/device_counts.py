@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import tilestone
+from tilestone._steps import begin_save
 
 MIB = 1 << 20
 HEAD = (
@@ -127,7 +128,7 @@ class CountedByLane:
 
 
 def stage(state: dict[str, Any], path: pathlib.Path) -> None:
-    begun = tilestone.begin_save(state, path)
+    begun = begin_save(state, path)
     begun.stage()
     begun.write()
     begun.report()

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {

@@ -10,9 +10,8 @@ html_title = f"Tilestone {release}"
 html_show_copyright = False
 exclude_patterns = ["requirements.txt"]
 myst_heading_anchors = 4
-# Files outside the folder, such as the README, are linked by their names in the tree.
 # The names of several fields, such as `bytes`, are also types in signatures.
-suppress_warnings = ["myst.xref_missing", "ref.python"]
+suppress_warnings = ["ref.python"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import pathlib
 import struct
+import sys
 import tempfile
 
 import numpy
 from hostile_archives import RUN, Files, pickles, tensors, zips
 
 FUZZ = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(FUZZ.parent / "python" / "tests"))
 GOLDEN = FUZZ.parent / "tests" / "golden"
 
 
@@ -43,6 +45,7 @@ def put(kind: str, target: str, name: str, content: bytes) -> None:
 
 def ours() -> dict[str, Files]:
     """Checkpoints written by Tilestone: by one rank, by two ranks, and one with leftovers."""
+    import thread_ranks
     import tilestone
 
     def save_two(path: str) -> None:
@@ -52,7 +55,7 @@ def ours() -> dict[str, Files]:
             state = {"w": w, "plain": numpy.arange(3), "scalar": numpy.float64(3), "step": 7}
             tilestone.save(state, path, group=comm)
 
-        tilestone.run_ranks(2, rank)
+        thread_ranks.run_ranks(2, rank)
 
     found: dict[str, Files] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -172,6 +175,7 @@ def manifest_corpus() -> Files:
 
     And the receipt of a tensor whose blocks have checksums.
     """
+    import thread_ranks
     import tilestone
 
     with tempfile.TemporaryDirectory() as name:
@@ -190,7 +194,7 @@ def manifest_corpus() -> Files:
                 {"w": w}, name, group=comm, attributes={"a": "b"}, tensor_attributes=told
             )
 
-        tilestone.run_ranks(2, rank)
+        thread_ranks.run_ranks(2, rank)
         (path,) = pathlib.Path(name, ".tilestone").glob("*.manifest")
         manifest = path.read_bytes()
     (head,) = struct.unpack_from("<Q", manifest, 12)

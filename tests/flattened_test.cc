@@ -9,7 +9,7 @@
 #include "tests/golden.h"
 #include "tests/random_layout.h"
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/archive/pickle_writer_internal.h"

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

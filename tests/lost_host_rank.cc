@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tilestone/comm/relay_testing.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {
@@ -171,13 +172,13 @@ class Member {
     options.comm = comm_;
     options.timeout = timeout;
     enter("meet", "orders");
-    PlannedSave planned = begin_save(state_of(rows), location_, options);
+    SteppedSave planned = begin_save(state_of(rows), location_, options);
     hold("stage");
-    WrittenSave written = std::move(planned).stage(Payload::kStaged).write();
+    SteppedSave written = planned.stage().write();
     enter("report", "reports");
-    ReportedSave reported = std::move(written).report();
+    SteppedSave reported = written.report();
     enter("publish", "outcome");
-    std::move(reported).publish();
+    reported.publish();
   }
 
   // Loads columns of what was saved as rows. Returns the versions of the elements; -1 stands for an

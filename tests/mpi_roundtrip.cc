@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {
@@ -93,13 +94,13 @@ void expect_flat(const Communicator& comm, const Location& location, int64_t fir
 // How the last rank fails: its state is invalid, or it leaves the save before the named step.
 enum class Failing { kState, kStage, kWrite, kReport };
 
-void take_steps(PlannedSave planned, Failing until) {
+void take_steps(SteppedSave planned, Failing until) {
   if (until == Failing::kStage) return;
-  StagedSave staged = std::move(planned).stage(Payload::kStaged);
+  SteppedSave staged = planned.stage();
   if (until == Failing::kWrite) return;
-  WrittenSave written = std::move(staged).write();
+  SteppedSave written = staged.write();
   if (until == Failing::kReport) return;
-  std::move(written).report().publish();
+  written.report().publish();
 }
 
 // Expects the error on every rank, and that the existing checkpoint is unchanged.
@@ -116,7 +117,7 @@ void expect_failure_everywhere(const Communicator& comm, const Location& locatio
   options.timeout = 60;
   std::string text;
   try {
-    take_steps(session != nullptr ? session->begin_save(state, location, options)
+    take_steps(session != nullptr ? begin_save(*session, state, location, options)
                                   : begin_save(state, location, options),
                is_last ? failing : Failing::kState);
   } catch (const Error& error) {

@@ -10,7 +10,7 @@
 
 #include "tests/random_layout.h"
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"

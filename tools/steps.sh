@@ -108,16 +108,23 @@ configure_and_build() {
   cmake --build --preset "$preset" --target "$@"
 }
 
-# Builds the Python package in build/$1 and installs it into .venv. Other arguments go to pip.
+# Builds the Python package in build/$1 and installs it into .venv. Other arguments go to pip, whose
+# output goes to build/$1.log.
 install_python_package() {
   local name=$1
   shift
-  .venv/bin/python -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
-    --config-settings="build-dir=build/$name" "$@" .
+  mkdir -p "build/$name"
+  if ! .venv/bin/python -m pip install --verbose --no-build-isolation --no-deps --force-reinstall \
+    --config-settings="build-dir=build/$name" "$@" . 2>&1 |
+    tools/progress "build/$name" "build/$name.log"; then
+    tail -n 60 "build/$name.log" >&2
+    return 1
+  fi
 }
 
 # Uses the flags of the tests' build, so that most objects come from the compiler cache.
 install_dev_package() {
   install_python_package python-dev --config-settings=cmake.build-type=Dev \
-    --config-settings=cmake.args=--preset=test
+    --config-settings=cmake.args=--preset=test \
+    --config-settings=cmake.define.TILESTONE_TEST_BINDING=ON
 }

@@ -1,4 +1,5 @@
-"""Trains a small GPT, saves it with Tilestone, and resumes training on other meshes.
+"""Five minutes that show what Tilestone does: trains a small GPT on 4 ranks, kills a rank in the middle
+of a save, resumes, loads on 3 ranks, flips a bit, and does the same with stock PyTorch.
 
     demo.py FOLDER
 
@@ -7,151 +8,196 @@ All files are written to FOLDER, which is emptied first. The exit status is 1 if
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from train import KILLED, Plan, run_rank
+
+import tilestone
 
 HERE = Path(__file__).resolve().parent
-SAVE_AT = 30
-LAST = 50
+SAVED, KILL, LAST = 20, 40, 60
 
-
-@dataclasses.dataclass
-class Comparison:
-    """One row of the table."""
-
-    what: str
-    count: int
-    unit: str
-    differing: int
-    delta: float
+all_equal = True
 
 
 def announce(text: str) -> None:
     print(f"\n--- {text}", flush=True)
 
 
-def train(folder: Path, name: str, mesh: str, last: int, *words: str) -> dict[str, Any]:
-    """Runs train.py with one process for each rank of the mesh. Returns rank 0's report."""
+def tell(text: str) -> None:
+    print(f"    {text}", flush=True)
+
+
+def tell_if(equal: bool, what: str) -> None:
+    global all_equal
+    all_equal &= equal
+    tell(f"{what}: {'equal, bit for bit' if equal else 'DIFFERENT'}")
+
+
+def fork_rank(plan: Plan, rank: int, world: int, name: str) -> int:
+    """Forks, because each new process would import torch for some seconds."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        root = plan.run.parent
+        run_rank(plan, rank, world, root / f"{name}.store", root / f"{name}.report")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run(plan: Plan, name: str, killed: int | None = None) -> dict[str, Any]:
+    """Runs a process for each rank of the mesh. Returns rank 0's report."""
     world = 1
-    for word in mesh.split("x"):
-        world *= int(word)
-    report = folder / f"{name}.report"
-    command = [sys.executable, str(HERE / "train.py"), mesh, str(last), *words, "--report", report]
-    shared = {"WORLD_SIZE": str(world), "STORE": str(folder / f"{name}.store")}
-    fixed = {"OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    for ranks in plan.mesh:
+        world *= ranks
     started = time.perf_counter()
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **fixed, **shared, "RANK": str(rank)})
-        for rank in range(world)
-    ]
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):  # the others would wait for it forever
-            for process in processes:
-                process.kill()
-        time.sleep(0.05)
-    codes = [process.returncode for process in processes]
-    if any(codes):
-        sys.exit(f"demo: {name}: ranks ended with exit codes {codes}")
-    print(f"    {world} rank{'s' if world > 1 else ''}, {time.perf_counter() - started:.1f} s")
-    return torch.load(report)
+    processes = {fork_rank(plan, rank, world, name): rank for rank in range(world)}
+    failed = False
+    while processes:
+        process, status = os.wait()
+        rank, code = processes.pop(process), os.waitstatus_to_exitcode(status)
+        if code != (-signal.SIGKILL if rank == killed else 0) and not failed:
+            failed = True
+            print(f"demo: {name}: rank {rank} ended with {code}", file=sys.stderr)
+            for other in processes:  # they would wait for it
+                os.kill(other, signal.SIGKILL)
+    if failed:
+        sys.exit(1)
+    tell(f"({world} ranks, {time.perf_counter() - started:.0f} s)")
+    return torch.load(plan.run.parent / f"{name}.report")
 
 
-def compare(what: str, a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> Comparison:
-    """Compares whole tensors by key."""
-    if a.keys() != b.keys():
-        sys.exit(f"demo: {what}: the keys differ: {sorted(a.keys() ^ b.keys())[:5]}")
-    differing, delta = 0, 0.0
-    for key in a:
-        differing += not torch.equal(a[key], b[key])
-        if a[key].numel():
-            delta = max(delta, float((a[key].double() - b[key].double()).abs().max()))
-    return Comparison(what, len(a), "tensors", differing, delta)
+def command_line(*words: str) -> None:
+    """Prints and runs a command of Tilestone's."""
+    tell(f"$ tilestone {' '.join(words)}")
+    done = subprocess.run(
+        [sys.executable, "-m", "tilestone", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        tell(f"  {line}")
 
 
-def compare_losses(what: str, a: dict[int, float], b: dict[int, float]) -> Comparison:
-    """Compares the losses of the steps that both runs made."""
-    steps = sorted(a.keys() & b.keys())
-    deltas = [abs(a[step] - b[step]) for step in steps]
-    return Comparison(what, len(steps), "losses", sum(d != 0 for d in deltas), max(deltas))
+def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def stock_load(path: Path, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that stock PyTorch's dcp.load reads from a checkpoint."""
-    state = {key: torch.zeros_like(tensor) for key, tensor in like.items()}
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    dcp.load(state, checkpoint_id=path, no_dist=True)
-    return state
+def train_and_save(folder: Path) -> dict[str, Any]:
+    announce(f"A GPT with AdamW on 2 x 2 ranks (FSDP2 x tensor parallelism), saved at step {SAVED}")
+    plan = Plan((2, 2), folder / "run", LAST, save=SAVED, kill=KILL)
+    tell(f"from step {KILL} on, rank {KILLED} waits for the moment at which it has begun to write")
+    report = run(plan, "first", killed=KILLED)
+    if "error" not in report:
+        sys.exit("demo: each save was complete before the rank was killed; run it again")
+    return report
 
 
-def read_without_torch(ours: Path, stock: Path) -> Comparison:
-    """Compares both checkpoints by Tilestone, in a process without torch."""
+def show_the_kill(folder: Path, report: dict[str, Any]) -> None:
+    announce(f"SIGKILL has ended rank {KILLED} in the middle of a save")
+    tell(f"rank 0 got, {report['error_after']:.1f} s after the save began:")
+    tell(f"  {report['error'][:300]}")
+    command_line("ls", os.path.relpath(folder / "run"))
+    command_line("verify", os.path.relpath(folder / "run" / f"step-{SAVED}"))
+
+
+def resume(folder: Path, report: dict[str, Any]) -> None:
+    announce(f"Resuming on 2 x 2 ranks from step {SAVED}")
+    last = max(report["losses"])
+    again = run(Plan((2, 2), folder / "run", last, resume=SAVED), "resumed")
+    tell_if(same_tensors(again["loaded"], report["saved"]), "tensors loaded / saved")
+    after = {step: loss for step, loss in report["losses"].items() if step > SAVED}
+    tell_if(again["losses"] == after, f"losses of steps {SAVED + 1} to {last} / before the kill")
+
+
+def load_elsewhere(folder: Path, report: dict[str, Any]) -> None:
+    announce(f"Loading step {SAVED} on 3 ranks (FSDP2 alone)")
+    again = run(Plan((3,), folder / "run", SAVED, resume=SAVED), "elsewhere")
+    tell_if(same_tensors(again["loaded"], report["saved"]), "tensors loaded / saved")
+    saved = sum(tensor.numel() * tensor.element_size() for tensor in report["saved"].values())
+    announce("Stock PyTorch (torch.distributed.checkpoint), the same ranks and state")
+    tell(f"{'':18}Tilestone    stock      ({saved / 2**20:.1f} MiB; `make bench` measures)")
+    for name, words, times in (("save", "save, 4 ranks", report), ("load", "load, 3 ranks", again)):
+        ours, stock = times[name], times[f"stock_{name}"]
+        tell(f"{words:18}{ours:6.0f} ms  {stock:6.0f} ms")
+
+
+def show_the_formats(folder: Path, report: dict[str, Any]) -> None:
+    ours, stock = folder / "run" / f"step-{SAVED}", folder / "stock" / f"step-{SAVED}"
+    state = {key: torch.zeros_like(tensor) for key, tensor in report["saved"].items()}
+    dcp.load(state, checkpoint_id=ours, no_dist=True)
+    tell_if(same_tensors(state, report["saved"]), "Tilestone's files, loaded by stock PyTorch")
     command = [sys.executable, str(HERE / "read_without_torch.py"), str(ours), str(stock)]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(f"    written by {result['writers'][0]} and by {result['writers'][1]}")
-    what = "stock-written, read by Tilestone without torch"
-    return Comparison(
-        what, result["tensors"], "tensors", result["differing"], result["delta"]
-    )
+    tell_if(result["differing"] == 0, "stock's files, read by Tilestone in a process without torch")
 
 
-def table(rows: list[Comparison]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def flip_a_bit(folder: Path, report: dict[str, Any]) -> None:
+    announce("One bit of the checkpoint flips on the disk")
+    path = folder / "flipped"
+    shutil.copytree(folder / "run" / f"step-{SAVED}", path)
+    key = "model.norm.weight"
+    right = report["saved"][key]
+    wanted = right[:8].numpy().tobytes()
+    for file in path.glob("*.distcp"):
+        data = bytearray(file.read_bytes())
+        if wanted in data:
+            data[data.index(wanted) + 6] ^= 0x40
+            file.write_bytes(data)
+            break
+    state = {key: torch.zeros_like(right)}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    tell(f"{key} as it was saved:   {right[1]:.6f}")
+    tell(f"stock dcp.load, without an error:     {state[key][1]:.6f}")
+    global all_equal
+    try:
+        tilestone.load({key: torch.zeros_like(right)}, str(path))
+        all_equal = False
+        tell("tilestone.load has not noticed it")
+    except tilestone.CorruptError as error:
+        tell(f"tilestone.load: CorruptError: {error}")
 
-    out = Table(title="Comparisons, bit for bit")
-    for name, side in (("what", "left"), ("compared", "right"), ("differ", "right"),
-                       ("max delta", "right"), ("", "left")):  # fmt: skip
-        out.add_column(name, justify=side)  # type: ignore[arg-type]
-    for row in rows:
-        verdict = "equal" if row.differing == 0 else "DIFFERENT"
-        counted = f"{row.count} {row.unit}"
-        out.add_row(row.what, counted, str(row.differing), str(row.delta), verdict)
-    Console(width=110).print(out)
+
+def next_steps(folder: Path) -> None:
+    announce("What next")
+    tell(f".venv/bin/tilestone inspect {os.path.relpath(folder)}/run/step-{SAVED}")
+    tell("docs/first_ten_minutes.md     save, load and open in a program of your own")
+    tell("docs/train_kill_resume.md     an FSDP2 script that does what you have just seen")
+    tell("docs/from_dcp.md, docs/megatron_guide.md     switch from stock: change one import")
+    tell("make bench                    speed on this machine, against its peers")
 
 
 def main(folder: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    ours, stock = folder / f"step-{SAVE_AT}", folder / f"stock-{SAVE_AT}"
-    rows = []
-
-    announce(f"training on 2 x 2 ranks (FSDP2 x TP), saving at step {SAVE_AT}, ending at {LAST}")
-    saving = ["--save", str(ours), "--save-stock", str(stock), "--at", str(SAVE_AT)]
-    whole = train(folder, "uninterrupted", "2x2", LAST, *saving)
-    print(f"    tilestone.save took {whole['save_seconds'] * 1000:.0f} ms on rank 0")
-
-    for mesh, name in (("2x2", "2 x 2 ranks"), ("3", "3 ranks"), ("1", "1 rank")):
-        last = LAST if mesh == "2x2" else SAVE_AT + 10
-        alone = "" if "x" in mesh else " (FSDP2 alone)"
-        announce(f"resuming from the checkpoint on {name}{alone}")
-        again = train(folder, f"on-{mesh}", mesh, last, "--load", str(ours))
-        rows.append(compare(f"loaded on {name} / saved", again["loaded"], whole["saved"]))
-        if mesh == "2x2":
-            rows.append(compare(f"step {LAST} / uninterrupted", again["final"], whole["final"]))
-            rows.append(
-                compare_losses("losses / uninterrupted", again["losses"], whole["losses"])
-            )
-
-    announce("stock PyTorch reads Tilestone's checkpoint; Tilestone reads a stock checkpoint")
-    rows.append(compare("stock dcp.load / saved", stock_load(ours, whole["saved"]), whole["saved"]))
-    rows.append(read_without_torch(ours, stock))
-
-    announce(f"tilestone ls {ours.name}")
-    subprocess.run([sys.executable, "-m", "tilestone", "ls", str(ours)], check=True)
-    print()
-    table(rows)
-    return 1 if any(row.differing for row in rows) else 0
+    (folder / "run").mkdir(parents=True)
+    os.environ.update(OMP_NUM_THREADS="1", USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)  # a forked process can't use its parent's threads
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    report = train_and_save(folder)
+    show_the_kill(folder, report)
+    resume(folder, report)
+    load_elsewhere(folder, report)
+    show_the_formats(folder, report)
+    flip_a_bit(folder, report)
+    next_steps(folder)
+    return 0 if all_equal else 1
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""One rank of the demo's training job.
-
-    train.py MESH LAST [--load CKPT] [--save CKPT --save-stock CKPT --at STEP] --report FILE
-
-MESH is "2x2" (FSDP2 x TP), or a number of ranks (FSDP2 alone). The launcher sets RANK, WORLD_SIZE
-and STORE. Rank 0 writes the losses to FILE, and all whole tensors after loading, at the save and
-at the end.
-"""
+"""One rank of the demo's training job."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import dataclasses
 import logging
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +24,26 @@ from torch.distributed.tensor import DTensor
 
 import tilestone
 
+KILLED = 2  # the rank that dies in the middle of a save
+TIMEOUT = 5  # seconds for that save; the default is 30 minutes
 
-def make_mesh(words: str) -> DeviceMesh:
-    sizes = tuple(int(word) for word in words.split("x"))
-    return init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp")[: len(sizes)])
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the ranks of one run do."""
+
+    mesh: tuple[int, ...]  # (2, 2): FSDP2 x TP; (3,): FSDP2 alone
+    run: Path  # the run's directory
+    last: int  # the last step
+    resume: int | None = None  # the step to load
+    save: int | None = None  # the step to save, in a stock checkpoint too
+    kill: int | None = None  # from this step on, every tenth is saved, until a rank dies in the save
+
+    def checkpoint(self, step: int) -> str:
+        return str(self.run / f"step-{step}")
+
+    def stock(self, step: int) -> str:
+        return str(self.run.parent / "stock" / f"step-{step}")
 
 
 class Job:
@@ -37,7 +51,6 @@ class Job:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.shape = Shape()
-        self.mesh = mesh
         names = mesh.mesh_dim_names or ()
         self.part, self.parts = mesh.get_local_rank("dp"), mesh["dp"].size()
         self.copy = mesh.get_local_rank("tp") if "tp" in names else 0
@@ -68,20 +81,20 @@ class Job:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
-    def rng(self) -> tilestone.ShardedObject:
-        """This data-parallel rank's generator state. One of its replicas is saved."""
-        return tilestone.ShardedObject(
+    def state(self) -> dict[str, Any]:
+        """What is saved. Of each data-parallel rank's generator state one replica is written."""
+        rng = tilestone.ShardedObject(
             "rng", torch.get_rng_state(), (self.parts,), (self.part,), replica_id=self.copy
         )
+        return {**self.tensors(), "step": self.step, "rng": rng}
 
-    def load(self, path: str) -> dict[str, torch.Tensor]:
-        """Loads a checkpoint of any mesh. Returns the loaded tensors, each one whole."""
-        # Moments exist only after a step, or when get_state_dict creates them.
-        wanted: dict[str, Any] = {**self.tensors(), "step": None}
+    def load(self, path: str) -> None:
+        """Loads a checkpoint of any mesh."""
+        wanted = self.state()
         with tilestone.open(path) as opened:
             same_mesh = sum(key.startswith("rng/") for key in opened.keys()) == self.parts
-        if same_mesh:
-            wanted["rng"] = self.rng()
+        if not same_mesh:
+            del wanted["rng"]
         loaded = tilestone.load(wanted, path)
         set_state_dict(
             self.model,
@@ -92,7 +105,6 @@ class Job:
         self.step = loaded["step"]
         if same_mesh:
             torch.set_rng_state(loaded["rng"])
-        return whole(self.tensors())
 
 
 def whole(tree: Any, path: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
@@ -108,48 +120,90 @@ def whole(tree: Any, path: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
     return out
 
 
-def save(job: Job, path: str, stock_path: str, report: dict[str, Any]) -> None:
-    """Saves the same state with Tilestone and with stock PyTorch."""
-    state = {**job.tensors(), "step": job.step, "rng": job.rng()}
+@contextlib.contextmanager
+def timed(report: dict[str, Any], name: str) -> Iterator[None]:
+    """Puts the milliseconds of a call of all ranks into the report."""
+    dist.barrier()
     started = time.perf_counter()
-    tilestone.save(state, path, overwrite=True)
-    report["save_seconds"] = time.perf_counter() - started
-    dcp.save({**job.tensors(), "step": job.step}, checkpoint_id=stock_path)
+    yield
+    report[name] = (time.perf_counter() - started) * 1000
+
+
+def save_both(job: Job, plan: Plan, report: dict[str, Any]) -> None:
+    """Saves the same state with Tilestone and with stock PyTorch."""
+    state = job.state()
+    with timed(report, "save"):
+        tilestone.save(state, plan.checkpoint(job.step))
+    tensors = {**job.tensors(), "step": job.step}
+    with timed(report, "stock_save"):
+        dcp.save(tensors, checkpoint_id=plan.stock(job.step))
     report["saved"] = whole(job.tensors())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh")
-    parser.add_argument("last", type=int)
-    parser.add_argument("--load")
-    parser.add_argument("--save")
-    parser.add_argument("--save-stock")
-    parser.add_argument("--at", type=int)
-    parser.add_argument("--report", required=True)
-    options = parser.parse_args()
+def load_both(job: Job, plan: Plan, step: int, report: dict[str, Any]) -> None:
+    """Loads a checkpoint into the job; for comparison, stock PyTorch loads its own."""
+    tensors = job.tensors()
+    with timed(report, "stock_load"):
+        dcp.load(tensors, checkpoint_id=plan.stock(step))
+    with timed(report, "load"):
+        tilestone.load(job.tensors(), plan.checkpoint(step))
+    job.load(plan.checkpoint(step))
+    report["loaded"] = whole(job.tensors())
 
-    torch.set_num_threads(1)
+
+def die_in_the_save(folder: Path) -> None:
+    """Makes SIGKILL end this process as soon as it has created its data file in `folder`."""
+
+    def watch() -> None:
+        while not list(folder.glob(f"*__{KILLED}_0.distcp")):
+            time.sleep(0.0002)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def killed_in_a_save(job: Job, plan: Plan, report: dict[str, Any]) -> bool:
+    """Saves; one rank is killed. False if the save was faster."""
+    path = plan.checkpoint(job.step)
+    if dist.get_rank() == KILLED:
+        die_in_the_save(Path(path))
+    started = time.perf_counter()
+    try:
+        tilestone.save(job.state(), path, timeout=TIMEOUT)
+        return False
+    except tilestone.CheckpointError as error:
+        report["error"] = f"{type(error).__name__}: {error}"
+        report["error_after"] = time.perf_counter() - started
+        return True
+
+
+def train(job: Job, plan: Plan, report: dict[str, Any]) -> bool:
+    """Trains until the last step. False if a save failed, because a rank was killed in it."""
+    while job.step < plan.last:
+        loss = job.train_step()
+        report["losses"][job.step] = loss
+        if dist.get_rank() == 0 and job.step % 10 == 0:
+            print(f"    step {job.step:3d}  loss {loss:.6f}", flush=True)
+        if job.step == plan.save:
+            save_both(job, plan, report)
+        if plan.kill is not None and job.step >= plan.kill and job.step % 10 == 0:
+            if killed_in_a_save(job, plan, report):
+                return False
+    return True
+
+
+def run_rank(plan: Plan, rank: int, world: int, store: Path, file: Path) -> None:
+    """Rank 0 writes what happened to `file`: losses by step, whole tensors, times."""
     # full_tensor() under FSDP2 x TP takes two gathers, and torch logs a warning each time.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = f"file://{os.environ['STORE']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    job = Job(make_mesh(options.mesh))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", plan.mesh, mesh_dim_names=("dp", "tp")[: len(plan.mesh)])
+    job = Job(mesh)
     report: dict[str, Any] = {"losses": {}}
-    if options.load:
-        report["loaded"] = job.load(options.load)
-    while job.step < options.last:
-        report["losses"][job.step] = job.train_step()
-        if rank == 0 and (job.step % 10 == 0 or job.step == options.last):
-            print(f"    step {job.step:3d}  loss {report['losses'][job.step - 1]:.6f}", flush=True)
-        if job.step == options.at:
-            save(job, options.save, options.save_stock, report)
-    report["final"] = whole(job.tensors())
+    if plan.resume is not None:
+        load_both(job, plan, plan.resume, report)
+    complete = train(job, plan, report)
     if rank == 0:
-        torch.save(report, options.report)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+        torch.save(report, file)
+    if complete:
+        dist.destroy_process_group()

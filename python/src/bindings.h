@@ -30,6 +30,7 @@ void bind_value(nb::module_& m);
 void bind_entities(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_comm(nb::module_& m);
+void bind_threads(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
@@ -141,11 +142,13 @@ ByteView byte_view(const nb::bytes& bytes);        // valid as long as the objec
 SharedBytes shared_bytes(const nb::bytes& bytes);  // without a copy
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
-// The paths for LoadOptions::complete and LoadOptions::subtrees that the Stateful objects of a tree
-// add.
+// The paths for LoadOptions's fields of these names that the Stateful objects of a tree, and the
+// state dicts of optimizers, add.
 struct Claims {
   std::vector<Path> complete;
   std::vector<Path> subtrees;
+  std::vector<Path> unmade;
+  std::vector<Path> kept_empty;
 };
 
 // A path from the result of os.fsencode.
@@ -196,8 +199,6 @@ Value value_named(const std::string& option, const std::string& given,
   throw Error(ErrorCode::kInvalidArgument,
               option + " must be " + any_of(words) + ", not \"" + given + "\"");
 }
-
-CachePolicy cache_named(const std::string& name);  // "auto", "bypass", "keep"
 
 // A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
 std::function<std::string(const std::string&)> renaming(nb::handle function);

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -114,20 +113,6 @@ class BlockedSignals {
  private:
   sigset_t before_;
 };
-
-// The thread of a call frees tens of megabytes at its end if the state has many tensors. malloc
-// gives these back to the system, and the next call pays for fresh pages (a quarter of a load of
-// 20,000 tensors), unless the process has already freed one block of up to 32 MiB, for example a
-// tensor: then it keeps up to twice that size (mallopt(3), M_MMAP_THRESHOLD). This frees such a
-// block, which was never touched.
-void keep_freed_memory() {
-  constexpr size_t kBytes = 31u << 20;
-  static std::once_flag once;
-  std::call_once(once, [] {
-    void* volatile block = std::malloc(kBytes);  // volatile: or the compiler removes both calls
-    std::free(block);
-  });
-}
 
 Raised raised_now() { return Raised(nb::python_error()); }
 
@@ -453,7 +438,6 @@ void call_library(WithoutGil::Length length, const CallWork& work) {
 void call_library(const CallWork& work, std::shared_ptr<Interrupt> interrupt) {
   const Entered entered;
   follow_log_level();
-  keep_freed_memory();
   // In a forked child the call is not destroyed, because its thread does not exist there.
   const auto drop = [](PythonCall* call) {
     if (call->is_of_this_process()) delete call;

@@ -49,6 +49,8 @@ void bind_reports(nb::module_& m) {
               "In the order of files and offsets; empty if nothing is damaged.")
       .def_ro("short_files", &VerifyReport::short_files,
               "The truncated files, by name. Each of their items is one of the damages too.")
+      .def_ro("notes", &VerifyReport::notes,
+              "What the files hold that the checkpoint does not have, or leaves open.")
       .def_ro("seconds", &VerifyReport::seconds)
       .def_prop_ro("ok", &VerifyReport::ok, "Whether nothing is damaged.")
       .def("__repr__", [](const VerifyReport& report) {
@@ -121,6 +123,8 @@ void bind_removal(nb::module_& m) {
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& key) {
   if (const StoredTensor* tensor = checkpoint.metadata().find_tensor(key)) return *tensor;
+  const StoredObject* object = checkpoint.metadata().find_object(key);
+  if (object != nullptr) expect_supported(*object);
   throw Error(ErrorCode::kNotFound, "the checkpoint holds no tensor with this key").with_key(key);
 }
 

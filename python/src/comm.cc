@@ -1,7 +1,6 @@
 // Communicators: the library's own, and those written in Python.
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
-#include "tilestone/base/call_scope.h"
 #include "tilestone/comm/call_port.h"
 #include "tilestone/engine/agree.h"
 
@@ -301,7 +300,7 @@ void bind_comm(nb::module_& m) {
   nb::class_<CallMemory>(m, "CallMemory",
                          "What a rank's communicator keeps from one call to the next.")
       .def(nb::init<>());
-  nb::class_<Communicator> bound(m, "Communicator",
+  nb::class_<Communicator> bound(m, "Communicator", nb::is_weak_referenceable(),
                                  "One rank's end of a group. Timeouts are in seconds.");
   bound.def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
@@ -322,29 +321,6 @@ void bind_comm(nb::module_& m) {
       "A duplicate of MPI_COMM_WORLD. Every rank of the job must call this, within `timeout` "
       "seconds. It calls MPI_Init if that was not called yet, which waits for all ranks without a "
       "limit. Raises UnsupportedError in a build without MPI.");
-  m.def(
-      "run_ranks",
-      [](int n, nb::callable body) {
-        auto kept = keep_alive(body);
-        without_gil([&] {
-          void* const call = CallScope::current();  // ending it ends the calls of the ranks
-          run_ranks(n, [&](Communicator comm) {
-            const CallScope scope(call);
-            nb::gil_scoped_acquire held;
-            try {
-              kept_object(kept)(comm);
-            } catch (const nb::python_error& raised) {
-              throw error_of(raised, "rank " + std::to_string(comm.rank()));
-            }
-          });
-        });
-      },
-      "n"_a, "body"_a,
-      nb::sig(
-          "def run_ranks(n: int, body: collections.abc.Callable[[Communicator], object]) -> None"),
-      "Runs body(comm) on n threads of this process, one per rank, and returns when all have "
-      "ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks "
-      "raise, the original error is raised, not one that it caused on another rank.");
 }
 
 }  // namespace tilestone::python

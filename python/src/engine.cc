@@ -90,6 +90,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   }
   load.options.complete = std::move(claims.complete);
   load.options.subtrees = std::move(claims.subtrees);
+  load.options.unmade = std::move(claims.unmade);
+  load.options.kept_empty = std::move(claims.kept_empty);
   load.options.progress = to_progress(progress);
   return load;
 }
@@ -187,6 +189,22 @@ SaveResult save_state(const nb::callable& prepare, const nb::bytes& path, nb::ha
   if (session != nullptr) return save_in_session(*session, location, options, end, made);
   return run_save(location, options.comm.rank(), options.comm.size(), end, [&](Deadline last) {
     return engine::save_in_a_row({location, options, last}, view_of(made));
+  });
+}
+
+// engine::difference_from_saved() with the checkpoint at `path`.
+std::string difference_from_saved(const nb::callable& prepare, const nb::bytes& path,
+                                  Session& session, double seconds) {
+  const Entered entered;
+  const Location location(path_of(path));
+  const Deadline deadline = end_after(seconds);
+  const MadeSave made = made_by(prepare);
+  const Deadline end = until(deadline, failure_of(made));
+  return as_rank(session.rank(), session.world_size(), [&] {
+    return without_gil([&](const Stop& stop) {
+      return engine::OfSession::difference(session, location, {}, end.with_interrupt(stop),
+                                           view_of(made));
+    });
   });
 }
 
@@ -379,6 +397,10 @@ void bind_engine(nb::module_& m) {
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));
+  m.def("difference_from_saved", &difference_from_saved, "prepare"_a, "path"_a, "session"_a,
+        "seconds"_a,
+        nb::sig("def difference_from_saved(prepare: collections.abc.Callable[[], SaveRequest], "
+                "path: bytes, session: Session, seconds: float) -> str"));
   m.def("save_by_files", &save_by_files_state, "options"_a, "prepare"_a,
         "session"_a.none() = nb::none(),
         nb::sig("def save_by_files(options: SaveRequest, prepare: collections.abc.Callable[[], "

@@ -49,6 +49,22 @@ ErrorCode code_named(const std::string& name) {
   return ErrorCode::kInternal;
 }
 
+Reason reason_named(const std::string& name) {
+  for (uint8_t i = 0; i <= static_cast<uint8_t>(kLastReason); ++i) {
+    if (to_string(static_cast<Reason>(i)) == name) return static_cast<Reason>(i);
+  }
+  return Reason::kNone;
+}
+
+Hint hint_of(nb::handle raised) {
+  Hint hint;
+  for (nb::handle advice : nb::getattr(raised, "advice")) {
+    hint.push_back({nb::cast<std::string>(advice[0]), nb::cast<std::string>(advice[1]),
+                    nb::cast<std::string>(advice[2]), nb::cast<std::string>(advice[3])});
+  }
+  return hint;
+}
+
 }  // namespace
 
 nb::object python_text(std::string_view text) {
@@ -69,9 +85,14 @@ std::string any_of(const std::vector<std::string>& words) {
 
 nb::object exception_of(const Error& error) {
   nb::object make = nb::module_::import_("tilestone._errors").attr("make_error");
-  return make(to_string(error.code()), python_text(error.what()), python_text(error.message()),
-              python_text(error.key()), python_text(error.file()), error.rank(),
-              python_text(error.hint()), error.sys_errno());
+  nb::list hint;
+  for (const Advice& advice : error.advice()) {
+    hint.append(nb::make_tuple(python_text(advice.before), python_text(advice.option),
+                               python_text(advice.value), python_text(advice.after)));
+  }
+  return make(to_string(error.code()), to_string(error.reason()), python_text(error.message()),
+              python_text(error.key()), python_text(error.file()), error.rank(), hint,
+              error.sys_errno());
 }
 
 Error error_of(const nb::python_error& raised, const std::string& what) {
@@ -86,7 +107,7 @@ Error error_of(const nb::python_error& raised, const std::string& what) {
   if (auto key = text_attribute(value, "key"); !key.empty()) error.with_key(key);
   if (auto file = text_attribute(value, "file"); !file.empty()) error.with_file(file);
   if (int rank = int_attribute(value, "rank", -1); rank >= 0) error.with_rank(rank);
-  if (auto hint = text_attribute(value, "hint"); !hint.empty()) error.with_hint(hint);
+  error.with_reason(reason_named(text_attribute(value, "reason"))).with_hint(hint_of(value));
   const int number = int_attribute(value, "errno", 0);
   // An errno that all errors of the Python class have is not passed on.
   if (number != int_attribute(value, "_usual_errno", 0)) error.with_errno(number);

@@ -83,7 +83,12 @@ void bind_foreign_save(nb::module_& m) {
       .def_prop_ro("staging", &ForeignSave::staging,
                    "The directory beside the path in which the ranks write; empty: in the path.")
       .def("commit", &commit, "receipts"_a, "world_size"_a, "index"_a, "files"_a, "seconds"_a)
-      .def("abandon", [](ForeignSave& save) { without_gil([&] { save.abandon(); }); });
+      .def(
+          "abandon",
+          [](ForeignSave& save, bool none_writes) {
+            without_gil([&] { save.abandon(none_writes); });
+          },
+          "none_writes"_a);
   m.def("write_foreign", &write, "path"_a, "save_id"_a, "rank"_a, "world_size"_a, "staging"_a,
         "first_file"_a, "encoded"_a, "chunks"_a, "resources"_a, "seconds"_a,
         nb::sig("def write_foreign(path: bytes, save_id: str, rank: int, world_size: int, staging: "

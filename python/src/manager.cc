@@ -74,6 +74,20 @@ void bind_step_info(nb::module_& m) {
       .def_ro("time", &StepInfo::time, "When it was saved, in seconds since 1970; None: not known.")
       .def_ro("attributes", &StepInfo::attributes)
       .def_ro("metrics", &StepInfo::metrics, "The metrics that were given when it was saved.")
+      .def_prop_ro(
+          "line", [](const StepInfo& info) { return python_text(run_name(info.lineage)); },
+          nb::sig("def line(self) -> str"),
+          "The id of the run that saved it; \"older\": it has none.")
+      .def_prop_ro(
+          "ordinal", [](const StepInfo& info) { return info.lineage.ordinal; },
+          "One more than the highest in the directory when its save began; 0: it has no run id.")
+      .def_prop_ro(
+          "parent",
+          [](const StepInfo& info) -> std::optional<uint64_t> {
+            if (!info.lineage.parent) return std::nullopt;
+            return info.lineage.parent->step;
+          },
+          "The step that it continues; None: it begins a line, or that is not known.")
       .def("__repr__", [](const StepInfo& info) {
         return "StepInfo(step=" + std::to_string(info.step) + ", name='" + info.name +
                "', state='" + std::string(to_string(info.state)) + "')";
@@ -98,8 +112,35 @@ auto together(nb::handle comm, double seconds, const Work& work) {
 }
 
 void bind_saving(nb::class_<ManagedRun>& run) {
-  run.def("is_due", &ManagedRun::is_due, "step"_a)
+  run.def(
+         "expect_same_steps",
+         [](ManagedRun& self, nb::handle comm, double seconds) {
+           together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
+             self.expect_same_steps(ranks, deadline);
+           });
+         },
+         "comm"_a.none(), "seconds"_a)
+      .def("is_due", &ManagedRun::is_due, "step"_a)
       .def("is_saved", &ManagedRun::is_saved, "step"_a)
+      .def(
+          "saved_before",
+          [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {
+            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
+              return self.saved_before(ranks, step, deadline);
+            });
+          },
+          "comm"_a.none(), "step"_a, "seconds"_a)
+      .def(
+          "is_settled",
+          [](ManagedRun& self, nb::handle comm, uint64_t step, const std::string& folder,
+             const std::string& difference, const std::map<std::string, double>& metrics,
+             bool overwrite, double seconds) {
+            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
+              return self.is_settled(ranks, step, folder, difference, metrics, overwrite, deadline);
+            });
+          },
+          "comm"_a.none(), "step"_a, "folder"_a, "difference"_a, "metrics"_a, "overwrite"_a,
+          "seconds"_a)
       .def(
           "make_room",
           [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {

@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   bind_entities(m);
   bind_plan(m);
   bind_comm(m);
+  bind_threads(m);
   bind_session(m);
   bind_options(m);
   bind_engine(m);

@@ -37,6 +37,24 @@ void bind_words(nb::class_<Options>& options, const char* name, Value Options::*
       });
 }
 
+// The same for a field that is None unless it is set.
+template <typename Options, typename Value>
+void bind_words(nb::class_<Options>& options, const char* name,
+                std::optional<Value> Options::* field, const Words<Value>& words) {
+  using Word = std::optional<std::string>;
+  options.def_prop_rw(
+      name,
+      [=](const Options& given) {
+        const auto& value = given.*field;
+        return value ? Word(word_of(*value, words)) : Word();
+      },
+      [=](Options& given, const Word& word) {
+        (given.*field).reset();
+        if (word) given.*field = value_named(name, *word, words);
+      },
+      nb::arg().none());
+}
+
 const Words<Differences::Policy>& policies() {
   using Policy = Differences::Policy;
   static const Words<Policy> words = {
@@ -86,17 +104,7 @@ void bind_values(nb::module_& m) {
   differences.def(nb::init<>());
   bind_words(differences, "not_in_checkpoint", &Differences::not_in_checkpoint, policies());
   bind_words(differences, "other_shape", &Differences::other_shape, policies());
-  differences.def_prop_rw(
-      "not_requested",
-      [](const Differences& given) -> std::optional<std::string> {
-        if (!given.not_requested) return std::nullopt;
-        return word_of(*given.not_requested, policies());
-      },
-      [](Differences& given, const std::optional<std::string>& word) {
-        given.not_requested.reset();
-        if (word) given.not_requested = value_named("not_requested", *word, policies());
-      },
-      nb::arg().none());
+  bind_words(differences, "not_requested", &Differences::not_requested, policies());
   nb::class_<Reading> reading(m, "Reading", "How a checkpoint's files are read.");
   reading.def(nb::init<>()).def_rw("follow_links", &Reading::follow_links);
   using TwoPhase = Reading::TwoPhase;
@@ -104,9 +112,7 @@ void bind_values(nb::module_& m) {
       reading, "two_phase", &Reading::two_phase,
       {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
   bind_words(reading, "cache", &Reading::cache,
-             {{"auto", CachePolicy::kAuto},
-              {"bypass", CachePolicy::kBypass},
-              {"keep", CachePolicy::kKeep}});
+             {{"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}});
   nb::class_<Resources>(m, "Resources", "What a call uses of the machine.")
       .def(nb::init<>())
       .def_rw("threads", &Resources::threads)
@@ -127,6 +133,7 @@ void bind_save_options(nb::module_& m) {
       .def_rw("attributes", &SaveOptions::attributes)
       .def_rw("tp_replica_names", &SaveOptions::tp_replica_names)
       .def_rw("separation_hint", &SaveOptions::separation_hint)
+      .def_rw("verify_integrity", &SaveOptions::verify_integrity)
       .def_rw("step", &SaveOptions::step, nb::arg().none());
   bind_named(options, "format", &SaveOptions::format, &format_named);
   bind_named(options, "dialect", &SaveOptions::dialect, &save_dialect_named);
@@ -159,6 +166,7 @@ void bind_load_options(nb::module_& m) {
       .def_rw("sharded_only", &LoadOptions::sharded_only)
       .def_rw("objects_by_grid", &LoadOptions::objects_by_grid)
       .def_rw("log_report", &LoadOptions::log_report)
+      .def_rw("fill_empty", &LoadOptions::fill_empty)
       .def_rw("timeout", &LoadOptions::timeout);
   nb::class_<OpenOptions> open(m, "OpenOptions", "How a checkpoint is opened.");
   bind_reading(open);

@@ -1,11 +1,12 @@
 // Saves in separate steps.
 #include <unistd.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
-#include <variant>
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
@@ -17,11 +18,8 @@ namespace {
 
 using nb::literals::operator""_a;
 
-struct Over {};    // the save has ended
-struct InStep {};  // a thread is in a step
-
-// A save between its steps. A thread that begins a step first moves `step_` out, with the GIL held,
-// so two threads never have it.
+// A save between its steps. A thread that begins a step says so first, with the GIL held, so two
+// threads are never in one.
 class StepwiseSave {
  public:
   StepwiseSave(int rank, int ranks, Location location)
@@ -30,7 +28,7 @@ class StepwiseSave {
     try {
       give_up();
     } catch (...) {
-      // The interpreter is ending, or a signal came: `step_` is destroyed all the same.
+      // The interpreter is ending, or a signal came: `save_` is destroyed all the same.
     }
   }
   StepwiseSave(const StepwiseSave&) = delete;
@@ -40,37 +38,32 @@ class StepwiseSave {
   Deadline heeding_interrupts(Deadline deadline) const {
     return deadline.with_interrupt(interrupt_);
   }
-  void begin(const std::function<PlannedSave()>& plan) {
-    run([&] { return plan(); });
-    const auto& planned = std::get<PlannedSave>(step_);
-    save_id_ = planned.save_id();
-    items_ = planned.items();
-    bytes_ = planned.bytes();
+  void begin(const std::function<std::unique_ptr<engine::SaveInSteps>()>& plan) {
+    run(kStageOrWrite, [&] { save_ = plan(); });
+    save_id_ = save_->share().save_id;
+    items_ = save_->items();
+    bytes_ = save_->bytes();
   }
 
   void stage() {
-    auto planned = take<PlannedSave>("stage");
-    run([&] { return std::move(planned).stage(Payload::kStaged); });
+    check_next("stage");
+    run("write", [&] { save_->stage(nullptr); });
   }
   void write() {
-    if (std::holds_alternative<PlannedSave>(step_)) {
-      auto planned = take<PlannedSave>("write");
-      return run([&] { return std::move(planned).stage(Payload::kLive).write(); });
-    }
-    auto staged = take<StagedSave>("write");
-    run([&] { return std::move(staged).write(); });
+    check_next("write");
+    run("report", [&] { save_->write(); });
   }
   void report() {
-    auto written = take<WrittenSave>("report");
-    run([&] { return std::move(written).report(); });
+    check_next("report");
+    run("publish", [&] { save_->report(); });
   }
   SaveResult publish() {
-    auto reported = take<ReportedSave>("publish");
+    check_next("publish");
     std::optional<SaveResult> result;
     try {
-      run([&] {
-        result = std::move(reported).publish();
-        return Over();
+      run("", [&] {
+        result = save_->publish();
+        save_.reset();
       });
     } catch (const Raised& raised) {
       say_published(raised, result, location_);
@@ -82,8 +75,10 @@ class StepwiseSave {
   // Does nothing if the save has ended, if a thread is in a step, or in a forked child, because the
   // parent continues the save.
   void give_up() {
-    if (std::holds_alternative<Over>(step_) || std::holds_alternative<InStep>(step_)) return;
-    auto left = std::make_unique<Step>(std::exchange(step_, Over()));
+    if (in_step_) return;
+    next_ = "";
+    std::unique_ptr<engine::SaveInSteps> left = std::move(save_);
+    if (left == nullptr) return;
     if (::getpid() != process_) {
       static_cast<void>(left.release());
       return;
@@ -94,66 +89,60 @@ class StepwiseSave {
   const std::string& save_id() const { return save_id_; }
   uint64_t items() const { return items_; }
   uint64_t bytes() const { return bytes_; }
-  std::string next() const {
-    if (std::holds_alternative<PlannedSave>(step_)) return "stage or write";
-    if (std::holds_alternative<StagedSave>(step_)) return "write";
-    if (std::holds_alternative<WrittenSave>(step_)) return "report";
-    return std::holds_alternative<ReportedSave>(step_) ? "publish" : "";
-  }
+  std::string next() const { return next_; }
 
  private:
-  using Step = std::variant<Over, InStep, PlannedSave, StagedSave, WrittenSave, ReportedSave>;
+  static constexpr std::string_view kStageOrWrite = "stage or write";
 
-  template <typename From>
-  From take(const std::string& name) {
+  void check_next(const std::string& name) const {
     if (::getpid() != process_) {
       throw Error(ErrorCode::kUnsupported,
                   name + "() was called in a forked child of the process that began the save");
     }
-    if (std::holds_alternative<From>(step_)) {
-      From from = std::move(std::get<From>(step_));
-      step_ = InStep();
-      return from;
-    }
-    if (std::holds_alternative<InStep>(step_)) {
+    if (in_step_) {
       throw Error(ErrorCode::kInvalidArgument,
                   name + "() was called while another thread is in a step of this save");
     }
-    const std::string expected = next();
+    if (next_ == name || (next_ == kStageOrWrite && (name == "stage" || name == "write"))) return;
     throw Error(ErrorCode::kInvalidArgument,
                 name + "() was called, but " +
-                    (expected.empty() ? "the save is over" : "the next step is " + expected))
+                    (next_.empty() ? "the save is over" : "the next step is " + std::string(next_)))
         .with_hint("the steps of a save are stage (optional), write, report and publish");
   }
 
   // A step that fails ends the save. So does a step that succeeds but during which Python raised.
-  template <typename Work>
-  void run(const Work& work) {
-    step_ = InStep();
-    std::optional<Step> next;
+  void run(std::string_view after, const std::function<void()>& step) {
+    in_step_ = true;
+    next_ = "";
     try {
-      call_library([&](const auto&) { next.emplace(work()); }, interrupt_);
+      call_library(
+          [&](const auto&) {
+            try {
+              step();
+            } catch (...) {
+              rethrow_cause();
+            }
+          },
+          interrupt_);
     } catch (...) {
-      step_ = Over();
-      if (next) end_after_raising(*std::move(next));
+      in_step_ = false;
+      try {
+        give_up();
+      } catch (const Raised&) {  // another signal; the first exception is already being raised
+      }
       as_rank(rank_, ranks_, [] { throw; });
     }
-    step_ = *std::move(next);
-  }
-
-  void end_after_raising(Step next) {
-    step_ = std::move(next);
-    try {
-      give_up();
-    } catch (const Raised&) {  // another signal; the first exception is already being raised
-    }
+    in_step_ = false;
+    next_ = after;
   }
 
   const pid_t process_ = ::getpid();
   const int rank_, ranks_;
   const Location location_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
-  Step step_ = Over();
+  std::unique_ptr<engine::SaveInSteps> save_;  // null: not begun, or over
+  std::string_view next_;
+  bool in_step_ = false;
   std::string save_id_;
   uint64_t items_ = 0;
   uint64_t bytes_ = 0;

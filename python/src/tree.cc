@@ -157,6 +157,7 @@ class TreeMaker {
 
   StateDict dict(nb::handle mapping, const Path& path) const {
     const Inside inside(*this, mapping, path);
+    claim_of_optimizer(mapping, path);
     StateDict out;
     auto& entries = out.entries();
     if (PyDict_Check(mapping.ptr()))
@@ -265,17 +266,33 @@ class TreeMaker {
     return keyed(path, [&] { return to_value(object, bridge_, path); });
   }
 
-  // The state dict of a Stateful object. `described`: (state dict, paths below it that are loaded
-  // without a template).
+  // The state dict of a Stateful object. `described`: (state dict, subtrees, kept_empty).
   StateNode stateful(nb::handle described, const Path& path) const {
     if (claims_ != nullptr) {
       claims_->complete.push_back(path);
-      for (nb::handle below : nb::object(described[1])) {
-        Path& subtree = claims_->subtrees.emplace_back(path);
-        for (nb::handle key : below) subtree.push_back(path_element(key));
-      }
+      claim(nb::object(described[1]), path, claims_->subtrees);
+      claim(nb::object(described[2]), path, claims_->kept_empty);
     }
     return node(nb::object(described[0]), path);
+  }
+
+  // A dict may be the state dict of an optimizer.
+  void claim_of_optimizer(nb::handle mapping, const Path& path) const {
+    if (claims_ == nullptr) return;
+    const int has_groups = PySequence_Contains(mapping.ptr(), nb::str("param_groups").ptr());
+    if (has_groups < 0) throw nb::python_error();
+    if (has_groups == 0) return;
+    const nb::object places = bridge_.call("optimizer_places", mapping);
+    claim(nb::object(places[0]), path, claims_->subtrees);
+    claim(nb::object(places[1]), path, claims_->unmade);
+  }
+
+  // Adds paths below `path`.
+  static void claim(nb::handle below, const Path& path, std::vector<Path>& claimed) {
+    for (nb::handle keys : below) {
+      Path& whole = claimed.emplace_back(path);
+      for (nb::handle key : keys) whole.push_back(path_element(key));
+    }
   }
 
   // Checks that a container of a special class can be recreated with other contents; returns it.
@@ -299,6 +316,8 @@ class TreeMaker {
   StateNode list_or_leaf(nb::handle list_object, const Path& path) const {
     check_depth(path);
     std::unordered_set<PyObject*> seen;
+    const bool asks = bridge_.for_load() && PyList_CheckExact(list_object.ptr());
+    if (asks && PyList_Size(list_object.ptr()) == 0) return StateList();  // for what is stored
     if (!is_descended(list_object, path.size(), seen)) return leaf(list_object, path);
     if (!PyList_CheckExact(list_object.ptr())) checked_container(list_object, path);
     return list(list_object, path);

@@ -15,6 +15,7 @@ import hosts
 import numpy
 
 import tilestone
+from tilestone._steps import begin_save
 
 # Points at which ranks wait until the link is cut: the work, and its point.
 # meet, report, publish: the first host is inside this call and waits for the second host.
@@ -163,7 +164,7 @@ class Member:
     def save(self, version: int, timeout: float) -> None:
         state = {"w": self.factory(self.part(version, 0), 0)}
         self.enter("meet", "orders")
-        with tilestone.begin_save(
+        with begin_save(
             state,
             self.path,
             group=self.comm,

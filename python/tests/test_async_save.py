@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
+from tilestone import _async_api
+from tilestone._steps import begin_save
 
 
 class Slow:
@@ -304,7 +307,7 @@ def test_ranks_meet_in_the_call_and_then_in_files(tmp_path: pathlib.Path) -> Non
                     tmp_path / "bad",
                 )
 
-    tilestone.run_ranks(world, run)
+    run_ranks(world, run)
     assert len(list((tmp_path / "last").glob("*.distcp"))) > world
     for name in ("a", "kind0", "kind1", "kind2", "slow", "next", "last"):
         # Files for a rank that is late may stay (receipts.cc). They are leftovers like any others.
@@ -322,7 +325,7 @@ def test_ranks_that_call_different_functions_fail_at_once(tmp_path: pathlib.Path
         options: dict[str, Any] = {"group": comm, "overwrite": True, "timeout": 60}
         tilestone.save(given, tmp_path, **options)
         first, second = "rank 0: async_save at ", "; rank 1: save at "
-        for call in (tilestone.save, tilestone.begin_save):
+        for call in (tilestone.save, begin_save):
             with pytest.raises(tilestone.MismatchError, match=f"{first}.*{second}"):
                 (call if comm.rank else tilestone.async_save)(given, tmp_path, **options)
         with pytest.raises(tilestone.MismatchError, match=f"{first}.*; rank 1: load at "):
@@ -336,7 +339,7 @@ def test_ranks_that_call_different_functions_fail_at_once(tmp_path: pathlib.Path
                 tilestone.async_save(given, tmp_path, **own, **options)
         assert tilestone.async_save(rows(comm.rank, 2, 2), tmp_path, **options).result().published
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     expect_rows(tmp_path, 2, 2)
 
 
@@ -397,3 +400,27 @@ def test_torch_ranks_train_on_while_a_save_is_written(worlds: Any, tmp_path: pat
             whole = numpy.arange(8.0 * world).reshape(2 * world, 4) + first
             assert numpy.array_equal(loaded["w"], whole)
         assert not (folder / "interrupted" / ".metadata").exists()
+
+
+def test_a_session_of_async_save_lives_as_long_as_its_group(tmp_path: pathlib.Path) -> None:
+    """Each `tilestone.solo()` is a group: its copies and threads go with it, its save goes on."""
+    sessions = _async_api._sessions._of_group
+    before = dict(sessions)
+    for step in range(3):
+        slow = Slow()
+        saving = tilestone.async_save(
+            state(step), tmp_path / str(step), group=tilestone.solo(), progress=slow
+        )
+        assert sessions == before
+        slow.go.set()
+        saving.result()
+        assert saved(tmp_path / str(step)) == step
+    group = tilestone.solo()
+    for step in range(3, 6):
+        tilestone.async_save(state(step), tmp_path / str(step), group=group)
+        assert len(sessions) == len(before) + 1
+    del group
+    assert sessions == before
+    # The last save of the group has ended, or goes on: its program would wait for it at its end.
+    while not (tmp_path / "5" / ".metadata").exists():
+        time.sleep(0.01)

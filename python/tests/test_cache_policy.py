@@ -1,4 +1,4 @@
-"""cache="auto", "keep" and "bypass": data that a load and an open checkpoint leave in the page cache."""
+"""cache="keep", "bypass" and None: data that a load and an open checkpoint leave in the page cache."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_data_read_with_keep_or_by_default_is_read_again_without_the_disk(
     assert keeping[1] < SIZE // 16
 
 
-def test_a_cache_policy_has_three_names(ckpt: str) -> None:
+def test_a_cache_policy_has_two_names(ckpt: str) -> None:
     tilestone.save({"w": numpy.arange(4)}, ckpt)
     for call in (lambda: tilestone.open(ckpt, reading=tilestone.Reading(cache="hold")),
                  lambda: tilestone.Reading(cache="hold")):  # fmt: skip
-        with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "auto", "bypass" or "keep"'):
+        with pytest.raises(tilestone.InvalidArgumentError, match='cache must be "bypass" or "keep"'):
             call()

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import pytest
+from thread_ranks import run_ranks
 import tilestone
 import torch
 from ranks import Worlds
@@ -471,7 +472,7 @@ def test_a_file_of_torch_save_is_opened_and_loaded_where_it_stands(tmp_path: pat
         tilestone.load(wanted, path, group=comm)
         assert torch.equal(own, base[2 * comm.rank :][:2])
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     with pytest.raises(tilestone.AlreadyExistsError, match="the location is a file"):
         tilestone.save({"w": base}, path, overwrite=True)
     assert torch.equal(torch.load(path, weights_only=True)["w"], base)
@@ -499,3 +500,36 @@ def test_a_checkpoint_becomes_a_file_of_torch_save(tmp_path: pathlib.Path) -> No
     with pytest.raises(tilestone.AlreadyExistsError):
         tilestone.convert(tmp_path / "ckpt", tmp_path / "run.pt")
     assert sorted(os.listdir(tmp_path)) == ["back", "ckpt", "run.pt"]
+
+
+def test_a_quantized_tensor_in_a_file_of_torch_save_is_refused_by_key_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    nested = {"t": torch.ones(2), "q": quantized, "list": [torch.zeros(1), quantized]}
+    torch.save({"w": torch.arange(3.0), "n": nested, "step": 5}, tmp_path / "a.pt")
+    checkpoint = tilestone.open(tmp_path / "a.pt")
+    assert sorted(checkpoint.keys()) == ["n.list.0", "n.list.1", "n.q", "n.t", "step", "w"]
+    assert checkpoint.verify().ok
+    assert checkpoint["step"] == 5
+    assert checkpoint["w"][...].tolist() == [0, 1, 2]
+    for call in (lambda: checkpoint["n.q"], lambda: tilestone.convert(tmp_path / "a.pt", tmp_path / "c")):
+        with pytest.raises(tilestone.UnsupportedError, match="quantized") as caught:
+            call()
+        assert caught.value.key in ("n.q", "n.list.1")
+    tilestone.convert(tmp_path / "a.pt", tmp_path / "c", keys=["w", "n.t", "step"])
+    assert tilestone.load(tmp_path / "c")["n"]["t"].tolist() == [1, 1]
+
+
+def test_diff_selects_keys_as_they_are_in_either_checkpoint_as_convert_does(
+    tmp_path: pathlib.Path,
+) -> None:
+    tilestone.save({"old.a": torch.ones(1), "old.b": torch.ones(2)}, tmp_path / "a")
+    tilestone.save({"new.a": torch.ones(1), "new.b": torch.zeros(2)}, tmp_path / "b")
+    rename = ("--rename", "^old=new", tmp_path / "a", tmp_path / "b")
+    for pattern, differing in (("old.a", 0), ("new.a", 0), ("old.*", 1), ("new.b", 1)):
+        ended = run("diff", "--json", *rename, "--keys", pattern)
+        assert len(json.loads(ended.stdout)["differences"]) == differing, pattern
+    ended = run("diff", *rename, "--keys", "old.aa")
+    assert ended.returncode == 2
+    assert "similar keys: old.a" in ended.stderr

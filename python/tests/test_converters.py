@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
 
@@ -73,7 +74,7 @@ def test_a_registered_type_may_be_the_data_of_an_entity(ckpt: str) -> None:
         loaded = tilestone.load(wanted, ckpt, group=comm)["x"]
         assert loaded is wanted["x"].data and loaded.numbers.tolist() == [2 * n for n in mine]
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     assert tilestone.open(ckpt).read("w").tolist() == [2.0 * n for n in whole]
 
 
@@ -82,7 +83,7 @@ def test_a_converter_may_make_an_entity_and_restore_gets_what_was_loaded(ckpt: s
         data = numpy.arange(3.0) + 3 * comm.rank
         tilestone.save({"t": [Rows(3 * comm.rank, 6, data)]}, ckpt, group=comm)
 
-    tilestone.run_ranks(2, save)
+    run_ranks(2, save)
     item = Rows(1, 6, torch.zeros(4, dtype=torch.float64))
     word, same, loaded = tilestone.load({"t": [item]}, ckpt)["t"][0]
     assert word == "rows" and same is item and loaded is item.data

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,47 +70,6 @@ def test_every_hook_of_a_users_planner_is_called_as_by_torch(ckpt: str) -> None:
         wanted = {"a": torch.zeros(4, 3), "n": 0, "b": torch.zeros(5)}
         load(wanted, storage_reader=dcp.FileSystemReader(ckpt), planner=planner)
         assert_same(wanted, {**state, "a": state["a"].contiguous(), "b": state["b"].contiguous()})
-
-
-class Planned(dcp.DefaultSavePlanner):
-    """Notes after how many new objects a collection comes; may fail."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.fails = fails
-
-    def create_local_plan(self):
-        self.threshold = gc.get_threshold()[0]
-        if self.fails:
-            raise RuntimeError("no plan")
-        return super().create_local_plan()
-
-
-def test_garbage_collections_wait_while_torch_plans_and_not_for_long(
-    ckpt: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = gc.get_threshold()
-    planner = Planned(fails=False)
-    stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt), planner=planner)
-    assert planner.threshold >= 1_000_000
-    assert gc.get_threshold() == usual
-    monkeypatch.setattr("tilestone.dcp._calls._PUT_OFF_SECONDS", 0.5)
-    writer = dcp.FileSystemWriter(ckpt)
-    with pytest.raises(dcp.CheckpointException, match="no plan"):
-        stock.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))
-    end = time.monotonic() + 20
-    while gc.get_threshold() != usual and time.monotonic() < end:
-        time.sleep(0.01)
-    assert gc.get_threshold() == usual
-    with pytest.raises(dcp.CheckpointException, match="no plan"):
-        dcp.save({"n": 1}, storage_writer=writer, planner=Planned(fails=True))
-    assert gc.get_threshold() == usual
-    gc.set_threshold(0)
-    try:
-        stock.save({"n": 1}, storage_writer=dcp.FileSystemWriter(ckpt))
-        assert gc.get_threshold()[0] == 0
-    finally:
-        gc.set_threshold(*usual)
 
 
 class Waits(dcp.DefaultSavePlanner):

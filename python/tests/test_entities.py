@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
 from tilestone import LocalNonpersistent, ShardedObject, ShardedTensor, ShardedTensorFactory
@@ -125,8 +126,8 @@ def test_irregular_boxes_flat_ranges_and_prepended_axes_are_resharded(ckpt: str)
         assert loaded["opt"]["flat"] is local
         numpy.testing.assert_array_equal(local, whole[3].reshape(-1)[begin:end])
 
-    tilestone.run_ranks(4, save)
-    tilestone.run_ranks(3, load)
+    run_ranks(4, save)
+    run_ranks(3, load)
     with tilestone.open(ckpt) as opened:
         numpy.testing.assert_array_equal(opened.read("w"), whole)
 
@@ -187,8 +188,8 @@ def test_sharded_objects_keep_their_places(ckpt: str) -> None:
     def load(comm: tilestone.Communicator) -> None:
         assert tilestone.load({"x": obj(comm, None)}, ckpt, group=comm) == {"x": ["rank", comm.rank]}
 
-    tilestone.run_ranks(3, save)
-    tilestone.run_ranks(3, load)
+    run_ranks(3, save)
+    run_ranks(3, load)
     with tilestone.open(ckpt) as opened:
         assert opened.keys() == [f"rng/shard_{i}_3" for i in range(3)]
 

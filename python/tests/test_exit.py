@@ -50,7 +50,7 @@ def ranks(name):
         tilestone.save({"w": state["w"]}, f"{path}/{name}", group=comm, overwrite=True)
         began.set()
 
-    tilestone.run_ranks(2, body)
+    tilestone._core._run_ranks(2, body)
 
 
 def for_ever(name):

@@ -12,6 +12,7 @@ import ranks
 import torch
 
 import tilestone
+from tilestone._steps import BegunSave, begin_save
 
 FAILING = 1
 WAYS = ("exchange", "session", "files", "files without waiting", "rank-local")
@@ -95,10 +96,10 @@ def cell(rank: int, world: int, path: str, way: str, place: str) -> str:
         else:
             tilestone.save(state, path, **options)
 
-    def begin(state: dict[str, Any], **options: Any) -> tilestone.BegunSave:
+    def begin(state: dict[str, Any], **options: Any) -> BegunSave:
         if session is not None:
-            return session.begin_save(state, path, **options)
-        return tilestone.begin_save(state, path, **options)
+            return begin_save(state, path, **options, session=session)
+        return begin_save(state, path, **options)
 
     if not by_files:
         save(1.0, 60)

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
+from tilestone._steps import begin_save
 
 # Large enough that a save does not end before it is interrupted.
 LARGE = 1 << 30  # bytes
@@ -301,7 +303,7 @@ def test_other_ranks_get_a_typed_error_that_names_the_rank_and_what_it_raised(
         except BaseException as error:
             raised[comm.rank] = error
 
-    tilestone.run_ranks(3, body)
+    run_ranks(3, body)
     thrower.expect(raised[1])
     for rank in (0, 2):
         assert isinstance(raised[rank], tilestone.InterruptedError)
@@ -318,7 +320,7 @@ def test_an_end_of_the_program_while_a_state_is_made_ends_the_other_ranks_too(
     tilestone.save({"m": {"w": numpy.zeros(4)}}, good)
     calls: list[Callable[[Any, Any], object]] = [
         lambda state, comm: tilestone.save(state, tmp_path / "new", group=comm),
-        lambda state, comm: tilestone.begin_save(state, tmp_path / "new", group=comm),
+        lambda state, comm: begin_save(state, tmp_path / "new", group=comm),
         lambda state, comm: tilestone.load(state, good, group=comm),
     ]
     for call in calls:
@@ -333,7 +335,7 @@ def test_an_end_of_the_program_while_a_state_is_made_ends_the_other_ranks_too(
                 raised[comm.rank] = error  # noqa: B023
 
         begun = time.monotonic()
-        tilestone.run_ranks(3, body)
+        run_ranks(3, body)
         assert time.monotonic() - begun < 6 * SOON
         thrower.expect(raised[1])
         for rank in (0, 2):
@@ -357,7 +359,7 @@ def test_a_rank_that_is_ended_while_its_state_is_made_does_not_wait_for_ranks_th
             raised.append(error)
 
     begun = time.monotonic()
-    tilestone.run_ranks(2, body)
+    run_ranks(2, body)
     assert time.monotonic() - begun < 6 * SOON
     thrower.expect(raised[0])
 
@@ -384,5 +386,5 @@ def test_ctrl_c_ends_ranks_that_are_threads_and_operations_that_wait(tmp_path: p
             comm.gather(b"", 1)  # rank 0 never calls it
 
     with interrupted_after(0.3):
-        tilestone.run_ranks(2, body)
+        run_ranks(2, body)
     assert files_in(tmp_path) == []

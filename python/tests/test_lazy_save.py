@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
 
@@ -319,7 +320,7 @@ def test_the_failure_of_one_rank_reaches_all(tmp_path: pathlib.Path) -> None:
                     own.add_(0)
                     assert saving.result(60).published
 
-    tilestone.run_ranks(world, run)
+    run_ranks(world, run)
     for turn in ("1", "2"):
         assert not (tmp_path / turn / ".metadata").exists()
         assert not list((tmp_path / turn).glob("*.distcp"))

@@ -122,7 +122,7 @@ def test_a_module_keeps_what_is_not_there_and_reports_what_it_does_not_take(ckpt
         {"m": other}, ckpt,
         differences=Differences(other_shape="report", not_requested="ignore", report=report),
     )
-    assert report == tilestone.LoadReport([], [], ["m.weight"])
+    assert report == tilestone.LoadReport([], ["m.bias"], ["m.weight"])
     assert torch.equal(other.weight, weight)
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import pathlib
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ import ranks
 import torch
 
 import tilestone
-from tilestone._preemption import Preemption
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -436,34 +434,6 @@ def test_metrics_may_be_tensors(tmp_path: pathlib.Path) -> None:
         assert manager.steps()[0].metrics == {"loss": 0.25}
 
 
-def test_sigterm_is_noticed_and_the_handler_before_is_called(tmp_path: pathlib.Path) -> None:
-    called = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
-    try:
-        handler = signal.getsignal(signal.SIGTERM)
-        with tilestone.CheckpointManager(tmp_path) as manager:
-            assert not manager.preempted(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert manager.preempted(2) and manager.preempted(3)
-            assert called == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGTERM) == handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_ranks_agree_on_sigterm_about_every_five_seconds() -> None:
-    listening = Preemption(tilestone.solo())
-    listening._last = (10, 100.0)
-
-    def next_after(step: int, now: float) -> int:
-        return struct.unpack("<?q", listening._answer(step, now, [b"\0", b"\0"]))[1] - step
-
-    assert next_after(20, 101.0) == 50  # 0.1 s a step
-    assert next_after(20, 200.0) == 1  # 10 s a step
-    assert next_after(20, 100.0) == 1000
-    assert struct.unpack("<?q", listening._answer(20, 101.0, [b"\0", b"\1"]))[0]
-
-
 def run_of_ranks(rank: int, world: int, run: str) -> dict[str, Any]:
     """A run over ranks: metrics, pruning, a loss of keys, a damaged step, and SIGTERM."""
     records: list[logging.LogRecord] = []
@@ -519,8 +489,7 @@ def run_of_ranks(rank: int, world: int, run: str) -> dict[str, Any]:
 
 
 def test_a_run_over_two_ranks(tmp_path: pathlib.Path, worlds: ranks.Worlds) -> None:
-    # Agreements at every step: the test would otherwise wait for seconds.
-    saw = worlds[2].run(run_often_agreeing, str(tmp_path))
+    saw = worlds[2].run(run_of_ranks, str(tmp_path))
     for rank in range(2):
         mine = saw[rank]
         assert mine["fresh"] is None
@@ -535,17 +504,6 @@ def test_a_run_over_two_ranks(tmp_path: pathlib.Path, worlds: ranks.Worlds) -> N
     assert saw[0]["called"] == [] and saw[1]["called"] == [signal.SIGTERM]
 
 
-def run_often_agreeing(rank: int, world: int, run: str) -> dict[str, Any]:
-    from tilestone import _preemption
-
-    period = _preemption._PERIOD
-    _preemption._PERIOD = 0.0
-    try:
-        return run_of_ranks(rank, world, run)
-    finally:
-        _preemption._PERIOD = period
-
-
 def test_the_example_of_the_page_runs_unchanged(tmp_path: pathlib.Path) -> None:
     page = pathlib.Path(__file__).parents[2] / "docs" / "run_directories.md"
     example = page.read_text().split("```python\n")[1].split("```")[0].replace(
@@ -553,7 +511,8 @@ def test_the_example_of_the_page_runs_unchanged(tmp_path: pathlib.Path) -> None:
     )
     before = signal.getsignal(signal.SIGTERM)
     for last in (250, 420):
-        names = {"state": state_of(0), "last": last, "train": lambda state: 0.5}
+        made = (state_of(0), {"lr": 0.1})
+        names = {"make": lambda: made, "last": last, "train": lambda state: 0.5}
         exec(compile(example, "docs/run_directories.md", "exec"), names)
         assert names["step"] == last
         with tilestone.CheckpointManager(tmp_path) as manager:

@@ -120,6 +120,7 @@ class Judge:
         kept = [10, 20, 30, LAST - 1, LAST]
         if saved_nothing:  # the program before was killed after its last save: the next save prunes
             with tilestone.CheckpointManager(run, keep=KEEP) as manager:
+                manager.restore(new_state())
                 manager.save(LAST + 1, new_state())
             kept = [10, 20, 30, LAST, LAST + 1]
         names = [f"step-{step:08}" for step in kept]

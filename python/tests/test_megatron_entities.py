@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
 from ranks import Raised, Worlds
@@ -158,9 +159,9 @@ def test_slices_of_flattened_tensors_are_kept_and_resharded(old_kind: Any, ckpt:
         loaded = tilestone.load({"w": part(1, begin, end, data)}, ckpt, group=comm)["w"]
         assert loaded.tolist() == flat[1][begin:end].tolist()
 
-    tilestone.run_ranks(4, save)
+    run_ranks(4, save)
     assert tilestone.open(ckpt).read("w").tolist() == whole.tolist()
-    tilestone.run_ranks(2, load)
+    run_ranks(2, load)
 
 
 def test_a_slice_that_does_not_lie_in_its_tensor_is_refused_by_key(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from thread_ranks import run_ranks
 import tilestone
 import torch
 from tilestone.megatron import ShardedTensor, ShardedTensorFactory
@@ -23,7 +24,7 @@ def _on_ranks(count: int, work: Callable[[int, Any], Any]) -> list[Any]:
     def run(comm: Any) -> None:
         found[comm.rank] = work(comm.rank, comm)
 
-    tilestone.run_ranks(count, run)
+    run_ranks(count, run)
     return found
 
 

@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import pathlib
+import re
 
 import pytest
 import torch
 
 import tilestone
+from ranks import Worlds
 from test_megatron_api import _tensor
 from tilestone import megatron
 
@@ -88,3 +90,17 @@ def test_hashes_of_files_are_written_when_asked_for_and_name_each_damaged_file(
     with pytest.raises(tilestone.UnsupportedError, match="verify_integrity needs a communicator"):
         by_files = tilestone.ByFiles(0, 1, "a job of today")
         megatron.save(_tensor(1), f"{ckpt}2", by_files=by_files, verify_integrity=True)
+
+
+def _save_with_hashes(rank: int, world: int, ckpt: str, who: tuple[int, ...]) -> None:
+    megatron.save(_tensor(1), ckpt, verify_integrity=rank in who, validate_access_integrity=False)
+
+
+def test_hashes_that_only_some_ranks_want_are_an_error_that_names_them(
+    worlds: Worlds, ckpt: str
+) -> None:
+    """Those that want them would wait for the others after the save."""
+    text = r"don't agree on verify_integrity \(rank 0: False; rank 1: True\)"
+    for result in worlds[2].collect(_save_with_hashes, ckpt, (1,)):
+        assert re.search(text, result.trace)
+    assert not os.path.exists(ckpt)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
 from ranks import Worlds
@@ -235,12 +236,12 @@ def test_parameters_from_param_are_found_renamed_and_have_optimizer_states(
             found = optimizer.state_dict()["state"][number]["exp_avg"]
             assert torch.equal(found, moments[number]["exp_avg"])
 
-    tilestone.run_ranks(2, save)
+    run_ranks(2, save)
     stored = tilestone.load(path)
     assert stored["moe.weight"].shape == (8, 3) and stored["output.bias"].shape == (2,)
     assert stored["optimizer.state.exp_avg.experts.weight"].shape == (8, 3)
     assert stored["optimizer.state.exp_avg_sq.head.bias"].shape == (2,)
-    tilestone.run_ranks(2, load)
+    run_ranks(2, load)
     entity = made[0][0]["model"]["experts.weight"]
     with pytest.raises(tilestone.MismatchError, match="old.experts|moe.weight"):
         make_sharded_optimizer_tensor(entity, torch.zeros(1), "optimizer.state.x")

@@ -117,11 +117,11 @@ def test_the_calls_have_few_parameters_and_show_them() -> None:
     counts = {
         name: len(inspect.signature(function).parameters)
         for name, function in {
-            "save": tilestone.save, "load": tilestone.load, "begin_save": tilestone.begin_save,
+            "save": tilestone.save, "load": tilestone.load,
             "open": tilestone.open, "Session": tilestone.Session,
         }.items()
     }  # fmt: skip
-    assert counts == {"save": 14, "load": 14, "begin_save": 14, "open": 6, "Session": 3}
+    assert counts == {"save": 14, "load": 14, "open": 6, "Session": 3}
     shown = inspect.signature(tilestone.save).parameters
     assert shown["checks"].default == tilestone.Checks()
     assert shown["timeout"].default == 1800

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
 from tilestone import _core, _errors, _progress
@@ -144,7 +145,7 @@ def test_messages_of_the_engine_reach_pythons_logging(caplog: pytest.LogCaptureF
     def fall_silent(comm: tilestone.Communicator) -> None:
         _core.log("warning", f"rank {comm.rank} speaks")
 
-    tilestone.run_ranks(4, fall_silent)
+    run_ranks(4, fall_silent)
     said = {record.message for record in caplog.records if record.name == "tilestone"}
     assert {f"rank {rank} speaks" for rank in range(4)} <= said
     assert caplog.records[0].levelno == logging.WARNING
@@ -157,9 +158,9 @@ def test_run_ranks_raises_the_original_error_and_refuses_what_threads_cannot_be(
         comm.gather(b"", 1)
 
     with pytest.raises(KeyError, match="the original"):
-        tilestone.run_ranks(3, second_fails)
+        run_ranks(3, second_fails)
     with pytest.raises(tilestone.InvalidArgumentError, match="1000000"):
-        tilestone.run_ranks(10**6, second_fails)
+        run_ranks(10**6, second_fails)
 
 
 def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
@@ -176,7 +177,7 @@ def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
     handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
-        tilestone.run_ranks(4, speak)
+        run_ranks(4, speak)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)

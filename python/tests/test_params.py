@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
 from tilestone import InvalidArgumentError, PlacementRules, ShardedTensor
@@ -70,13 +71,13 @@ def test_experts_move_between_layouts_with_uneven_and_empty_local_shards(
         numpy.testing.assert_array_equal(loaded["experts"]["w1"].local, expected.local)
         numpy.testing.assert_array_equal(loaded["router"], WHOLE[0] + 1)
 
-    tilestone.run_ranks(6, save)
+    run_ranks(6, save)
     with tilestone.open(ckpt) as opened:
         assert opened.keys() == ["layer.experts.w1", "layer.router"]
         numpy.testing.assert_array_equal(opened.read("layer.experts.w1"), WHOLE)
     # 12 experts over 5 ranks: 3, 3, 3, 3, 0. Over 4 expert-parallel ranks and 2 others: 2 and 1.
     for layout in ((3, 2), (5, 1), (1, 4), (2, 4), (1, 1)):
-        tilestone.run_ranks(layout[0] * layout[1], lambda comm, at=layout: load(comm, at))
+        run_ranks(layout[0] * layout[1], lambda comm, at=layout: load(comm, at))
 
 
 def test_a_given_key_replaces_the_path_and_selects_the_rule(ckpt: str) -> None:
@@ -92,7 +93,7 @@ def test_a_given_key_replaces_the_path_and_selects_the_rule(ckpt: str) -> None:
             _ = tensors["b"].global_shape
         tilestone.save({"tree": [tensors]}, ckpt, group=comm)
 
-    tilestone.run_ranks(2, save)
+    run_ranks(2, save)
     with tilestone.open(ckpt) as opened:
         assert opened.keys() == ["tree.0.b", "x.experts.w"]
         assert opened.read("x.experts.w").tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
@@ -199,7 +200,7 @@ def test_a_tensor_without_elements_is_saved(shape: tuple[int, ...], ckpt: str) -
         tilestone.save({"w": tensor}, ckpt, group=comm, checks=tilestone.Checks(access=True))
         assert tilestone.load({"w": tensor}, ckpt, group=comm)["w"].shape == shape
 
-    tilestone.run_ranks(2, go)
+    run_ranks(2, go)
     with tilestone.open(ckpt) as opened:
         assert opened["w"].shape == (2 * shape[0], *shape[1:])
 

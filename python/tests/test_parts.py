@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 import tilestone
+from tilestone._steps import begin_save
 import tilestone.megatron
 
 WHOLE = torch.arange(24.0).reshape(8, 3)
@@ -288,7 +289,7 @@ def other_ways(rank: int, world: int, root: str) -> list[str]:
     by_files = tilestone.ByFiles(rank, 2, "parts of a test")
     tilestone.save(state(), f"{root}/files", timeout=60, by_files=by_files)
     check("files", f"{root}/files")
-    with tilestone.begin_save(state(), f"{root}/steps", timeout=60) as begun:
+    with begin_save(state(), f"{root}/steps", timeout=60) as begun:
         begun.stage()
         begun.write()
         begun.report()

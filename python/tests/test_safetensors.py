@@ -113,3 +113,94 @@ def test_pointers_of_git_lfs_are_named_as_such(tmp_path: pathlib.Path) -> None:
         assert error.value.file.endswith(name)
     with pytest.raises(tilestone.CorruptError, match="pointer of Git LFS"):
         tilestone.open(tmp_path)
+
+
+def write_pieces(folder: pathlib.Path, pieces: list[dict[str, tuple[torch.Tensor, list[int]]]]) -> None:
+    """Writes what torch's HuggingFaceStorageWriter(save_distributed=True) leaves: a file per rank."""
+    folder.mkdir()
+    for number, tensors in enumerate(pieces, 1):
+        places = {key: {"saved_offsets": at} for key, (_, at) in tensors.items()}
+        save_file(
+            {key: tensor for key, (tensor, _) in tensors.items()},
+            folder / f"shard-{number:05}-model-00001-of-00001.safetensors",
+            metadata={"DCP_SHARDING_INFO": json.dumps(places), "format": "pt"},
+        )
+
+
+def test_pieces_of_ranks_are_refused_as_pieces_in_the_folder_and_in_each_file(
+    tmp_path: pathlib.Path,
+) -> None:
+    rows = torch.arange(24.0).reshape(8, 3)
+    ranks = [{"w": (rows[:4].clone(), [0, 0])}, {"w": (rows[4:].clone(), [4, 0])}]
+    write_pieces(tmp_path / "all", ranks)
+    write_pieces(tmp_path / "second", ranks)
+    (tmp_path / "second" / "shard-00001-model-00001-of-00001.safetensors").unlink()
+    folders = [tmp_path / "all", tmp_path / "second"]
+    for path in folders + sorted((tmp_path / "all").iterdir()):
+        for call in (tilestone.open, lambda p: tilestone.convert(p, tmp_path / "made")):
+            with pytest.raises(tilestone.UnsupportedError, match="piece of a tensor") as caught:
+                call(path)
+            assert caught.value.key == "w"
+    assert not (tmp_path / "made").exists()
+
+
+def test_whole_tensors_of_torchs_writer_are_loaded(tmp_path: pathlib.Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    wanted = {"w": torch.arange(6.0).reshape(2, 3), "s": torch.tensor(3)}
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "one"), save_distributed=True)
+    dcp.save(dict(wanted), storage_writer=writer, no_dist=True)
+    write_pieces(tmp_path / "replicas", [{"a": (torch.ones(2), [0])}, {"b": (torch.ones(3), [0])}])
+    loaded = tilestone.load(tmp_path / "one")
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in wanted.items())
+    assert sorted(tilestone.load(tmp_path / "replicas")) == ["a", "b"]
+    for path in (tmp_path / "replicas").iterdir():
+        assert len(tilestone.load(path)) == 1
+
+
+def test_a_tensor_of_an_unknown_dtype_is_listed_and_refused_by_key(tmp_path: pathlib.Path) -> None:
+    header = {
+        "good": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+        "odd": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [2, 5]},
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\1\2abc")
+    checkpoint = tilestone.open(file)
+    assert sorted(checkpoint.keys()) == ["good", "odd"]
+    assert checkpoint["good"][...].tolist() == [1, 2]
+    state = {"good": torch.zeros(2, dtype=torch.uint8)}
+    tilestone.load(state, file)
+    assert state["good"].tolist() == [1, 2]
+    assert checkpoint.verify().ok
+    target = {"odd": torch.zeros(4)}
+    for call in (
+        lambda: checkpoint["odd"],
+        lambda: tilestone.load(file),
+        lambda: tilestone.load(target, file),
+        lambda: tilestone.convert(file, tmp_path / "made"),
+        lambda: tilestone.convert(file, tmp_path / "made.safetensors", keys=["odd"]),
+    ):
+        with pytest.raises(tilestone.UnsupportedError, match="F6_E2M3") as caught:
+            call()
+        assert caught.value.key == "odd"
+    tilestone.convert(file, tmp_path / "made", keys=["good"])
+    assert sorted(tilestone.load(tmp_path / "made")) == ["good"]
+
+
+def test_a_header_over_its_limit_begins_another_file_or_is_refused(tmp_path: pathlib.Path) -> None:
+    from safetensors import safe_open
+
+    keys = sorted(str(i) + "k" * 150_000 for i in range(700))
+    tilestone.save({key: torch.ones(1) for key in keys}, tmp_path / "source")
+    with pytest.raises(tilestone.InvalidArgumentError, match="one safetensors file"):
+        tilestone.convert(tmp_path / "source", tmp_path / "one.safetensors")
+    assert not (tmp_path / "one.safetensors").exists()
+    tilestone.convert(tmp_path / "source", tmp_path / "folder", format="safetensors")
+    files = sorted((tmp_path / "folder").glob("*.safetensors"))
+    assert len(files) == 2
+    found: list[str] = []
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found += opened.keys()
+    assert sorted(found) == keys
+    assert sorted(tilestone.open(tmp_path / "folder").keys()) == keys

@@ -13,8 +13,10 @@ import numpy
 import pytest
 import ranks
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
+from tilestone._steps import BegunSave, begin_save
 
 TOKEN = "one run of a test"
 
@@ -48,7 +50,7 @@ def names(path: pathlib.Path) -> list[str]:
     return [name for name in found if name != "lock"]  # is kept
 
 
-def take_steps(saving: tilestone.BegunSave, state: dict[str, Any], stage: bool) -> Any:
+def take_steps(saving: BegunSave, state: dict[str, Any], stage: bool) -> Any:
     """Makes all steps, and changes the state as soon as this is allowed."""
     with saving:
         if stage:
@@ -74,15 +76,15 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
             tilestone.save(rows(comm.rank, 2), tmp_path / "row", group=comm)
             for stage in (False, True):
                 state = rows(comm.rank, 2)
-                saving = tilestone.begin_save(state, tmp_path / str(stage), group=comm)
+                saving = begin_save(state, tmp_path / str(stage), group=comm)
                 assert saving.bytes >= 32
                 take_steps(saving, state, stage)
                 state = rows(comm.rank, 2)
-                saving = session.begin_save(state, tmp_path / f"session {stage}")
+                saving = begin_save(state, tmp_path / f"session {stage}", session=session)
                 take_steps(saving, state, stage)
             assert (session.stats.plans_exchanged, session.stats.plans_from_cache) == (1, 1)
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     wanted = contents(tmp_path / "row")
     assert len(wanted) == 2
     for name in ("False", "True", "session False", "session True"):
@@ -94,7 +96,7 @@ def test_steps_are_a_save_byte_for_byte_and_the_state_may_change_once_it_is_stag
 def test_the_common_state_may_change_once_the_save_is_written(tmp_path: pathlib.Path) -> None:
     common = torch.arange(5.0)
     state = {**rows(0, 1), "common": common}
-    with tilestone.begin_save(state, tmp_path / "c", dialect="megatron") as saving:
+    with begin_save(state, tmp_path / "c", dialect="megatron") as saving:
         saving.write()
         common.fill_(-1)
         saving.report()
@@ -112,18 +114,18 @@ def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
         tilestone.save(rows(rank, 2), tmp_path / "row", **files(rank))
     for rank in (0, 1):
         state = rows(rank, 2)
-        with tilestone.begin_save(state, tmp_path / "steps", **files(rank)) as saving:
+        with begin_save(state, tmp_path / "steps", **files(rank)) as saving:
             saving.write()
         assert len(contents(tmp_path / "steps")) == rank  # no files of this rank
         with pytest.raises(tilestone.InvalidArgumentError, match="the save is over"):
             saving.report()
-        saving = tilestone.begin_save(state, tmp_path / "steps", **files(rank))
+        saving = begin_save(state, tmp_path / "steps", **files(rank))
         assert take_steps(saving, state, True).published == (rank == 1)
     for name in (".metadata", *(f.name for f in (tmp_path / "row").glob("*.distcp"))):
         assert (tmp_path / "row" / name).read_bytes() == (tmp_path / "steps" / name).read_bytes()
     session = tilestone.Session(by_files=tilestone.ByFiles(0, 1, TOKEN))
     state = rows(0, 1)
-    take_steps(session.begin_save(state, tmp_path / "alone"), state, True)
+    take_steps(begin_save(state, tmp_path / "alone", session=session), state, True)
     assert tilestone.load(tmp_path / "alone")["step"] == 3
 
 
@@ -133,7 +135,7 @@ def test_arrays_are_held_until_they_are_staged_or_written(
 ) -> None:
     state = {"numpy": numpy.arange(1000.0), "torch": torch.arange(1000.0)}
     held = [weakref.ref(array) for array in state.values()]
-    saving = tilestone.begin_save(state, tmp_path / "a", group=tilestone.solo())
+    saving = begin_save(state, tmp_path / "a", group=tilestone.solo())
     del state
     gc.collect()
     assert held[0]() is not None
@@ -153,10 +155,10 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
     with pytest.raises(tilestone.InvalidArgumentError, match="a save has no option cast"):
-        tilestone.begin_save({}, tmp_path, cast=True)
+        begin_save({}, tmp_path, cast=True)
     steps = ("stage", "write", "report", "publish")
     for last in range(4):
-        saving = tilestone.begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo())
+        saving = begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo())
         for step in steps[:last]:
             getattr(saving, step)()
         wrong = "report" if last < 2 else "write"
@@ -169,7 +171,7 @@ def test_steps_out_of_order_are_named_and_a_save_that_is_left_leaves_nothing(
             del saving
             gc.collect()
         assert names(tmp_path / "a") == []
-    with pytest.raises(ZeroDivisionError), tilestone.begin_save(
+    with pytest.raises(ZeroDivisionError), begin_save(
         rows(0, 1), tmp_path / "a", group=tilestone.solo()
     ) as saving:
         saving.write()
@@ -186,7 +188,7 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
     def stop(progress: tilestone.Progress) -> None:
         raise StopNowError
 
-    saving = tilestone.begin_save(
+    saving = begin_save(
         rows(0, 1), tmp_path / "a", group=tilestone.solo(), progress=stop
     )
     with pytest.raises(StopNowError):
@@ -196,7 +198,7 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
 
 
 def test_a_forked_child_does_not_end_its_parents_save(tmp_path: pathlib.Path) -> None:
-    with tilestone.begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo()) as saving:
+    with begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo()) as saving:
         saving.write()
         child = os.fork()
         if child == 0:
@@ -222,7 +224,7 @@ def on_ranks(rank: int, world: int, folder: str) -> None:
 
     for left_before in ("stage", "report", "publish"):
         path = pathlib.Path(folder, left_before)
-        saving = tilestone.begin_save(state(), path, timeout=60)
+        saving = begin_save(state(), path, timeout=60)
         for step in ("stage", "write", "report", "publish"):
             if rank == 1 and step == left_before:
                 del saving
@@ -239,7 +241,7 @@ def on_ranks(rank: int, world: int, folder: str) -> None:
         left = [name for name in names(path) if name.endswith((".distcp", ".metadata"))]
         assert left == [], left_before
     given = state()
-    with tilestone.begin_save(given, f"{folder}/whole") as saving:
+    with begin_save(given, f"{folder}/whole") as saving:
         saving.stage()
         given["own"].data.fill_(-1)
         given["all"].fill_(-1)
@@ -247,7 +249,7 @@ def on_ranks(rank: int, world: int, folder: str) -> None:
         saving.report()
         saving.publish()
     with pytest.raises(tilestone.CheckpointError, match="rank 1"):
-        tilestone.begin_save(given | {"f": (lambda: 1) if rank else 0}, f"{folder}/no")
+        begin_save(given | {"f": (lambda: 1) if rank else 0}, f"{folder}/no")
     assert not pathlib.Path(folder, "no").exists()
 
 

@@ -9,8 +9,10 @@ import numpy
 import pytest
 import ranks
 import torch
+from thread_ranks import run_ranks
 
 import tilestone
+from tilestone._steps import begin_save
 
 TOKEN = "one run of a test"
 
@@ -52,7 +54,7 @@ def test_results_have_timings_and_the_log_one_line_for_each_save_and_load(
             results.append((saved.timings, report.timings, report.bytes_loaded))
 
     with caplog.at_level("INFO", logger="tilestone"):
-        tilestone.run_ranks(2, run)
+        run_ranks(2, run)
     assert len(results) == 2
     for saved, loaded, loaded_bytes in results:
         assert list(saved) == ["preparing", "planning", "writing", "reporting", "publishing"]
@@ -90,7 +92,7 @@ def test_saves_of_one_structure_send_no_plan_again_and_any_rank_s_change_is_noti
         with pytest.raises(tilestone.InvalidArgumentError, match="the session is closed"):
             session.save({}, tmp_path)
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     for first in range(4):
         expect_rows(tmp_path / str(first), 2, first)
     assert tilestone.load(tmp_path / "3")["more"] == "on this rank"
@@ -110,7 +112,7 @@ def test_an_error_in_one_ranks_state_fails_all_ranks_and_the_session_continues(
             session.save(state, tmp_path / "a")
         session.save(rows(comm.rank, 2, 4), tmp_path / "a")
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     expect_rows(tmp_path / "a", 2, 4)
 
 
@@ -133,7 +135,7 @@ def test_by_files_the_group_is_needed_for_the_token_alone_and_saves_are_counted_
             session.save(rows(comm.rank, 2, 5), tmp_path / "1", timeout=60)
         assert session.stats.saves >= 2
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
     assert len(tokens) == 2 and len(set(tokens)) == 1
     for first in (1, 2):
         expect_rows(tmp_path / str(first), 2, first)
@@ -193,7 +195,7 @@ def test_prepared_memory_is_enough_for_staging(
     with tilestone.Session(**arguments) as session:
         state = rows(0, 1)
         size = session.prepare(state)
-        with session.begin_save(state, tmp_path / "a") as saving:
+        with begin_save(state, tmp_path / "a", session=session) as saving:
             assert 0 < saving.bytes <= size
             saving.stage()
             saving.write()
@@ -227,7 +229,7 @@ def test_an_invalid_timeout_is_refused_on_every_rank(timeout: Any) -> None:
         with pytest.raises(tilestone.InvalidArgumentError, match="timeout.*rank 1"):
             tilestone.Session(group=comm, timeout=timeout if comm.rank == 1 else 60)
 
-    tilestone.run_ranks(2, run)
+    run_ranks(2, run)
 
 
 def test_options_of_the_session_are_not_options_of_a_save(tmp_path: pathlib.Path) -> None:

@@ -14,6 +14,7 @@ import ranks
 import torch.distributed as dist
 
 import tilestone
+from tilestone._steps import begin_save
 from tilestone._torch_comm import TorchCommunicator
 
 PLENTY = 60.0  # seconds; timeout of calls that must succeed
@@ -321,7 +322,7 @@ def ends_a_call_and_refuses_an_operation(rank: int, world: int, path: str) -> li
     if rank == 1:
         shared._store = _PausingStore(store)
     try:
-        with tilestone.begin_save({"step": 1}, path, timeout=PLENTY) as saving:
+        with begin_save({"step": 1}, path, timeout=PLENTY) as saving:
             if rank == 0:
                 saving.write()
                 saving.report()

@@ -21,6 +21,7 @@ from simulated_cuda import Cuda, Lane, compute, put, simulated
 from test_fork import in_child
 
 import tilestone
+from tilestone._steps import begin_save
 from tilestone import _torch_device, _torch_transfer
 
 MIB = 1 << 20
@@ -34,11 +35,11 @@ def by_save(state: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def by_steps_of_a_thread(state: dict[str, Any], path: pathlib.Path) -> None:
-    finish_in_a_thread(tilestone.begin_save(state, path))
+    finish_in_a_thread(begin_save(state, path))
 
 
 def by_unstaged_steps(state: dict[str, Any], path: pathlib.Path) -> None:
-    with tilestone.begin_save(state, path) as begun:
+    with begin_save(state, path) as begun:
         begun.write()
         begun.report()
         begun.publish()
@@ -95,7 +96,7 @@ def test_later_work_of_the_caller_does_not_delay_the_copies(
     simulated: Cuda, ckpt: str
 ) -> None:
     state = {"x": put(torch.ones(100))}
-    begun = tilestone.begin_save(state, ckpt)
+    begun = begin_save(state, ckpt)
     other = put(torch.zeros(1))
     compute(other, lambda tensor: tensor.fill_(1))
     begun.stage()
@@ -171,7 +172,7 @@ def test_a_capture_of_a_cuda_graph_is_refused_and_nothing_is_written(
 ) -> None:
     Cuda.capturing = True
     state = {"x": put(torch.ones(3))}
-    for call in (tilestone.save, tilestone.begin_save, tilestone.async_save):
+    for call in (tilestone.save, begin_save, tilestone.async_save):
         with pytest.raises(tilestone.InvalidArgumentError, match=r"CUDA graph .*\(key x\)"):
             call(state, tmp_path / "c")
     assert not any(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import textwrap
 import ml_dtypes
 import numpy
 import pytest
+from thread_ranks import run_ranks
 
 import tilestone
 
@@ -153,8 +154,8 @@ def test_sharded_tensors_of_threads_are_resharded(ckpt: str) -> None:
         assert loaded["step"] == 7
         assert same_bits(local, numpy.ascontiguousarray(whole[:, comm.rank * columns :][:, :columns]))
 
-    tilestone.run_ranks(4, save)
-    tilestone.run_ranks(3, load)
+    run_ranks(4, save)
+    run_ranks(3, load)
     with tilestone.open(ckpt) as opened:
         assert opened.world_size == 4
         assert [box.offset for box in opened["w"].boxes] == [(0, 0), (6, 0), (12, 0), (18, 0)]

@@ -17,6 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thread_ranks import run_ranks
 
 import tilestone
 
@@ -77,7 +78,7 @@ def save_cells(path: pathlib.Path, arrays: dict[str, tuple[Array, tuple[int, ...
                 )
         tilestone.save(state, path, group=comm, format="zarr")
 
-    tilestone.run_ranks(2, rank)
+    run_ranks(2, rank)
 
 
 @READERS
@@ -192,7 +193,7 @@ def test_irregular_shards_and_dtypes_that_zarr_lacks_are_refused_by_key(
         tilestone.save({"w": shard}, tmp_path / "c", group=comm, format="zarr")
 
     with pytest.raises(tilestone.InvalidArgumentError) as caught:
-        tilestone.run_ranks(2, uneven)
+        run_ranks(2, uneven)
     assert caught.value.key == "a/w"
     for name in ("float8_e4m3fn", "float8_e5m2"):
         state = {"f8": numpy.zeros(3, name)}

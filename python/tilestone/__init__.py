@@ -30,7 +30,6 @@ from tilestone._core import (
     UnpublishedSave,
     VerifyReport,
     mpi_world,
-    run_ranks,
     solo,
 )
 from tilestone._core import VERSION as __version__
@@ -75,14 +74,12 @@ from tilestone._progress import Progress
 from tilestone._rename import add_prefix, strip_prefix
 from tilestone._session import Session
 from tilestone._stored_tensor import StoredTensor
-from tilestone._steps import BegunSave, begin_save
 from tilestone._unpublished import abandon, publish, unpublished
 
 __all__ = [
     "AlreadyExistsError",
     "AsyncSave",
     "AsyncStep",
-    "BegunSave",
     "ByFiles",
     "Checkpoint",
     "CheckpointError",
@@ -129,7 +126,6 @@ __all__ = [
     "abandon",
     "add_prefix",
     "async_save",
-    "begin_save",
     "convert",
     "dtype_names",
     "gc",
@@ -140,7 +136,6 @@ __all__ = [
     "publish",
     "register_converter",
     "repair",
-    "run_ranks",
     "save",
     "solo",
     "strip_prefix",

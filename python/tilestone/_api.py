@@ -112,9 +112,15 @@ def load(
     Args:
         wanted: a state dict as for `save`. Arrays in it are filled in place; arrays without memory
             (on torch's meta device) and read-only numpy arrays are allocated. Other leaves only say
-            that their key is wanted. For an object with state_dict() and load_state_dict(): each
+            that their key is wanted. A dict or list that is empty on every rank asks for what the
+            checkpoint holds there (a fresh optimizer's "state"), in new arrays of the stored shapes.
+            The root is no such dict. Arrays that are stored sharded are MismatchError then,
+            unless the load has one rank, because nothing says which part a rank needs. The groups
+            of an optimizer's state dict also receive what a scheduler has added to them.
+            For an object with state_dict() and load_state_dict(): each
             key that the checkpoint holds below the object's key must be in the state dict of the
-            object on at least one rank, unless `Differences.not_requested` says otherwise. A torch
+            object on at least one rank, unless `Differences.not_requested` says otherwise. What
+            other dicts and lists leave out is loaded by nobody, and a warning names it. A torch
             optimizer without state receives the state of plain parameters all the same, in the
             stored shapes, because nothing says which shapes it needs; the state of DTensors must
             exist before the load. To load only a part, pass a dict in place of the object:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _forked
+from tilestone import _core, _forked
 from tilestone._async_save import AsyncSave, end_saves, run_async_save
-from tilestone._calls import files_of, group_of
+from tilestone._calls import communicator, files_of, group_of
 from tilestone._errors import InvalidArgumentError
 from tilestone._option_calls import keywords
 from tilestone._option_values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
-from tilestone._session import Session
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,36 +33,57 @@ def _is_destroyed(group: Any) -> bool:
 
 
 class _Sessions:
-    """A session for each group, so that staging memory and plans serve the next save too."""
+    """A session for each group, so that staging memory and plans serve the next save too.
+
+    It is kept as long as the group. A session holds a communicator written in Python, so these are
+    kept until the program ends.
+    """
 
     def __init__(self) -> None:
         self._lock = _forked.Lock()
         self._process = os.getpid()
-        self._of_group: dict[Any, tuple[Any, Session]] = {}
+        # A function that returns the group, or None once that is gone; and its session.
+        self._of_group: dict[Any, tuple[Callable[[], Any], _core.Session]] = {}
         self._parents: list[Any] = []  # a forked child keeps its parent's: it must not end them
 
-    def of_group(self, group: Any) -> Session:
-        """The session of a process group or communicator."""
-        found = group_of(group)
+    def of_group(self, found: Any) -> _core.Session:
+        """The session of a process group or communicator; None: of this rank alone."""
         key = None if found is None else id(found)
         with self._lock:
             self._forget_the_parents()
-            for other in [k for k, (of, _) in self._of_group.items() if _is_destroyed(of)]:
-                del self._of_group[other]
+            for other, (of, _) in list(self._of_group.items()):
+                if _is_destroyed(of()):
+                    del self._of_group[other]
             known = self._of_group.get(key)
-        if known is not None:
+        if known is not None and known[0]() is found:
             return known[1]
-        session = Session._of_group(found)
+        session = _core.Session(communicator(found))
         with self._lock:
-            return self._of_group.setdefault(key, (found, session))[1]
+            known = self._of_group.get(key)
+            if known is None or known[0]() is not found:
+                known = self._of_group[key] = (self._reference(found, key), session)
+            return known[1]
 
-    def of_files(self, files: ByFiles) -> Session:
+    def _reference(self, group: Any, key: Any) -> Callable[[], Any]:
+        if not isinstance(group, _core.Communicator):
+            return lambda: group
+
+        # Takes no lock, because it may run at any point of this thread. The session's save goes on.
+        def forget(reference: Any) -> None:
+            if self._process == os.getpid() and self._of_group.get(key, (None,))[0] is reference:
+                del self._of_group[key]
+
+        return weakref.ref(group, forget)
+
+    def of_files(self, files: ByFiles) -> _core.Session:
         """The session of a rank that saves by files."""
         key = ("files", files.rank, files.world_size)
         with self._lock:
             self._forget_the_parents()
             if key not in self._of_group:
-                self._of_group[key] = (None, Session(by_files=ByFiles(*key[1:], files.token)))
+                made = ByFiles(*key[1:], files.token).made()
+                session = _core.Session(made.rank, made.world_size, made.token)
+                self._of_group[key] = (lambda: None, session)
             return self._of_group[key][1]
 
     def close(self) -> None:
@@ -113,8 +134,10 @@ def async_save(
     happen before.
 
     One save is in flight at a time: by default the next `async_save` of the same group waits for
-    it. Tilestone keeps a session for each group until the program ends, so from the second save on
-    the memory for the copies is there already (`Session.prepare` makes it so for the first one).
+    it. Tilestone keeps a session for each group as long as the group exists, so from the second save
+    on the memory for the copies is there already (`Session.prepare` makes it so for the first one).
+    A group that the program drops, such as a `tilestone.solo()` made for one call, takes its
+    session along once the save has ended.
 
     If the program ends while a save is in flight, the interpreter waits for it, at most 20 seconds.
     Then the save is abandoned, and the checkpoint before it stands.
@@ -129,14 +152,17 @@ def async_save(
 
     Raises:
         What `save` raises for failures before the files are written. Later failures are raised by
-        `AsyncSave.result`. If nobody asks for that, the next `async_save` of the group raises the
-        error on every rank, instead of saving, or logs it if the failed save had on_error="warn".
+        `AsyncSave.result`. If a rank does not ask for that, the next `async_save` of the group
+        raises the error on every rank, instead of saving, or logs it if the failed save had
+        on_error="warn".
         AlreadyExistsError: with in_flight="fail", the previous save is still in flight.
     """
     if by_files is None:
-        return _sessions.of_group(group).async_save(state, path, **options)
+        found = group_of(group)
+        core = _sessions.of_group(found)
+        return run_async_save(state, path, group=found, session=core, **options)
     if group is not None:
         raise InvalidArgumentError("group and by_files exclude each other")
     files = files_of(by_files)
-    core = _sessions.of_files(files)._open()
+    core = _sessions.of_files(files)
     return run_async_save(state, path, session=core, by_files=files, **options)

@@ -23,7 +23,7 @@ def flat_range(key: str, flattened_range: slice | tuple[int, int]) -> tuple[int,
         return operator.index(begin), operator.index(end)
     except (TypeError, ValueError):
         what = f"flattened_range must be slice(begin, end) or (begin, end), not {flattened_range!r}"
-        raise InvalidArgumentError(f"{what} (key {key})", message=what, key=str(key)) from None
+        raise InvalidArgumentError(what, key=str(key)) from None
 
 
 @contextlib.contextmanager

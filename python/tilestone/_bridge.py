@@ -29,7 +29,7 @@ from tilestone._copied_back import CopiedBack
 from tilestone._dtypes import DType, native_type
 from tilestone._errors import InvalidArgumentError
 from tilestone._opaque import Opaque, make
-from tilestone._stateful import Statefuls, below, is_stateful
+from tilestone._stateful import Below, Statefuls, below, is_stateful, of_optimizer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -158,8 +158,7 @@ class Bridge:
     def describe(self, item: Any, path: str) -> Any:
         """The engine's view or entity for an object; None if the object is neither.
 
-        For a Stateful, a tuple: its state dict, and the paths in it below which a load must take
-        everything that the checkpoint holds.
+        For a Stateful, a tuple: its state dict, and what `below` says of it.
         """
         if self._is_leaf(item) and not (self.for_load and _numpy.is_array(item)):
             return None
@@ -167,8 +166,14 @@ class Bridge:
         found = None if converter is None else self._node(converter, item, path)
         if found is None and is_stateful(item):
             state = self._statefuls.enter(item)
-            return state, below(item, state) if self.for_load else ()
+            return state, *(below(item, state) if self.for_load else ((), ()))
         return found
+
+    def optimizer_places(self, state: Mapping[Any, Any]) -> tuple[Below, Below]:
+        """What a load adds to a template's dict if it is the state dict of an optimizer."""
+        if self.as_torch:
+            return (), ()
+        return of_optimizer(state, self._statefuls.is_of_optimizer(state))
 
     def _node(self, converter: _converters.Converter, item: Any, path: str) -> Any:
         torch = _torch() if self.for_load else None

@@ -101,12 +101,16 @@ class Prepared(abc.ABC):
     unmarked: str = "pytorch"
     #: LoadOptions::log_report: rank 0 logs the LoadReport.
     log_report: bool = True
+    #: LoadOptions::fill_empty: empty dicts and lists ask for what is stored there.
+    fill_empty: bool = True
     #: LoadOptions::sharded_only: common state is neither read nor returned.
     sharded_only: bool = False
     #: Only torch's tensors are tensors, and objects with state_dict() are ordinary ones.
     as_torch: bool = False
     #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
     tp_replica_names: bool = False
+    #: SaveOptions::verify_integrity: the ranks hash the files after the save.
+    verify_integrity: bool = False
     #: SaveOptions::separation_hint: keys that begin with it get data files of their own.
     separation_hint: str = ""
     #: SaveOptions::step: what a CheckpointManager adds.
@@ -293,6 +297,7 @@ class SaveCall:
         engine.copies = None if copies is None else copies.made()
         engine.tp_replica_names = self._state.tp_replica_names
         engine.separation_hint = self._state.separation_hint
+        engine.verify_integrity = self._state.verify_integrity
         engine.step = self._state.step
         return _core.SaveRequest(
             state,
@@ -381,6 +386,7 @@ class LoadCall:
         engine.sharded_only = self._template.sharded_only
         engine.objects_by_grid = self._template.objects_by_grid
         engine.log_report = self._template.log_report
+        engine.fill_empty = self._template.fill_empty
         engine.unmarked = self._template.unmarked
         return _core.LoadRequest(
             template if self._has_template else None,

@@ -10,7 +10,31 @@ from __future__ import annotations
 import builtins
 import errno as _errno
 import os
-import re
+from collections.abc import Mapping
+
+
+Advice = tuple[str, str, str, str]  # text before, option, its value, text after
+
+
+def _setting(option: str, value: str) -> str:
+    """An option of the engine as a Python keyword argument, with its value if there is one."""
+    group, _, field = option.rpartition(".")
+    if not value:
+        return option
+    if value in ("true", "false"):
+        value = value.title()
+    elif value.endswith(")"):  # a function of the package
+        value = f"tilestone.{value}"
+    else:
+        value = f'"{value}"'
+    return f"{group}={group.title()}({field}={value})" if group else f"{option}={value}"
+
+
+def _printable(text: str) -> str:
+    """Text that can't forge lines or control a terminal: names in it may come from files."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class CheckpointError(Exception):
@@ -18,6 +42,8 @@ class CheckpointError(Exception):
 
     Attributes:
         code: the engine's name for the kind of error, "not_found" for example.
+        reason: what exactly happened, if a caller may act on it: "key_not_stored",
+            "shape_differs", "checkpoint_exists", ... (`Reason` in error.h); otherwise "".
         message: what failed, what was expected and what was found.
         key: the key of the state dict, or "".
         file: the file, or "".
@@ -33,62 +59,73 @@ class CheckpointError(Exception):
 
     def __init__(
         self,
-        text: str = "",
+        message: str = "",
         *,
-        message: str | None = None,
+        reason: str = "",
         key: str = "",
         file: str = "",
         rank: int = -1,
         hint: str = "",
         errno: int | None = None,
     ) -> None:
-        super().__init__(text)
-        self.text = "" if message is None else text  # the engine's complete text
-        self.message = text if message is None else message
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
         self.key = key
         self.file = file
         self.rank = rank
-        self.hint = hint
+        self.advice: list[Advice] = [(hint, "", "", "")] if hint else []
+        self._own_words: Mapping[str, str | None] = {}
+        self._system = os.strerror(errno) if errno else ""
         self.errno = self._usual_errno if errno is None else errno
         if isinstance(self, OSError):
             # For code that only knows OSError.
-            reason = self.message if self.errno is None else os.strerror(self.errno)
-            for name, value in (("filename", file or None), ("strerror", reason)):
+            said = self.message if self.errno is None else os.strerror(self.errno)
+            for name, value in (("filename", file or None), ("strerror", said)):
                 setattr(self, name, value)
+
+    @property
+    def hint(self) -> str:
+        """What to try, or ""."""
+        texts = []
+        for before, option, value, after in self.advice:
+            words = self._own_words.get(option, _setting(option, value))
+            if words is not None:
+                texts.append(before + words + after)
+        return "; ".join(texts)
+
+    def word_options(self, words: Mapping[str, str | None]) -> None:
+        """Makes hints name options in another library's words; None leaves such a hint out."""
+        self._own_words = words
 
     def add_key(self, key: str) -> None:
         """Sets the key if it is not set yet (called by the binding)."""
-        if not self.key:
-            self.key = key
-            self.text += f" (key {key})" if self.text and key else ""
+        self.key = self.key or key
 
     def add_rank(self, rank: int) -> None:
         """Sets the rank that failed if it is not set yet (called by the binding)."""
-        if self.rank < 0:
-            self.rank = rank
-            self.text += f" (rank {rank})" if self.text else ""
+        self.rank = self.rank if self.rank >= 0 else rank
 
     def add_hint(self, hint: str) -> None:
-        """Adds what to try to the hint."""
-        self.hint += ("; " if self.hint else "") + hint
-        self.text += f"; {hint}" if self.text else ""
+        """Adds one more thing to try."""
+        self.advice.append((hint, "", "", ""))
 
     def __str__(self) -> str:
-        if self.text:
-            return self.text
-        reason = os.strerror(self.errno) if self.errno and self._usual_errno is None else ""
-        reason = "" if reason in self.message else f": {reason}"
-        key = f" (key {self.key})" if self.key else ""
-        file = "" if self.file in self.message else f" (file {self.file})"
-        rank = f" (rank {self.rank})" if self.rank >= 0 else ""
-        return self.message + reason + key + file + rank + (f"; {self.hint}" if self.hint else "")
+        text = self.message
+        if self._system not in text:
+            text += f": {self._system}"
+        text += f" (key {self.key})" if self.key else ""
+        text += f" (file {self.file})" if self.file not in self.message else ""
+        text += f" (rank {self.rank})" if self.rank >= 0 else ""
+        text += f"; {self.hint}" if self.hint else ""
+        return _printable(text)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Launchers pass errors between processes; the keyword arguments are pickled as state.
         state = dict(self.__dict__, errno=self.errno)
         if isinstance(self, OSError):
             state |= {"filename": self.filename, "strerror": self.strerror}
-        return (type(self), (str(self),), state)
+        return (type(self), (self.message,), state)
 
     def __setstate__(self, state: dict[str, object] | None) -> None:
         for name, value in (state or {}).items():
@@ -189,23 +226,21 @@ for _kind in (CheckpointError, *_CLASSES.values()):
     _kind.__module__ = "tilestone"  # the public name
 
 
-def _as_in_python(text: str) -> str:
-    """Rewrites options in the engine's hints, `overwrite = true`, as Python keyword arguments."""
-    text = re.sub(r"\bdifferences\.([a-z_]+) = kReport\b", r'differences=Differences(\1="report")', text)
-    text = re.sub(r"\b([a-z_]+) = true\b", r"\1=True", text)
-    return re.sub(r"\b([a-z_]+) = false\b", r"\1=False", text)
-
-
 def make_error(
-    code: str, text: str, message: str, key: str, file: str, rank: int, hint: str, errno: int
+    code: str,
+    reason: str,
+    message: str,
+    key: str,
+    file: str,
+    rank: int,
+    advice: list[Advice],
+    errno: int,
 ) -> CheckpointError:
     """The exception for an error of the engine (called by the binding)."""
     kind = _CLASSES.get(code, InternalError)
-    if hint and text.endswith(hint):
-        text, hint = text.removesuffix(hint) + _as_in_python(hint), _as_in_python(hint)
-    return kind(
-        text, message=message, key=key, file=file, rank=rank, hint=hint, errno=errno or None
-    )
+    error = kind(message, reason=reason, key=key, file=file, rank=rank, errno=errno or None)
+    error.advice = advice
+    return error
 
 
 def hint_for_unpicklable(item: object) -> str:

@@ -9,12 +9,13 @@ import dataclasses
 class LoadReport:
     """What a load found: differences between its templates and the checkpoint, and its timings.
 
-    The lists are the union over all ranks, and the same on each. A list is empty unless the option
-    of its name is "report".
+    The lists are the union over all ranks, and the same on each. Except for `not_requested`, a list
+    is empty unless the option of its name is "report".
 
     Attributes:
         not_in_checkpoint: wanted keys that are not in the checkpoint, sorted.
-        not_requested: keys of the checkpoint that no rank wants, sorted.
+        not_requested: keys of the checkpoint that no rank wants, sorted; unless the option is
+            "report", only those below a dict or list of a template (not the root).
         other_shape: keys of tensors whose wanted global shape differs from the stored one, sorted.
         bytes_loaded: stored bytes of what this rank loaded of tensors.
         timings: seconds that each step took on this rank, with the waiting for other ranks, in the

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _forked, _options
-from tilestone._async_save import AsyncSave
+from tilestone import _core, _options
 from tilestone._calls import Prepared, prepared
 from tilestone._errors import (
     CheckpointError,
@@ -21,8 +19,8 @@ from tilestone._errors import (
     MismatchError,
     NotFoundError,
     UnsafeError,
-    UnsupportedError,
 )
+from tilestone._manager_saves import InFlight, Pruning
 from tilestone._option_calls import checked
 from tilestone._option_values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._preemption import WORK, Preemption
@@ -42,67 +40,6 @@ _ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
 _CHOICE = "choice of a checkpoint"
 
 logger = logging.getLogger("tilestone")
-
-_pruning_lock = _forked.Lock()
-
-
-class _Pruning:
-    """Begins to remove older steps when a save has ended, also on a thread of the engine.
-
-    Nothing is begun once the manager, or the program, has ended.
-    """
-
-    def __init__(self, run: _core.ManagedRun, is_first: bool) -> None:
-        self._run = run
-        self._is_first = is_first  # rank 0
-        self._ended = False
-
-    def after(self, step: int) -> None:
-        with _pruning_lock:
-            if self._is_first and not self._ended:
-                self._run.prune_after(step)
-
-    def end(self) -> None:
-        """Waits for what was begun."""
-        with _pruning_lock:
-            self._ended = True
-        self._run.wait()
-
-
-class _InFlight:
-    """A save in the background."""
-
-    def __init__(self, saving: AsyncSave, step: int, pruning: _Pruning) -> None:
-        self._ended = threading.Event()
-        self._step = step
-        self._process = os.getpid()
-        self.saving = saving
-
-        def end(_: object) -> None:
-            pruning.after(step)
-            self._ended.set()
-
-        saving.durable.add_done_callback(end)
-
-    @property
-    def is_of_parent(self) -> bool:
-        """Whether this process was forked after the save had begun."""
-        return self._process != os.getpid()
-
-    def wait(self) -> None:
-        """Waits for its end without asking for its result, which the next save then raises.
-
-        Raises:
-            UnsupportedError: in a forked child.
-        """
-        if self.is_of_parent:
-            raise UnsupportedError(
-                f"the save of step {self._step} belongs to the process that this one was forked from",
-                hint="go on with the manager in the parent, or make another one here",
-            )
-        self.saving.staged.exception()  # seals it, with stage="lazy"
-        self._ended.wait()
-
 
 class _Refused(Prepared):
     """In place of a state: why this rank's arguments were refused. All ranks then raise it."""
@@ -199,7 +136,10 @@ class CheckpointManager:
                     break
 
     Each step has a folder of its own in the run's directory. Which step is the newest is found from
-    the checkpoints themselves: no file names it. Folders of Megatron-LM ("iter_0000100") and of
+    the checkpoints themselves: no file names it. They say which run saved them and which step they
+    continue; `restore`, `latest`, `best` and `keep` follow the line that was saved last, whatever
+    the numbers of other runs' steps. A manager that saves and has restored nothing begins a new
+    run. Folders of Megatron-LM ("iter_0000100") and of
     torchtitan ("step-100") count as steps too. See docs/run_directories.md.
 
     All ranks make the manager, and call `save`, `restore` and `preempted`, together; the other
@@ -214,18 +154,20 @@ class CheckpointManager:
         group: the ranks, as for `tilestone.save`.
         async_save: `save` returns as soon as the state may change, as `tilestone.async_save` does,
             and the checkpoint is written in the background. A failure is then raised by the next
-            `save`, on every rank, or by `wait`; with on_error="warn" it is logged. The next save
-            and `restore` wait for a save that is in flight, and so does the end of the with block.
+            `save`, on every rank, or by `wait` and the end of the with block; with on_error="warn"
+            it is logged, and only `wait` raises it. The next save and `restore` wait for a save that
+            is in flight, and so does the end of the with block.
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
         options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
             and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
-            to save a durable step again.
+            to save a durable step again; one of a branch that the run has left needs none.
 
     Raises:
         InvalidArgumentError: an argument is out of range or can't be used, on any rank.
-        MismatchError: the ranks don't agree on an argument other than `options`.
+        MismatchError: the ranks don't agree on an argument other than `options`, or see different
+            steps in the run's directory.
         TimeoutError, RankFailedError: not all ranks of the group made the manager.
     """
 
@@ -253,9 +195,10 @@ class CheckpointManager:
             refused = error
         said = json.dumps(given).encode()
         _agree("arguments of the ranks' managers", self._comm, said, refused, self._timeout)
+        self._run.expect_same_steps(self._comm, _options.limit_of(self._timeout))
         self._preemption = Preemption(self._comm)
-        self._in_flight: _InFlight | None = None
-        self._pruning = _Pruning(self._run, self._comm.rank == 0)
+        self._in_flight: InFlight | None = None
+        self._pruning = Pruning(self._run, self._comm.rank == 0)
         weakref.finalize(self, self._pruning.end)  # also at the program's end
 
     def _set_arguments(
@@ -303,9 +246,18 @@ class CheckpointManager:
             raise InvalidArgumentError("the manager is closed")
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would save this step without `force`: for a state that is costly to make."""
+        """Whether `save` would save this step without `force`: for a state that is costly to make.
+
+        False for the step that was just saved, unless its save has failed. If that one is still in
+        flight, this waits for it.
+        """
         step = _options.whole("step", step, 64)
-        return self._run.is_due(step) and not self._run.is_saved(step)
+        if not self._run.is_due(step) or not self._run.is_saved(step):
+            return self._run.is_due(step)
+        if self._in_flight is None or self._in_flight.step != step:
+            return False
+        self._in_flight.wait()
+        return not any(each.step == step and each.state == "durable" for each in self.steps())
 
     def save(
         self,
@@ -318,8 +270,11 @@ class CheckpointManager:
         """Saves the state as the checkpoint of a step, if a save is due. Every rank calls.
 
         With async_save the checkpoint becomes durable later; the state may change once this
-        returns. A step that this manager has just saved is not saved again, so a last save with
-        `force` after the loop does no harm.
+        returns. The step that this manager has saved or restored last may be saved once more, with
+        `force` after the loop for example: the call waits for a save in flight, and if that step is
+        durable and holds this state, by its checksums, nothing is written, and the metrics given
+        now are added to it. If it holds another state, it is replaced with `overwrite`, and
+        otherwise that is an error. If its save has failed, it is saved.
 
         Args:
             step: the step, 0 or more; the same on every rank.
@@ -329,12 +284,13 @@ class CheckpointManager:
             force: save although no save is due; the same on every rank.
 
         Returns:
-            Whether it saved.
+            False if no save is due, else True.
 
         Raises:
             InvalidArgumentError: the step or a metric is not a number, on any rank.
             UnsupportedError: in a forked child; the save in flight belongs to the parent.
-            AlreadyExistsError: the step is durable already, and `overwrite` was not given.
+            AlreadyExistsError: the step is durable already, with another state or of another run
+                of the program, and `overwrite` was not given.
             MismatchError: with strict=True, the state lacks something that the step before has.
             Also everything that `tilestone.save` raises; with async_save, what the save before has
             failed with, also because of `strict`, and then nothing is saved.
@@ -343,7 +299,7 @@ class CheckpointManager:
         try:
             step = _options.whole("step", step, 64)
             forced = _options.flag("force", force)
-            if self._run.is_saved(step) or not (forced or self._run.is_due(step)):
+            if not (forced or self._run.is_due(step)):
                 return False
             numbers = _numbers(metrics)
         except InvalidArgumentError as error:
@@ -351,6 +307,8 @@ class CheckpointManager:
             self._begin_save(0, _Refused(error), "")  # every rank raises it
             raise
         self._wait_for_last()
+        if self._is_settled(step, state, numbers):
+            return True
         self._run.make_room(self._comm, step, _options.limit_of(self._timeout))
         begun = self._run.begin(self._comm, step, numbers)
         given: Any = prepared(state)
@@ -359,6 +317,21 @@ class CheckpointManager:
         self._begin_save(step, given, path)
         self._run.saved(step, begun)
         return True
+
+    def _is_settled(self, step: int, state: Any, metrics: dict[str, float]) -> bool:
+        """Whether the step was saved or restored last, and holds this state already."""
+        seconds = _options.limit_of(self._timeout)
+        folder = self._run.saved_before(self._comm, step, seconds)
+        if not folder:
+            return False
+        options: Any = self._options
+        difference = self._session._difference(
+            state, os.path.join(self._directory, folder), **options
+        )
+        overwrite = bool(options.get("overwrite"))
+        return self._run.is_settled(
+            self._comm, step, folder, difference, metrics, overwrite, seconds
+        )
 
     def _wait_for_last(self) -> None:
         if self._in_flight is not None:
@@ -369,13 +342,13 @@ class CheckpointManager:
         try:
             if self._in_background:
                 saving = self._session.async_save(given, path, **options)
-                self._in_flight = _InFlight(saving, step, self._pruning)
+                self._in_flight = InFlight(saving, step, self._pruning)
             else:
                 self._session.save(given, path, **options)
                 self._pruning.after(step)
         except BaseException as error:
             self._run.failed()
-            if isinstance(error, MismatchError) and "in different calls" in error.message:
+            if isinstance(error, MismatchError) and error.reason == "different_calls":
                 error.add_hint("step and force of a save must be the same on every rank")
             raise
 
@@ -387,7 +360,9 @@ class CheckpointManager:
         fallback: bool = False,
         **options: Unpack[LoadKeywords],
     ) -> tuple[Mapping[Any, Any], int | None]:
-        """Loads the newest durable step, or a given one. Every rank calls.
+        """Loads the newest durable step, or a given one, which the run then continues.
+
+        Every rank calls. The newest step is that of the line that was saved last.
 
         Rank 0 chooses the step for all ranks. Steps whose saves have not ended are skipped, and the
         log names them. If the chosen step is removed by another process before it is loaded, the
@@ -408,6 +383,7 @@ class CheckpointManager:
         Raises:
             NotFoundError, CorruptError: `step` is not durable; the newest step is damaged, and
                 `fallback` is False, or there is no other one.
+            MismatchError: the ranks see different steps in the run's directory.
             Also everything that `tilestone.load` raises.
         """
         self._check_open()
@@ -484,26 +460,29 @@ class CheckpointManager:
     def preempted(self, step: int) -> bool:
         """Whether the job is about to be ended: any rank has received SIGTERM.
 
-        Every rank calls this after each step. The ranks agree about every five seconds, so all get
-        True after the same step, and can save it. True stays True. The first call begins to listen
-        for SIGTERM; a handler that was there before is called too. The handler is removed when the
-        manager is closed.
+        Every rank calls this after each step. The ranks agree after each step, so all get True after
+        the same one, and can save it; while steps are so short that this would take more than a
+        hundredth of the time, they agree after every few, at most five. True stays True. The first
+        call begins to listen for SIGTERM; a handler that was there before is called too. A handler
+        that the program installs later is called too from the next call on, which warns: a SIGTERM
+        in between was not noticed. The handler is removed when the manager is closed.
 
         Args:
             step: the step that was done; the same on every rank.
 
         Raises:
-            InvalidArgumentError: the first call is not in the main thread.
+            InvalidArgumentError: the first call is not in the main thread, or the first one after
+                the program has installed a handler.
             TimeoutError, RankFailedError: a rank did not call.
         """
         try:
             self._preemption.install()
-            step = _options.whole("step", step, 64)
+            _options.whole("step", step, 64)
         except InvalidArgumentError as error:
             if not self._preemption.has_agreed:  # afterwards the others don't wait for this rank
                 _agree(WORK, self._comm, b"", error, self._timeout)
             raise
-        return self._preemption.agreed(step, _options.limit_of(self._timeout))
+        return self._preemption.agreed(_options.limit_of(self._timeout))
 
     def wait(self) -> None:
         """Waits until the last save is durable and no checkpoint is being removed any more.
@@ -525,6 +504,10 @@ class CheckpointManager:
         """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing.
 
         In a forked child it does not wait for a save of the parent.
+
+        Raises:
+            The error with which the last save has failed in the background; with on_error="warn" it
+            is logged.
         """
         self._preemption.remove()
         if self._in_flight is not None and self._in_flight.is_of_parent:
@@ -532,6 +515,10 @@ class CheckpointManager:
         self._is_closed = True
         try:
             self.wait()
+        except CheckpointError as error:
+            if self._options.get("on_error") != "warn":
+                raise
+            logger.warning("The last save has failed: %s", error)
         finally:
             self._pruning.end()
             self._session.close()

@@ -153,7 +153,7 @@ class ByFiles(Value):
     `holders`. Only for torch_dist, and only to a path without a checkpoint. See
     docs/saving_by_files.md.
 
-    `save` and `begin_save` need the first three fields. In a `Session` with a group they come from
+    `save` needs the first three fields. In a `Session` with a group they come from
     the group.
     """
 
@@ -273,8 +273,8 @@ _POLICY = _one_of("error", "report", "ignore")
 class Differences(Value):
     """What a load does about differences between the templates and the checkpoint.
 
-    "error" raises; "report" lists the key in `report` and in a warning of rank 0; "ignore" does
-    neither. If the load continues, the leaf keeps its value from the template. The three policies
+    "error" raises; "report" lists the key in `report` and in a warning of rank 0; "ignore" goes on
+    without a warning. If the load continues, the leaf keeps its value from the template. The three policies
     must be the same on every rank. They don't apply to values, lists and arrays in the common state
     (Megatron-Core's dialect): the common state comes back as it was saved, and an array of another
     shape in it is always an error.
@@ -286,7 +286,8 @@ class Differences(Value):
     not_requested: str | None = _option(
         None, _optional(_POLICY),
         """a key of the checkpoint that no rank wants. None: an error below the key of an object
-        with state_dict(), and ignored elsewhere.""",
+        with state_dict(); below other dicts and lists of the template one warning, with keys and
+        bytes; ignored elsewhere. `report` lists what is below dicts and lists whatever this says.""",
     )  # fmt: skip
     other_shape: str = _option(
         "error", _POLICY,
@@ -311,15 +312,13 @@ class Reading(Value):
         on one host, otherwise by messages. "always": by messages. "never": each rank reads for
         itself. Must be the same on every rank.""",
     )  # fmt: skip
-    cache: str = _option(
-        "auto", _one_of("auto", "bypass", "keep"),
+    cache: str | None = _option(
+        None, _optional(_one_of("bypass", "keep")),
         """"keep" leaves what is read in the page cache, so that another load of the same files
         needs no disk. "bypass" reads large tensors without the page cache, which leaves that memory
-        to others. "auto" keeps what fits into this rank's share of half of the memory that is
-        available, unless it measures during the load that bypassing is clearly faster; for `open`
-        the bound is for all reads together, and does not know of other processes, and `verify`
-        keeps only with "keep". Data that is already in the cache is read from there in any
-        case.""",
+        to others. None: keep where what is read fits into half of the memory that is available
+        (docs/cache.md); `verify` keeps only with "keep". Data that is already in the cache is read
+        from there in any case.""",
     )  # fmt: skip
     follow_links: bool = _option(
         False, _options.flag,
@@ -361,8 +360,9 @@ def _best(name: str, value: Any) -> tuple[str, str, int]:
 class Keep(Value):
     """Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.
 
-    Only complete checkpoints are removed, and only those of steps before the one that has just
-    become durable. Those of later steps stay: the run has gone back, and nothing has replaced them.
+    Only complete checkpoints are removed, and only those of steps that the one that has just become
+    durable continues. Steps of other runs stay. Those of a branch that the run has left when it
+    went back are removed once `last` newer ones are durable, whatever the other rules say.
     """
 
     last: int = _option(1, _count, "how many of the newest; at least 1.")
@@ -484,11 +484,12 @@ class AsyncSaveOptions(SaveOptions):
     )  # fmt: skip
     on_error: str = _option(
         "raise", _one_of("raise", "warn"),
-        """what happens when a save fails and nobody asks for its result. "raise": the next save of
-        the session, or of the group, raises the error on every rank. "warn": it logs it and saves.
+        """what happens when a save fails and a rank does not ask for its result. "raise": the next
+        save of the session, or of the group, raises the error on every rank. "warn": it logs it and
+        saves.
         With "warn", a failure of the storage or of another rank before the call returns
-        (StorageError, TimeoutError, RankFailedError) is not raised either: it is logged, and is the
-        result of the save. A state or an option that can't be saved is always an error. Must be the
+        (StorageError, NotFoundError, TimeoutError, RankFailedError) is not raised either: it is
+        logged, and is the result of the save. A state or an option that can't be saved is always an error. Must be the
         same on every rank.""",
         engine=False,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._option_calls import checked
 from tilestone._option_values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
-from tilestone._steps import BegunSave, run_begin_save
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -89,15 +88,6 @@ class Session:
                 self._comm, _options.limit_of(timeout), lambda: _options.time_limit(timeout)
             )
 
-    @classmethod
-    def _of_group(cls, group: ProcessGroup | CommunicatorLike | None) -> Session:
-        """A session of the group's saves, none of which is by files: no rank sends a message."""
-        session = cls.__new__(cls)
-        session._by_files, session._group = None, group
-        session._comm = communicator(group)
-        session._core = _core.Session(session._comm)
-        return session
-
     def _open(self) -> _core.Session:
         """The engine's session."""
         if self._core is None:
@@ -130,7 +120,7 @@ class Session:
         return self._open().stats
 
     def prepare(self, state: Mapping[Any, Any], **options: Unpack[AsyncSaveKeywords]) -> int:
-        """Prepares the memory into which `async_save` and `BegunSave.stage` copy such a state.
+        """Prepares the memory into which `async_save` copies such a state.
 
         Touching memory for the first time takes several times as long as the copy itself. After
         this call the first save stages as fast as the later ones. Nothing is written or sent, and
@@ -160,6 +150,21 @@ class Session:
             most = checked("save", AsyncSaveOptions, call.given).max_staged_bytes
             return self._open().prepare(call.prepare, most)
 
+    def _difference(
+        self, state: Any, path: str | os.PathLike[str], **options: Unpack[AsyncSaveKeywords]
+    ) -> str:
+        """What differs first between the state and the checkpoint at the path; "": nothing does.
+
+        One pass over the state, on every rank; nothing is written. Raises what `save` raises before
+        it begins.
+        """
+        who = self._who(options)
+        with contextlib.ExitStack() as until_the_end:
+            call = SaveCall(state, path, until_the_end, kind=AsyncSaveOptions, **who, **options)
+            return _core.difference_from_saved(
+                call.prepare, call.location, self._open(), call.limit
+            )
+
     def save(
         self,
         state: Mapping[Any, Any],
@@ -185,31 +190,6 @@ class Session:
             Also everything that `tilestone.save` raises.
         """
         return run_save(state, path, **self._next_save(path, options), **options)
-
-    def begin_save(
-        self,
-        state: Mapping[Any, Any],
-        path: str | os.PathLike[str],
-        **options: Unpack[SaveKeywords],
-    ) -> BegunSave:
-        """Begins a save as `tilestone.begin_save` does, with the session's memory.
-
-        `BegunSave.stage` copies into memory that the session keeps. By files this counts as a save
-        to the path.
-
-        Args:
-            state, path: as for `tilestone.save`.
-            options: the options of `tilestone.save`, except those fixed by the session.
-
-        Returns:
-            The save, which may outlive the session.
-
-        Raises:
-            InvalidArgumentError: the session is closed, or an option is fixed by the session or
-                unknown.
-            Also everything that `tilestone.begin_save` raises.
-        """
-        return run_begin_save(state, path, **self._next_save(path, options), **options)
 
     def async_save(
         self,

@@ -26,6 +26,12 @@ def is_stateful(item: Any) -> TypeGuard[Stateful]:
     )
 
 
+def is_optimizer(item: Any) -> bool:
+    """Whether an object is a torch optimizer."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, torch.optim.Optimizer)
+
+
 class Statefuls:
     """The Stateful objects of one state, in the order of the tree."""
 
@@ -44,6 +50,10 @@ class Statefuls:
                 )
             self._states[id(item)] = (item, state)
         return self._states[id(item)][1]
+
+    def is_of_optimizer(self, state: Any) -> bool:
+        """Whether a dict is what `enter` returned for a torch optimizer."""
+        return any(made is state and is_optimizer(item) for item, made in self._states.values())
 
     def ids(self) -> list[int]:
         """The id() of each object. The objects are kept alive, so the ids stay valid."""
@@ -70,30 +80,60 @@ class Statefuls:
         self._loaded.clear()
 
 
-def below(item: Stateful, state: Any) -> Below:
-    """Paths in an object's state dict that are loaded without a template.
+def below(item: Stateful, state: Any) -> tuple[Below, Below]:
+    """What a load does below an object's key although its state dict does not say so.
 
     A torch optimizer creates the state of a parameter in its first step. If the parameter is a
     plain tensor, which is whole on every rank, so is its state, and everything that the checkpoint
     holds for it is loaded. How the state of a DTensor is sharded is not known before it exists.
+
+    Returns:
+        Paths that are loaded without a template, and empty dicts that stay empty: the state of
+        DTensors, and a module without any.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(item, torch.optim.Optimizer):
-        return ()
+    if torch is None or not is_optimizer(item):
+        return (), [()] if torch is not None and isinstance(item, torch.nn.Module) else ()
+    optimizer: Any = item
     try:
         named = [index for group in state["param_groups"] for index in group["params"]]
-        params = [param for group in item.param_groups for param in group["params"]]
+        params = [param for group in optimizer.param_groups for param in group["params"]]
         known = state["state"]
     except (KeyError, TypeError):
-        return ()
+        return (), [("state",)]
     if len(named) != len(params):
-        return ()
+        return (), [("state",)]
     plain = (torch.Tensor, torch.nn.Parameter)
     return [
         ("state", index)
         for index, param in zip(named, params, strict=True)
         if type(index) is int and index not in known and type(param) in plain
-    ]
+    ], [("state",)]
+
+
+def of_optimizer(state: Mapping[Any, Any], is_objects: bool) -> tuple[Below, Below]:
+    """What a load adds to a dict that may be an optimizer's state dict.
+
+    Everything in its groups is loaded: a scheduler adds keys to them. So is the state of its
+    parameters if it has none yet, under the keys (ints) by which the groups name them.
+
+    Args:
+        is_objects: the dict comes from a torch optimizer, for which `below` has named the state.
+
+    Returns:
+        LoadOptions::subtrees and LoadOptions::unmade, below the dict.
+    """
+    groups, known = state.get("param_groups"), state.get("state")
+    if not isinstance(groups, list) or not isinstance(known, Mapping):
+        return (), ()
+    named = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
+    if not all(isinstance(params, list) for params in named):
+        return (), ()
+    keys = [] if known or is_objects else [key for params in named for key in params or ()]
+    return (
+        [("param_groups", number) for number in range(len(groups))],
+        [("state", key) for key in keys if type(key) in (int, str)],
+    )
 
 
 def _holds_meta(state: Any) -> bool:

@@ -1,24 +1,18 @@
-"""A save in separate steps."""
+"""A save in separate steps, for requests of Megatron-Core's queues (tilestone.megatron)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilestone import _core
 from tilestone._calls import SaveCall
-from tilestone._option_calls import keywords
-from tilestone._option_values import ByFiles, SaveOptions
-from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from typing_extensions import Unpack
-
-    from tilestone._option_types import SaveKeywords
+    from tilestone._session import Session
 
 Result = TypeVar("Result")
 
@@ -138,47 +132,27 @@ def _give_up(core: _core.StepwiseSave, until_the_end: contextlib.ExitStack) -> N
         core.give_up()
 
 
-@keywords(SaveOptions)
 def begin_save(
-    state: Mapping[Any, Any],
-    path: str | os.PathLike[str],
-    *,
-    group: ProcessGroup | CommunicatorLike | None = None,
-    by_files: ByFiles | None = None,
-    **options: Unpack[SaveKeywords],
+    state: Any, path: str | os.PathLike[str], *, session: Session | None = None, **given: Any
 ) -> BegunSave:
     """Begins a save: the ranks agree who writes what, and the save is started at `path`.
 
-    All steps together do what `tilestone.save` does, with the same files and errors:
-
-        with tilestone.begin_save(state, path) as saving:
-            saving.stage()      # the state may change from here on
-            saving.write()
-            saving.report()
-            result = saving.publish()
-
-    Every rank must call it. With a communicator all ranks must also call `report` and `publish`
-    together, and no other save or load of this process may use the group until the save has ended.
-    `timeout` covers all steps and the time between them.
+    All steps together do what `tilestone.save` does, with the same files and errors. Every rank
+    calls; with a communicator all ranks also call `report` and `publish` together, and no other
+    save or load of this process uses the group until the save has ended. `timeout` covers all steps
+    and the time between them.
 
     Args:
-        state, path: as for `tilestone.save`. Values and objects are stored as they are now; arrays
-            are not copied (see `BegunSave.stage`).
-        group, by_files, options: as for `tilestone.save`.
+        state: as for `tilestone.save`. Arrays are not copied (see `BegunSave.stage`).
+        path, given: as for `tilestone.save`.
+        session: makes the save, which may outlive it.
 
     Returns:
         The save, ready for its next step. If it is dropped, or its `with` block ends, before it is
         published, it is given up (see `BegunSave.give_up`).
-
-    Raises:
-        InvalidArgumentError: `tilestone.save` has no such option.
-        Also everything that `tilestone.save` raises.
     """
-    return run_begin_save(state, path, group=group, by_files=by_files, **options)
-
-
-def run_begin_save(state: Any, path: str | os.PathLike[str], **given: Any) -> BegunSave:
-    """Begins a save with the arguments of SaveCall."""
+    if session is not None:
+        given |= session._next_save(path, given)
     with contextlib.ExitStack() as until_the_end:
         call = SaveCall(state, path, until_the_end, **given)
         if call.files is not None:

@@ -14,6 +14,7 @@
 
 #include "tests/kills/kill_content.h"
 #include "tilestone/base/error.h"
+#include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::kills {
 namespace {

@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

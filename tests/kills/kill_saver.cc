@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kill_content.h"
+#include "tilestone/comm/threads_testing.h"
 
 int main(int argc, char** argv) {
   using namespace tilestone;

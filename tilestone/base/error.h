@@ -36,6 +36,44 @@ enum class ErrorCode : uint8_t {
 // "invalid_argument", "not_found", ...
 std::string_view to_string(ErrorCode code);
 
+// What exactly happened, where a caller acts on it. Python has the names in `error.reason`. The
+// numbers travel between ranks, so only append.
+enum class Reason : uint8_t {
+  kNone = 0,
+  kNoCheckpoint = 1,         // nothing at the location is a checkpoint
+  kKeyNotStored = 2,         // the checkpoint has no such key
+  kTensorStored = 3,         // it has a tensor under the key, and an object is requested
+  kObjectStored = 4,         // it has an object under the key, and a tensor is requested
+  kShapeDiffers = 5,         // the global shapes of state and checkpoint
+  kDtypeDiffers = 6,         // their dtypes
+  kNotRequested = 7,         // the checkpoint has keys that the state does not ask for
+  kCheckpointExists = 8,     // a save without `overwrite` has found a checkpoint
+  kUnderWay = 9,             // another save, repair or removal holds the location
+  kDifferentCalls = 10,      // the ranks have made different calls
+  kDifferentArguments = 11,  // the ranks have made one call with different arguments
+};
+inline constexpr Reason kLastReason = Reason::kDifferentArguments;
+
+// "", "no_checkpoint", "key_not_stored", ...
+std::string_view to_string(Reason reason);
+
+// One thing to try after an error: `before`, then an option and the value to give it, then `after`;
+// or only text. The option is named as docs/options.md does, and the value is a word there:
+// {"", "overwrite", "true", " replaces it"}. Without a value only the option is named. C++, Python
+// and the drop-ins each word an option in their own way.
+struct Advice {
+  std::string before;
+  std::string option = "";
+  std::string value = "";
+  std::string after = "";
+
+  bool operator==(const Advice&) const = default;
+};
+using Hint = std::vector<Advice>;
+
+// In C++'s words, separated by "; ".
+std::string to_string(const Hint& hint);
+
 class Error : public std::exception {
  public:
   Error(ErrorCode code, std::string message);
@@ -46,22 +84,33 @@ class Error : public std::exception {
   Error& with_file(std::string_view file) &;
   Error& with_rank(int rank) &;
   Error& with_hint(std::string_view hint) &;
+  Error& with_hint(Hint hint) &;
+  Error& with_reason(Reason reason) &;
   Error& with_errno(int value) &;
   Error&& with_key(std::string_view key) &&;
   Error&& with_file(std::string_view file) &&;
   Error&& with_rank(int rank) &&;
   Error&& with_hint(std::string_view hint) &&;
+  Error&& with_hint(Hint hint) &&;
+  Error&& with_reason(Reason reason) &&;
   Error&& with_errno(int value) &&;
   // The exception that this error was made from (see current_error). encode() leaves it out.
   Error& with_cause(std::exception_ptr cause) &;
   Error&& with_cause(std::exception_ptr cause) &&;
 
+  // The same error with another message.
+  Error with_message(std::string message) const;
+  // With one more thing to try.
+  Error with_advice(Advice advice) const;
+
   ErrorCode code() const { return code_; }
+  Reason reason() const { return reason_; }
   const std::string& message() const { return message_; }
   const std::string& key() const { return key_; }
   const std::string& file() const { return file_; }
   int rank() const { return rank_; }  // -1: unknown
-  const std::string& hint() const { return hint_; }
+  const Hint& advice() const { return hint_; }
+  std::string hint() const { return to_string(hint_); }
   int sys_errno() const { return errno_; }                    // 0: none
   const std::exception_ptr& cause() const { return cause_; }  // null: none
 
@@ -78,9 +127,11 @@ class Error : public std::exception {
   void render();
 
   ErrorCode code_;
+  Reason reason_ = Reason::kNone;
   int rank_ = -1;
   int errno_ = 0;
-  std::string message_, key_, file_, hint_, what_;
+  std::string message_, key_, file_, what_;
+  Hint hint_;
   std::exception_ptr cause_;
 };
 

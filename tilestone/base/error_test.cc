@@ -20,13 +20,15 @@ Error full_error() {
       .with_file("__0_0.distcp")
       .with_rank(3)
       .with_errno(ENOSPC)
-      .with_hint("free some space");
+      .with_reason(Reason::kUnderWay)
+      .with_hint(Hint{{"free some space, or write less with ", "overwrite", "true"}});
 }
 
 TEST(Error, SaysWhatWhereAndWhatToTryInOneLine) {
-  EXPECT_STREQ(full_error().what(),
-               "write failed: No space left on device (key layer.0.weight) "
-               "(file __0_0.distcp) (rank 3); free some space");
+  EXPECT_STREQ(
+      full_error().what(),
+      "write failed: No space left on device (key layer.0.weight) "
+      "(file __0_0.distcp) (rank 3); free some space, or write less with overwrite = true");
 }
 
 TEST(Error, ShowsOnlyTheContextThatIsSet) {
@@ -55,6 +57,7 @@ TEST(Error, TravelsBetweenRanksWhole) {
   EXPECT_EQ(received.file(), sent.file());
   EXPECT_EQ(received.rank(), sent.rank());
   EXPECT_EQ(received.hint(), sent.hint());
+  EXPECT_EQ(received.reason(), sent.reason());
   EXPECT_EQ(received.sys_errno(), sent.sys_errno());
   EXPECT_STREQ(received.what(), sent.what());
 }

@@ -1,5 +1,6 @@
 #include "tilestone/base/host.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <climits>
@@ -17,6 +18,12 @@ std::string host_name() {
   char name[HOST_NAME_MAX + 1] = "";
   gethostname(name, sizeof name - 1);
   return name;
+}
+
+uint64_t max_open_files() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
 }
 
 }  // namespace tilestone

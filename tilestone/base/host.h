@@ -1,6 +1,7 @@
 // Identifies the machine that a process runs on.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace tilestone {
@@ -11,5 +12,8 @@ std::string host_identity();
 
 // The name that the command `hostname` prints, to show to people.
 std::string host_name();
+
+// The limit of this process on open files (`ulimit -n`). UINT64_MAX: none, or not known.
+uint64_t max_open_files();
 
 }  // namespace tilestone

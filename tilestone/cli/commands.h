@@ -109,11 +109,14 @@ int layout(const LayoutOptions& options);
 struct GcOptions {
   Targets at;
   bool remove = false;
-  bool force = false;  // also the files of a checkpoint that has lost only its hidden files
+  // Also the files of a checkpoint that has lost only its hidden files; with `line`, also the line
+  // that the run continues from.
+  bool force = false;
   bool wide = false;
   bool abandon = false;  // first end an unpublished save whose ranks are dead
   std::string save_id;   // the save to abandon, if there are several
   bool json = false;
+  std::string line;  // of a run: list or remove the steps of this line instead
 };
 int gc(const GcOptions& options);
 

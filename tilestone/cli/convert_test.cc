@@ -13,6 +13,7 @@
 #include "tilestone/cli/key_tree.h"
 #include "tilestone/cli/output.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli::convert_test {

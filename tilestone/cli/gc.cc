@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,41 @@ struct Cleaned {
   std::vector<UnpublishedSave> saves;
 };
 
+// The steps of a line. What a run continues from is protected: the line that was saved last, with
+// the steps of an older line that it continues.
+std::vector<Leftover> clean_line(const RunDirectory& run, const GcOptions& options) {
+  const std::vector<StepInfo> steps = run.steps();
+  const Line followed = followed_line(steps);
+  if (!options.force && !followed.empty() && run_name(followed.front()->lineage) == options.line) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a run in {} continues from step {} of the line {}",
+                            run.location().describe(), followed.front()->step, options.line))
+        .with_hint("--force removes the line all the same");
+  }
+  std::set<std::string> lines;
+  std::vector<Leftover> found;
+  for (const StepInfo& step : steps) {
+    const std::string line = run_name(step.lineage);
+    if (!is_checkpoint(step)) continue;
+    lines.insert(line);
+    if (line != options.line || (!options.force && is_on(followed, step))) continue;
+    if (options.remove && run.remove(step.name) != Removed::kNow) continue;
+    found.push_back({step.name, step.bytes, "step of the line " + line, "--line names its line"});
+  }
+  if (lines.contains(options.line)) return found;
+  std::string all;
+  for (const std::string& line : lines) all += " " + line;
+  throw Error(ErrorCode::kNotFound,
+              fmt::format("{} has no step of the line {}", run.location().describe(), options.line))
+      .with_hint("its lines are" + all);
+}
+
 Cleaned clean_run(const RunDirectory& run, const GcOptions& options) {
   Cleaned cleaned;
+  if (!options.line.empty()) {
+    cleaned.files = clean_line(run, options);
+    return cleaned;
+  }
   cleaned.files =
       options.remove ? run.remove_leftovers(options.force) : run.find_leftovers(options.force);
   for (const StepInfo& step : run.list()) {
@@ -127,6 +161,11 @@ int gc(const GcOptions& options) {
                abandoning.period);
     fmt::print(stderr, "abandoned the save {}\n",
                abandon(location_of(options.at.paths.front(), options.at.follow_links), abandoning));
+  }
+  const auto is_run = [&](const std::string& path) { return options.at.is_run(path); };
+  if (!options.line.empty() &&
+      !std::all_of(options.at.paths.begin(), options.at.paths.end(), is_run)) {
+    throw Error(ErrorCode::kInvalidArgument, "--line is for the directory of a run");
   }
   auto all = nlohmann::ordered_json::array();
   const auto clean_path = [&](const std::string& path) {

@@ -77,17 +77,37 @@ bool has_manifest(const Checkpoint& checkpoint) {
   return checkpoint.save_record() && !checkpoint.metadata().rank_local;
 }
 
+// What the recorded checksums are of.
+std::string checksums_text(const Metadata& metadata) {
+  uint64_t items = 0, summed = 0, blocks = 0;
+  const auto count = [&](const ItemLocation& at) {
+    ++items;
+    summed += at.checksums ? 1 : 0;
+    blocks += at.checksums && at.checksums->blocks ? 1 : 0;
+  };
+  for (const StoredTensor& tensor : metadata.tensors) {
+    for (const StoredChunk& chunk : tensor.chunks) count(chunk.at);
+  }
+  for (const StoredObject& object : metadata.objects) count(object.at);
+  if (summed == 0) return items == 0 ? "no items" : "no checksums";
+  std::string text = "checksums of ";
+  text += summed < items ? fmt::format("{} of {} items", grouped(summed), grouped(items))
+                         : std::string("whole items");
+  return blocks == 0 ? text : text + fmt::format(", and of the blocks of {}", grouped(blocks));
+}
+
 std::string commit_text(const Checkpoint& checkpoint) {
   if (const auto& record = checkpoint.save_record(); record && has_manifest(checkpoint)) {
-    return fmt::format("manifest of {}, checksums of whole items",
-                       counted(static_cast<uint64_t>(record->world_size), "rank"));
+    return fmt::format("manifest of {}, {}",
+                       counted(static_cast<uint64_t>(record->world_size), "rank"),
+                       checksums_text(checkpoint.metadata()));
   }
   if (!checkpoint.metadata().rank_local) return "none";
   const auto& record = checkpoint.save_record();
   if (!record || record->hosts.empty()) return "none (each rank wrote its own metadata)";
-  return fmt::format(
-      "none (each rank wrote its own metadata); receipts of {}, checksums of whole items",
-      counted(static_cast<uint64_t>(record->world_size), "rank"));
+  return fmt::format("none (each rank wrote its own metadata); receipts of {}, {}",
+                     counted(static_cast<uint64_t>(record->world_size), "rank"),
+                     checksums_text(checkpoint.metadata()));
 }
 
 // "node1 (8 ranks), node2 (8 ranks)", with at most the first 8 hosts.
@@ -135,6 +155,7 @@ Json whole_json(const Checkpoint& checkpoint, const std::vector<FileUse>& uses) 
     out["hosts"] = record->hosts;
     out["attributes"] = record->attributes;
   }
+  out["notes"] = metadata.notes;
   out["files"] = Json::array();
   for (size_t i = 0; i < uses.size(); ++i) {
     out["files"].push_back(
@@ -162,6 +183,7 @@ void print_whole(const Checkpoint& checkpoint, const std::string& path) {
     fmt::print("  {:<16} {}\n", dtype, human_bytes(bytes));
   }
   print_about_common(checkpoint);
+  print_notes(metadata.notes);
 }
 
 int inspect_whole(const Checkpoint& checkpoint, const InspectOptions& options) {

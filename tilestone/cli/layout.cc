@@ -43,8 +43,11 @@ constexpr const char* kColours[kParts] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15
 constexpr const char* kGrey = "#bab0ac";
 constexpr size_t kManyRanks = 32;  // more are drawn in rows of half the height
 constexpr size_t kNamed = 4;       // of those, one in so many has its name
+// A colour means one thing on the page: a part of the model, a rank, or a step.
+constexpr const char* kRankColours[] = {"#1b9e77", "#d95f02", "#7570b3", "#e7298a",
+                                        "#66a61e", "#a6761d", "#0b5394", "#800000"};
 constexpr std::pair<std::string_view, const char*> kSteps[] = {
-    {"planning", "#edc948"}, {"staging", "#76b7b2"}, {"writing", "#4e79a7"}};
+    {"planning", "#d9d9d9"}, {"staging", "#969696"}, {"writing", "#525252"}};
 
 std::string escaped(std::string_view text) {
   std::string out;
@@ -324,7 +327,7 @@ class Page {
     // Of tensors that are divided alike, one is enough.
     std::set<std::string> seen;
     std::erase_if(order, [&](size_t i) {
-      return tensors[i].chunks.empty() || !seen.insert(kind_of(tensors[i])).second;
+      return bytes(i) == 0 || tensors[i].chunks.empty() || !seen.insert(kind_of(tensors[i])).second;
     });
     if (order.size() > kTensors) order.resize(kTensors);
     if (order.empty()) return;
@@ -384,7 +387,7 @@ class Page {
   void add_chunk(const StoredTensor& tensor, const StoredChunk& chunk, size_t down, size_t right,
                  double height) {
     const auto scale = [](int64_t place, int64_t of, double side) {
-      return of > 0 ? side * static_cast<double>(place) / static_cast<double>(of) : side;
+      return side * static_cast<double>(place) / static_cast<double>(of);
     };
     double x = 0, y = 0, w = kTensorWidth, h = height;
     if (!tensor.shape.empty()) {
@@ -396,7 +399,8 @@ class Page {
       }
     }
     const int rank = ranks_[chunk.at.file];
-    const char* const fill = rank < 0 ? kGrey : kColours[static_cast<size_t>(rank) % kParts];
+    const char* const fill =
+        rank < 0 ? kGrey : kRankColours[static_cast<size_t>(rank) % std::size(kRankColours)];
     out_ += fmt::format(
         "<rect x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" fill=\"{}\" "
         "stroke=\"#fff\" stroke-width=\"0.6\"><title>{} in {}</title></rect>\n",

@@ -22,6 +22,7 @@ struct ListedRow {
   std::string key;
   uint64_t bytes = 0;  // of the whole tensor, or of the object's item
   size_t shards = 1;
+  std::string unsupported = {};  // StoredObject::unsupported
 };
 
 using Json = nlohmann::ordered_json;
@@ -39,7 +40,7 @@ std::vector<ListedRow> select(const Metadata& metadata, const LsOptions& options
   if (!options.tensors_only) {
     for (const StoredObject& object : metadata.objects) {
       if (!matches(options.patterns, object.key)) continue;
-      rows.push_back({nullptr, object.key, object.at.length, 1});
+      rows.push_back({nullptr, object.key, object.at.length, 1, object.unsupported});
     }
   }
   std::stable_sort(rows.begin(), rows.end(), [&](const ListedRow& a, const ListedRow& b) {
@@ -81,8 +82,10 @@ Json json_of(const std::vector<ListedRow>& rows, const Totals& sum, const Checkp
                                 {"bytes", row.bytes}});
     } else {
       out["objects"].push_back({{"key", row.key}, {"bytes", row.bytes}});
+      if (!row.unsupported.empty()) out["objects"].back()["unsupported"] = row.unsupported;
     }
   }
+  out["notes"] = metadata.notes;
   out["has_common"] = checkpoint.has_common();
   out["total"] = {{"tensors", sum.tensors},
                   {"tensor_bytes", sum.tensor_bytes},
@@ -99,7 +102,8 @@ void print_rows(const std::vector<ListedRow>& rows, const Totals& sum, const Met
   Table table({"KEY", "DTYPE", "SHAPE", "SHARDS", "BYTES"}, "lllrr");
   for (const ListedRow& row : rows) {
     const bool tensor = row.tensor != nullptr;
-    table.add({key_text(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : "object",
+    const std::string kind = row.unsupported.empty() ? "object" : "unsupported";
+    table.add({key_text(row.key), tensor ? std::string(to_string(row.tensor->dtype)) : kind,
                tensor ? shape_text(row.tensor->shape) : "",
                tensor ? std::to_string(row.shards) : "", human_bytes(row.bytes)});
   }
@@ -125,7 +129,10 @@ Json list_checkpoint(const Location& location, const LsOptions& options) {
   } else if (!options.json) {
     print_rows(rows, sum, metadata, options.wide);
   }
-  if (!options.json && options.patterns.empty()) print_about_common(checkpoint);
+  if (!options.json && options.patterns.empty()) {
+    print_about_common(checkpoint);
+    print_notes(metadata.notes);
+  }
   if (!unmatched.empty()) refuse_patterns(checkpoint, unmatched);
   return options.json && !options.tree ? json_of(rows, sum, checkpoint) : Json();
 }
@@ -158,6 +165,13 @@ std::string state_text(StepState state) {
   return coloured(to_string(state), colour);
 }
 
+// Which run saved the step, and whether it has left the step behind. "-": there is no checkpoint.
+std::string line_text(const StepInfo& step, const Line& followed) {
+  if (!is_checkpoint(step)) return "-";
+  const bool abandoned = !followed.empty() && is_abandoned(step, followed);
+  return printable(run_name(step.lineage)) + (abandoned ? ", abandoned" : "");
+}
+
 Json json_of(const StepInfo& step) {
   Json out = {{"step", step.step},
               {"name", step.name},
@@ -171,23 +185,34 @@ Json json_of(const StepInfo& step) {
   out["dialect"] = step.dialect;
   out["writer"] = step.writer;
   out["metrics"] = step.metrics;
+  const Lineage& lineage = step.lineage;
+  out["line"] = is_checkpoint(step) ? Json(run_name(lineage)) : Json();
+  out["ordinal"] = lineage.ordinal;
+  out["parent"] = lineage.parent ? Json(lineage.parent->step) : Json();
   return out;
 }
 
 Json list_run(const RunDirectory& run, const LsOptions& options) {
   const std::vector<StepInfo> steps = run.steps();
+  const Line followed = followed_line(steps);
   Json out;
   out["steps"] = Json::array();
-  for (const StepInfo& step : steps) out["steps"].push_back(json_of(step));
+  for (const StepInfo& step : steps) {
+    out["steps"].push_back(json_of(step));
+    out["steps"].back()["followed"] = is_on(followed, step);
+  }
   if (options.json) return out;
-  Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "FORMAT", "WRITER"}, "rllrrll");
-  table.shorten({6, 1});
+  Table table({"STEP", "FOLDER", "STATE", "SIZE", "AGE", "LINE", "FORMAT", "WRITER"}, "rllrrlll");
+  table.shorten({7, 1});
   for (const StepInfo& step : steps) {
     table.add({std::to_string(step.step), printable(step.name), state_text(step.state),
-               human_bytes(step.bytes), age_text(step.time), format_text(step),
-               step.writer.empty() ? "-" : printable(step.writer)});
+               human_bytes(step.bytes), age_text(step.time), line_text(step, followed),
+               format_text(step), step.writer.empty() ? "-" : printable(step.writer)});
   }
   table.print(options.wide);
+  if (!followed.empty() && !steps_beside(steps, followed).empty()) {
+    fmt::print("a run continues from step {}, which was saved last\n", followed.front()->step);
+  }
   for (const StepInfo& step : steps) {
     if (!step.problem.empty()) {
       fmt::print("{} is {}: {}\n", printable(step.name), to_string(step.state),

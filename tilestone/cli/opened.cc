@@ -77,6 +77,10 @@ std::vector<std::string> unmatched_patterns(const Checkpoint& checkpoint,
   return unmatched;
 }
 
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) fmt::print("note: {}\n", printable(note));
+}
+
 void print_about_common(const Checkpoint& checkpoint) {
   if (!checkpoint.has_common()) return;
   fmt::print("besides, a common state, which has no key: `tilestone cat --common` prints it\n");

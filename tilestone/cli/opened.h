@@ -30,6 +30,7 @@ std::vector<std::string> unmatched_patterns(const Checkpoint& checkpoint,
                                   const std::vector<std::string>& patterns);
 
 // Says how to print the common state, which has no key, if the checkpoint has one.
+void print_notes(const std::vector<std::string>& notes);  // of Metadata
 void print_about_common(const Checkpoint& checkpoint);
 
 // "rank 3" for "__3_0.distcp", a data file of stock PyTorch or Megatron-Core; "no rank" for files

@@ -164,7 +164,7 @@ Command add_diff(CLI::App& app) {
   app.add_flag("--follow-links", command->follow_links,
                "Read files through any symbolic link; use it only if you trust the links");
   app.add_option("--keys", command->keys,
-                 "Compare only keys that match one of these patterns (*, ?, [...])");
+                 "Compare only keys of A or B, before --rename, that match one of these patterns");
   app.add_option("--rename", command->rename,
                  "REGEX=NAME: rename A's keys before they are compared, as for convert");
   app.add_option("--atol", command->atol, "Values that differ by at most this are equal");
@@ -218,13 +218,18 @@ Command add_gc(CLI::App& app) {
   auto options = std::make_shared<GcOptions>();
   add_paths(app, *options, "location", "Directories that were saved to, or of runs");
   app.add_flag("--delete", options->remove, "Remove the files; without this they are only listed");
-  app.add_flag("--force", options->force,
-               "Include the files of a checkpoint that has lost only its hidden files");
+  app.add_flag(
+      "--force", options->force,
+      "Include the files of a checkpoint that has lost only its hidden files; with --line, "
+      "permit the line that the run continues from");
   auto* abandon = app.add_flag("--abandon", options->abandon,
                                "First end an unfinished save without a communicator, if nothing of "
                                "it changes for a minute");
   app.add_option("--save-id", options->save_id, "The save to abandon, if there are several")
       ->needs(abandon);
+  app.add_option("--line", options->line,
+                 "Of a run: list or remove all steps of this line (ls shows the lines)")
+      ->excludes(abandon);
   app.add_flag("--wide", options->wide, "Don't shorten names to the terminal's width");
   app.add_flag("--json", options->json, "Print JSON");
   return [options] { return gc(*options); };

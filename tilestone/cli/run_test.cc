@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tilestone/cli/cli_testing.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/tilestone.h"
 

@@ -45,6 +45,22 @@ std::vector<std::string> Targets::all() const {
   return found;
 }
 
+bool is_checkpoint(const StepInfo& step) {
+  return step.state == StepState::kDurable || step.state == StepState::kDamaged;
+}
+
+Line followed_line(std::span<const StepInfo> steps) {
+  const StepInfo* tip = nullptr;
+  std::vector<StepInfo> durable(steps.begin(), steps.end());
+  std::erase_if(durable, [](const StepInfo& each) { return each.state != StepState::kDurable; });
+  if (const StepInfo* newest = tip_of(durable)) {
+    for (const StepInfo& each : steps) {
+      if (each.name == newest->name) tip = &each;
+    }
+  }
+  return tip == nullptr ? Line() : line_of(steps, *tip);
+}
+
 int for_each_path(const std::vector<std::string>& paths,
                   const std::function<int(const std::string& path)>& work) {
   int worst = kOk;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,11 @@ struct Targets {
   // The paths of the checkpoints: of a run, those of all its steps.
   std::vector<std::string> all() const;
 };
+
+// Whether the step's folder has a checkpoint, intact or not.
+bool is_checkpoint(const StepInfo& step);
+// The line from which a run continues, of its durable steps; empty if there is none.
+Line followed_line(std::span<const StepInfo> steps);
 
 // Calls `work` for each path. A failure is printed with the path and does not end the others.
 // Returns the worst exit code: unsafe content before damage, before other failures.

@@ -102,6 +102,38 @@ TEST_F(RunOnTheCommandLine, GcFindsAndRemovesTheLeftoversOfKilledSaves) {
   EXPECT_EQ(tilestone_command({"gc", run_, "--abandon"}).code, kUsage);
 }
 
+TEST_F(RunOnTheCommandLine, LsShowsTheLinesAndGcRemovesOne) {
+  std::vector<float> weights(12);
+  StateDict state;
+  state["w"] = TensorView::of(weights, {3, 4});
+  CheckpointManager(run_).save(5, state);  // another run
+  const auto steps = nlohmann::json::parse(tilestone_command({"ls", run_, "--json"}).out)["steps"];
+  ASSERT_EQ(steps.size(), 4u);  // 5, 10, the killed 20 and the damaged 30
+  const std::string followed = steps[0]["line"], other = steps[1]["line"];
+  EXPECT_NE(followed, other);
+  EXPECT_EQ(steps[3]["line"], other);
+  EXPECT_EQ(steps[0]["followed"], true);
+  EXPECT_EQ(steps[1]["followed"], false);
+  EXPECT_EQ(steps[3]["parent"], 20);
+  const Ran shown = tilestone_command({"ls", run_});
+  for (const std::string& text : {followed, other, std::string("continues from step 5")}) {
+    EXPECT_THAT(shown.out, HasSubstr(text));
+  }
+  const Ran refused = tilestone_command({"gc", run_, "--line", followed, "--delete"});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("continues from step 5"));
+  EXPECT_THAT(tilestone_command({"gc", run_, "--line", "nothing"}).err, HasSubstr(other));
+  EXPECT_EQ(tilestone_command({"gc", step("10"), "--line", other}).code, kUsage);
+  const Ran listed = tilestone_command({"gc", run_, "--line", other});
+  EXPECT_THAT(listed.out, HasSubstr("2 leftovers"));
+  EXPECT_TRUE(fs::exists(step("30")));
+  EXPECT_EQ(tilestone_command({"gc", run_, "--line", other, "--delete"}).code, kOk);
+  EXPECT_FALSE(fs::exists(step("10")) || fs::exists(step("30")));
+  EXPECT_TRUE(fs::exists(step("05")));
+  EXPECT_EQ(tilestone_command({"gc", run_, "--line", followed, "--force", "--delete"}).code, kOk);
+  EXPECT_FALSE(fs::exists(step("05")));
+}
+
 TEST_F(RunOnTheCommandLine, UnusualNamesOfStepsCanBeGiven) {
   fs::rename(step("10"), run_ + "/ckpt_10");
   fs::rename(step("20"), run_ + "/ckpt_20");

@@ -9,6 +9,7 @@
 
 #include "tilestone/cli/cli_testing.h"
 #include "tilestone/cli/run.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::cli::unsafe_test {

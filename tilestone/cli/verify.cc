@@ -43,6 +43,7 @@ nlohmann::ordered_json json_of(const VerifyReport& report, const std::vector<Dam
                                 {"bytes", report.bytes},
                                 {"items_without_checksum", report.items_without_checksum},
                                 {"seconds", report.seconds}};
+  out["notes"] = report.notes;
   out["damages"] = json_of(report.damages);
   out["truncated"] = nlohmann::ordered_json::array();
   for (const ShortFile& file : report.short_files) {
@@ -107,6 +108,7 @@ void print_text(const VerifyReport& report, const VerifyOptions& options) {
                                     Colour::kBad),
              counted(report.items, "item"), counted(report.files, "file"),
              human_bytes(report.bytes), report.seconds, human_bytes(static_cast<uint64_t>(rate)));
+  print_notes(report.notes);
   if (!truncated.empty()) fmt::print("--all lists each item that truncated files lack\n");
   if (report.items_without_checksum > 0) {
     fmt::print("of {} only the structure was checked: the writer stored no checksum\n",

@@ -247,7 +247,7 @@ class Coordinator {
                 call_of(late.front()) + ": " + rank_list(late) +
                     (late.size() == 1 ? " is" : " are") +
                     " behind the others; the ranks are in different calls: " + who_is_where(all));
-    error.with_rank(late.front()).with_hint(kHint);
+    error.with_rank(late.front()).with_reason(Reason::kDifferentCalls).with_hint(kHint);
     refuse(late, error);
     if (late.front() == 0) throw error;
     return true;
@@ -258,6 +258,7 @@ class Coordinator {
   Error mismatch() const {
     return Error(ErrorCode::kMismatch,
                  own_.work + ": the ranks are in different calls: " + who_is_where(present()))
+        .with_reason(Reason::kDifferentCalls)
         .with_hint(kHint);
   }
 

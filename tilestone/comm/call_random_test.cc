@@ -17,6 +17,7 @@
 #include "tilestone/comm/call.h"
 #include "tilestone/comm/call_testing.h"
 #include "tilestone/comm/comm_testing.h"
+#include "tilestone/comm/threads_testing.h"
 
 namespace tilestone::call_random_test {
 

@@ -86,21 +86,6 @@ class Communicator {
 // A group of one rank.
 Communicator solo();
 
-// Ranks as threads of one process, for tests and for tools that do the work of several ranks
-// without a launcher.
-
-// The limit exists because each rank is a thread and sends messages to all others.
-inline constexpr int kMaxThreadRanks = 4096;
-
-// The `n` ends of a new group, by rank. Error(kInvalidArgument) unless 1 <= n <= kMaxThreadRanks.
-std::vector<Communicator> threads(int n);
-
-// Runs body(communicator) on n threads, one per rank, and returns when all have ended. A rank that
-// throws counts as gone: ranks that wait for it get Error(kRankFailed) with its number. If several
-// ranks throw, the original error is rethrown: an error whose rank() is the rank that threw it. If
-// there is none, it is found by following rank() from the error that was thrown first.
-void run_ranks(int n, const std::function<void(Communicator)>& body);
-
 // Communicators over MPI. In a build without MPI these functions throw Error(kUnsupported).
 //
 // All ranks of the communicator that is duplicated must make the same call. After the deadline it

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 
 namespace tilestone::engine::agree_test {

@@ -32,8 +32,8 @@ class DuringCall {
 // OnError::kWarn survives.
 bool is_survived(const Error& error) {
   return error.cause() == nullptr &&
-         (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kTimeout ||
-          error.code() == ErrorCode::kRankFailed);
+         (error.code() == ErrorCode::kIo || error.code() == ErrorCode::kNotFound ||
+          error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankFailed);
 }
 
 std::string text_of(const Location& location) { return location.storage().describe(); }

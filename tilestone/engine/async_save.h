@@ -36,11 +36,13 @@ struct OfAsyncSave;
 // With a communicator on_error and in_flight must be equal on all ranks: Error(kMismatch).
 struct AsyncOptions {
   // What happens when a save fails that nobody has asked for its result.
-  //  - kRaise: the next save of the session throws the error, on every rank, and does nothing else.
+  //  - kRaise: the next save of the session throws the error, on every rank, and does nothing else,
+  //    unless all ranks that know of the failure have asked.
   //    If there is none, the error is logged when the last of AsyncSave and session is gone.
   //  - kWarn: the next save of the session logs it. A failure of the storage or of another rank
-  //    (kIo, kTimeout, kRankFailed) that comes before the call returns is not thrown either, but is
-  //    the result of the save. Arguments and states that can't be saved are always errors.
+  //    (kIo, kNotFound, kTimeout, kRankFailed) that comes before the call returns is not thrown
+  //    either, but is the result of the save. Arguments and states that can't be saved are always
+  //    errors.
   enum class OnError : uint8_t { kRaise, kWarn };
   OnError on_error = OnError::kRaise;
   // What this save does if the session's previous one has not ended on some rank.

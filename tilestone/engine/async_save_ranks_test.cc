@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/async_save.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -44,11 +46,7 @@ void call(Verb verb, const Communicator& comm, const Location& location, int64_t
       save(row_state(comm, first), location, options);
       return;
     case Verb::kBeginSave:
-      begin_save(row_state(comm, first), location, options)
-          .stage(Payload::kStaged)
-          .write()
-          .report()
-          .publish();
+      begin_save(row_state(comm, first), location, options).stage().write().report().publish();
       return;
     case Verb::kAsyncSave:
       async_save(row_state(comm, first), location, options).result();
@@ -142,6 +140,30 @@ TEST(AsyncSaveRanks, AnEarlierFailureIsThrownAlsoOnARankThatSavesWithoutTheSessi
   expect_rows(other, 3, 2);
 }
 
+TEST(AsyncSaveRanks, ARankThatAsksForAFailureDoesSoForItselfOnly) {
+  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+    const bool fails =
+        call.client == 1 && call.op == StorageOp::kAppend && call.name.ends_with(".distcp");
+    return fails ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  const Location other(memory_storage());
+  const auto texts = failures(2, [&](const Communicator& comm) {
+    Session session(comm);
+    const Location full(disk->storage(comm.rank()));
+    for (const bool all_ask : {false, true}) {
+      const AsyncSave failed = session.async_save(row_state(comm, 1), full, options_of(comm));
+      if (all_ask || comm.rank() == 0) expect_error([&] { failed.result(); }, ErrorCode::kIo, "");
+      if (!all_ask) {
+        expect_error([&] { session.save(row_state(comm, 2), other, options_of(comm)); },
+                     ErrorCode::kIo, "an earlier asynchronous save has failed");
+      }
+      session.save(row_state(comm, 3), other, options_of(comm));
+    }
+  });
+  EXPECT_THAT(texts, Each(std::string()));
+  expect_rows(other, 3, 2);
+}
+
 bool is_receipt(std::string_view name) { return name.find("receipt") != std::string_view::npos; }
 
 // The rename is done, but its answer is lost, as over a network. The coordinator may have read the
@@ -168,10 +190,72 @@ TEST(AsyncSaveRanks, ARankThatCantWriteSaysSoAlsoIfItCantLookForItsReceipt) {
   });
   const auto texts = failures(2, [&](const Communicator& comm) {
     const Location location(disk->storage(comm.rank()));
-    expect_error([&] { async_save(row_state(comm, 1), location, options_of(comm)).result(); },
-                 ErrorCode::kIo, "append");
+    async_save(row_state(comm, 1), location, options_of(comm)).result();
   });
-  EXPECT_THAT(texts, Each(std::string()));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("append"), HasSubstr("(rank 1)"))));
+}
+
+// A rank that can write nothing at the location, from some point of the save on.
+std::shared_ptr<FaultDisk> blind_disk(StorageOp first) {
+  const auto blind = std::make_shared<std::atomic<bool>>(false);
+  return FaultDisk::create(memory_storage(), [=](const StorageCall& call) {
+    if (call.client != 1) return FaultAction::pass();
+    if (call.op == first && (is_receipt(call.name) || call.name.ends_with(".distcp"))) {
+      *blind = true;
+    }
+    return *blind && changes_storage(call.op) ? FaultAction::fail(EROFS) : FaultAction::pass();
+  });
+}
+
+TEST(AsyncSaveRanks, ARankThatCantWriteAtAllFailsTheCallOnAllRanks) {
+  for (const auto on_error : {AsyncOptions::OnError::kRaise, AsyncOptions::OnError::kWarn}) {
+    const auto disk = blind_disk(StorageOp::kCreate);
+    const auto texts = failures(3, [&](const Communicator& comm) {
+      const Location location(disk->storage(comm.rank()));
+      // With kWarn the failure is the result: it is known when the call returns.
+      const AsyncSave saving =
+          async_save(row_state(comm, 1), location, options_of(comm), {.on_error = on_error});
+      EXPECT_TRUE(saving.durable().done());
+      saving.result();
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("cannot create"), HasSubstr("(rank 1)"))));
+    EXPECT_THAT(disk->storage(0)->list(), testing::IsEmpty());
+  }
+}
+
+// Rank 1 fails at once, and can't leave its failure. The others would wait for 54 seconds.
+TEST(AsyncSaveRanks, WhatARankCouldNotTellOfItsFailureAllHearInTheNextSave) {
+  using Async = AsyncOptions;
+  const auto next = [](Async::OnError on_error, Async::InFlight in_flight) {
+    const auto disk = blind_disk(StorageOp::kAppend);
+    const Location other(memory_storage());
+    const auto texts = failures(3, [&](const Communicator& comm) {
+      Session session(comm);
+      const Location location(disk->storage(comm.rank()));
+      const AsyncOptions async{.on_error = on_error, .in_flight = in_flight};
+      const AsyncSave failed =
+          session.async_save(row_state(comm, 1), location, options_of(comm), async);
+      while (comm.rank() == 1 && !failed.durable().done()) std::this_thread::yield();
+      if (on_error == Async::OnError::kRaise) {
+        expect_error(
+            [&] { session.async_save(row_state(comm, 2), other, options_of(comm), async); },
+            ErrorCode::kIo, "an earlier asynchronous save has failed");
+        EXPECT_TRUE(failed.durable().done());
+        expect_error([&] { failed.result(); }, ErrorCode::kIo, "(rank 1)");
+      }
+      EXPECT_TRUE(session.async_save(row_state(comm, 3), other, options_of(comm), async)
+                      .result()
+                      .published);
+      // The location is free again.
+      save(row_state(comm, 4), Location(disk->storage(7 + comm.rank())), options_of(comm));
+    });
+    EXPECT_THAT(texts, Each(std::string()));
+    expect_rows(other, 3, 3);
+  };
+  next(Async::OnError::kRaise, Async::InFlight::kWait);
+  next(Async::OnError::kRaise, Async::InFlight::kSkip);
+  next(Async::OnError::kRaise, Async::InFlight::kFail);
+  next(Async::OnError::kWarn, Async::InFlight::kWait);
 }
 
 }  // namespace tilestone::async_save_ranks_test

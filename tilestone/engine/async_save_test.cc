@@ -183,21 +183,26 @@ TEST(AsyncSave, AFailureThatNobodyHasHeardOfIsLoggedWhenSaveAndSessionAreGone) {
 }
 
 TEST(AsyncSave, WithWarnAFailureOfTheStorageInTheCallIsTheResultAndOneOfTheStateIsThrown) {
-  const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
-    return call.name.ends_with(".begun") ? FaultAction::fail(ENOSPC) : FaultAction::pass();
-  });
   const AsyncOptions warn{.on_error = AsyncOptions::OnError::kWarn};
   const SaveOptions options = options_of(Way::kRounds, solo());
-  Session session;
-  const LoggedWarnings warnings;
-  const AsyncSave failed = session.async_save(row_state(solo(), 1), disk->storage(), options, warn);
-  EXPECT_THAT(warnings.texts(), testing::Contains(HasSubstr("on_error = warn")));
-  EXPECT_TRUE(failed.durable().done());
-  expect_error([&] { failed.result(); }, ErrorCode::kIo, "No space left");
-  expect_error([&] { session.async_save(hollow_state(), disk->storage(), options, warn); },
-               ErrorCode::kInvalidArgument, "without data");
-  expect_error([&] { session.async_save(row_state(solo(), 1), disk->storage(), options); },
-               ErrorCode::kIo, "No space left");
+  const std::pair<int, ErrorCode> kinds[] = {{ENOSPC, ErrorCode::kIo},
+                                             {ENOENT, ErrorCode::kNotFound}};
+  for (const auto& [number, code] : kinds) {
+    const auto disk = FaultDisk::create(memory_storage(), [number = number](const auto& call) {
+      return call.name.ends_with(".begun") ? FaultAction::fail(number) : FaultAction::pass();
+    });
+    Session session;
+    const LoggedWarnings warnings;
+    const auto save = [&](const StateDict& state, const AsyncOptions& async) {
+      return session.async_save(state, disk->storage(), options, async);
+    };
+    const AsyncSave failed = save(row_state(solo(), 1), warn);
+    EXPECT_THAT(warnings.texts(), testing::Contains(HasSubstr("on_error = warn")));
+    EXPECT_TRUE(failed.durable().done());
+    expect_error([&] { failed.result(); }, code, std::strerror(number));
+    expect_error([&] { save(hollow_state(), warn); }, ErrorCode::kInvalidArgument, "without data");
+    expect_error([&] { save(row_state(solo(), 1), {}); }, code, std::strerror(number));
+  }
 }
 
 TEST(AsyncSave, ATargetThatHangsFailsTheSaveSoonAfterItsTimeout) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"

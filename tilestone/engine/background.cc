@@ -117,31 +117,16 @@ void Background::end(std::exception_ptr failure, const SaveResult& result) {
   shared_->durable->end(std::move(failure));
 }
 
-InFlight LastAsync::look(AsyncOptions::InFlight policy, const Deadline& deadline) {
+EarlierSave Background::as_earlier(AsyncOptions::InFlight policy) const {
+  return {shared_->durable, shared_->interrupt, about().on_error == AsyncOptions::OnError::kWarn,
+          policy == AsyncOptions::InFlight::kWait, policy == AsyncOptions::InFlight::kSkip};
+}
+
+std::optional<EarlierSave> LastAsync::last(AsyncOptions::InFlight policy) {
   std::erase_if(ending_, [](const auto& save) { return save->is_over(); });
-  if (last_ == nullptr || !last_->belongs_here()) return {};
+  if (last_ == nullptr || !last_->belongs_here()) return std::nullopt;
   last_->seal();
-  Pending::State& durable = last_->durable_state();
-  InFlight rank;
-  const Background::About& about = last_->about();
-  rank.what = durable.what();
-  const bool waits = policy == AsyncOptions::InFlight::kWait;
-  if (!(waits ? durable.wait(deadline) : durable.done())) {
-    rank.state = InFlight::State::kRunning;
-    rank.skips = policy == AsyncOptions::InFlight::kSkip;
-    return rank;
-  }
-  const std::exception_ptr failure = durable.failure(false);
-  if (failure == nullptr) return {};
-  rank.state = InFlight::State::kFailed;
-  rank.asked = durable.was_asked();
-  rank.warns = about.on_error == AsyncOptions::OnError::kWarn;
-  try {
-    std::rethrow_exception(failure);
-  } catch (...) {
-    rank.error = current_error();
-  }
-  return rank;
+  return last_->as_earlier(policy);
 }
 
 void LastAsync::put(std::shared_ptr<Background> save) {

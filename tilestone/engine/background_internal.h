@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,6 +71,8 @@ class Background {
   Pending::State& durable_state() const { return *shared_->durable; }
   std::shared_ptr<Pending::State> outcome() const { return shared_->durable; }
   SaveResult result() const { return shared_->result; }  // once durable() has ended well
+  // As the session's next save sees it.
+  EarlierSave as_earlier(AsyncOptions::InFlight policy) const;
   bool belongs_here() const { return shared_->durable->belongs_here(); }
   // Whether its thread has ended, or there is none.
   bool is_over() const { return shared_->over; }
@@ -97,8 +100,9 @@ class Background {
 // The asynchronous saves of one session, on one rank. Used by the session's thread.
 class LastAsync {
  public:
-  // Waits for the last save if `policy` is kWait, until `deadline`.
-  InFlight look(AsyncOptions::InFlight policy, const Deadline& deadline);
+  // The last save, which is sealed. nullopt if there is none in this process. `policy`: of the next
+  // save.
+  std::optional<EarlierSave> last(AsyncOptions::InFlight policy);
   void put(std::shared_ptr<Background> save);
   // The failure of the last save was reported.
   void forget();

@@ -22,13 +22,16 @@ namespace {
 // `kind`: "tensor" or "object".
 [[noreturn]] void fail_not_found(const Metadata& metadata, const std::string& key,
                                  const std::string& kind) {
+  if (const StoredObject* object = metadata.find_object(key)) expect_supported(*object);
   if (metadata.find_tensor(key) != nullptr || metadata.find_object(key) != nullptr) {
     const std::string other = kind == "tensor" ? "an object" : "a tensor";
     throw Error(ErrorCode::kNotFound, "the checkpoint has " + other + " under this key, no " + kind)
-        .with_key(key);
+        .with_key(key)
+        .with_reason(kind == "tensor" ? Reason::kObjectStored : Reason::kTensorStored);
   }
   throw Error(ErrorCode::kNotFound, "the checkpoint has nothing under this key")
       .with_key(key)
+      .with_reason(Reason::kKeyNotStored)
       .with_hint(similar_keys_hint(metadata, key));
 }
 
@@ -115,8 +118,9 @@ Checkpoint::State::State(std::shared_ptr<Storage> storage_in, engine::Opened ope
                                 engine::thread_count(options.resources.threads),
                                 opened.metadata.tensor_bytes())),
       verify_checksums(options.checks.checksums),
-      cache(options.reading.cache),
-      room(std::make_shared<CacheRoom>(engine::cache_room(storage->available_cache(), 0, 1))),
+      asked_cache(options.reading.cache),
+      cache(engine::cache_policy(asked_cache, opened.metadata.tensor_bytes(), 1,
+                                 storage->available_cache())),
       threads(engine::thread_count(options.resources.threads)) {}
 
 Checkpoint Checkpoint::open(const Location& location, const OpenOptions& options) {
@@ -240,7 +244,7 @@ VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
   try {
     engine::ReadContext context = state_->context(interrupt_);
     // Nobody reads again soon what verify reads.
-    if (context.cache == CachePolicy::kAuto) context.cache = CachePolicy::kBypass;
+    context.cache = state_->asked_cache.value_or(CachePolicy::kBypass);
     return engine::verify_checkpoint(context, state_->opened, progress);
   } catch (...) {
     rethrow_cause();

@@ -49,6 +49,7 @@ struct VerifyReport {
   uint64_t items_without_checksum = 0;  // items whose writer recorded no checksum
   std::vector<Damage> damages;          // ordered by file and offset
   std::vector<ShortFile> short_files;   // in the order of their names
+  std::vector<std::string> notes;       // Metadata::notes
   double seconds = 0;
   bool ok() const { return damages.empty(); }
   bool any_unsafe() const;

@@ -17,8 +17,8 @@ struct Checkpoint::State {
   std::optional<SaveRecord> record;
   std::shared_ptr<BufferPool> buffers;
   bool verify_checksums = true;
+  std::optional<CachePolicy> asked_cache;
   CachePolicy cache = CachePolicy::kBypass;
-  std::shared_ptr<CacheRoom> room;  // of all reads together
   mutable ThreadPool threads;
   std::shared_ptr<engine::WarnedFiles> warned = std::make_shared<engine::WarnedFiles>();
 
@@ -34,7 +34,6 @@ struct Checkpoint::State {
                                 cache,
                                 warned};
     context.has_manifest = opened.has_manifest_file();
-    context.room = room;
     return context;
   }
 };

@@ -4,6 +4,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/session_internal.h"
 
 namespace tilestone {
 namespace {
@@ -27,7 +28,9 @@ bool is_about_files(const Error& error) {
 CheckpointManager::CheckpointManager(Location run, ManagerOptions options)
     : options_(std::move(options)),
       run_(std::move(run), run_options(options_)),
-      session_(options_.comm, options_.saving.timeout) {}
+      session_(options_.comm, options_.saving.timeout) {
+  run_.expect_same_steps(options_.comm, engine::deadline_of(options_.saving));
+}
 
 bool CheckpointManager::should_save(uint64_t step) const {
   return run_.is_due(step) && !run_.is_saved(step);
@@ -35,9 +38,20 @@ bool CheckpointManager::should_save(uint64_t step) const {
 
 bool CheckpointManager::save(uint64_t step, const StateDict& state,
                              const std::map<std::string, double>& metrics, bool force) {
-  if (run_.is_saved(step) || !(force || run_.is_due(step))) return false;
+  if (!(force || run_.is_due(step))) return false;
   SaveOptions options = options_.saving;
   const Communicator& comm = options_.comm;
+  const std::string folder = run_.saved_before(comm, step, engine::deadline_of(options));
+  if (!folder.empty()) {
+    const Location location = run_.directory().at(folder);
+    const std::string difference =
+        engine::OfSession::difference(session_, location, options, engine::deadline_of(options),
+                                      engine::RequestView{&state, &location, &options});
+    if (run_.is_settled(comm, step, folder, difference, metrics, options.overwrite,
+                        engine::deadline_of(options))) {
+      return true;
+    }
+  }
   run_.make_room(comm, step, engine::deadline_of(options));
   options.step = run_.begin(comm, step, metrics);
   session_.save(state, run_.directory().at(run_.directory().names().name_of(step)), options);

@@ -30,7 +30,75 @@
 
 namespace tilestone {
 
-// Which checkpoints of a run are kept. Pure functions: they see no storage.
+// A step and its checkpoint's save id ("": not known).
+struct StepId {
+  uint64_t step = 0;
+  std::string save_id = {};
+  friend bool operator==(const StepId&, const StepId&) = default;
+};
+
+// Where a step stands in the history of its run. Stored as attributes of its checkpoint
+// (docs/formats/manifest.md).
+struct Lineage {
+  // The run's id. "": saved without one, by an earlier version or by another program. All steps
+  // without an id count as one run, which is older than any other.
+  std::string run = {};
+  uint64_t ordinal = 0;  // one more than the highest in the directory when the save began
+  std::optional<StepId> parent = std::nullopt;   // the step that it continues
+  std::optional<uint64_t> after = std::nullopt;  // the step without an id that the run continues
+  friend bool operator==(const Lineage&, const Lineage&) = default;
+};
+std::map<std::string, std::string> to_attributes(const Lineage& lineage);
+// What can't be read counts as absent.
+Lineage lineage_of(const std::map<std::string, std::string>& attributes);
+
+inline constexpr const char* kOlderRun = "older";  // how the run without an id is called
+std::string run_name(const Lineage& lineage);      // the run's id, or kOlderRun
+
+enum class StepState : uint8_t {
+  kDurable,     // a complete checkpoint: its index can be read, its files exist and are long enough
+  kUnfinished,  // no checkpoint yet: it is being saved, or its save ended early
+  kDamaged,     // a checkpoint that can't be read, or whose files are missing or cut
+  kForeign,     // a checkpoint that Tilestone can't read
+};
+std::string_view to_string(StepState state);  // "durable", "unfinished", "damaged", "foreign"
+
+// What a step's folder holds. Contents of tensors are not read: Checkpoint::verify() does that.
+struct StepInfo {
+  uint64_t step = 0;
+  std::string name;  // of the folder
+  StepState state = StepState::kUnfinished;
+  std::string problem = {};  // why it is not durable, as a clause
+  bool is_saved_to = false;  // a save, a repair or a removal is under way there
+  bool is_link = false;      // the folder is a symbolic link; it is never pruned
+  std::string format = {};   // "torch_dist"; "" if there is no checkpoint that can be read
+  std::string dialect = {};  // "pytorch"
+  std::string writer = {};   // "Tilestone 0.1.0"
+  uint64_t bytes = 0;        // of all files
+  std::optional<double> time = std::nullopt;  // when it was saved, in seconds since 1970
+  std::map<std::string, std::string> attributes = {};
+  std::map<std::string, double> metrics = {};  // that were given to CheckpointManager::save
+  std::string save_id = {};                    // of the checkpoint; "": not known
+  Lineage lineage = {};
+};
+
+// The lines of a run's directory, and which steps are kept. Pure functions: they see no storage.
+
+// A step and the steps that it continues, the newest first, as far as they are known.
+using Line = std::vector<const StepInfo*>;
+
+// The step that a run continues from: the one with the highest ordinal; of steps without, the one
+// with the highest number. Of equal ones the last. nullptr if there is none.
+const StepInfo* tip_of(std::span<const StepInfo> steps);
+// The line that ends with `tip`, which need not be among the steps. If a parent is gone, the line
+// goes on with the newest older step of the same run that does not have a higher number.
+Line line_of(std::span<const StepInfo> steps, const StepInfo& tip);
+bool is_on(const Line& line, const StepInfo& step);
+// Whether the run of the line has left the step behind when it went back to an earlier one.
+bool is_abandoned(const StepInfo& step, const Line& line);
+// The steps that are not on the line and have a higher number than its newest one, the highest
+// first.
+std::vector<const StepInfo*> steps_beside(std::span<const StepInfo> steps, const Line& line);
 
 // The `count` steps whose metric of this name is the lowest or the highest. Steps without the
 // metric, and those where it is NaN, are never among them.
@@ -53,21 +121,14 @@ struct Keep {
 // metric, and a newer_than that is negative or NaN.
 void check_keep(const Keep& keep);
 
-// What decides whether a step is kept.
-struct KeptStep {
-  uint64_t step = 0;
-  std::map<std::string, double> metrics = {};
-  std::optional<double> age = std::nullopt;  // seconds; nullopt: unknown
-};
-
-// The steps that no rule keeps, ascending. `durable`: the run's durable steps, in any order.
-// `saved`: the step that has just become durable. Only steps below it are pruned: those above it
-// are of a run that was abandoned when this one went back, and nothing has replaced them.
-std::vector<uint64_t> steps_to_prune(std::span<const KeptStep> durable, uint64_t saved,
-                                     const Keep& keep);
+// The steps that are not kept once `saved` is durable, in the order of `durable`: of the line that
+// ends with it those that no rule keeps; and those that its run has abandoned, once the line has
+// `keep.last` newer ones. Steps of other runs are kept. `now`: seconds since 1970.
+std::vector<const StepInfo*> steps_to_prune(std::span<const StepInfo> durable,
+                                            const StepInfo& saved, const Keep& keep, double now);
 
 // The best of the steps first, at most `best.count`. Of two equal ones the newer is better.
-std::vector<uint64_t> best_steps(std::span<const KeptStep> steps, const Best& best);
+std::vector<uint64_t> best_steps(const Line& steps, const Best& best);
 
 // A run's directory: one folder for each step's checkpoint. What it holds is found from the
 // checkpoints themselves. No file that names the newest one is written or believed, because such a
@@ -98,31 +159,6 @@ class StepNames {
   std::vector<Parts> known_;  // the first one names new steps
 };
 
-enum class StepState : uint8_t {
-  kDurable,     // a complete checkpoint: its index can be read, its files exist and are long enough
-  kUnfinished,  // no checkpoint yet: it is being saved, or its save ended early
-  kDamaged,     // a checkpoint that can't be read, or whose files are missing or cut
-  kForeign,     // a checkpoint that Tilestone can't read
-};
-std::string_view to_string(StepState state);  // "durable", "unfinished", "damaged", "foreign"
-
-// What a step's folder holds. Contents of tensors are not read: Checkpoint::verify() does that.
-struct StepInfo {
-  uint64_t step = 0;
-  std::string name;  // of the folder
-  StepState state = StepState::kUnfinished;
-  std::string problem = {};  // why it is not durable, as a clause
-  bool is_saved_to = false;  // a save, a repair or a removal is under way there
-  bool is_link = false;      // the folder is a symbolic link; it is never pruned
-  std::string format = {};   // "torch_dist"; "" if there is no checkpoint that can be read
-  std::string dialect = {};  // "pytorch"
-  std::string writer = {};   // "Tilestone 0.1.0"
-  uint64_t bytes = 0;        // of all files
-  std::optional<double> time = std::nullopt;  // when it was saved, in seconds since 1970
-  std::map<std::string, std::string> attributes = {};
-  std::map<std::string, double> metrics = {};  // that were given to CheckpointManager::save
-};
-
 // What became of a step that was to be removed.
 enum class Removed : uint8_t {
   kNow,
@@ -144,21 +180,27 @@ class RunDirectory {
   // The folders that steps have, ascending by step; of two with the same step, the one that the
   // pattern names comes last. Opens no checkpoint. None if there is no directory.
   std::vector<StepInfo> list() const;
+  // The same with save id and lineage, as the heads of the manifests say. `state` is kDamaged if
+  // one can't be read; otherwise it is not known.
+  std::vector<StepInfo> list_lineages() const;
   // The same, with everything that the checkpoints say.
   std::vector<StepInfo> steps() const;
   // What the folder of a step holds.
   StepInfo look(const StepInfo& listed) const;
   std::optional<StepInfo> find(uint64_t step) const;  // nullopt: it has no folder
 
-  // The newest durable step; nullopt if there is none. Unfinished and foreign steps above it are
-  // skipped, which is logged. A damaged step above it is an error, kCorrupt or what opening it
-  // throws, or with `fallback` is skipped with a warning. `without`: names that don't count.
+  // The newest durable step of the line with the highest ordinal (tip_of); nullopt if there is no
+  // step. Unfinished and foreign steps are skipped, which is logged. If the newest one is damaged,
+  // that is an error, kCorrupt or what opening it throws; or with `fallback` the step that it
+  // continues is taken, with a warning. `damaged`: names of steps that are known to be damaged.
+  // `lost`: receives the names of others.
   std::optional<StepInfo> newest(bool fallback = false,
-                                 const std::vector<std::string>& without = {}) const;
+                                 const std::vector<std::string>& damaged = {},
+                                 std::vector<std::string>* lost = nullptr) const;
 
   // The same without an error for damaged steps, and without logging what is skipped.
   std::optional<uint64_t> latest() const;
-  // The best durable step; nullopt if none has the metric.
+  // The best durable step of that line; nullopt if none has the metric.
   std::optional<uint64_t> best(const Best& best) const;
 
   // Removes the checkpoint of a step: its folder is renamed, in one step, to a hidden name that gc
@@ -169,10 +211,11 @@ class RunDirectory {
   // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
   // are logged.
   void remove_remains(uint64_t below) const;
-  // Removes the durable steps that `keep` does not keep, and remains, and in kept steps that are
-  // not in `known` what a save that was killed had replaced. Does nothing, with a warning, unless
-  // `saved` is durable. Failures are logged. Returns the removed steps. `known`: what looks at
-  // durable steps have found, by name; filled, so that each step is looked at once.
+  // Removes the durable steps that `keep` does not keep (steps_to_prune), and remains, and in kept
+  // steps that are not in `known` what a save that was killed had replaced. Does nothing, with a
+  // warning, unless `saved` is durable. Failures are logged. Returns the removed steps. `known`:
+  // what looks at durable steps have found, by name; filled, so that each checkpoint is looked at
+  // once.
   std::vector<uint64_t> prune(uint64_t saved, const Keep& keep,
                               std::map<std::string, StepInfo>& known) const;
 
@@ -181,7 +224,7 @@ class RunDirectory {
   std::vector<Leftover> remove_leftovers(bool force = false) const;
 
  private:
-  bool stands(const StepInfo& step) const;
+  Removed remove_seen(const StepInfo& seen) const;
   std::vector<StepInfo> durable_steps(std::map<std::string, StepInfo>& known) const;
   std::vector<Leftover> leftovers(bool remove, bool force) const;
   std::set<std::string> hidden() const;
@@ -218,6 +261,9 @@ class ManagedRun {
  public:
   // Error(kInvalidArgument) for options that are out of range.
   ManagedRun(Location location, RunOptions options);
+  // Error(kMismatch) on every rank, naming ranks, if they don't see the same steps in the
+  // directory, also when they look again.
+  void expect_same_steps(const Communicator& comm, Deadline deadline) const;
   ~ManagedRun();  // waits for the pruning that is under way
   ManagedRun(ManagedRun&& other) noexcept;
   ManagedRun& operator=(ManagedRun&& other) noexcept;
@@ -225,6 +271,19 @@ class ManagedRun {
   const RunDirectory& directory() const;
   bool is_due(uint64_t step) const;
   bool is_saved(uint64_t step) const;  // by this object, and since then no other step
+
+  // ---- Saving the same step once more
+
+  // Before a save. If the step was saved or restored last: the folder of its durable checkpoint, as
+  // rank 0 sees it; "" if it has none (its save has failed). For any other step "", and no
+  // message.
+  std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline);
+  // `difference`: of the state from that checkpoint (engine::difference_from_saved). If there is
+  // none, rank 0's metrics are added to the checkpoint's, and true is returned: the step is saved.
+  // Otherwise false with `overwrite`, and without it Error(kAlreadyExists). Every rank calls.
+  bool is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
+                  const std::string& difference, const std::map<std::string, double>& metrics,
+                  bool overwrite, Deadline deadline);
 
   // ---- Saving
 
@@ -251,10 +310,13 @@ class ManagedRun {
     uint64_t step = 0;
     std::string name = {};               // of the folder
     std::vector<std::string> lost = {};  // folders of damaged steps that were skipped
+    std::string save_id = {};
+    Lineage lineage = {};  // without the parent
   };
   // The step to restore, as rank 0 sees it; the same on every rank. nullopt: there is none.
-  // `step`: this one, or else the newest durable one. Every rank throws what RunDirectory::newest()
-  // throws on rank 0, or if a wanted step is not durable, kNotFound or why it is damaged.
+  // `step`: this one, or else the newest durable one. Every rank throws what expect_same_steps()
+  // throws, what RunDirectory::newest() throws on rank 0, or if a wanted step is not durable,
+  // kNotFound or why it is damaged.
   std::optional<Chosen> choose(const Communicator& comm, std::optional<uint64_t> step,
                                bool fallback, Deadline deadline);
   // After a load of a chosen step has failed on every rank because something was missing or
@@ -263,7 +325,7 @@ class ManagedRun {
   // with `fallback` only, and rank 0 warns.
   std::optional<Chosen> choose_again(const Communicator& comm, const Chosen& failed,
                                      const std::string& problem, bool fallback, Deadline deadline);
-  // The state of this step was loaded.
+  // The state of this step was loaded: the next save continues it.
   void restored(const Chosen& chosen);
 
  private:
@@ -280,7 +342,7 @@ struct ManagerOptions {
   // checkpoint exists. Otherwise it is logged. losses() in run/inventory.h says what counts.
   bool strict = false;
   // For all saves. comm, by_files and step are not used. With `overwrite` a durable step can be
-  // saved again.
+  // saved again; one of a branch that the run has left can be anyway.
   SaveOptions saving = {};
 };
 
@@ -296,15 +358,18 @@ struct RestoreOptions {
 // communicate with nobody. One thread may use it at a time.
 class CheckpointManager {
  public:
-  // Error(kInvalidArgument) for options that are out of range. Throws what Session throws.
+  // Error(kInvalidArgument) for options that are out of range. Throws what Session and
+  // ManagedRun::expect_same_steps throw.
   explicit CheckpointManager(Location run, ManagerOptions options = {});
 
-  // Whether save() would save without `force`.
+  // Whether save() would write without `force`.
   bool should_save(uint64_t step) const;
-  // Saves the state as the step's checkpoint, if a save is due or with `force`; returns whether it
-  // did. A step that this manager has just saved is not saved again. Rank 0's metrics count.
-  // Afterwards rank 0 removes, in the background, the checkpoints that are not kept. Throws what
-  // save() throws.
+  // Saves the state as the step's checkpoint, if a save is due or with `force`; false: it is not
+  // due. If the step was saved or restored last and its checkpoint holds this state, by its
+  // checksums, nothing is written. If it holds another one, that is Error(kAlreadyExists), or with
+  // saving.overwrite it is replaced. Rank 0's metrics count, also those of a later call. Afterwards
+  // rank 0 removes, in the background, the checkpoints that are not kept. Throws what save()
+  // throws.
   bool save(uint64_t step, const StateDict& state,
             const std::map<std::string, double>& metrics = {}, bool force = false);
 
@@ -312,9 +377,10 @@ class CheckpointManager {
     StateDict state;
     std::optional<uint64_t> step;  // nullopt: there is no checkpoint, and `state` is `wanted`
   };
-  // Loads the newest durable step, which rank 0 chooses for all, or the given one. Unfinished steps
-  // are skipped. If the newest step is damaged, which may show only as it is loaded, every rank
-  // throws, or with `fallback` the one before is loaded.
+  // Loads the newest durable step of the line that was saved last (tip_of), which rank 0 chooses
+  // for all, or the given one. The next save continues it; a manager that has restored nothing
+  // begins a new run. Unfinished steps are skipped. If the newest step is damaged, which may show
+  // only as it is loaded, every rank throws, or with `fallback` the one before is loaded.
   Restored restore(const StateDict& wanted, const RestoreOptions& options = {});
 
   std::optional<uint64_t> latest() const;  // the newest durable step, as this rank sees it

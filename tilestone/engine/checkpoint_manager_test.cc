@@ -8,7 +8,10 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -69,14 +72,17 @@ TEST(CheckpointManager, SavesWhenDueKeepsWhatIsWantedAndRestoresTheNewest) {
   });
 }
 
-TEST(CheckpointManager, ForcesASaveAndNeverSavesAStepTwice) {
+TEST(CheckpointManager, ForcesASaveAndNeverWritesAStateTwice) {
   const TempDirectory run;
   ManagerOptions options = options_of(solo());
   options.every = 10;
   CheckpointManager manager(run.path(), options);
   EXPECT_FALSE(manager.save(3, row_state(solo(), 3)));
   EXPECT_TRUE(manager.save(3, row_state(solo(), 3), {}, true));
-  EXPECT_FALSE(manager.save(3, row_state(solo(), 3), {}, true));
+  EXPECT_TRUE(manager.save(3, row_state(solo(), 3), {{"loss", 0.5}}, true));
+  EXPECT_EQ(manager.steps().front().metrics.at("loss"), 0.5);
+  expect_error([&] { manager.save(3, row_state(solo(), 4), {}, true); }, ErrorCode::kAlreadyExists,
+               "differs");
   EXPECT_TRUE(manager.should_save(10));
   EXPECT_TRUE(manager.save(10, row_state(solo(), 10)));
   EXPECT_FALSE(manager.should_save(10));
@@ -85,6 +91,28 @@ TEST(CheckpointManager, ForcesASaveAndNeverSavesAStepTwice) {
   expect_error([&] { other.save(10, row_state(solo(), 10)); }, ErrorCode::kAlreadyExists);
   options.saving.overwrite = true;
   EXPECT_TRUE(CheckpointManager(run.path(), options).save(10, row_state(solo(), 11)));
+}
+
+TEST(CheckpointManager, RanksCompareAStepThatIsSavedOnceMoreInEveryFormatAndDialect) {
+  for (const auto& format : known_formats()) {
+    for (const auto& dialect : known_dialects()) {
+      SCOPED_TRACE(std::string(format->name()) + " " + std::string(dialect->name()));
+      const TempDirectory run;
+      run_ranks(2, [&](const Communicator& comm) {
+        ManagerOptions options = options_of(comm);
+        options.saving.format = format;
+        options.saving.dialect = dialect;
+        CheckpointManager manager(run.path(), options);
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5)));
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5), {{"loss", 1.0 + comm.rank()}}));
+        expect_error([&] { manager.save(1, row_state(comm, 5 + comm.rank())); },
+                     ErrorCode::kAlreadyExists, "step 1 is saved already");
+        EXPECT_TRUE(manager.save(1, row_state(comm, 5)));
+        EXPECT_EQ(manager.steps().front().metrics.at("loss"), 1.0);
+      });
+      EXPECT_TRUE(Checkpoint::open(run.path() + "/step-00000001").verify().ok());
+    }
+  }
 }
 
 TEST(CheckpointManager, MetricsAreRank0sAndDecideWhatIsBest) {
@@ -208,6 +236,107 @@ TEST(CheckpointManager, ADirectoryThatSeemsFreshButHoldsCheckpointsIsWarnedOf) {
                           HasSubstr("is a checkpoint itself")));
 }
 
+void expect_restored(const TempDirectory& run, uint64_t step, int value) {
+  StateDict wanted;  // of any number of ranks
+  wanted["step"] = 0;
+  const auto restored = CheckpointManager(run.path(), options_of(solo())).restore(wanted);
+  EXPECT_EQ(restored.step, step);
+  EXPECT_EQ(restored.state.get<int>("step"), value);
+}
+
+TEST(CheckpointManager, AnotherRunsHigherStepStaysAndIsSaidOnceAndNotRestored) {
+  const TempDirectory run;
+  CheckpointManager(run.path(), options_of(solo())).save(1000, row_state(solo(), 1000));
+  const LoggedWarnings warnings;
+  {
+    CheckpointManager manager(run.path(), options_of(solo(), Keep{.last = 2}));
+    for (const int64_t step : {10, 20, 30, 40}) manager.save(step, row_state(solo(), step));
+    manager.wait();
+    EXPECT_THAT(steps_of(manager), ElementsAre(30, 40, 1000));
+    EXPECT_EQ(manager.latest(), 40u);
+  }
+  EXPECT_THAT(warnings.texts(),
+              ElementsAre(testing::AllOf(HasSubstr("step 10 in "), HasSubstr("1000, which is of "
+                                                                             "another run"))));
+  expect_restored(run, 40, 40);
+  CheckpointManager manager(run.path(), options_of(solo()));
+  EXPECT_EQ(manager.restore(row_template(solo()), {.step = 1000}).step, 1000u);
+  manager.save(1010, row_state(solo(), 1010));
+  expect_restored(run, 1010, 1010);
+}
+
+TEST(CheckpointManager, AStepOfABranchThatTheRunHasLeftIsReplaced) {
+  const TempDirectory run;
+  run_ranks(2, [&](const Communicator& comm) {
+    CheckpointManager manager(run.path(), options_of(comm));
+    for (const int64_t step : {10, 20, 30, 40}) manager.save(step, row_state(comm, step));
+  });
+  const LoggedWarnings warnings;
+  run_ranks(2, [&](const Communicator& comm) {
+    CheckpointManager manager(run.path(), options_of(comm));
+    manager.restore(row_template(comm), {.step = 20});
+    EXPECT_TRUE(manager.save(30, row_state(comm, -30)));
+  });
+  EXPECT_THAT(warnings.texts(),
+              ElementsAre(HasSubstr("step-00000030 in "), HasSubstr("40, which is of a branch")));
+  expect_restored(run, 30, -30);
+  const auto failed = failures(2, [&](const Communicator& comm) {  // of another run
+    CheckpointManager(run.path(), options_of(comm)).save(30, row_state(comm, 1));
+  });
+  for (const std::string& text : failed) EXPECT_THAT(text, HasSubstr("overwrite"));
+  expect_restored(run, 30, -30);
+}
+
+TEST(CheckpointManager, AFallbackGoesToTheStepThatTheDamagedOneContinues) {
+  const TempDirectory run;
+  {
+    CheckpointManager manager(run.path(), options_of(solo()));
+    for (const int64_t step : {10, 20, 30}) manager.save(step, row_state(solo(), step));
+    manager.restore(row_template(solo()), {.step = 10});
+    manager.save(15, row_state(solo(), 15));
+  }
+  damage(fs::path(run.path()) / "step-00000015");
+  CheckpointManager manager(run.path(), options_of(solo()));
+  expect_error([&] { manager.restore(row_template(solo())); }, ErrorCode::kCorrupt, "fallback");
+  EXPECT_EQ(manager.restore(row_template(solo()), {.fallback = true}).step, 10u);
+  manager.save(15, row_state(solo(), 16));
+  expect_restored(run, 15, 16);
+}
+
+TEST(CheckpointManager, ARunThatContinuesAnOlderStepHasItAsItsParent) {
+  const TempDirectory run;
+  SaveOptions plain;
+  plain.comm = solo();
+  for (const int64_t step : {10, 20}) {
+    tilestone::save(row_state(solo(), step),
+                    Location(fs::path(run.path()) / ("step-" + std::to_string(step))), plain);
+  }
+  CheckpointManager manager(run.path(), options_of(solo(), Keep{.last = 2}));
+  EXPECT_EQ(manager.restore(row_template(solo())).step, 20u);
+  manager.save(30, row_state(solo(), 30));
+  manager.wait();
+  EXPECT_THAT(steps_of(manager), ElementsAre(20, 30));
+  const Lineage lineage = manager.steps().back().lineage;
+  EXPECT_EQ(lineage.parent->step, 20u);
+  EXPECT_EQ(lineage.after, 20u);
+  EXPECT_EQ(lineage.ordinal, 1u);
+}
+
+TEST(CheckpointManager, RanksThatSeeDifferentStepsAreNamed) {
+  const TempDirectory run;
+  const TempDirectory other;  // as if nothing were mounted on rank 0's host
+  CheckpointManager(run.path(), options_of(solo())).save(10, row_state(solo(), 10));
+  CheckpointManager(run.path(), options_of(solo())).save(20, row_state(solo(), 20));
+  const auto failed = failures(3, [&](const Communicator& comm) {
+    CheckpointManager(comm.rank() == 0 ? other.path() : run.path(), options_of(comm));
+  });
+  for (const std::string& text : failed) {
+    EXPECT_THAT(text, HasSubstr("the ranks see different steps"));
+    EXPECT_THAT(text, HasSubstr("rank 0: no step; ranks 1 and 2: 2 steps, the last one "
+                                "step-00000020"));
+  }
+}
+
 TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
   const TempDirectory run;
   run_ranks(2, [&](const Communicator& comm) {
@@ -237,8 +366,10 @@ TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
 // One flipped byte shows only when it is read.
 TEST(CheckpointManager, DamageThatShowsWhileLoadingFallsBackToo) {
   const TempDirectory run;
-  CheckpointManager(run.path(), options_of(solo())).save(10, row_state(solo(), 10));
-  CheckpointManager(run.path(), options_of(solo())).save(20, row_state(solo(), 20));
+  {
+    CheckpointManager manager(run.path(), options_of(solo()));
+    for (const int64_t step : {10, 20}) manager.save(step, row_state(solo(), step));
+  }
   for (const auto& file : fs::directory_iterator(fs::path(run.path()) / "step-00000020")) {
     if (file.path().extension() != ".distcp") continue;
     const Bytes bytes(fs::file_size(file.path()), std::byte{7});

@@ -7,10 +7,10 @@
 #include <map>
 #include <span>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/geometry/placement.h"

@@ -261,6 +261,7 @@ class Conversion {
         continue;
       }
       check_text(chosen.to);
+      if (entry.stored != nullptr) expect_supported(*entry.stored);
       chosen.path = renamed_path(inside->second, inside->first, chosen.to);
       chosen.dtype = options_.cast && is_cast(entry.dtype) ? *options_.cast : entry.dtype;
       chosen_.push_back(std::move(chosen));
@@ -402,10 +403,16 @@ class Conversion {
     std::vector<SafetensorsTensor> tensors;
     for (const Chosen& chosen : chosen_) {
       const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
-      tensors.push_back({chosen.to, elements * itemsize(chosen.dtype)});
+      tensors.push_back({chosen.to, elements * itemsize(chosen.dtype),
+                         safetensors_header_bytes(chosen.to, chosen.dtype, chosen.entry->shape)});
     }
     files_ =
         safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+    if (one_file_ && files_.begin()->second != files_.rbegin()->second) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the keys of all tensors are too long for the header of one safetensors file")
+          .with_hint("name a directory, which does not end with .safetensors, and gets several");
+    }
     format_ = safetensors_writer(files_);
     dialect_ = pytorch_dialect();
   }

@@ -119,7 +119,9 @@ struct Difference {
 std::string_view to_string(Difference::Kind kind);  // "only in a", "values", ...
 
 struct DiffOptions {
-  // Shell-style patterns; empty: all. One that matches no key of either checkpoint is an error.
+  // Shell-style patterns of keys as they are in either checkpoint, before `rename_a`; empty: all. A
+  // key is compared with its counterpart, whatever that is called. A pattern that matches no key of
+  // either checkpoint is an error.
   std::vector<std::string> keys = {};
   std::vector<RenameRule> rename_a = {};  // applied to the keys of `a` before they are compared
   double atol = 0;                        // values that differ by at most this are equal

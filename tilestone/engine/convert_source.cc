@@ -72,6 +72,7 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
                               .shape = {},
                               .tensor = nullptr,
                               .object = [=, &object] { return stored->object(object); },
+                              .stored = &object,
                               .order = object.order});
   }
   source.common = stored->common();

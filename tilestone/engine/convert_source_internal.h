@@ -24,7 +24,8 @@ struct SourceEntry {
   // of these calls. Throws Error(kUnsupported) if they can't be converted.
   std::function<TensorView(DType)> tensor;
   std::function<Value()> object;
-  uint32_t order = 0;  // its position among the leaves of the tree
+  const StoredObject* stored = nullptr;  // the object in a checkpoint, if it is one there
+  uint32_t order = 0;                    // its position among the leaves of the tree
 };
 
 struct ConvertSource {

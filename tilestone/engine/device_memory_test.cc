@@ -8,9 +8,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -228,13 +229,13 @@ TEST(DeviceBatches, StagedTensorsAreFetchedTogetherIntoThePinnedMemoryOfTheSessi
   Session session;
   const auto save_staged = [&] {
     const Location location(memory_storage());
-    std::optional<StagedSave> staged;
+    std::optional<SteppedSave> staged;
     {
       const StateDict state = state_on(*device, 3, 3000);
-      staged = session.begin_save(state, location, with_buffers(1u << 20)).stage(Payload::kStaged);
+      staged = begin_save(session, state, location, with_buffers(1u << 20)).stage();
     }
     EXPECT_EQ(device->tensors, 0u);
-    std::move(*staged).write().report().publish();
+    staged->write().report().publish();
     expect_saved(location, 3, 3000);
   };
   session.prepare(state_on(*device, 3, 3000));
@@ -254,10 +255,10 @@ TEST(DeviceBatches, TensorsAreKeptUntilTheyAreCopied) {
   const auto device = LateDevice::create();
   const Location location(memory_storage());
   std::optional<StateDict> state = state_on(*device, 2, 2);
-  PlannedSave planned = begin_save(*state, location, with_buffers(1u << 20));
+  SteppedSave planned = begin_save(*state, location, with_buffers(1u << 20));
   state.reset();
   EXPECT_EQ(device->tensors, 4u);
-  std::move(planned).stage(Payload::kLive).write().report().publish();
+  planned.write().report().publish();
   EXPECT_EQ(device->tensors, 0u);
   expect_saved(location, 2, 2);
 }
@@ -320,8 +321,7 @@ TEST(DeviceBatches, ACopyThatFailsEndsTheCallAndFreesEverything) {
     save(state_on(*device, 3, 10), location, with_buffers(8 * kBuffer));
     if (failing > 0) continue;
     expect_failure([&] { load(state_on(*device, 3, 10), location, loading(Communicator())); });
-    expect_failure(
-        [&] { begin_save(state_on(*device, 3, 10), memory_storage()).stage(Payload::kStaged); });
+    expect_failure([&] { begin_save(state_on(*device, 3, 10), memory_storage()).stage(); });
   }
 }
 

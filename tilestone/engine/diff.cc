@@ -57,6 +57,7 @@ constexpr size_t kTextBytes = 200;            // of an object that is quoted
 // What a checkpoint has under a key.
 struct Side {
   bool is_tensor = false;
+  std::string given = {};  // its key in the checkpoint, before renaming
   // A tensor.
   DType dtype = DType::kFloat32;
   Dims shape;
@@ -252,10 +253,12 @@ class DiffOfTwo {
         common_a_(a_->common()),
         common_b_(b_->common()),
         sides_a_(sides_of(*a_, common_b_ ? nullptr : &common_a_, options.rename_a)),
-        sides_b_(sides_of(*b_, common_a_ ? nullptr : &common_b_, {})) {}
+        sides_b_(sides_of(*b_, common_a_ ? nullptr : &common_b_, {})) {
+    expect_matches();
+    select();
+  }
 
   DiffReport run() {
-    expect_matches();
     make_views();
     ProgressMeter progress(options_.progress, "compare", report_.bytes);
     std::set<std::string_view, Natural> keys;
@@ -293,16 +296,34 @@ class DiffOfTwo {
   // Error(kInvalidArgument) for a pattern that matches no key of either checkpoint.
   void expect_matches() const {
     const CommonEntries common = common_entries();
-    const auto any = [](const std::string& pattern, const auto& keys) {
-      return std::any_of(keys.begin(), keys.end(),
-                         [&](const auto& named) { return matches(pattern, named.first); });
+    const auto any = [](const std::string& pattern, const Sides& sides) {
+      return std::any_of(sides.begin(), sides.end(),
+                         [&](const auto& named) { return matches(pattern, named.second.given); });
     };
     for (const std::string& pattern : options_.keys) {
-      if (any(pattern, sides_a_) || any(pattern, sides_b_) || any(pattern, common)) continue;
+      if (any(pattern, sides_a_) || any(pattern, sides_b_)) continue;
+      if (std::any_of(common.begin(), common.end(),
+                      [&](const auto& named) { return matches(pattern, named.first); })) {
+        continue;
+      }
       const std::string similar = similar_keys_hint(a_->metadata(), pattern);
       throw Error(ErrorCode::kInvalidArgument,
                   "no key of either checkpoint matches \"" + pattern + "\"")
           .with_hint(similar.empty() ? "`tilestone ls` lists the keys" : similar);
+    }
+  }
+
+  // Keeps what DiffOptions::keys names in either checkpoint, and its counterpart.
+  void select() {
+    if (options_.keys.empty()) return;
+    std::set<std::string> names;
+    for (const Sides* sides : {&sides_a_, &sides_b_}) {
+      for (const auto& [name, side] : *sides) {
+        if (is_wanted(side.given)) names.insert(name);
+      }
+    }
+    for (Sides* sides : {&sides_a_, &sides_b_}) {
+      std::erase_if(*sides, [&](const auto& named) { return !names.contains(named.first); });
     }
   }
 
@@ -315,8 +336,14 @@ class DiffOfTwo {
     const auto add = [&](const std::string& key, Side side) {
       std::string name = rules.apply(key);
       const bool left_out = name.empty() && !key.empty();  // by a rule
-      if (left_out || !is_wanted(name)) return;
-      if (sides.emplace(name, std::move(side)).second) return;
+      if (left_out) return;
+      side.given = key;
+      const auto [at, is_new] = sides.emplace(name, side);
+      if (is_new || !is_wanted(key)) return;
+      if (!is_wanted(at->second.given)) {
+        at->second = std::move(side);
+        return;
+      }
       throw Error(ErrorCode::kInvalidArgument, "two keys of one checkpoint get the same new key")
           .with_key(name);
     };

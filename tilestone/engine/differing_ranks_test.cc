@@ -11,6 +11,8 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
+#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/manifest.h"
@@ -178,6 +180,37 @@ TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundBeforeAnythingIsPublishedOrR
   std::erase_if(after, [](const auto& file) { return file.first.ends_with(".begun"); });
   EXPECT_EQ(after, before);
   EXPECT_EQ(memory_image(*local), (FileImage{{"notes", to_bytes("mine")}}));
+}
+
+// Rank 1 has begun nothing, and would wait for an outcome that never comes.
+TEST(DifferingRanks, AnotherDiskAtTheSamePathIsFoundInTheCallOfAnAsynchronousSave) {
+  const auto shared = memory_storage();
+  for (const bool has_saves : {false, true}) {
+    const auto local = memory_storage(has_saves ? saved(2, 50) : FileImage());
+    const FileImage before = memory_image(*local);
+    const auto texts = failures(2, [&](Communicator comm) {
+      SaveOptions options = saving(comm);
+      options.overwrite = true;
+      async_save(row_state(comm, 1), Location(comm.rank() == 1 ? local : shared), options);
+    });
+    EXPECT_THAT(texts, Each(AllOf(HasSubstr("this rank sees another directory at memory"),
+                                  HasSubstr("(rank 1)"), HasSubstr("one file system"))));
+    EXPECT_EQ(memory_image(*local), before);
+    EXPECT_FALSE(shared->stat(".metadata"));
+  }
+}
+
+TEST(DifferingRanks, ALoadOnARankWithAnotherDiskSaysSo) {
+  const auto shared = memory_storage(saved(2, 50));
+  const auto local = memory_storage({{"notes", to_bytes("mine")}});
+  const auto texts = failures(2, [&](Communicator comm) {
+    LoadOptions options;
+    options.comm = comm;
+    load(row_template(comm), Location(comm.rank() == 1 ? local : shared), options);
+  });
+  EXPECT_THAT(texts,
+              Each(AllOf(HasSubstr("(rank 1)"), HasSubstr("this rank sees another directory"),
+                         Not(HasSubstr("replaced")))));
 }
 
 TEST(DifferingRanks, AFileOfAnotherSizeIsFoundBeforeAnythingIsPublished) {

@@ -8,8 +8,8 @@
 #include <random>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/communicator.h"
 #include "tilestone/comm/relay_testing.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"

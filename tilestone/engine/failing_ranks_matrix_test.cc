@@ -17,7 +17,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
@@ -225,10 +225,10 @@ class FailingSave {
     return *sessions_[static_cast<size_t>(comm.rank())];
   }
 
-  PlannedSave begin(const Communicator& comm, const StateDict& state, const Location& location,
+  SteppedSave begin(const Communicator& comm, const StateDict& state, const Location& location,
                     const SaveOptions& options) {
     if (!has_session()) return begin_save(state, location, options);
-    return session_of(comm).begin_save(state, location, options);
+    return begin_save(session_of(comm), state, location, options);
   }
 
   SaveResult save_all(const Communicator& comm, const StateDict& state, const Location& location,
@@ -236,7 +236,7 @@ class FailingSave {
     if (cell_.way == Way::kBackground) {
       return session_of(comm).async_save(state, location, options).result();
     }
-    return begin(comm, state, location, options).stage(Payload::kStaged).write().report().publish();
+    return begin(comm, state, location, options).stage().write().report().publish();
   }
 
   // The failing rank's save.
@@ -271,13 +271,13 @@ class FailingSave {
         break;
     }
     if (cell_.way == Way::kBackground) return fail_in_background(comm, state, location, options);
-    PlannedSave planned = begin(comm, state, location, options);
+    SteppedSave planned = begin(comm, state, location, options);
     if (cell_.where == Where::kGivesUpPlanned) return;
-    StagedSave staged = std::move(planned).stage(Payload::kStaged);
+    SteppedSave staged = planned.stage();
     if (cell_.where == Where::kGivesUpStaged) return;
-    WrittenSave written = std::move(staged).write();
+    SteppedSave written = staged.write();
     if (cell_.where == Where::kGivesUpWritten) return;
-    std::move(written).report().publish();
+    written.report().publish();
   }
 
   void fail_in_background(const Communicator& comm, const StateDict& state,

@@ -262,8 +262,14 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
   if (!state_->transaction) throw Error(ErrorCode::kInvalidArgument, "the save is over");
   const Index described = {{kIndexName, std::move(index), IndexRole::kSwitch}};
   bool tried = false;
+  std::vector<std::string> written;  // by write_foreign(), on all ranks
   try {
     std::vector<Receipt> decoded = receipts_of(receipts, world_size, state_->save_id);
+    for (const Receipt& receipt : decoded) {
+      for (const ReceiptFile& file : receipt.files) {
+        if (file.name.starts_with(state_->save_id)) written.push_back(file.name);
+      }
+    }
     for (const std::string& name : files) {
       const auto found = state_->transaction->storage()->stat(name);
       if (!found) throw Error(ErrorCode::kNotFound, "a data file is missing").with_file(name);
@@ -287,7 +293,8 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
     if (tried) {
       state_->transaction.reset();
     } else {
-      abandon();
+      engine::remove_files(*state_->transaction->storage(), written);
+      abandon(true);
     }
     throw;
   }
@@ -295,9 +302,9 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
   state_->transaction.reset();
 }
 
-void ForeignSave::abandon() {
+void ForeignSave::abandon(bool none_writes) {
   if (!state_->transaction) return;
-  state_->transaction->abandon(false);
+  state_->transaction->abandon(none_writes);
   state_->transaction.reset();
 }
 

@@ -96,11 +96,12 @@ class ForeignSave {
   // which the program has written itself. With such files, or if some elements were not written, no
   // manifest can describe the checkpoint: a warning says so, and the checkpoint has no checksums.
   // Throws what save() throws when it commits, among them kMismatch if a file is not here. The save
-  // is over in any case.
+  // is over in any case; if it was not published, the files of all ranks are removed.
   void commit(std::span<const Bytes> receipts, int world_size, Bytes index,
               std::span<const std::string> files, Deadline deadline);
-  // Ends the save. The data files are leftovers, which the next save at the location removes.
-  void abandon();
+  // Ends the save. Data files are leftovers, which the next save at the location removes.
+  // `none_writes`: no rank writes any more. Then nothing of the save stays if there are none.
+  void abandon(bool none_writes = false);
 
  private:
   struct State;

@@ -25,12 +25,12 @@ void check_keep(const Keep& keep) {
   }
 }
 
-std::vector<uint64_t> best_steps(std::span<const KeptStep> steps, const Best& best) {
+std::vector<uint64_t> best_steps(const Line& steps, const Best& best) {
   std::vector<std::pair<double, uint64_t>> ranked;  // the lowest is the best
-  for (const KeptStep& each : steps) {
-    const auto found = each.metrics.find(best.metric);
-    if (found == each.metrics.end() || std::isnan(found->second)) continue;
-    ranked.emplace_back(best.mode == Best::Mode::kMin ? found->second : -found->second, each.step);
+  for (const StepInfo* each : steps) {
+    const auto found = each->metrics.find(best.metric);
+    if (found == each->metrics.end() || std::isnan(found->second)) continue;
+    ranked.emplace_back(best.mode == Best::Mode::kMin ? found->second : -found->second, each->step);
   }
   std::sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first < b.first : a.second > b.second;
@@ -41,27 +41,36 @@ std::vector<uint64_t> best_steps(std::span<const KeptStep> steps, const Best& be
   return found;
 }
 
-std::vector<uint64_t> steps_to_prune(std::span<const KeptStep> durable, uint64_t saved,
-                                     const Keep& keep) {
+std::vector<const StepInfo*> steps_to_prune(std::span<const StepInfo> durable,
+                                            const StepInfo& saved, const Keep& keep, double now) {
+  const Line line = line_of(durable, saved);
   std::set<uint64_t> kept;
+  for (const StepInfo* each : line) {  // the newest first; a step in two folders counts once
+    const bool is_multiple = keep.every > 0 && each->step % keep.every == 0;
+    const bool is_young = keep.newer_than && (!each->time || now - *each->time < *keep.newer_than);
+    if (is_multiple || is_young) kept.insert(each->step);
+  }
+  std::set<uint64_t> newest;
+  for (auto each = line.begin(); each != line.end() && newest.size() < keep.last; ++each) {
+    newest.insert((*each)->step);
+  }
+  kept.merge(newest);
   if (keep.best) {
-    for (const uint64_t step : best_steps(durable, *keep.best)) kept.insert(step);
+    for (const uint64_t step : best_steps(line, *keep.best)) kept.insert(step);
   }
-  std::set<uint64_t> below;  // `saved` and older ones
-  for (const KeptStep& each : durable) {
-    if (each.step <= saved) below.insert(each.step);
-    const bool is_multiple = keep.every > 0 && each.step % keep.every == 0;
-    const bool is_young = keep.newer_than && (!each.age || *each.age < *keep.newer_than);
-    if (is_multiple || is_young) kept.insert(each.step);
+  const auto is_superseded = [&](const StepInfo& step) {
+    std::set<uint64_t> newer;
+    for (const StepInfo* each : line) {
+      if (each->lineage.ordinal > step.lineage.ordinal) newer.insert(each->step);
+    }
+    return newer.size() >= keep.last;
+  };
+  std::vector<const StepInfo*> pruned;
+  for (const StepInfo& each : durable) {
+    const bool goes = is_on(line, each) ? !kept.contains(each.step)
+                                        : is_abandoned(each, line) && is_superseded(each);
+    if (goes) pruned.push_back(&each);
   }
-  below.insert(saved);
-  size_t newest = 0;
-  for (auto step = below.rbegin(); step != below.rend() && newest < keep.last; ++step, ++newest) {
-    kept.insert(*step);
-  }
-  std::vector<uint64_t> pruned;
-  std::set_difference(below.begin(), below.end(), kept.begin(), kept.end(),
-                      std::back_inserter(pruned));
   return pruned;
 }
 

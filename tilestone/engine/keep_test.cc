@@ -12,10 +12,25 @@ namespace tilestone::keep_test {
 
 using Steps = std::vector<uint64_t>;
 
-std::vector<KeptStep> every_ten(uint64_t last) {
-  std::vector<KeptStep> steps;
-  for (uint64_t step = 10; step <= last; step += 10) steps.push_back({step});
+std::vector<StepInfo> every_ten(uint64_t last) {
+  std::vector<StepInfo> steps;
+  for (uint64_t step = 10; step <= last; step += 10) steps.push_back({.step = step});
   return steps;
+}
+
+constexpr double kNow = 10000;
+
+// The numbers of what is pruned once the step `saved` is durable.
+Steps steps_to_prune(const std::vector<StepInfo>& durable, uint64_t saved, const Keep& keep) {
+  Steps pruned;
+  for (const StepInfo& each : durable) {
+    if (each.step != saved) continue;
+    for (const StepInfo* step : tilestone::steps_to_prune(durable, each, keep, kNow)) {
+      pruned.push_back(step->step);
+    }
+    break;
+  }
+  return pruned;
 }
 
 TEST(Keep, TheNewestOnesStay) {
@@ -30,22 +45,24 @@ TEST(Keep, MultiplesStay) {
 }
 
 TEST(Keep, TheBestStayByTheirMetric) {
-  std::vector<KeptStep> steps = every_ten(60);
+  std::vector<StepInfo> steps = every_ten(60);
   const double losses[] = {0.5, 0.1, NAN, 0.3, 0.1, 0.9};
   for (size_t i = 0; i < steps.size(); ++i) steps[i].metrics["loss"] = losses[i];
-  steps.push_back({70});  // without the metric
+  steps.push_back({.step = 70});  // without the metric
   EXPECT_EQ(steps_to_prune(steps, 70, {.best = Best{"loss", Best::Mode::kMin, 2}}),
             (Steps{10, 30, 40, 60}));
   EXPECT_EQ(steps_to_prune(steps, 70, {.best = Best{"loss", Best::Mode::kMax, 1}}),
             (Steps{10, 20, 30, 40, 50}));
-  EXPECT_EQ(best_steps(steps, {"loss", Best::Mode::kMin, 9}), (Steps{50, 20, 40, 10, 60}));
-  EXPECT_EQ(best_steps(steps, {"accuracy", Best::Mode::kMax, 2}), Steps{});
+  Line line;
+  for (const StepInfo& step : steps) line.push_back(&step);
+  EXPECT_EQ(best_steps(line, {"loss", Best::Mode::kMin, 9}), (Steps{50, 20, 40, 10, 60}));
+  EXPECT_EQ(best_steps(line, {"accuracy", Best::Mode::kMax, 2}), Steps{});
 }
 
 TEST(Keep, YoungStepsStayAndThoseOfUnknownAge) {
-  std::vector<KeptStep> steps = every_ten(40);
-  steps[0].age = 7200;
-  steps[1].age = 3599;
+  std::vector<StepInfo> steps = every_ten(40);
+  steps[0].time = kNow - 7200;
+  steps[1].time = kNow - 3599;
   EXPECT_EQ(steps_to_prune(steps, 40, {.newer_than = 3600}), (Steps{10}));
 }
 
@@ -56,8 +73,8 @@ TEST(Keep, NothingAboveTheSavedStepIsPrunedNorTheSavedStepItself) {
 }
 
 TEST(Keep, ADuplicateOfAStepCountsOnce) {
-  std::vector<KeptStep> steps = every_ten(30);
-  steps.push_back({20});
+  std::vector<StepInfo> steps = every_ten(30);
+  steps.push_back({.step = 20});
   EXPECT_EQ(steps_to_prune(steps, 30, {.last = 2}), (Steps{10}));
 }
 

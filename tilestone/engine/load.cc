@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "tilestone/engine/load_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/empty_places_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/missing_internal.h"
@@ -164,18 +166,26 @@ class LoadByRounds::Loading {
           location_ = followed(*asked_.location, options().reading);
           check_options(options());
           threads_.emplace(thread_count(options().resources.threads));
-          return with_terms(to_bytes(host_identity()), terms_of(*location_, options()));
+          if (asked_.wanted != nullptr) empty_ = empty_places(*asked_.wanted, options());
+          const Bytes said = with_places(to_bytes(host_identity()), empty_);
+          return with_terms(said, terms_of(*location_, options()));
         },
         [&](std::vector<Bytes> hosts) {
           agree_on_terms(hosts);
+          const std::vector<std::string> empty = take_common_places(hosts);
           const ReadFor way = way_of_reading(hosts);
           set_found(find_checkpoint(location_->shared(), options().format, own_rank(),
                                     options().unmarked));
-          return ways_of(way, hosts);
+          return ways_of(way, hosts, empty);
         });
     ByteReader reader(answer, "how to read");
     way_ = static_cast<ReadFor>(reader.u8());
     ranks_here_ = reader.varint();
+    std::unordered_set<std::string> empty;
+    for (uint64_t left = reader.count(1); left > 0; --left) {
+      empty.insert(std::string(reader.string()));
+    }
+    std::erase_if(empty_, [&](const Path& path) { return !empty.contains(dotted(path)); });
   }
 
   std::optional<Error> broadcast_description(Deadline deadline) {
@@ -190,8 +200,10 @@ class LoadByRounds::Loading {
     return failed != nullptr ? std::optional(*failed) : std::nullopt;
   }
 
-  // For each rank: how to read, and the number of ranks on its host.
-  static std::vector<Bytes> ways_of(ReadFor way, const std::vector<Bytes>& hosts) {
+  // For each rank: how to read, the number of ranks on its host, and the places that are empty on
+  // all ranks.
+  static std::vector<Bytes> ways_of(ReadFor way, const std::vector<Bytes>& hosts,
+                                    const std::vector<std::string>& empty) {
     std::map<std::string_view, uint64_t> ranks;
     for (const Bytes& host : hosts) ++ranks[as_text(host)];
     std::vector<Bytes> answers;
@@ -199,6 +211,8 @@ class LoadByRounds::Loading {
       ByteWriter out;
       out.u8(static_cast<uint8_t>(way));
       out.varint(ranks.at(as_text(host)));
+      out.varint(empty.size());
+      for (const std::string& place : empty) out.string(place);
       answers.push_back(std::move(out).take());
     }
     return answers;
@@ -221,7 +235,8 @@ class LoadByRounds::Loading {
     const bool strict = asked.differences.not_in_checkpoint == Policy::kError &&
                         asked.differences.other_shape == Policy::kError &&
                         !asked.differences.not_requested;
-    const bool named = asked.subtrees.empty() && asked.complete.empty();
+    const bool named =
+        asked.subtrees.empty() && asked.complete.empty() && asked.unmade.empty() && empty_.empty();
     if (asked_.wanted == nullptr || !strict || !named) return std::nullopt;
     return asked.own_rank;
   }
@@ -289,7 +304,11 @@ class LoadByRounds::Loading {
   void look_for_items(Deadline deadline) {
     open();
     make_context({}, deadline);
-    requested_ = Requested(asked_.wanted, opened_, options(), common_state());
+    std::vector<Path> subtrees;
+    if (asked_.wanted != nullptr) {
+      subtrees = filled_places(*asked_.wanted, empty_, opened_.metadata, options(), comm_.size());
+    }
+    requested_ = Requested(asked_.wanted, opened_, options(), common_state(), subtrees);
   }
 
   // Decides what this rank reads, and from where. Reads the objects.
@@ -307,6 +326,7 @@ class LoadByRounds::Loading {
     places_->expect(transfers, objects);
     for (ObjectRead& object : objects) object.place = places_->choose(*object.stored);
     load_objects(*context_, objects, items);
+    requested_.expect_kinds();
     const bool open_few = way_ == ReadFor::kPageCache;
     own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
     return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
@@ -320,15 +340,14 @@ class LoadByRounds::Loading {
   }
 
   void make_context(const Items& items, Deadline deadline) {
+    const uint64_t bytes = wanted_bytes(items);
     const uint64_t pool = pool_share(options().resources.buffer_bytes, way_);
-    context_.emplace(ReadContext{storage(), *opened_.format, opened_.metadata,
-                                 make_pool(pool, threads_->size(), wanted_bytes(items)), *threads_,
-                                 options().checks.checksums, deadline, options().reading.cache,
-                                 warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
-    context_->device_writes->expect(wanted_bytes(items));
-    if (options().reading.cache != CachePolicy::kAuto) return;
-    const uint64_t room = cache_room(storage().available_cache(), wanted_bytes(items), ranks_here_);
-    context_->room = std::make_shared<CacheRoom>(room);
+    context_.emplace(ReadContext{
+        storage(), *opened_.format, opened_.metadata, make_pool(pool, threads_->size(), bytes),
+        *threads_, options().checks.checksums, deadline,
+        cache_policy(options().reading.cache, bytes, ranks_here_, storage().available_cache()),
+        warned_, sizes_, comm_.rank(), opened_.has_manifest_file()});
+    context_->device_writes->expect(bytes);
   }
 
   static uint64_t wanted_bytes(const Items& items) {
@@ -395,6 +414,7 @@ class LoadByRounds::Loading {
       throw Error(ErrorCode::kNotFound,
                   "the checkpoint has a tensor under this key, but an object is requested")
           .with_key(key)
+          .with_reason(Reason::kTensorStored)
           .with_hint("request an array of the tensor's dtype and shape instead");
     }
     const bool no_common = opened_.dialect->common_object().empty() || options().sharded_only;
@@ -403,6 +423,7 @@ class LoadByRounds::Loading {
                                           : "the checkpoint has this key neither in its common "
                                             "state nor as an object")
         .with_key(key)
+        .with_reason(Reason::kKeyNotStored)
         .with_hint(hint_at_missing(opened_.metadata, key));
   }
 
@@ -417,6 +438,7 @@ class LoadByRounds::Loading {
   std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   bool of_own_rank_ = false;  // description_ has only this rank's part of a rank-local checkpoint
   Opened opened_;
+  std::vector<Path> empty_;  // of the template: dicts and lists; once described: on all ranks
   Requested requested_;
   Bytes message_;  // to the coordinator, after reading
   ReadFor way_ = ReadFor::kOneself;

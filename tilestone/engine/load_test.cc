@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/format.h"

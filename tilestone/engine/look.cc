@@ -116,6 +116,8 @@ void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Sto
   info.dialect = opened.dialect->name();
   info.writer = opened.metadata.writer;
   if (opened.manifest) info.attributes = opened.manifest->attributes;
+  info.save_id = opened.metadata.save_id;
+  info.lineage = lineage_of(info.attributes);
   info.metrics = metrics_of(info.attributes);
   info.time = newest_time(seen, opened.files.names);
   look.error = find_lost_files(opened, seen.sizes);
@@ -152,8 +154,11 @@ void describe_remains(Look& look, const Error& error, const Seen& seen, Storage&
 }  // namespace
 
 Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
-  Look look{std::move(listed)};
+  Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};
   StepInfo& info = look.info;
+  read_lineage(*storage, info);
+  info.state = StepState::kUnfinished;
+  info.problem.clear();
   const Seen seen = see(*storage);
   info.is_saved_to = is_saved_to(*storage);
   info.bytes = sum_of_sizes(seen.sizes);

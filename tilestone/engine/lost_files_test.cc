@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"

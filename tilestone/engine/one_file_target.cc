@@ -1,5 +1,7 @@
 #include "tilestone/engine/one_file_target_internal.h"
 
+#include <vector>
+
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -17,12 +19,16 @@ void make_one_file(const Location& location, const WriteFile& write) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
   }
   Staging staging(location.shared(), random_save_id());
+  bool moved = false;
   try {
     staging.begin();
     const std::string made = write(staging.storage(), entry->name);
     entry->storage->rename(staging.name() + "/" + made, entry->name, false);
+    moved = true;
     entry->storage->sync_directory("");
   } catch (...) {
+    // Otherwise the file might or might not outlive a power failure, and would stand in the way.
+    if (moved) remove_files(*entry->storage, std::vector{entry->name});
     staging.abandon();
     throw;
   }

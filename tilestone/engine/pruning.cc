@@ -17,6 +17,7 @@ void Pruning::after(uint64_t saved) {
   {
     const std::lock_guard lock(mutex_);
     asked_ = saved;
+    saved_.insert(saved);
     if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   }
   changed_.notify_all();
@@ -33,8 +34,10 @@ void Pruning::serve() {
     changed_.wait(lock, [&] { return asked_ || ends_; });
     if (!asked_) return;
     const uint64_t saved = *std::exchange(asked_, std::nullopt);
+    const std::set<uint64_t> again = std::exchange(saved_, {});
     busy_ = true;
     lock.unlock();
+    std::erase_if(known_, [&](const auto& each) { return again.contains(each.second.step); });
     run_.prune(saved, keep_, known_);  // logs its failures
     lock.lock();
     busy_ = false;

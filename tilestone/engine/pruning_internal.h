@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -22,8 +23,9 @@ class Pruning {
   Pruning(const Pruning&) = delete;
   Pruning& operator=(const Pruning&) = delete;
 
-  void after(uint64_t saved);  // prunes soon, once, after the newest of the steps that were given
-  void wait();                 // until nothing is pruned and nothing was asked for
+  // Prunes soon, once, after the newest of the steps that were given, which are looked at again.
+  void after(uint64_t saved);
+  void wait();  // until nothing is pruned and nothing was asked for
 
  private:
   void serve();
@@ -34,6 +36,7 @@ class Pruning {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<uint64_t> asked_;
+  std::set<uint64_t> saved_;  // that were given since the last pruning
   bool busy_ = false;
   bool ends_ = false;
   std::thread thread_;

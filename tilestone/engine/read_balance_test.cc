@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"

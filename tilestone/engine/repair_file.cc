@@ -211,7 +211,7 @@ std::optional<uint32_t> FileMaker::crc_of(const std::vector<Stretch>& parts) {
 const ReadableFile& FileMaker::open(uint32_t file) {
   const auto found = files_.find(file);
   if (found != files_.end()) return *found->second;
-  if (files_.size() >= kMaxFiles) files_.clear();
+  if (files_.size() >= files_at_once(kMaxFiles)) files_.clear();
   return *files_.emplace(file, storage_.open(metadata_.files[file])).first->second;
 }
 

@@ -2,7 +2,6 @@
 // files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +21,7 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/engine_testing.h"
@@ -32,6 +31,7 @@
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/posix_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::repair_test {
@@ -148,28 +148,6 @@ TEST(Repair, TheMemoryForAnItemFollowsTheNumberOfItsCopies) {
   EXPECT_LE(after, before + (64u << 20));
 }
 
-// While it exists, the process may open only this many more files.
-class FewFiles {
- public:
-  explicit FewFiles(rlim_t more) {
-    getrlimit(RLIMIT_NOFILE, &before_);
-    rlim_t open = 0;
-    for ([[maybe_unused]] const auto& entry :
-         std::filesystem::directory_iterator("/proc/self/fd")) {
-      ++open;
-    }
-    rlimit fewer = before_;
-    fewer.rlim_cur = open + more;
-    setrlimit(RLIMIT_NOFILE, &fewer);
-  }
-  ~FewFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
-  FewFiles(const FewFiles&) = delete;
-  FewFiles& operator=(const FewFiles&) = delete;
-
- private:
-  rlimit before_{};
-};
-
 TEST(Repair, FilesThatItReadsDoNotAllStayOpen) {
   const engine::Opened opened = with_copies(400);
   const TempDirectory directory;
@@ -178,7 +156,7 @@ TEST(Repair, FilesThatItReadsDoNotAllStayOpen) {
   for (const std::string& name : opened.metadata.files) {
     put_file(*storage, name, ByteView(pattern_bytes(4)));
   }
-  const FewFiles few(200);
+  const FilesLeft few(60);
   engine::FileMaker maker(*storage, opened, all_files(opened));
   size_t bytes = 0;
   for (const uint32_t file : all_files(opened)) {

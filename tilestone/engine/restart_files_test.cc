@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"

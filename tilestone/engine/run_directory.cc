@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <functional>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -29,19 +30,17 @@ std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<
   for (const StepInfo& each : damaged) {
     text += fmt::format("{}{} is damaged ({})", text.empty() ? "" : "; ", each.name, each.problem);
   }
-  if (!found) return text + "; there is no older checkpoint";
+  if (!found) return text + "; there is no older checkpoint that it continues";
+  const uint64_t newest = std::max(damaged.front().step, found->step);
   return text + fmt::format("; the run continues from {}, so what it did in {} is lost",
-                            found->name, counted(damaged.front().step - found->step, "step"));
+                            found->name, counted(newest - found->step, "step"));
 }
 
 // The error about the files of a run's newest step, which does not name the step itself.
 Error about_newest(const Error& error, const std::string& name) {
   const char* const state = error.code() == ErrorCode::kIo ? "can't be read" : "is damaged";
-  Error named(error.code(), fmt::format("{} {}: {}", name, state, error.message()));
-  named.with_key(error.key()).with_file(error.file()).with_errno(error.sys_errno());
-  std::string hint = error.hint();
-  if (!hint.empty()) hint += "; ";
-  return named.with_hint(hint + "restore with fallback continues from the newest intact step");
+  return error.with_message(fmt::format("{} {}: {}", name, state, error.message()))
+      .with_advice({"restore with fallback continues from the newest intact step"});
 }
 
 // A directory without steps is taken for that of a run that begins. It may be a wrong one.
@@ -69,6 +68,48 @@ bool is_linked_folder(const Location& location) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) return false;
     return error.sys_errno() != ENOTDIR && error.sys_errno() != ELOOP;
+  }
+}
+
+bool has_folder(const RunDirectory& run, const std::string& name) {
+  const std::vector<StepInfo> listed = run.list();
+  return std::any_of(listed.begin(), listed.end(),
+                     [&](const StepInfo& each) { return each.name == name; });
+}
+
+using Names = std::vector<std::string>;
+
+bool is_among(const Names& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Looks at the steps that a run may continue from, in the order in which they count, until `take`
+// returns true: the line with the highest ordinal, the newest step first. A step that is no
+// checkpoint does not count. After a damaged one, also one of `damaged`, at which nobody looks,
+// only those follow that it continues.
+void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& damaged,
+            const std::function<bool(const engine::Look&)>& take) {
+  while (const StepInfo* tip = tip_of(steps)) {
+    const auto at = steps.begin() + (tip - steps.data());
+    bool is_damaged = is_among(damaged, at->name);
+    if (!is_damaged) {
+      engine::Look seen = engine::look_at(run.at(at->name).shared(), *at);
+      if (seen.info.state == StepState::kDurable && seen.info.lineage != at->lineage) {
+        *at = std::move(seen.info);  // a killed save had left a manifest beside the checkpoint's
+        continue;
+      }
+      const bool is_gone = seen.error && !has_folder(run, at->name);  // removed meanwhile
+      if (!is_gone && take(seen)) return;
+      is_damaged = seen.error && !is_gone;
+    }
+    if (is_damaged) {
+      std::vector<StepInfo> rest;
+      const Line line = line_of(steps, *at);
+      for (size_t i = 1; i < line.size(); ++i) rest.push_back(*line[i]);
+      steps = std::move(rest);
+    } else {
+      steps.erase(at);
+    }
   }
 }
 
@@ -173,59 +214,101 @@ std::optional<StepInfo> RunDirectory::find(uint64_t step) const {
   return found ? std::optional(look(*found)) : std::nullopt;
 }
 
-bool RunDirectory::stands(const StepInfo& step) const {
-  const std::vector<StepInfo> listed = list();
-  return std::any_of(listed.begin(), listed.end(),
-                     [&](const StepInfo& each) { return each.name == step.name; });
-}
+namespace {
 
-std::optional<StepInfo> RunDirectory::newest(bool fallback,
-                                             const std::vector<std::string>& without) const {
-  std::vector<StepInfo> listed = list();
-  std::vector<StepInfo> damaged;
-  std::optional<Error> first;  // of the newest damaged step
-  std::optional<StepInfo> found;
-  for (auto each = listed.rbegin(); each != listed.rend() && !found; ++each) {
-    if (std::find(without.begin(), without.end(), each->name) != without.end()) continue;
-    engine::Look seen = engine::look_at(at(each->name).shared(), *each);
+// What RunDirectory::newest finds.
+class Newest {
+ public:
+  Newest(const RunDirectory& run, bool fallback) : run_(run), fallback_(fallback) {}
+
+  bool take(const engine::Look& seen) {
     if (seen.info.state == StepState::kDurable) {
-      found = std::move(seen.info);
+      found_ = seen.info;
     } else if (!seen.error) {
       log(LogLevel::kWarning,
-          fmt::format("{} in {} is skipped: it is {} ({})", each->name, location_.describe(),
-                      to_string(seen.info.state), seen.info.problem));
-    } else if (stands(*each)) {  // else it was removed meanwhile
+          fmt::format("{} in {} is skipped: it is {} ({})", seen.info.name,
+                      run_.location().describe(), to_string(seen.info.state), seen.info.problem));
+    } else {
       // Whether the step is damaged is not known if it can't be read at all.
-      if (!fallback || seen.error->code() == ErrorCode::kIo) {
-        throw about_newest(*seen.error, each->name);
+      if (!fallback_ || seen.error->code() == ErrorCode::kIo) {
+        throw about_newest(*seen.error, seen.info.name);
       }
-      if (!first) first = seen.error;
-      damaged.push_back(std::move(seen.info));
+      damaged_.push_back(seen.info);
+    }
+    return found_.has_value();
+  }
+
+  // Takes those above the found step of which it is not known whether they are of its line, because
+  // they are no checkpoints yet, or because their manifests can't be read.
+  void take_unknown(const std::vector<StepInfo>& steps, const Names& damaged) {
+    if (!found_ || found_->lineage.run.empty()) return;
+    const StepInfo found = *found_;
+    for (auto each = steps.rbegin(); each != steps.rend() && each->step > found.step; ++each) {
+      if (!each->lineage.run.empty() || is_among(damaged, each->name)) continue;
+      const auto storage = run_.at(each->name).shared();
+      if (each->state != StepState::kDamaged && engine::may_be_checkpoint(*storage)) continue;
+      const engine::Look seen = engine::look_at(storage, *each);
+      const bool is_checkpoint =
+          seen.info.state == StepState::kDurable || (seen.error && !has_folder(run_, each->name));
+      if (!is_checkpoint) take(seen);
     }
   }
-  if (listed.empty()) warn_of_other_checkpoints(location_);
-  if (!damaged.empty()) {
-    const std::string text = lost_text(damaged, found) + ", in " + location_.describe();
-    if (!found) throw Error(ErrorCode::kCorrupt, text);
+
+  // `lost`: receives the names of damaged steps.
+  std::optional<StepInfo> result(std::vector<std::string>* lost) const {
+    if (damaged_.empty()) return found_;
+    const std::string text = lost_text(damaged_, found_) + ", in " + run_.location().describe();
+    if (!found_) {
+      throw Error(ErrorCode::kCorrupt, text)
+          .with_hint("a restore that names a step takes it, whatever its line");
+    }
     log(LogLevel::kWarning, text);
+    for (const StepInfo& each : damaged_) {
+      if (lost != nullptr) lost->push_back(each.name);
+    }
+    return found_;
   }
-  return found;
+
+ private:
+  const RunDirectory& run_;
+  bool fallback_;
+  std::vector<StepInfo> damaged_;
+  std::optional<StepInfo> found_;
+};
+
+}  // namespace
+
+std::vector<StepInfo> RunDirectory::list_lineages() const {
+  std::vector<StepInfo> listed = list();
+  for (StepInfo& each : listed) engine::read_lineage(at(each.name).storage(), each);
+  return listed;
+}
+
+std::optional<StepInfo> RunDirectory::newest(bool fallback, const Names& damaged,
+                                             Names* lost) const {
+  const std::vector<StepInfo> steps = list_lineages();
+  if (steps.empty()) warn_of_other_checkpoints(location_);
+  Newest newest(*this, fallback);
+  follow(*this, steps, damaged, [&](const engine::Look& seen) { return newest.take(seen); });
+  newest.take_unknown(steps, damaged);
+  return newest.result(lost);
 }
 
 std::optional<uint64_t> RunDirectory::latest() const {
-  const std::vector<StepInfo> listed = list();
-  for (auto each = listed.rbegin(); each != listed.rend(); ++each) {
-    if (look(*each).state == StepState::kDurable) return each->step;
-  }
-  return std::nullopt;
+  std::optional<uint64_t> found;
+  follow(*this, list_lineages(), {}, [&](const engine::Look& seen) {
+    if (seen.info.state == StepState::kDurable) found = seen.info.step;
+    return found.has_value();
+  });
+  return found;
 }
 
 std::optional<uint64_t> RunDirectory::best(const Best& best) const {
-  std::vector<KeptStep> durable;
-  for (const StepInfo& info : steps()) {
-    if (info.state == StepState::kDurable) durable.push_back({info.step, info.metrics});
-  }
-  const std::vector<uint64_t> found = best_steps(durable, best);
+  std::vector<StepInfo> durable = steps();
+  std::erase_if(durable, [](const StepInfo& info) { return info.state != StepState::kDurable; });
+  const StepInfo* tip = tip_of(durable);
+  if (tip == nullptr) return std::nullopt;
+  const std::vector<uint64_t> found = best_steps(line_of(durable, *tip), best);
   return found.empty() ? std::nullopt : std::optional(found.front());
 }
 

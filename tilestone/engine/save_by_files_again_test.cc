@@ -15,8 +15,8 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -72,7 +72,6 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
   const Location location(storage);
   for (const int rank : {3, 2}) {
     begin_save(row_state(rank, 4), location, by_files(rank, 4, kToken, true))
-        .stage(Payload::kLive)
         .write()
         .report();  // the result is dropped: the rank never calls publish()
   }
@@ -88,13 +87,11 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
 TEST(SaveByFilesAgain, WhoWaitsLearnsBeforeItsDeadlineThatAnotherRunWasPublished) {
   const Location location(memory_storage());
   // The other rank of this run never comes.
-  ReportedSave waiting = begin_save(row_state(0, 2), location, by_files(0, 2, "another run", true))
-                             .stage(Payload::kLive)
-                             .write()
-                             .report();
+  SteppedSave waiting =
+      begin_save(row_state(0, 2), location, by_files(0, 2, "another run", true)).write().report();
   for (const int rank : {0, 1}) save(row_state(rank, 2), location, by_files(rank, 2));
   const auto begin = Clock::now();
-  const Error error = error_of([&] { std::move(waiting).publish(); });
+  const Error error = error_of([&] { waiting.publish(); });
   EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
   expect_in("another checkpoint was published", error);
   EXPECT_LT(since(begin), 20);
@@ -124,7 +121,7 @@ TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
   for (const char* token : {kToken, "another run"}) {
     save(row_state(0, 2), location, by_files(0, 2, token));
   }
-  begin_save(row_state(1, 2), location, by_files(1, 2)).stage(Payload::kLive).write().report();
+  begin_save(row_state(1, 2), location, by_files(1, 2)).write().report();
   save(row_state(1, 2), location, by_files(1, 2, "another run"));
   EXPECT_EQ(abandon(location, {.period = 0}), head_for(2).save_id);
   ASSERT_EQ(find_unpublished(location).size(), 1u);

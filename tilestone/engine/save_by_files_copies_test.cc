@@ -7,7 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/state/metadata.h"
@@ -78,10 +78,10 @@ TEST(SaveByFilesCopies, ASessionsKeptPlanIsNoneOfASaveWithAnotherGroup) {
     SaveOptions of_rank_0 = by_files(0, kRanks);
     of_rank_0.checks.common_differs = options.checks.common_differs;
     save(state_of(0), location, of_rank_0);
-    return session.begin_save(state_of(1), location, options);
+    return begin_save(session, state_of(1), location, options);
   };
   const auto copied = [&](const SaveOptions& options) {
-    return saved(options).stage(Payload::kLive).write().report().publish().copies;
+    return saved(options).write().report().publish().copies;
   };
   EXPECT_EQ(copied(by_files(1, kRanks)), 0u);
   SaveOptions without_group = copying(1);

@@ -15,7 +15,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -297,12 +297,12 @@ TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeave
     head.world_size = 2;
     const std::string lease = engine::lease_name(head, 1);
     {
-      PlannedSave planned = begin_save(row_state(1, 2), Location(storage), by_files(1, 2));
+      SteppedSave planned = begin_save(row_state(1, 2), Location(storage), by_files(1, 2));
       EXPECT_TRUE(storage->stat(lease));
       if (receipts) {
-        WrittenSave written = std::move(planned).stage(Payload::kStaged).write();
+        SteppedSave written = planned.stage().write();
         EXPECT_TRUE(storage->stat(lease));
-        std::move(written).report();
+        written.report();
       }
     }
     EXPECT_FALSE(storage->stat(lease));

@@ -17,7 +17,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
@@ -330,9 +330,9 @@ TEST(SaveByFilesMegatron, TensorsOfTheCommonStateAreSavedAsTheyWereWhenTheyWereS
   StateDict state;
   const TensorView tensor = counting(DType::kInt64, {3}, 3);
   state["p"] = tensor;
-  StagedSave staged = begin_save(state, Location(storage), by_files(0, 1)).stage(Payload::kStaged);
+  SteppedSave staged = begin_save(state, Location(storage), by_files(0, 1)).stage();
   std::fill_n(tensor.data, tensor.bytes(), std::byte{9});
-  EXPECT_TRUE(std::move(staged).write().report().publish().published);
+  EXPECT_TRUE(staged.write().report().publish().published);
   const Value wanted = Value::dict({{"p", Value(counting(DType::kInt64, {3}, 3))}});
   EXPECT_EQ(read_torch_archive(read_file(*storage, "common.pt", UINT64_MAX)), wanted);
   EXPECT_EQ(Checkpoint::open(Location(storage)).common(), wanted);

@@ -13,7 +13,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/save.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -274,12 +274,12 @@ TEST(SaveByFiles, OfTwoProcessesOfARankTheOneWithOtherElementsFails) {
   options.by_files->wait = false;
   const StateDict first = state_of(0, 2, 3), other = state_of(0, 2, 99);
   const auto written = [&](const StateDict& state) {
-    return begin_save(state, location, options).stage(Payload::kLive).write();
+    return begin_save(state, location, options).write();
   };
-  WrittenSave twins[] = {written(first), written(first), written(other)};
-  std::move(twins[0]).report().publish();
-  std::move(twins[1]).report().publish();
-  EXPECT_THAT([&] { std::move(twins[2]).report(); },
+  SteppedSave twins[] = {written(first), written(first), written(other)};
+  twins[0].report().publish();
+  twins[1].report().publish();
+  EXPECT_THAT([&] { twins[2].report(); },
               testing::ThrowsMessage<Error>(testing::HasSubstr("other elements (key w)")));
   save(state_of(1, 2, 3), location, by_files(1, 2));
   expect_state(location, 2, 3);

@@ -12,7 +12,7 @@
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -90,20 +90,19 @@ TEST(SaveProcesses, AChildOfForkNeitherGoesOnWithASaveNorEndsIt) {
     SaveOptions options = by_files(0, 1, true);
     if (!files) options.by_files.reset();
     const StateDict state = row_state(solo(), 4);
-    PlannedSave planned = begin_save(state, location, options);
-    expect_nothing_from_children<PlannedSave>(planned, [](PlannedSave&& save) {
-      static_cast<void>(std::move(save).stage(Payload::kStaged));
-    });
-    StagedSave staged = std::move(planned).stage(Payload::kStaged);
-    expect_nothing_from_children<StagedSave>(
-        staged, [](StagedSave&& save) { static_cast<void>(std::move(save).write()); });
-    WrittenSave written = std::move(staged).write();
-    expect_nothing_from_children<WrittenSave>(
-        written, [](WrittenSave&& save) { static_cast<void>(std::move(save).report()); });
-    ReportedSave reported = std::move(written).report();
-    expect_nothing_from_children<ReportedSave>(
-        reported, [](ReportedSave&& save) { static_cast<void>(std::move(save).publish()); });
-    EXPECT_TRUE(std::move(reported).publish().published);
+    SteppedSave planned = begin_save(state, location, options);
+    expect_nothing_from_children<SteppedSave>(
+        planned, [](SteppedSave&& save) { static_cast<void>(save.stage()); });
+    SteppedSave staged = planned.stage();
+    expect_nothing_from_children<SteppedSave>(
+        staged, [](SteppedSave&& save) { static_cast<void>(save.write()); });
+    SteppedSave written = staged.write();
+    expect_nothing_from_children<SteppedSave>(
+        written, [](SteppedSave&& save) { static_cast<void>(save.report()); });
+    SteppedSave reported = written.report();
+    expect_nothing_from_children<SteppedSave>(
+        reported, [](SteppedSave&& save) { static_cast<void>(save.publish()); });
+    EXPECT_TRUE(reported.publish().published);
     expect_whole(location, 4, 1);
   }
 }
@@ -168,7 +167,7 @@ TEST(SaveProcesses, ARankOfASessionThatIsKilledGoesOnWithASessionOfTheSameToken)
     SaveOptions options;
     options.timeout = 30;
     const StateDict state = state_of(1, 2);
-    WrittenSave written = one.begin_save(state, second, options).stage(Payload::kStaged).write();
+    SteppedSave written = begin_save(one, state, second, options).stage().write();
     ::raise(SIGKILL);
     return 2;
   });

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
 
 namespace tilestone {
@@ -63,6 +64,11 @@ void SaveInSteps::run_step(const std::function<void()>& step) {
     is_over_ = true;
     throw;
   }
+}
+
+uint64_t SaveInSteps::items() const {
+  const Assignment& mine = share().assignment;
+  return mine.chunks.size() + mine.objects.size();
 }
 
 void SaveInSteps::plan(const MadeRequest& request) {
@@ -128,9 +134,9 @@ std::unique_ptr<SaveInSteps> planned_save(const SaveCall& call, const MadeReques
 
 }  // namespace
 
-PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request) {
+std::unique_ptr<SaveInSteps> begin_in_steps(const SaveCall& call, const MadeRequest& request) {
   try {
-    return PlannedSave(planned_save(call, request));
+    return planned_save(call, request);
   } catch (...) {
     rethrow_cause();
   }
@@ -149,76 +155,9 @@ SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request) {
 
 }  // namespace engine
 
-using engine::SaveInSteps;
-
-SaveStep::SaveStep(std::unique_ptr<SaveInSteps> save) : save_(std::move(save)) {}
-SaveStep::SaveStep(SaveStep&& other) noexcept = default;
-SaveStep& SaveStep::operator=(SaveStep&& other) noexcept = default;
-SaveStep::~SaveStep() = default;
-
-const SaveInSteps& SaveStep::open() const {
-  if (save_ != nullptr) return *save_;
-  throw Error(ErrorCode::kInvalidArgument,
-              "this step of the save is over: the next step was already taken");
-}
-
-const std::string& SaveStep::save_id() const { return open().share().save_id; }
-uint64_t SaveStep::bytes() const { return open().share().bytes(); }
-uint64_t SaveStep::items() const {
-  const Assignment& mine = open().share().assignment;
-  return mine.chunks.size() + mine.objects.size();
-}
-
-std::unique_ptr<SaveInSteps> SaveStep::take(const char* step) {
-  if (save_ != nullptr) return std::move(save_);
-  throw Error(ErrorCode::kInvalidArgument,
-              std::string(step) + " was called on a step of the save that was already taken")
-      .with_hint("call each step once, on the object that the previous step returned");
-}
-
-StagedSave PlannedSave::stage(Payload payload) && {
-  auto save = take("stage");
-  try {
-    if (payload == Payload::kStaged) save->stage();
-  } catch (...) {
-    rethrow_cause();
-  }
-  return StagedSave(std::move(save));
-}
-
-WrittenSave StagedSave::write() && {
-  auto save = take("write");
-  try {
-    save->write();
-  } catch (...) {
-    rethrow_cause();
-  }
-  return WrittenSave(std::move(save));
-}
-
-ReportedSave WrittenSave::report() && {
-  auto save = take("report");
-  try {
-    save->report();
-  } catch (...) {
-    rethrow_cause();
-  }
-  return ReportedSave(std::move(save));
-}
-
-SaveResult ReportedSave::publish() && {
-  const auto save = take("publish");
-  try {
-    return save->publish();
-  } catch (...) {
-    rethrow_cause();
-  }
-}
-
-PlannedSave begin_save(const StateDict& state, const Location& location,
-                       const SaveOptions& options) {
-  return engine::begin_in_steps({location, options, engine::deadline_of(options)},
-                                engine::RequestView{&state, &location, &options});
+SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options) {
+  return engine::save_in_a_row({location, options, engine::deadline_of(options)},
+                               engine::RequestView{&state, &location, &options});
 }
 
 }  // namespace tilestone

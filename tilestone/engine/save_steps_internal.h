@@ -1,4 +1,4 @@
-// The steps of a save, independent of how the ranks meet.
+// A save in steps, independent of how the ranks meet: the same files, errors and rounds as save().
 #pragma once
 
 #include <functional>
@@ -28,9 +28,16 @@ struct SaveCall {
   std::shared_ptr<LazyStaging> lazy = nullptr;      // only of saves in the background
 };
 
-// One save in progress. The destructor gives the save up if it has not ended. In a child process of
-// fork() the save still belongs to the parent: each step throws Error(kUnsupported), and the
-// destructor changes nothing.
+// One save in progress. A step that fails ends it, as a failed save() does. The destructor gives
+// the save up if it has not ended: the data files that this rank has written are removed, and the
+// other ranks end with Error(kInterrupted) and this rank's number. By files this holds only until
+// the rank has reported; a save that was given up can be completed by making it again (see
+// ByFiles::token), and a reported one needs nothing more from this rank.
+//
+// Used by one thread at a time. With a communicator all ranks must begin, report and publish
+// together, and no other save or load of this process may use the group until the save has ended.
+// In a child process of fork() the save still belongs to the parent: each step throws
+// Error(kUnsupported), and the destructor changes nothing.
 class SaveInSteps {
  public:
   // Throws what the constructors of SavingByRounds and SavingByFiles throw.
@@ -40,13 +47,22 @@ class SaveInSteps {
   SaveInSteps& operator=(const SaveInSteps&) = delete;
 
   // Call each once, in this order; stage() may be left out.
+  // After it values and objects are the save's own; tensors are views of the caller's memory.
   void plan(const MadeRequest& request);
-  void stage(const std::shared_ptr<LazyStaging>& lazy = nullptr);
+  // Copies the tensors that this rank writes, including those inside objects.
+  void stage(const std::shared_ptr<LazyStaging>& lazy);
+  // Writes this rank's data files and makes them durable. A failure is kept, and report() throws
+  // it. An interrupt, or an exception from a progress callback, may be thrown by either call.
   void write();
+  // With a communicator, if any rank failed to write, every rank throws the same Error.
   void report();
   SaveResult publish();
 
   const SaveShare& share() const { return planned().share; }
+  // What this rank writes: chunks of tensors, and objects, without copies; and the bytes of the
+  // tensors' elements, with copies. 0 if its part was already saved before (by files).
+  uint64_t items() const;
+  uint64_t bytes() const { return share().bytes(); }
 
  private:
   using Saving = std::variant<SavingByRounds, SavingByFiles>;
@@ -68,8 +84,8 @@ class SaveInSteps {
   bool is_over_ = false;
 };
 
-// Takes the first step of a save.
-PlannedSave begin_in_steps(const SaveCall& call, const MadeRequest& request);
+// Takes the first step of a save. `call` and `request` may be destroyed when this returns.
+std::unique_ptr<SaveInSteps> begin_in_steps(const SaveCall& call, const MadeRequest& request);
 // Takes all steps, without staging.
 SaveResult save_in_a_row(const SaveCall& call, const MadeRequest& request);
 

@@ -1,5 +1,5 @@
 // A save in steps: with a communicator and by files.
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save_steps_testing.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -115,27 +115,27 @@ std::vector<std::string> each_rank(Way way, int ranks,
 TEST(SaveSteps, TakenApartTheyWriteTheFilesOfASaveAndWhatWasStagedIsSavedAsItWas) {
   for (const Way way : {Way::kRounds, Way::kFiles}) {
     std::vector<std::shared_ptr<Storage>> storages;
-    for (const std::optional<Payload> payload :
-         {std::optional<Payload>(), {Payload::kLive}, {Payload::kStaged}}) {
+    for (const char* how : {"in a row", "live", "staged"}) {
       storages.push_back(memory_storage());
       const auto thrown = each_rank(way, 2, [&](const Communicator& comm, SaveOptions options) {
         Model model(comm);
-        if (!payload) {
+        const bool stages = std::string(how) == "staged";
+        if (std::string(how) == "in a row") {
           save(model.state, storages.back(), options);
           return;
         }
-        PlannedSave planned = begin_save(model.state, storages.back(), options);
+        SteppedSave planned = begin_save(model.state, storages.back(), options);
         options = {};
         const uint64_t bytes = planned.bytes();
         EXPECT_GE(bytes, sizeof(float) * (8 + kLarge));
         EXPECT_GE(planned.items(), 2u);
-        StagedSave staged = std::move(planned).stage(*payload);
-        if (payload == Payload::kStaged) model.forget();
+        SteppedSave staged = stages ? planned.stage() : std::move(planned);
+        if (stages) model.forget();
         EXPECT_EQ(staged.bytes(), bytes);
-        WrittenSave written = std::move(staged).write();
+        SteppedSave written = staged.write();
         model.forget();
-        ReportedSave reported = std::move(written).report();
-        const SaveResult result = std::move(reported).publish();
+        SteppedSave reported = written.report();
+        const SaveResult result = reported.publish();
         EXPECT_TRUE(result.published);
         EXPECT_GE(result.bytes_written, bytes);
       });
@@ -161,9 +161,9 @@ TEST(SaveSteps, TensorsInsideOfObjectsAreStagedToo) {
     state["common"] = object;
     SaveOptions options = options_of(Way::kRounds, solo());
     options.dialect = dialect;
-    StagedSave staged = begin_save(state, storage, options).stage(Payload::kStaged);
+    SteppedSave staged = begin_save(state, storage, options).stage();
     std::memset(inner.data, 0, inner.bytes());
-    std::move(staged).write().report().publish();
+    staged.write().report().publish();
     const auto expect_inner = [&](const Value& found) {
       EXPECT_EQ(elements(found.items()[0].as_tensor()),
                 elements(counting(DType::kFloat32, {4}, kFirst)));
@@ -180,15 +180,15 @@ TEST(SaveSteps, TensorsInsideOfObjectsAreStagedToo) {
 // Takes the first `steps` steps, then destroys the save.
 void save_up_to(int steps, const StateDict& state, const Location& location,
                 const SaveOptions& options) {
-  PlannedSave planned = begin_save(state, location, options);
+  SteppedSave planned = begin_save(state, location, options);
   if (steps == 0) return;
-  StagedSave staged = std::move(planned).stage(Payload::kStaged);
+  SteppedSave staged = planned.stage();
   if (steps == 1) return;
-  WrittenSave written = std::move(staged).write();
+  SteppedSave written = staged.write();
   if (steps == 2) return;
-  ReportedSave reported = std::move(written).report();
+  SteppedSave reported = written.report();
   if (steps == 3) return;
-  std::move(reported).publish();
+  reported.publish();
 }
 
 TEST(SaveSteps, WithACommunicatorADroppedSaveEndsOnAllRanksAndLeavesNoCheckpointAndNoData) {
@@ -260,33 +260,15 @@ TEST(SaveSteps, ByFilesADroppedSaveIsReportedAndCompletedByMakingItAgain) {
   }
 }
 
-TEST(SaveSteps, AStepIsTakenOnceAndInItsOrder) {
-  const auto storage = memory_storage();
-  PlannedSave planned = begin_save(row_state(solo(), kFirst), storage);
-  EXPECT_GT(planned.bytes(), 0u);
-  StagedSave staged = std::move(planned).stage(Payload::kLive);
-  expect_error([&] { std::move(planned).stage(Payload::kLive); }, ErrorCode::kInvalidArgument,
-               "stage was called on a step of the save that was already taken");
-  expect_error([&] { planned.bytes(); }, ErrorCode::kInvalidArgument,
-               "this step of the save is over");
-  WrittenSave written = std::move(staged).write();
-  expect_error([&] { std::move(staged).write(); }, ErrorCode::kInvalidArgument, "write was called");
-  ReportedSave reported = std::move(written).report();
-  expect_error([&] { std::move(written).report(); }, ErrorCode::kInvalidArgument, "report was");
-  std::move(reported).publish();
-  expect_error([&] { std::move(reported).publish(); }, ErrorCode::kInvalidArgument, "publish was");
-  expect_rows(storage, kFirst, 1);
-}
-
 // A group in a save can't begin another one. A save that is destroyed lets the next one begin.
 TEST(SaveSteps, ASecondSaveOfTheGroupIsRefusedWhileOneIsOnItsWay) {
   const auto storage = memory_storage();
   const auto texts = failures(2, [&](const Communicator& comm) {
     const StateDict state = row_state(comm, kFirst);
-    PlannedSave planned = begin_save(state, storage, options_of(Way::kRounds, comm));
+    SteppedSave planned = begin_save(state, storage, options_of(Way::kRounds, comm));
     expect_error([&] { save(state, storage, options_of(Way::kRounds, comm)); },
                  ErrorCode::kInvalidArgument, "the same group");
-    std::move(planned).stage(Payload::kLive).write().report().publish();
+    planned.write().report().publish();
   });
   EXPECT_THAT(texts, Each(std::string()));
   expect_rows(storage, kFirst, 2);
@@ -300,9 +282,8 @@ TEST(SaveSteps, AWriteThatFailedOnOneRankIsReportedToAll) {
         options.progress = [](const Progress&) { throw Error(ErrorCode::kIo, "no disk"); };
       }
       const StateDict state = row_state(comm, kFirst);
-      WrittenSave written =
-          begin_save(state, storage, options).stage(Payload::kStaged).write();  // does not throw
-      std::move(written).report().publish();
+      SteppedSave written = begin_save(state, storage, options).stage().write();  // does not throw
+      written.report().publish();
     });
     EXPECT_THAT(texts, Each(HasSubstr("no disk"))) << static_cast<int>(way);
     EXPECT_THROW(Checkpoint::open(Location(storage)), Error);

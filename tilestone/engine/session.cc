@@ -18,6 +18,7 @@
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/saved_state_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone {
@@ -131,20 +132,14 @@ SaveOptions Session::completed(const SaveOptions& options, const Location& locat
 void Session::report_earlier(AsyncOptions::InFlight policy, const SaveOptions& options,
                              const Deadline& deadline) {
   if (kept_->parts->take_earlier_reported()) kept_->async.forget();
-  engine::InFlight mine = kept_->async.look(policy, deadline);
-  // With a communicator it travels in the save's first message.
-  if (!options.by_files) return kept_->parts->set_earlier(std::move(mine), kept_->async.outcome());
-  const engine::AfterEarlier after = engine::consider({mine});
+  const std::optional<engine::EarlierSave> last = kept_->async.last(policy);
+  // With a communicator the ranks wait together, once they have met.
+  if (!options.by_files) return kept_->parts->set_earlier(last);
+  if (last && last->waits) last->durable->wait(deadline);
+  const engine::AfterEarlier after = engine::consider({last ? last->look() : engine::InFlight()});
   if (after.way != engine::AfterEarlier::Way::kRefuse) kept_->async.forget();
   if (after.warning) log(LogLevel::kWarning, *after.warning);
   if (after.error) throw *after.error;
-}
-
-PlannedSave Session::begin_save(const StateDict& state, const Location& location,
-                                const SaveOptions& options) {
-  const SaveOptions all = completed(options, location);
-  return engine::OfSession::begin_save(*this, location, all, engine::deadline_of(all),
-                                       engine::RequestView{&state, &location, &all});
 }
 
 SaveResult Session::save(const StateDict& state, const Location& location,
@@ -216,9 +211,9 @@ SaveResult OfSession::save(Session& session, const Location& location, const Sav
   return save_in_a_row({location, all, deadline, session.kept_->parts}, request);
 }
 
-PlannedSave OfSession::begin_save(Session& session, const Location& location,
-                                  const SaveOptions& options, Deadline deadline,
-                                  const MadeRequest& request) {
+std::unique_ptr<SaveInSteps> OfSession::begin_save(Session& session, const Location& location,
+                                                   const SaveOptions& options, Deadline deadline,
+                                                   const MadeRequest& request) {
   const SaveOptions all = session.completed(options, location);
   session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
   return begin_in_steps({location, all, deadline, session.kept_->parts}, request);
@@ -237,6 +232,18 @@ AsyncSave OfSession::async_save(Session& session, const Location& location,
     static_cast<void>(kept.parts->take_earlier_reported());
     kept.async.put(save);
     return AsyncSave(std::move(save));
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+std::string OfSession::difference(Session& session, const Location& location,
+                                  const SaveOptions& options, Deadline deadline,
+                                  const MadeRequest& request) {
+  try {
+    const SaveOptions all = session.completed(options, location);
+    session.report_earlier(AsyncOptions::InFlight::kWait, all, deadline);
+    return difference_from_saved({location, all, deadline, session.kept_->parts}, request);
   } catch (...) {
     rethrow_cause();
   }

@@ -31,7 +31,7 @@ namespace engine {
 struct OfSession;
 }  // namespace engine
 
-// One rank's session. Used by one thread at a time. Saves in steps may outlive it. If an
+// One rank's session. Used by one thread at a time. If an
 // asynchronous save is in flight whose handle is gone, the destructor waits for it. With a
 // communicator, all ranks construct the session together and make their calls together.
 class Session {
@@ -56,8 +56,6 @@ class Session {
   // sets it if it is not set.
   SaveResult save(const StateDict& state, const Location& location,
                   const SaveOptions& options = {});
-  PlannedSave begin_save(const StateDict& state, const Location& location,
-                         const SaveOptions& options = {});
   // One asynchronous save of a session is in flight at a time: see AsyncOptions::in_flight. The
   // session's other saves wait for it, and throw or log its failure if nobody has asked for its
   // result.
@@ -70,7 +68,7 @@ class Session {
   // same save. A failed save counts as well.
   ByFiles by_files(const Location& location);
 
-  // Prepares the memory into which PlannedSave::stage() copies such a state, so that the first save
+  // Prepares the memory into which async_save() copies such a state, so that the first save
   // takes no longer than later ones. Returns its size in bytes: what this rank wrote when it last
   // saved a state of this structure, else what it would write by rule; without the tensors that
   // async.max_staged_bytes excludes. Each rank may call this on its own.

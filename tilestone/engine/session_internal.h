@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
@@ -16,6 +17,8 @@
 
 namespace tilestone::engine {
 
+class SaveInSteps;
+
 struct OfSession {
   // As the session's constructor. A rank whose arguments are invalid passes its error in `failed`,
   // and every rank throws it.
@@ -27,13 +30,18 @@ struct OfSession {
   // is that of the request.
   static SaveResult save(Session& session, const Location& location, const SaveOptions& options,
                          Deadline deadline, const MadeRequest& request);
-  static PlannedSave begin_save(Session& session, const Location& location,
-                                const SaveOptions& options, Deadline deadline,
-                                const MadeRequest& request);
+  // A save in steps, which may outlive the session.
+  static std::unique_ptr<SaveInSteps> begin_save(Session& session, const Location& location,
+                                                 const SaveOptions& options, Deadline deadline,
+                                                 const MadeRequest& request);
   static AsyncSave async_save(Session& session, const Location& location,
                               const SaveOptions& options, const AsyncOptions& async,
                               Deadline deadline, const MadeRequest& request,
                               const std::shared_ptr<LazyStaging>& lazy = nullptr);
+  // difference_from_saved() with the checkpoint at `location`.
+  static std::string difference(Session& session, const Location& location,
+                                const SaveOptions& options, Deadline deadline,
+                                const MadeRequest& request);
 };
 
 }  // namespace tilestone::engine

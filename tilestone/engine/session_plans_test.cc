@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/sanitized_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/plan_cache_internal.h"

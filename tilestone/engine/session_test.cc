@@ -8,9 +8,10 @@
 #include <filesystem>
 #include <limits>
 
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/session_parts_internal.h"
+#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -184,8 +185,8 @@ TEST(Session, ByFilesRanksCountTheirSavesByLocation) {
   run_ranks(2, [&](const Communicator& comm) {
     Session session(comm.rank(), comm.size(), "a run of a test");
     const StateDict state = row_state(comm, 3);
-    EXPECT_TRUE(session.begin_save(state, at[2], within_seconds())
-                    .stage(Payload::kStaged)
+    EXPECT_TRUE(begin_save(session, state, at[2], within_seconds())
+                    .stage()
                     .write()
                     .report()
                     .publish()
@@ -241,9 +242,9 @@ TEST(Session, PreparedMemoryIsEnoughForWhatIsSaved) {
   const uint64_t bytes = session.prepare(state);
   EXPECT_GE(bytes, 32u + 24u);
   for (const Location& location : at) {
-    PlannedSave planned = session.begin_save(state, location, within_seconds());
+    SteppedSave planned = begin_save(session, state, location, within_seconds());
     EXPECT_LE(planned.bytes(), bytes);
-    std::move(planned).stage(Payload::kStaged).write().report().publish();
+    planned.stage().write().report().publish();
     expect_rows(location, 4, 1);
   }
 }
@@ -252,14 +253,13 @@ TEST(Session, PreparedMemoryIsEnoughForWhatIsSaved) {
 TEST(Session, ASaveOnItsWayKeepsWhatItStaged) {
   const std::vector<Location> at = memory_locations(2);
   Session session(0, 1, "a run of a test");
-  StagedSave first =
-      session.begin_save(row_state(solo(), 4), at[0], within_seconds()).stage(Payload::kStaged);
-  session.begin_save(row_state(solo(), 9), at[1], within_seconds())
-      .stage(Payload::kStaged)
+  SteppedSave first = begin_save(session, row_state(solo(), 4), at[0], within_seconds()).stage();
+  begin_save(session, row_state(solo(), 9), at[1], within_seconds())
+      .stage()
       .write()
       .report()
       .publish();
-  std::move(first).write().report().publish();
+  first.write().report().publish();
   expect_rows(at[0], 4, 1);
   expect_rows(at[1], 9, 1);
 }

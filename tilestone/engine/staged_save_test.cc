@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/unpublished.h"

@@ -24,6 +24,7 @@
 #include "tilestone/engine/look_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/index.h"
+#include "tilestone/format/manifest.h"
 
 namespace tilestone {
 namespace {
@@ -126,9 +127,9 @@ bool has_note(Storage& folder) {
   });
 }
 
-double seconds_since(double time) {
+double seconds_now() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count() - time;
+  return std::chrono::duration<double>(now).count();
 }
 
 // Runs `work`, and logs its failure.
@@ -194,15 +195,28 @@ void RunDirectory::remove_remains(uint64_t below) const {
 std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo>& known) const {
   std::vector<StepInfo> durable;
   std::map<std::string, StepInfo> still;
-  for (const StepInfo& listed : list()) {
+  for (const StepInfo& listed : list_lineages()) {
     const auto found = known.find(listed.name);
-    StepInfo info = found == known.end() ? look(listed) : found->second;
+    // A step may have been saved anew. Another program's checkpoint has no manifest.
+    const bool is_known =
+        found != known.end() && (listed.save_id.empty() || listed.save_id == found->second.save_id);
+    StepInfo info = is_known ? found->second : look(listed);
     if (info.state != StepState::kDurable) continue;
     still.emplace(info.name, info);
     durable.push_back(std::move(info));
   }
   known = std::move(still);
   return durable;
+}
+
+// Unless it was saved anew since it was looked at.
+Removed RunDirectory::remove_seen(const StepInfo& seen) const {
+  return StepRemoval(location_.shared(), seen.name).run([&](Storage& folder) {
+    StepInfo now;
+    engine::read_lineage(folder, now);
+    return now.save_id.empty() || !may_have_manifest(seen.save_id) ||
+           folder.stat(manifest_name(seen.save_id)).has_value();
+  });
 }
 
 std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
@@ -222,15 +236,13 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
     location_.storage().sync_directory("");
     const std::map<std::string, StepInfo> before = known;
     const std::vector<StepInfo> durable = durable_steps(known);
-    std::vector<KeptStep> steps;
+    const auto tip = std::find_if(durable.begin(), durable.end(),
+                                  [&](const StepInfo& each) { return each.name == newest->name; });
+    if (tip == durable.end()) return;  // it was removed meanwhile
+    const auto superseded = steps_to_prune(durable, *tip, keep, seconds_now());
     for (const StepInfo& info : durable) {
-      steps.push_back({info.step, info.metrics});
-      if (info.time) steps.back().age = seconds_since(*info.time);
-    }
-    const std::vector<uint64_t> superseded = steps_to_prune(steps, saved, keep);
-    for (const StepInfo& info : durable) {
-      if (std::binary_search(superseded.begin(), superseded.end(), info.step)) {
-        if (remove(info.name) == Removed::kNow) removed.push_back(info.step);
+      if (std::find(superseded.begin(), superseded.end(), &info) != superseded.end()) {
+        if (remove_seen(info) == Removed::kNow) removed.push_back(info.step);
       } else if (!before.contains(info.name) && !info.is_link) {
         remove_replaced(info.name);
       }

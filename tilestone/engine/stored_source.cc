@@ -88,9 +88,9 @@ StoredSource::StoredSource(std::shared_ptr<Storage> storage, Opened opened,
     : storage_(std::move(storage)),
       opened_(std::move(opened)),
       interrupt_(options.interrupt),
-      cache_(options.reading.cache),
+      cache_(cache_policy(options.reading.cache, opened_.metadata.tensor_bytes(), 1,
+                          storage_->available_cache())),
       verify_checksums_(options.checks.checksums),
-      room_(std::make_shared<CacheRoom>(cache_room(storage_->available_cache(), 0, 1))),
       buffers_(make_pool(kBuffers, thread_count(options.resources.threads),
                          opened_.metadata.tensor_bytes())),
       threads_(thread_count(options.resources.threads)) {}
@@ -106,7 +106,6 @@ ReadContext StoredSource::context() const {
                       cache_,
                       warned_};
   context.has_manifest = opened_.has_manifest_file();
-  context.room = room_;
   return context;
 }
 

@@ -101,7 +101,6 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   const std::shared_ptr<const Interrupt> interrupt_;
   const CachePolicy cache_;
   const bool verify_checksums_;
-  const std::shared_ptr<CacheRoom> room_;
   const std::shared_ptr<BufferPool> buffers_;
   const std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   mutable ThreadPool threads_;

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/load.h"
 #include "tilestone/engine/save.h"

@@ -474,6 +474,7 @@ class Verifier {
     report.short_files = std::move(plan_.short_files);
     std::sort(report.short_files.begin(), report.short_files.end(),
               [](const ShortFile& a, const ShortFile& b) { return a.file < b.file; });
+    report.notes = context_.metadata.notes;
     report.seconds = seconds;
     return report;
   }

@@ -172,6 +172,9 @@ class Format {
   // nullopt: nothing more. The range must lie inside the file. Error(kCorrupt, kUnsafe,
   // kUnsupported).
   virtual std::optional<ProbeRange> next_part(const std::string& name, const FileParts& read) const;
+  // Whether a file of this name may hold pieces of tensors, whose other pieces are in files of such
+  // names beside it.
+  virtual bool may_hold_pieces(std::string_view) const { return false; }
   // The index files that each rank wrote for itself in torch's rank-local mode, a subset of
   // index_files(). A save over such a checkpoint removes them once its own index is published.
   virtual std::vector<std::string> rank_local_files(std::span<const std::string> names) const;

@@ -19,9 +19,8 @@ constexpr uint64_t kChecksumSize = 8;
 constexpr size_t kMaxSaveIdSize = 200;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
-constexpr uint64_t kSmallestSum = 18;    // bytes of an encoded IndexSum
-constexpr uint64_t kManifestStart = 20;  // bytes: magic, version and the size of the head
-constexpr uint64_t kSmallestRange = 9;   // bytes of an encoded ReceiptRange
+constexpr uint64_t kSmallestSum = 18;   // bytes of an encoded IndexSum
+constexpr uint64_t kSmallestRange = 9;  // bytes of an encoded ReceiptRange
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -287,6 +286,18 @@ Manifest Manifest::decode(ByteView bytes, const std::string& file) {
   return with_file(file, [&] {
     return version_of(bytes) == kWithoutTable ? decode_without_table(bytes)
                                               : decode_with_table(bytes);
+  });
+}
+
+uint64_t manifest_head_bytes(ByteView start, const std::string& file) {
+  return with_file(
+      file, [&] { return version_of(start) == kWithoutTable ? UINT64_MAX : head_bytes(start); });
+}
+
+ManifestHead decode_manifest_head(ByteView bytes, const std::string& file) {
+  return with_file(file, [&]() -> ManifestHead {
+    if (version_of(bytes) == kWithoutTable) return decode_without_table(bytes);
+    return decode_head(bytes).head;
   });
 }
 

@@ -54,6 +54,13 @@ struct Manifest : ManifestHead {
   static Manifest decode(ByteView bytes, const std::string& file);
 };
 
+// The head alone, for who wants no receipt. `start`: at least the first kManifestStart bytes, or
+// the whole file. Returns how many bytes of the file decode_manifest_head() takes; of a version
+// without a head of its own UINT64_MAX, for the whole file.
+inline constexpr uint64_t kManifestStart = 20;
+uint64_t manifest_head_bytes(ByteView start, const std::string& file);
+ManifestHead decode_manifest_head(ByteView bytes, const std::string& file);
+
 std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.manifest"
 // False for a save id that can't be part of a file name; another program's metadata may name one.
 bool may_have_manifest(std::string_view save_id);

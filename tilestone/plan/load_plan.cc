@@ -20,14 +20,16 @@ namespace {
 constexpr size_t kIndexedChunks = 64;
 constexpr size_t kIndexedPieces = 4;
 
-std::string hint_for(const Metadata& metadata, const std::string& key) {
-  if (metadata.find_object(key) != nullptr) return "the checkpoint has an object under this key";
+Hint hint_for(const Metadata& metadata, const std::string& key) {
+  if (metadata.find_object(key) != nullptr) {
+    return {{"the checkpoint has an object under this key"}};
+  }
   std::string hint;
   for (const std::string& other : similar_keys(metadata, key)) {
     hint += (hint.empty() ? "did you mean \"" : "\", \"") + other;
   }
-  return (hint.empty() ? "the checkpoint has no similar key" : hint + "\"?") +
-         std::string("; differences.not_in_checkpoint = kReport loads the others");
+  return {{hint.empty() ? "the checkpoint has no similar key" : hint + "\"?"},
+          {"", "differences.not_in_checkpoint", "report", " loads the others"}};
 }
 
 void check_match(const TensorItem& item, const StoredTensor& stored,
@@ -41,17 +43,20 @@ void check_match(const TensorItem& item, const StoredTensor& stored,
                 "the checkpoint has " + described(stored.dtype, stored.shape) + ", but " +
                     described(item.dtype, item.global_shape) + " is wanted" + none)
         .with_key(item.key)
-        .with_hint(convertible && fits ? "cast = true converts the dtype" : "");
+        .with_reason(Reason::kDtypeDiffers)
+        .with_hint(convertible && fits ? Hint{{"", "cast", "true", " converts the dtype"}}
+                                       : Hint());
   }
   if (fits) return;
+  const Advice leaves{"", "differences.other_shape", "report", " leaves the tensor as it is"};
   throw Error(ErrorCode::kMismatch, "the checkpoint has global shape " + to_string(stored.shape) +
                                         ", but " + to_string(item.global_shape) + " is wanted")
       .with_key(item.key)
-      .with_hint(
-          same_dims
-              ? "a ShardedTensor with allow_shape_mismatch = true reads the common part and "
-                "zero-fills the rest; differences.other_shape = kReport leaves the tensor as it is"
-              : "differences.other_shape = kReport leaves the tensor as it is");
+      .with_reason(Reason::kShapeDiffers)
+      .with_hint(same_dims ? Hint{{"a ShardedTensor with ", "allow_shape_mismatch", "true",
+                                   " reads the common part and zero-fills the rest"},
+                                  leaves}
+                           : Hint{leaves});
 }
 
 // A chunk of the tensor that shares elements with the wanted box.
@@ -237,8 +242,12 @@ LoadPlan plan_load(std::span<const TensorItem> wanted, const Metadata& metadata,
     const bool follows = next < metadata.tensors.size() && metadata.tensors[next].key == item.key;
     const StoredTensor* stored = follows ? &metadata.tensors[next] : metadata.find_tensor(item.key);
     if (stored == nullptr) {
+      const StoredObject* object = metadata.find_object(item.key);
+      if (object != nullptr) expect_supported(*object);
       throw Error(ErrorCode::kNotFound, "the tensor is not in the checkpoint")
           .with_key(item.key)
+          .with_reason(metadata.find_object(item.key) != nullptr ? Reason::kObjectStored
+                                                                 : Reason::kKeyNotStored)
           .with_hint(hint_for(metadata, item.key));
     }
     check_match(item, *stored, options);

@@ -134,4 +134,11 @@ std::string similar_keys_hint(const Metadata& metadata, std::string_view key) {
   return hint;
 }
 
+void expect_supported(const StoredObject& object) {
+  if (object.unsupported.empty()) return;
+  throw Error(ErrorCode::kUnsupported, "can't read " + object.unsupported)
+      .with_key(object.key)
+      .with_hint("leave this key out; all others can be read");
+}
+
 }  // namespace tilestone

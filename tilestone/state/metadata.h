@@ -117,7 +117,13 @@ struct StoredObject {
   // What ranks wrote as copies of the object but has different content. Only verify reads these.
   std::vector<ItemLocation> unlike = {};
   uint32_t order = 0;  // its position among the leaves of the tree; 0 if that is not known
+  // What it is instead of an object, if Tilestone can't read it: "a tensor of dtype F6_E2M3, shape
+  // [4]". "": it is an object.
+  std::string unsupported = {};
 };
+
+// Throws Error(kUnsupported), naming the key, if the object can't be read.
+void expect_supported(const StoredObject& object);
 
 // A copy of a chunk's elements, in an item of another file.
 struct StoredCopy {
@@ -151,8 +157,10 @@ class Metadata {
   std::map<std::string, Attributes, std::less<>> attributes;  // by tensor key; from the manifest
   TreeKeys dict_keys;                                         // from the manifest
   std::string save_id;                                        // "" if the writer has no save ids
-  std::string writer;       // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
-  std::string dialect;      // "pytorch", "megatron"
+  std::string writer;   // "Tilestone 0.1.0", "PyTorch (torch_dist 1.0.0)", ...
+  std::string dialect;  // "pytorch", "megatron"
+  // What the files hold that the checkpoint does not have, or leaves open; to be shown.
+  std::vector<std::string> notes;
   bool rank_local = false;  // each rank wrote its own metadata (torch's use_collectives=False)
 
   // Sorts tensors and objects for find_tensor() and find_object(). Call it after filling. Throws

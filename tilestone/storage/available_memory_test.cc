@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tilestone/storage/available_memory_internal.h"
+#include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::available_memory_test {
@@ -58,6 +59,12 @@ TEST(AvailableMemory, InAContainerTheMountsLimitCounts) {
   EXPECT_EQ(v1.mib(), 80u);
   v1.put("/sys/fs/cgroup/memory/memory.usage_in_bytes", 400);
   EXPECT_EQ(v1.mib(), 0u);
+}
+
+TEST(AvailableMemory, IsWhatAStorageAndItsChildrenSay) {
+  const auto storage = posix_storage(testing::TempDir());
+  EXPECT_GT(storage->available_cache(), 0u);
+  EXPECT_GT(storage->child("a")->available_cache(), 0u);
 }
 
 }  // namespace tilestone::available_memory_test

@@ -18,6 +18,7 @@ class OneFile final : public Storage {
   ReadCosts read_costs() const override { return directory_->read_costs(); }
   uint64_t available_cache() override { return directory_->available_cache(); }
   std::string describe() const override { return directory_->describe() + "/" + name_; }
+  StorageEntry entry() const { return {directory_, name_}; }
 
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     if (name != name_) {
@@ -67,6 +68,11 @@ class OneFile final : public Storage {
 
 std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name) {
   return std::make_shared<OneFile>(std::move(directory), std::move(name));
+}
+
+std::optional<StorageEntry> entry_of_one_file(const Storage& storage) {
+  const auto* const file = dynamic_cast<const OneFile*>(&storage);
+  return file == nullptr ? std::nullopt : std::optional(file->entry());
 }
 
 }  // namespace tilestone

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tilestone/storage/storage.h"
@@ -11,5 +12,8 @@ namespace tilestone {
 // `name`: of a file directly in `directory`. For reading only: whatever would make, change or
 // remove a file is Error(kAlreadyExists), because the location is a file and can't be a directory.
 std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name);
+
+// The directory and the name of the file of such a storage; nullopt: it is another storage.
+std::optional<StorageEntry> entry_of_one_file(const Storage& storage);
 
 }  // namespace tilestone

@@ -38,7 +38,7 @@ TEST(PosixCache, WhatIsThereIsTakenFromItThoughTheFileSystemHidesIt) {
     const TempDirectory directory;
     const auto system = std::make_shared<HidingSystem>();
     PosixOptions options;
-    options.write_cache = PosixOptions::Cache::kBuffered;
+    options.direct_write = UINT64_MAX;
     const auto storage = posix_storage(directory.path(), options, system);
     const Bytes bytes = pattern_bytes(4u << 20);
     put_file(*storage, "f", bytes);
@@ -59,7 +59,7 @@ TEST(PosixCache, WhatIsFoundThereNeedsNoTrial) {
   const auto system = std::make_shared<HidingSystem>();
   system->hides = false;
   PosixOptions options;
-  options.write_cache = PosixOptions::Cache::kBuffered;
+  options.direct_write = UINT64_MAX;
   const auto storage = posix_storage(directory.path(), options, system);
   put_file(*storage, "f", pattern_bytes(1u << 20));
   read_file(*storage, "f", 1u << 20);

@@ -14,6 +14,7 @@
 #include "tilestone/base/error_testing.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/posix_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::posix_directories_test {
@@ -308,6 +309,10 @@ TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval)
   deeper->make_directory("");
   put_file(*deeper, "g", as_bytes("in x"));
   EXPECT_TRUE(held->stands());
+  {
+    const FilesLeft none(0);
+    expect_error([&] { held->stands(); }, ErrorCode::kIo, "Too many open files");
+  }
   storage().exchange_directories("x", "y");
   EXPECT_FALSE(held->stands());
   EXPECT_TRUE(x->stands() && x->held()->stands());

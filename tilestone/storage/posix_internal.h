@@ -20,41 +20,9 @@ namespace tilestone {
 // Direct I/O requires this alignment, in bytes, of memory addresses, file offsets and sizes.
 inline constexpr uint64_t kAlignment = BufferPool::kAlignment;
 
-// The smallest file that is written, and the smallest range that is read, by direct I/O.
-inline constexpr uint64_t kDirectWrite = 1u << 20;  // bytes
-inline constexpr uint64_t kDirectRead = 16u << 10;  // bytes
-
 // A storage that makes its system calls through `system`, for tests.
 std::shared_ptr<Storage> posix_storage(const std::string& root, const PosixOptions& options,
                                        std::shared_ptr<System> system);
-
-// Chooses how to read uncached ranges: directly or through the page cache. Which one is faster
-// depends on the machine: direct reads can be up to ten times as fast, or a third slower. A large
-// read tries both. The first kWindow bytes are read directly, the next kWindow bytes through the
-// page cache. It keeps using the cache while each window is at least kClearly times as fast as the
-// direct one. The first slower window makes the storage read directly for the rest of its life.
-// The choice affects only the speed. Thread-safe. Times are in seconds since any fixed moment.
-class ReadChoice {
- public:
-  static constexpr uint64_t kWindow = 64u << 20;               // bytes
-  static constexpr uint64_t kWorthTrying = uint64_t{2} << 30;  // bytes; smaller reads try nothing
-  static constexpr double kClearly = 1.15;  // how many times as fast the page cache must be
-
-  // Call when a batch of `bytes` begins.
-  void begin(uint64_t bytes);
-  bool pick_direct();  // whether to read the next uncached block directly
-  void started(bool direct, double now);
-  void finished(uint64_t bytes, bool direct, double now);
-
- private:
-  enum class Phase : uint8_t { kUntried, kDirect, kDraining, kCached, kDone };
-  std::mutex mutex_;
-  Phase phase_ = Phase::kUntried;
-  uint64_t bytes_ = 0;           // finished in this window
-  std::optional<double> since_;  // when the window began; empty: set when its first block starts
-  double direct_rate_ = 0;       // bytes per second
-  uint64_t direct_under_way_ = 0;
-};
 
 class PosixContext;
 
@@ -101,10 +69,6 @@ class PosixContext {
   System& system() { return *system_; }
   const std::shared_ptr<System>& shared_system() const { return system_; }
 
-  ReadChoice& read_choice() { return own_->read_choice; }
-  // Whether CachePolicy::kAuto keeps. Known after the first trial (keep_trial_internal.h).
-  TrialResult& keeping() { return keeping_; }
-
   // Whether the file system can exchange two directories. Known after the first trial.
   TrialResult& exchange() { return exchange_; }
   // Like System::cached_bytes. It also works on file systems (overlayfs) whose open files do not
@@ -136,7 +100,6 @@ class PosixContext {
 
  private:
   struct Own {
-    ReadChoice read_choice;
     std::mutex mutex;
     std::vector<std::unique_ptr<IoQueue>> idle;
     bool uring = true;  // false: the kernel has refused io_uring
@@ -145,7 +108,7 @@ class PosixContext {
   PosixRoot root_;
   PosixOptions options_;
   std::shared_ptr<System> system_;
-  TrialResult exchange_, pages_hidden_, keeping_;
+  TrialResult exchange_, pages_hidden_;
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 

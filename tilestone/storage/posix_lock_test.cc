@@ -10,6 +10,7 @@
 #include "tilestone/base/host.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/posix_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::posix_lock_test {
@@ -41,6 +42,25 @@ TEST(PosixLock, GoesWithItsObjectThoughAForkedChildLives) {
   lock.reset();
   EXPECT_FALSE(storage->is_locked("lock"));
   EXPECT_NE(storage->try_lock("lock"), nullptr);
+}
+
+// "nullptr" would say that another holds it.
+TEST(PosixLock, AProcessThatCanOpenNoMoreFilesGetsAnErrorThatNamesTheLimit) {
+  const TempDirectory folder;
+  const auto storage = posix_storage(folder.path());
+  storage->try_lock("lock");
+  int failed = 0;
+  for (int left = 0; left < 4; ++left) {
+    const FilesLeft few(left);
+    try {
+      EXPECT_NE(storage->try_lock("lock"), nullptr) << left;
+    } catch (const Error& error) {
+      ++failed;
+      EXPECT_EQ(error.sys_errno(), EMFILE);
+      EXPECT_THAT(error.hint(), testing::HasSubstr("at most 128 open files"));
+    }
+  }
+  EXPECT_GE(failed, 2);
 }
 
 TEST(PosixLock, TheFileSaysWhoHoldsItAndSinceWhen) {

@@ -182,9 +182,7 @@ TEST_P(PosixNames, ALargeFileOfTheHubsCacheIsReadDirectly) {
   const Bytes bytes = pattern_bytes(3u << 20);
   put_file(*posix_storage(hub.models), "blobs/large", bytes);
   fs::create_symlink("../../blobs/large", hub.snapshot + "/large");
-  PosixOptions direct;
-  direct.read_cache = PosixOptions::Cache::kDirect;
-  const auto storage = posix_storage(hub.snapshot, direct, std::make_shared<OldSystem>(GetParam()));
+  const auto storage = posix_storage(hub.snapshot, {}, std::make_shared<OldSystem>(GetParam()));
   EXPECT_TRUE(same_bytes(read_file(*storage, "large", bytes.size()), bytes));
 }
 

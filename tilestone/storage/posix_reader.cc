@@ -9,8 +9,7 @@
 //     faster. Plain reads would get small folios and no read-ahead, because the file is opened for
 //     random access. The call that does it waits for the disk, so helper threads make it for
 //     several blocks at a time. In other ops the worker asks the kernel for several blocks in
-//     advance, so that the disk has work. With CachePolicy::kAuto these are the blocks for which
-//     there is room, unless a trial has shown that this is slower (keep_trial_internal.h).
+//     advance, so that the disk has work.
 //   - Any other small block is read through the page cache by the queue.
 //   - Any other large block is read by direct I/O. If the file range and the memory have the same
 //     alignment, it is read into the target. Otherwise an aligned range that includes it is read
@@ -34,7 +33,6 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
-#include "tilestone/storage/keep_trial_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_batch_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -111,7 +109,6 @@ class ReadWorker {
       if (!waiting_.has_value()) return false;
       if (!start(*waiting_)) return true;
       waiting_.reset();
-      keeps_.reset();
     }
     return true;
   }
@@ -124,8 +121,7 @@ class ReadWorker {
     if (!targeted && !get_buffer(buffer)) return false;
     if (copied_from_cache(block, buffer)) return true;
     const bool resident = block.size() == 0 || in_page_cache(block);
-    if (!resident && !keeps_) keeps_ = batch_.keeps(block) && !bypasses_cache();
-    if (!resident && *keeps_) {
+    if (!resident && batch_.keeps()) {
       if (!targeted || !batch_.wants_large_folios(block)) return ask(block);
       populate(block);
       return true;
@@ -245,20 +241,13 @@ class ReadWorker {
   }
 
   bool wants_direct(const PartialRead& block) {
-    const auto cache = context_.options().read_cache;
-    if (cache == PosixOptions::Cache::kBuffered) return false;
-    if (cache == PosixOptions::Cache::kAuto) {
-      if (block.size() < kDirectRead) return false;
-      const bool either = batch_.options().cache == CachePolicy::kBypass;
-      if (either && !context_.read_choice().pick_direct()) return false;
-    }
-    return file(block).direct_fd() >= 0;
+    return block.size() >= context_.options().direct_read && file(block).direct_fd() >= 0;
   }
 
   // Reads a small block if all of it is in the page cache, else returns false. The system call
   // neither waits nor starts I/O.
   bool copied_from_cache(const PartialRead& block, const Buffer& buffer) {
-    if (block.size() == 0 || block.size() >= kSmallBlock || bypasses_cache()) return false;
+    if (block.size() == 0 || block.size() >= kSmallBlock) return false;
     std::byte* const data = buffer ? buffer.data() : place(block);
     const ssize_t n =
         context_.system().read_cached(file(block).fd(), data, block.size(), block.begin);
@@ -270,13 +259,8 @@ class ReadWorker {
     return true;
   }
 
-  // kDirect reads from the disk even if the bytes are cached.
-  bool bypasses_cache() const {
-    return context_.options().read_cache == PosixOptions::Cache::kDirect;
-  }
-
   bool in_page_cache(const PartialRead& block) {
-    return !bypasses_cache() && block.size() >= kSmallBlock && is_cached(block);
+    return block.size() >= kSmallBlock && is_cached(block);
   }
 
   bool is_cached(const PartialRead& block) {
@@ -326,7 +310,6 @@ class ReadWorker {
 
   void submit_new(ReadSlot& slot) {
     if (queue_ == nullptr) queue_ = context_.take_queue();
-    context_.read_choice().started(slot.direct, context_.system().seconds());
     submit(slot);
   }
 
@@ -350,9 +333,7 @@ class ReadWorker {
       submit(slot);
       return;
     }
-    const bool direct = slot.direct;
-    context_.read_choice().finished(slot.block.size(), direct, context_.system().seconds());
-    if (result.result == -EINVAL && direct) {
+    if (result.result == -EINVAL && slot.direct) {
       context_.note_no_direct(EINVAL);
       file(slot.block).forget_direct();
     } else if (result.result < 0) {
@@ -414,9 +395,7 @@ class ReadWorker {
   // and nobody could keep them alive.
   void drain() noexcept {
     for (; under_way_ > 0; --under_way_) {
-      ReadSlot& slot = slots_[queue_->wait().tag];
-      context_.read_choice().finished(0, slot.direct, context_.system().seconds());
-      slot = ReadSlot();
+      slots_[queue_->wait().tag] = ReadSlot();
     }
   }
 
@@ -426,7 +405,6 @@ class ReadWorker {
   std::vector<ReadSlot> slots_;
   size_t under_way_ = 0;
   std::optional<PartialRead> waiting_;  // the block that waits for a buffer
-  std::optional<bool> keeps_;           // whether to leave it in the page cache, if known yet
   std::deque<PartialRead> asked_;       // blocks that the kernel was asked for, oldest first
   std::vector<std::optional<PartialRead>> populated_;  // blocks that the populator reads, by tag
   size_t populating_ = 0;                              // how many
@@ -447,26 +425,6 @@ void run(ReadBatch& batch) {
   } else if (workers == 1) {
     work(0);
   }
-}
-
-// Finds out whether to keep, unless that is known. Reads some of the batch meanwhile.
-bool find_whether_to_keep(ReadBatch& batch) {
-  PosixContext& context = batch.context();
-  if (const std::optional<bool> known = context.keeping().get()) return *known;
-  KeepTrial trial(workers_of(batch));
-  const CacheRoom* const room = batch.options().room;
-  if (room == nullptr || room->left() < trial.worth_trying()) return true;
-  if (batch.bytes() < trial.worth_trying() || batch.cold_bytes() < trial.worth_trying())
-    return true;
-  while (!trial.verdict() && batch.begin_window(trial.window())) {
-    batch.set_keeping(trial.keeps());
-    const double begin = context.system().seconds();
-    run(batch);
-    const double time = context.system().seconds() - begin;
-    trial.measured(batch.end_window(), batch.window_bytes(), time);
-  }
-  if (trial.verdict()) context.keeping().set(*trial.verdict());
-  return trial.verdict().value_or(true);
 }
 
 }  // namespace
@@ -491,7 +449,6 @@ int PosixReadable::direct_fd() const {
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done) {
   ReadBatch batch(context, ops, options, &done);
-  if (options.cache == CachePolicy::kAuto) batch.set_keeping(find_whether_to_keep(batch));
   run(batch);
 }
 

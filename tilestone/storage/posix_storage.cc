@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/available_memory_internal.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -24,20 +25,28 @@ double seconds_of(const timespec& time) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+// Whether a name was not opened because nothing has it. Any other error leaves that open.
+bool is_absence(int error) { return error == ENOENT || error == ENOTDIR; }
+
+// Whether both are the same file. `own` may be of a file that its server has removed.
+bool is_same(int own, int other, const std::string& path) {
+  struct stat a, b;
+  if (::fstat(own, &a) != 0) {
+    if (errno == ESTALE) return false;
+    fail_errno("cannot stat an open file", path, errno);
+  }
+  if (::fstat(other, &b) != 0) fail_errno("cannot stat an open file", path, errno);
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 class PosixStorage : public Storage {
  public:
   explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
 
   bool can(StorageCapability what) override {
-    if (what == StorageCapability::kSharedCache) {
-      return context_->options().read_cache != PosixOptions::Cache::kDirect;
-    }
-    return posix_can_exchange(*context_);
+    return what == StorageCapability::kSharedCache || posix_can_exchange(*context_);
   }
-  uint64_t available_cache() override {
-    const bool cached = can(StorageCapability::kSharedCache);
-    return cached ? context_->system().available_memory() : 0;
-  }
+  uint64_t available_cache() override { return available_memory(); }
   std::string describe() const override { return context_->root(); }
   uint64_t max_name_bytes() const override {
     // PATH_MAX counts the NUL at the end.
@@ -60,12 +69,10 @@ class PosixStorage : public Storage {
     if (!fd)
       fail_errno("cannot open a file", context_->path_of(name), errno == ENOTDIR ? ENOENT : errno);
     const uint64_t size = expect_regular(fd.get(), name);
-    if (context_->options().read_cache != PosixOptions::Cache::kBuffered) {
-      // No read-ahead: callers know what they need. Pages that are still being read count as
-      // cached, so read-ahead would make the following ranges use the page cache too. This is only
-      // advice, so a failure is ignored.
-      ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
-    }
+    // No read-ahead: callers know what they need. Pages that are still being read count as cached,
+    // so read-ahead would make the following ranges use the page cache too. This is only advice, so
+    // a failure is ignored.
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
     return std::make_unique<PosixReadable>(context_, name, std::move(fd), size);
   }
 
@@ -76,7 +83,6 @@ class PosixStorage : public Storage {
   }
 
   uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
-    if (!can(StorageCapability::kSharedCache)) return 0;
     for (ReadOp op : ops) {
       op.target = nullptr;
       check(op, options);
@@ -163,11 +169,13 @@ class PosixStorage : public Storage {
     check_read_op(op, options, file != nullptr && &file->context() == context_.get());
   }
 
+  // Whether the name is still that of the open file.
   bool is_at(int fd, const std::string& name) const {
     const UniqueFd now = context_->open_at_root(name, O_PATH | O_NOFOLLOW);
-    struct stat own, found;
-    return now && ::fstat(fd, &own) == 0 && ::fstat(now.get(), &found) == 0 &&
-           own.st_dev == found.st_dev && own.st_ino == found.st_ino;
+    if (!now && !is_absence(errno)) {
+      fail_errno("cannot look at a file", context_->path_of(name), errno);
+    }
+    return now && is_same(fd, now.get(), context_->path_of(name));
   }
 
   [[noreturn]] void refuse_irregular(const std::string& name) const {
@@ -289,7 +297,6 @@ PosixContext::PosixContext(PosixRoot root, const PosixOptions& options,
         .with_file(path);
   }
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  if (options.calls == PosixOptions::Calls::kUring) give_back(take_queue());
 }
 
 std::unique_ptr<IoQueue> PosixContext::take_queue() {
@@ -300,16 +307,12 @@ std::unique_ptr<IoQueue> PosixContext::take_queue() {
     own.idle.pop_back();
     return queue;
   }
-  if (own.uring && options_.calls != PosixOptions::Calls::kPlain) {
+  if (own.uring) {
     int error = 0;
     auto queue = system_->uring_queue(options_.queue_depth, error);
     if (queue != nullptr) return queue;
-    const std::string why = "io_uring is not available";
-    if (options_.calls == PosixOptions::Calls::kUring) {
-      throw Error(ErrorCode::kUnsupported, why).with_errno(error);
-    }
-    log_once(LogLevel::kWarning,
-             why + ": " + std::strerror(error) + "; using plain system calls instead");
+    log_once(LogLevel::kWarning, std::string("io_uring is not available: ") + std::strerror(error) +
+                                     "; using plain system calls instead");
     own.uring = false;
   }
   return make_thread_queue(*system_, options_.queue_depth);
@@ -372,9 +375,8 @@ UniqueFd PosixContext::try_open_root() const {
 bool PosixContext::stands() const {
   if (root_.held_from == nullptr) return true;
   const UniqueFd now = root_.held_from->try_open_root();
-  struct stat held, found;
-  return now && ::fstat(root_.held.get(), &held) == 0 && ::fstat(now.get(), &found) == 0 &&
-         held.st_dev == found.st_dev && held.st_ino == found.st_ino;
+  if (!now && !is_absence(errno)) fail_errno("cannot open a directory", root(), errno);
+  return now && is_same(root_.held.get(), now.get(), root());
 }
 
 UniqueFd PosixContext::open_at_root(const std::string& name, int flags, unsigned mode) const {

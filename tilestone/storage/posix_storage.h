@@ -10,10 +10,6 @@
 namespace tilestone {
 
 struct PosixOptions {
-  // kAuto: io_uring if the kernel allows it, else plain system calls. kUring: Error(kUnsupported)
-  // if the kernel does not allow it.
-  enum class Calls { kAuto, kUring, kPlain };
-  enum class Cache { kAuto, kDirect, kBuffered };
   // Which regular files may be read through a symbolic link that leads out of the root. Links that
   // stay inside the root are always followed, and so are absolute links to files inside it. Nothing
   // is ever written, renamed or removed through a link that leads out.
@@ -22,13 +18,11 @@ struct PosixOptions {
            // layout of the Hugging Face hub's cache
     kAll,  // all files; only for a root whose creator is trusted as much as the reader
   };
-  Calls calls = Calls::kAuto;
-  // kAuto writes large files by direct I/O, and small files and all files on FUSE in order through
-  // the page cache. It reads cached ranges from the page cache and the rest by direct I/O. kDirect
-  // is only a request: if the file system refuses O_DIRECT (tmpfs), the page cache is used, and a
-  // warning is logged once.
-  Cache write_cache = Cache::kAuto;
-  Cache read_cache = Cache::kAuto;
+  // The smallest file that is written, and the smallest range that is read, by direct I/O (bytes).
+  // Small ones, files on FUSE and ranges that are cached pass through the page cache, and so does
+  // everything where the file system refuses O_DIRECT (tmpfs), which is logged once.
+  uint64_t direct_write = 1u << 20;
+  uint64_t direct_read = 16u << 10;
   unsigned queue_depth = 8;  // most requests in progress per written file and per reading thread
   Links links = Links::kHub;
 };

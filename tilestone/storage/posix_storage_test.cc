@@ -18,8 +18,6 @@
 namespace tilestone::posix_storage_test {
 
 namespace fs = std::filesystem;
-using Calls = PosixOptions::Calls;
-using Cache = PosixOptions::Cache;
 using Names = std::vector<std::string>;
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -30,7 +28,7 @@ TEST(PosixStorage, LargeReadsGoStraightWhereFileAndMemoryAreAlignedAlike) {
   const Bytes bytes = pattern_bytes(size);
   const TempDirectory directory;
   const auto storage =
-      posix_storage(directory.path(), {Calls::kAuto, Cache::kAuto, Cache::kDirect});
+      posix_storage(directory.path(), {.direct_read = 0}, std::make_shared<ColdSystem>(true));
   put_file(*storage, "f", bytes);
   const auto file = storage->open("f");
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
@@ -75,7 +73,7 @@ TEST(PosixStorage, AFailedCloseOrDirectorySyncIsAnError) {
 }
 
 TEST(PosixStorage, AReadErrorNamesRangeAndFileAndEndsTheBatch) {
-  FailingDisk disk({Calls::kPlain, Cache::kAuto, Cache::kBuffered, 2});
+  FailingDisk disk({.direct_read = UINT64_MAX});
   put_file(*disk.storage, "f", pattern_bytes(4 * kMiB));
   const auto file = disk.storage->open("f");
   disk.system->read_error = EIO;
@@ -93,9 +91,10 @@ TEST(PosixStorage, AReadErrorNamesRangeAndFileAndEndsTheBatch) {
 }
 
 TEST(PosixStorage, AFileThatShrankWhileOpenIsCorrupt) {
-  for (const Cache cache : {Cache::kDirect, Cache::kBuffered}) {
+  for (const uint64_t direct : {uint64_t{0}, UINT64_MAX}) {
     const TempDirectory directory;
-    const auto storage = posix_storage(directory.path(), {.read_cache = cache});
+    const auto storage = posix_storage(directory.path(), {.direct_read = direct},
+                                       std::make_shared<ColdSystem>(true));
     put_file(*storage, "f", pattern_bytes(3 * kMiB));
     const auto file = storage->open("f");
     ASSERT_EQ(::truncate((directory.path() + "/f").c_str(), kMiB + 5), 0);
@@ -108,19 +107,9 @@ TEST(PosixStorage, AFileThatShrankWhileOpenIsCorrupt) {
   }
 }
 
-TEST(PosixStorage, IoUringAskedForByNameMustBeThere) {
-  const TempDirectory directory;
-  expect_error(
-      [&] {
-        posix_storage(directory.path(), {.calls = Calls::kUring},
-                      std::make_shared<FailingSystem>());
-      },
-      ErrorCode::kUnsupported, "io_uring");
-}
-
 TEST(PosixStorage, ManyFilesShareAPoolSmallerThanTheirQueues) {
   const TempDirectory directory;
-  const auto storage = posix_storage(directory.path(), {.write_cache = Cache::kDirect});
+  const auto storage = posix_storage(directory.path(), {.direct_write = 0});
   const auto pool = BufferPool::create(3 * kMiB, kMiB);
   ThreadPool threads(4);
   threads.parallel_for(6, [&](size_t i) {
@@ -174,8 +163,8 @@ TEST(PosixStorage, ARealFullDiskIsReportedAndOldFilesStay) {
     return;
   }
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
-  for (const Cache cache : {Cache::kAuto, Cache::kDirect, Cache::kBuffered}) {
-    const auto storage = posix_storage(disk.path(), {.write_cache = cache});
+  for (const uint64_t direct : {uint64_t{0}, PosixOptions().direct_write, UINT64_MAX}) {
+    const auto storage = posix_storage(disk.path(), {.direct_write = direct});
     if (!storage->stat("old")) put_file(*storage, "old", as_bytes("old"));
     for (const uint64_t expected : {uint64_t{0}, uint64_t{8 * kMiB}}) {
       const auto file = storage->create("big", expected);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -12,12 +13,41 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
+
+// The real system, with or without io_uring, on which nothing is in the page cache: what may be
+// read directly is.
+class ColdSystem : public System {
+ public:
+  explicit ColdSystem(bool uring) : uring_(uring) {}
+  ssize_t read_cached(int, void*, size_t, uint64_t) override {
+    errno = EAGAIN;
+    return -1;
+  }
+  int cached_bytes(int, uint64_t, uint64_t, uint64_t& bytes) override {
+    bytes = 0;
+    return 0;
+  }
+  int resident_bytes(int, uint64_t, uint64_t, uint64_t& bytes) override {
+    bytes = 0;
+    return 0;
+  }
+  std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error) override {
+    if (uring_) return System::uring_queue(depth, error);
+    error = EPERM;
+    return nullptr;
+  }
+
+ private:
+  const bool uring_;
+};
 
 // The real system with a disk of `room` bytes and with failures that a test requests. It uses the
 // queue over threads, so that all reads and writes go through this class.
@@ -110,6 +140,25 @@ struct PhasedMemory {
   }
   Bytes owner;
   MutableByteView view;
+};
+
+// While it exists, this process can have 128 files open, and open `left` more.
+class FilesLeft {
+ public:
+  explicit FilesLeft(int left) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{128, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    while (UniqueFd fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}) taken_.push_back(std::move(fd));
+    for (; left > 0; --left) taken_.pop_back();
+  }
+  ~FilesLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  FilesLeft(const FilesLeft&) = delete;
+  FilesLeft& operator=(const FilesLeft&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> taken_;
 };
 
 // Appends `count` buffers of `size` bytes of the value 1, 2, ...

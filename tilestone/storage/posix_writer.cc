@@ -130,13 +130,10 @@ class PosixWriter : public WritableFile {
   // Decides how to write the file. Called before the first bytes are written.
   void choose(uint64_t size) {
     chosen_ = true;
-    const auto cache = context_->options().write_cache;
     // FUSE file systems over object stores accept a file's bytes only in order. Direct writes, of
     // which several are in progress at a time, would break that order.
-    const bool wanted = cache == PosixOptions::Cache::kDirect ||
-                        (cache == PosixOptions::Cache::kAuto && size >= kDirectWrite &&
-                         !context_->system().is_fuse(fd_.get()));
-    direct_ = wanted && context_->make_direct(fd_.get());
+    direct_ = size >= context_->options().direct_write && !context_->system().is_fuse(fd_.get()) &&
+              context_->make_direct(fd_.get());
     if (direct_ && expected_size_ > 0) reserve();
   }
 

@@ -9,14 +9,13 @@
 
 namespace tilestone::posix_writes_test {
 
-using Calls = PosixOptions::Calls;
-using Cache = PosixOptions::Cache;
+constexpr PosixOptions kDirect{.direct_write = 0};
 
 constexpr size_t kMiB = size_t{1} << 20;
 const Deadline kNever = Deadline::never();
 
 TEST(PosixWrites, ADirectWriteThatDoesNotFitSaysHowMuchAndWhere) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 4});
+  FailingDisk disk(kDirect);
   disk.system->room = 0;
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const auto file = disk.storage->create("full");
@@ -34,8 +33,8 @@ TEST(PosixWrites, ADirectWriteThatDoesNotFitSaysHowMuchAndWhere) {
 }
 
 TEST(PosixWrites, ADiskThatFillsUpInTheMiddleOfAFileIsReportedAtTheRightOffset) {
-  for (const Cache cache : {Cache::kDirect, Cache::kBuffered}) {
-    FailingDisk disk({Calls::kPlain, cache, Cache::kAuto, 2});
+  for (const uint64_t direct : {uint64_t{0}, UINT64_MAX}) {
+    FailingDisk disk({.direct_write = direct});
     disk.system->room = 2 * kMiB + 8192;
     const auto pool = BufferPool::create(4 * kMiB, kMiB);
     const auto file = disk.storage->create("full");
@@ -49,7 +48,7 @@ TEST(PosixWrites, ADiskThatFillsUpInTheMiddleOfAFileIsReportedAtTheRightOffset) 
 }
 
 TEST(PosixWrites, AFullDiskIsFoundOutBeforeALargeFileIsWritten) {
-  FailingDisk disk({Calls::kPlain, Cache::kAuto, Cache::kAuto, 2});
+  FailingDisk disk;
   disk.system->reserve_error = ENOSPC;
   const auto pool = BufferPool::create(2 * kMiB, kMiB);
   const auto file = disk.storage->create("f", 100 * kMiB);
@@ -72,7 +71,7 @@ TEST(PosixWrites, RoomThatWasReservedTooMuchIsGivenBack) {
 
 // A file system would run direct writes that lengthen a file one after the other.
 TEST(PosixWrites, NoDirectWriteLengthensAFileThatHasRoomReserved) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  FailingDisk disk(kDirect);
   disk.system->reserve_error = 0;
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const Bytes bytes = pattern_bytes(3 * kMiB);
@@ -89,7 +88,7 @@ TEST(PosixWrites, NoDirectWriteLengthensAFileThatHasRoomReserved) {
 }
 
 TEST(PosixWrites, WhatAReservationThatFailedHasLengthenedIsCut) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  FailingDisk disk(kDirect);
   disk.system->reserve_error = 0;
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const auto file = disk.storage->create("f", 2 * kMiB);
@@ -101,7 +100,7 @@ TEST(PosixWrites, WhatAReservationThatFailedHasLengthenedIsCut) {
 }
 
 TEST(PosixWrites, AfterAShortDirectWriteTheNextOneIsAligned) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  FailingDisk disk(kDirect);
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   disk.system->most_written = 3 * kMiB / 10;  // in the middle of a page
   const auto file = disk.storage->create("f", 3 * kMiB);
@@ -118,7 +117,7 @@ TEST(PosixWrites, AfterAShortDirectWriteTheNextOneIsAligned) {
 }
 
 TEST(PosixWrites, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  FailingDisk disk(kDirect);
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const Bytes bytes = pattern_bytes(3 * kMiB);
   PhasedMemory kept(2 * kMiB, 0);
@@ -133,7 +132,7 @@ TEST(PosixWrites, KeptMemoryIsWrittenDirectlyWhereItIsAligned) {
 }
 
 TEST(PosixWrites, AFailedWriteOfKeptMemoryIsReported) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 2});
+  FailingDisk disk(kDirect);
   disk.system->room = kMiB;
   PhasedMemory kept(2 * kMiB, 0);
   const auto file = disk.storage->create("f");
@@ -169,7 +168,7 @@ TEST(PosixWrites, FilesOfFuseAreWrittenInOrder) {
 }
 
 TEST(PosixWrites, WritesThatTheFileSystemRefusesToDoDirectlyGoThroughThePageCache) {
-  FailingDisk disk({Calls::kPlain, Cache::kDirect, Cache::kAuto, 4});
+  FailingDisk disk(kDirect);
   disk.system->direct_write_error = EINVAL;
   const auto pool = BufferPool::create(8 * kMiB, kMiB);
   const auto file = disk.storage->create("f");
@@ -184,7 +183,7 @@ TEST(PosixWrites, WritesThatTheFileSystemRefusesToDoDirectlyGoThroughThePageCach
 }
 
 TEST(PosixWrites, LargeFilesAreWrittenDirectlyAndSmallOnesThroughThePageCache) {
-  FailingDisk disk({Calls::kPlain, Cache::kAuto, Cache::kAuto, 4});
+  FailingDisk disk;
   const auto pool = BufferPool::create(8 * kMiB, kMiB);
   put_file(*disk.storage, "small", pattern_bytes(10'000));
   EXPECT_EQ(disk.system->direct_writes, 0);

@@ -40,50 +40,13 @@ ReadBatch::ReadBatch(PosixContext& context, std::span<const ReadOp> ops, const R
     const uint64_t blocks = blocks_of(ops[i]);
     remaining_[i].store(blocks, std::memory_order_relaxed);
     first_block_.push_back(first_block_.back() + blocks);
-    bytes_ += ops[i].size;
   }
-  limit_ = blocks();
-  if (options.cache == CachePolicy::kBypass) context.read_choice().begin(bytes_);
-}
-
-bool ReadBatch::keeps(const PartialRead& block) {
-  cold_.fetch_add(block.size(), std::memory_order_relaxed);
-  if (options_.cache != CachePolicy::kAuto) return options_.cache == CachePolicy::kKeep;
-  return keeping_ && options_.room != nullptr && options_.room->take(block.size());
-}
-
-uint64_t ReadBatch::cold_bytes() {
-  uint64_t cold = 0;
-  for (const ReadOp& op : ops_) {
-    uint64_t cached = 0;
-    const int fd = static_cast<const PosixReadable&>(*op.file).fd();
-    if (op.size > 0 && context_.cached_bytes(fd, op.offset, op.size, cached) != 0) cached = 0;
-    cold += op.size - std::min(cached, op.size);
-  }
-  return cold;
-}
-
-bool ReadBatch::begin_window(uint64_t bytes) {
-  const uint64_t first = std::min(next_.load(std::memory_order_relaxed), blocks());
-  next_ = first;
-  window_bytes_ = 0;
-  cold_ = 0;
-  for (limit_ = first; limit_ < blocks() && window_bytes_ < bytes; ++limit_) {
-    window_bytes_ += block(limit_).size();
-  }
-  return limit_ > first;
-}
-
-uint64_t ReadBatch::end_window() {
-  next_ = limit_;
-  limit_ = blocks();
-  return cold_;
 }
 
 std::optional<PartialRead> ReadBatch::take() {
   if (stopped_.load(std::memory_order_relaxed)) return std::nullopt;
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-  if (number >= limit_) return std::nullopt;
+  if (number >= blocks()) return std::nullopt;
   return block(number);
 }
 

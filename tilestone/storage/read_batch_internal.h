@@ -63,15 +63,13 @@ class ReadBatch {
   const ReadOp& op(size_t index) const { return ops_[index]; }
   const ReadOptions& options() const { return options_; }
   uint64_t blocks() const { return first_block_.back(); }
-  uint64_t bytes() const { return bytes_; }
 
   // Returns the next block, or nullopt if there is none or the batch was stopped.
   std::optional<PartialRead> take();
 
   bool prefetches() const { return done_ == nullptr; }
-  // Whether to leave a block that is not in the page cache there. Call once for each such block,
-  // because this takes the room that the block needs.
-  bool keeps(const PartialRead& block);
+  // Whether to leave what is read in the page cache.
+  bool keeps() const { return options_.cache == CachePolicy::kKeep; }
   // Whether to read the block into large folios.
   bool wants_large_folios(const PartialRead& block) const;
   bool wants_crc(const PartialRead& block) const {
@@ -81,17 +79,6 @@ class ReadBatch {
   // Records that the block has been read to its target. For an op without a target, `bytes` is the
   // whole op. Calls `done` after the last block of an op.
   void finished(const PartialRead& block, ByteView bytes, const BlockCrcs& crcs);
-
-  // For CachePolicy::kAuto: whether to keep what is read from now on. Not while workers run.
-  void set_keeping(bool keeping) { keeping_ = keeping; }
-  // Bytes of the ops that are not in the page cache.
-  uint64_t cold_bytes();
-  // Makes take() stop after the next blocks, which have at least `bytes` together. Returns false if
-  // no block is left. Not while workers run.
-  bool begin_window(uint64_t bytes);
-  // The part of the window's bytes that was not in the page cache. take() goes on with all blocks.
-  uint64_t end_window();
-  uint64_t window_bytes() const { return window_bytes_; }
 
   void fetches(const PartialRead& block) { fetched_ += block.size(); }
   uint64_t fetched() const { return fetched_; }
@@ -120,16 +107,11 @@ class ReadBatch {
   const ReadOptions& options_;
   const ReadDone* done_;
   uint64_t block_bytes_;
-  uint64_t bytes_ = 0;                 // of all ops
   std::vector<uint64_t> first_block_;  // by op, the number of its first block; then the total
   std::vector<std::atomic<uint64_t>> remaining_;  // by op, the number of blocks not yet read
   std::mutex mutex_;
   std::map<size_t, std::vector<BlockCrcs::Cut>> parts_;  // by op: incomplete cuts; under mutex_
   std::atomic<uint64_t> next_ = 0;
-  uint64_t limit_ = 0;  // the number of the first block that take() does not return
-  uint64_t window_bytes_ = 0;
-  std::atomic<uint64_t> cold_ = 0;     // bytes of the window that were not in the page cache
-  bool keeping_ = true;                // under CachePolicy::kAuto
   std::atomic<uint64_t> fetched_ = 0;  // bytes that were not in the page cache before a prefetch
   std::atomic<bool> stopped_ = false;
 };

@@ -10,7 +10,6 @@
 // All calls are thread-safe, but only one thread at a time may use a WritableFile.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -99,24 +98,6 @@ struct ReadOp {
   uint64_t crc_bytes = 0;
 };
 
-// The bytes that reads with CachePolicy::kAuto may still leave in the page cache. Thread-safe.
-class CacheRoom {
- public:
-  explicit CacheRoom(uint64_t bytes) : left_(bytes) {}
-  uint64_t left() const { return left_.load(std::memory_order_relaxed); }
-  // Returns false, and takes nothing, if fewer bytes are left.
-  bool take(uint64_t bytes) {
-    uint64_t left = left_.load(std::memory_order_relaxed);
-    while (left >= bytes) {
-      if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return true;
-    }
-    return false;
-  }
-
- private:
-  std::atomic<uint64_t> left_;
-};
-
 struct ReadOptions {
   // Threads that read and call `done`. Null: only the calling thread.
   ThreadPool* threads = nullptr;
@@ -126,7 +107,6 @@ struct ReadOptions {
   // A storage without a cache ignores this. A range that is already cached is always read from the
   // cache.
   CachePolicy cache = CachePolicy::kBypass;
-  CacheRoom* room = nullptr;  // for CachePolicy::kAuto; null: no room
 };
 
 // Called once for each op with the op's index and its bytes. The bytes are at the op's target, or
@@ -267,7 +247,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // hold a directory open.
   virtual std::shared_ptr<Storage> held() { return shared_from_this(); }
   // For a storage that held() has returned: whether held() would still return the same directory.
-  // True for any other storage.
+  // True for any other storage. Throws if that can't be found out.
   virtual bool stands() const { return true; }
 };
 

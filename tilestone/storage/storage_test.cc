@@ -8,8 +8,7 @@
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
-#include "tilestone/storage/posix_internal.h"
-#include "tilestone/storage/posix_storage.h"
+#include "tilestone/storage/posix_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::storage_test {
@@ -134,31 +133,27 @@ TEST(Storage, PublishesInItsOwnWayThroughItsChildrenToo) {
   EXPECT_EQ(as_text(read_file(*storage, "c/p", 10)), "abc");
 }
 
-using Calls = PosixOptions::Calls;
-using Cache = PosixOptions::Cache;
+constexpr PosixOptions kDirect{.direct_write = 0, .direct_read = 0, .queue_depth = 4};
+constexpr PosixOptions kBuffered{
+    .direct_write = UINT64_MAX, .direct_read = UINT64_MAX, .queue_depth = 1};
 
 const std::string kDisk = testing::TempDir();
 const std::string kTmpfs = "/dev/shm";  // exists on every Linux
 
 std::vector<StorageCase> storage_cases() {
   std::vector<StorageCase> cases{
-      posix_case("posix_uring_direct", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 4}, kDisk),
-      posix_case("posix_plain_direct", {Calls::kPlain, Cache::kDirect, Cache::kDirect, 4}, kDisk),
-      posix_case("posix_plain_buffered", {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 1},
-                 kDisk),
-      posix_case("posix_halting_direct", std::make_shared<HaltingSystem>(),
-                 {Calls::kPlain, Cache::kDirect, Cache::kDirect, 3}),
+      posix_case("posix_uring_direct", std::make_shared<ColdSystem>(true), kDirect),
+      posix_case("posix_plain_direct", std::make_shared<ColdSystem>(false), kDirect),
+      posix_case("posix_plain_buffered", std::make_shared<FailingSystem>(), kBuffered),
+      posix_case("posix_halting_direct", std::make_shared<HaltingSystem>(), kDirect),
       memory_case(),
       fault_case()};
   if (kThreadSanitized) return cases;  // the others use the same threads and locks
   for (StorageCase& other : std::vector<StorageCase>{
-           posix_case("posix", {}, kDisk),
-           posix_case("posix_uring_buffered", {Calls::kAuto, Cache::kBuffered, Cache::kBuffered, 8},
-                      kDisk),
-           posix_case("posix_tmpfs", {Calls::kAuto, Cache::kDirect, Cache::kDirect, 8}, kTmpfs),
+           posix_case("posix", {}, kDisk), posix_case("posix_uring_buffered", kBuffered, kDisk),
+           posix_case("posix_tmpfs", kDirect, kTmpfs),
            posix_case("posix_old_system", std::make_shared<OldSystem>(), {}),
-           posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(),
-                      {Calls::kPlain, Cache::kBuffered, Cache::kBuffered, 3}),
+           posix_case("posix_halting_buffered", std::make_shared<HaltingSystem>(), kBuffered),
            child_case(memory_case()), child_case(fault_case()),
            child_case(posix_case("posix", {}, kDisk))}) {
     cases.push_back(std::move(other));

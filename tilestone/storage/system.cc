@@ -10,13 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/storage/available_memory_internal.h"
+#include "tilestone/base/host.h"
 #include "tilestone/storage/system_internal.h"
 
 namespace tilestone {
@@ -159,12 +158,6 @@ int System::populate_large_folios(int fd, uint64_t offset, uint64_t size) {
   return populate_mapped(fd, offset, size, true);
 }
 
-uint64_t System::available_memory() { return tilestone::available_memory(); }
-
-double System::seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 std::unique_ptr<IoQueue> System::uring_queue(unsigned depth, int& error) {
   return make_uring_queue(depth, error);
 }
@@ -178,7 +171,12 @@ void fail_errno(const std::string& what, const std::string& name, int error) {
     code = ErrorCode::kUnsafe;
     message = what + ": a symbolic link leaves the storage's root or is part of a loop";
   }
-  throw Error(code, std::move(message)).with_file(name).with_errno(error);
+  Error failure(code, std::move(message));
+  if (error == EMFILE) {
+    failure.with_hint("this process may have at most " + std::to_string(max_open_files()) +
+                      " open files: raise the limit (ulimit -n), or close some");
+  }
+  throw failure.with_file(name).with_errno(error);
 }
 
 }  // namespace tilestone

@@ -54,8 +54,6 @@ class System {
   // The same with the largest folios that the kernel supports (2 MiB on x86), from which later
   // reads copy faster. It reads whole folios, and later reads of them make the kernel read ahead.
   virtual int populate_large_folios(int fd, uint64_t offset, uint64_t size);
-  virtual uint64_t available_memory();  // see available_memory_internal.h
-  virtual double seconds();             // since any fixed moment
   // Calls make_uring_queue.
   virtual std::unique_ptr<IoQueue> uring_queue(unsigned depth, int& error);
 };

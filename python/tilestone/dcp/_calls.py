@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import pickle
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ class State(Prepared):
     """A state that is split into items as torch does it."""
 
     as_torch = True
+    fill_empty = False  # as in torch
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._state = state
@@ -130,14 +130,13 @@ def missing_id() -> RuntimeError:
     )
 
 
-# What the engine's hints say of tilestone.load, in the words of tilestone.dcp.
-_HINTS = (
-    (
-        'differences=Differences(not_in_checkpoint="report") loads',
-        "planner=DefaultLoadPlanner(allow_partial_load=True) loads",
-    ),
-    (": load with rename=", ": tilestone.load renames with rename="),
-)
+# Options of tilestone.load in the engine's hints, in the words of tilestone.dcp; None: it has none.
+_WORDS = {
+    "differences.not_in_checkpoint": "planner=DefaultLoadPlanner(allow_partial_load=True)",
+    "differences.other_shape": None,
+    "allow_shape_mismatch": None,
+    "cast": None,
+}
 
 
 def as_torchs(error: Exception, step: str) -> Exception:
@@ -148,19 +147,16 @@ def as_torchs(error: Exception, step: str) -> Exception:
     """
     if not isinstance(error, CheckpointError):
         return error
+    error.word_options(_WORDS)
     text = str(error)
-    for engines, own in _HINTS:
-        text = text.replace(engines, own)
     made: Exception = error
-    if error.code == "not_found" and error.key:
-        if "has a tensor under this key" in error.message:
-            made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
-        else:
-            made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
-    elif step == "read" and error.code == "mismatch" and error.key and "shape" in error.message:
-        text = text.removesuffix(f"; {error.hint}")  # which is about options of tilestone.load
+    if error.reason == "tensor_stored":
+        made = ValueError(f"Invalid checkpoint metadata for {error.key}: {text}")
+    elif error.reason in ("key_not_stored", "object_stored"):
+        made = RuntimeError(f"Missing key in checkpoint state_dict: {error.key}. ({text})")
+    elif step == "read" and error.reason == "shape_differs":
         made = ValueError(f"Size mismatch between saved and current tensor: {text}")
-    elif error.code == "already_exists" and " exists at " in error.message:  # no other save's lock
+    elif error.reason == "checkpoint_exists":
         made = RuntimeError(f"Checkpoint already exists and self.overwrite=False. ({text})")
     if made is not error:
         made.__cause__ = error
@@ -233,45 +229,6 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-# How many new objects the collector waits for while torch plans, and how long at most. A plan has
-# about 15 for each tensor.
-_PUT_OFF = 1_000_000
-_PUT_OFF_SECONDS = 30.0
-_thresholds: list[tuple[int, int, int]] = []  # what resume_collections() sets again
-_timers: list[threading.Timer] = []
-
-
-def put_off_collections() -> None:
-    """Makes Python's garbage collector wait while torch plans a save.
-
-    Collections take a third of torch's planning. torch's own save may fail before
-    resume_collections() is called, so a timer calls it too.
-    """
-    usual = gc.get_threshold()
-    if 0 < usual[0] < _PUT_OFF:
-        _thresholds[:] = [usual]
-        gc.set_threshold(_PUT_OFF, *usual[1:])
-        timer = threading.Timer(_PUT_OFF_SECONDS, resume_collections)
-        timer.daemon = True
-        timer.start()
-        _timers.append(timer)
-
-
-def resume_collections() -> None:
-    """Undoes put_off_collections(). Without one, does nothing."""
-    with contextlib.suppress(IndexError):  # empty; the timer may be taking from the lists, too
-        while True:
-            _timers.pop().cancel()
-    with contextlib.suppress(IndexError):
-        while True:
-            usual = _thresholds.pop()
-            if gc.get_threshold()[0] == _PUT_OFF:  # otherwise the program has set its own meanwhile
-                gc.set_threshold(*usual)
-
-
-os.register_at_fork(after_in_child=resume_collections)  # it has no timer
 
 
 def torch_load(data: Any) -> Any:

@@ -37,8 +37,6 @@ from tilestone.dcp._calls import (
     check_file_system,
     check_path,
     no_collections,
-    put_off_collections,
-    resume_collections,
 )
 
 # A planner may make new tensors for its items. So many bytes of them are resolved at a time.
@@ -196,6 +194,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             cache_staged_state_dict, overwrite, _extensions, serialization_format,
         )  # fmt: skip
         self._begun: _core.ForeignSave | None = None
+        self._is_alone = False  # whether no other rank takes part in the save that has begun
         self._is_used = False  # whether a save has begun under this save id
         self._is_replaced = False  # whether a later writer has ended its save
 
@@ -214,7 +213,6 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         if self._is_used:
             self.save_id = _torchs._generate_uuid()
         self._is_used = True
-        put_off_collections()
 
     def storage_meta(self) -> StorageMeta | None:
         """As in torch. The path is a str, because a pickled Path depends on Python's version."""
@@ -245,6 +243,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             return super().prepare_global_plan(plans)
         path = str(self.path)
         self._abandon()
+        self._is_alone = len(plans) == 1
         self._is_replaced = False
         _take_over(path, self)
         self._begun = _core.ForeignSave(
@@ -277,8 +276,6 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         except BaseException:
             self._abandon()
             raise
-        finally:
-            resume_collections()
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -406,7 +403,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         """Ends a save that was not finished."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            begun.abandon()
+            begun.abandon(self._is_alone)  # other ranks may still write
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves: a save that has begun stays with this object."""

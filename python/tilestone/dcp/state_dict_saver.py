@@ -184,13 +184,10 @@ def save(
     if is_for_engine(writer, planner, use_collectives):
         state = _calls.without_statefuls(state_dict)
         return _save(state, writer, planner, process_group, alone)  # type: ignore[arg-type]
-    try:
-        saved: Metadata = _torchs.save(
-            state_dict, storage_writer=writer, planner=planner, process_group=process_group,
-            no_dist=no_dist, use_collectives=use_collectives,
-        )  # fmt: skip
-    finally:
-        _calls.resume_collections()
+    saved: Metadata = _torchs.save(
+        state_dict, storage_writer=writer, planner=planner, process_group=process_group,
+        no_dist=no_dist, use_collectives=use_collectives,
+    )  # fmt: skip
     return saved
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tilestone import _core
 from tilestone._calls import Prepared
 from tilestone._errors import InterruptedError
-from tilestone._steps import BegunSave, run_begin_save
+from tilestone._steps import BegunSave, begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._async_requests import AsyncRequest
 from tilestone.megatron._stock_errors import raises_stocks_errors
@@ -151,14 +151,15 @@ def save_in_background(
     """
     deadline = Deadline(timeout)
     if by_files is not None:
-        begun = run_begin_save(state, path, by_files=by_files, timeout=timeout, **options)
+        begun = begin_save(state, path, by_files=by_files, timeout=timeout, **options)
         begun.stage()
         return Writing(begun, None, after, then).request()
     group = _ranks.default_group(group)
     slot = _slots.reserve(group, deadline)
-    made: Any = state
     try:
-        begun = slot.session.begin_save(made, path, timeout=deadline.timeout(), **options)
+        begun = begin_save(
+            state, path, session=slot.session, timeout=deadline.timeout(), **options
+        )
         try:
             together("staging of a save", group, begun.stage, deadline)
         except BaseException:
@@ -182,6 +183,7 @@ def save_whole(
     """As `_engine_calls.engine_save`, in the background."""
     given.tp_replica_names = tp_replica_names
     given.separation_hint = separation_hint
+    given.verify_integrity = hashes is not None
 
     def hash_files(begun: BegunSave) -> None:
         if hashes is not None:

@@ -262,6 +262,7 @@ class Asked(Prepared):
     harmless = HARMLESS
     objects_by_grid = True
     log_report = False  # the strict modes log the keys
+    fill_empty = False  # an empty dict is common state, which is not requested
 
     def __init__(
         self,
@@ -432,6 +433,7 @@ def engine_save(
     path = literal(checkpoint_dir)
     given.tp_replica_names = tp_replica_names
     given.separation_hint = separation_hint
+    given.verify_integrity = hashes is not None
     options = {"overwrite": True, **options}
     result = _api.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)

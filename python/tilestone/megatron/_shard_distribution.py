@@ -213,9 +213,7 @@ def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
     """Replaces the failed rank's group rank in an error by its global rank."""
     if not 0 <= error.rank < dist.get_world_size(group):
         return
-    number = dist.get_global_rank(group, error.rank)
-    error.text = error.text.replace(f"(rank {error.rank})", f"(rank {number})")
-    error.rank = number
+    error.rank = dist.get_global_rank(group, error.rank)
 
 
 def place_of(checkpoint_dir: str | os.PathLike[str] | None) -> str | None:

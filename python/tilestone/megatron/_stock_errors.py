@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,22 +11,15 @@ from tilestone._errors import CheckpointError
 
 _CORE = "megatron.core.dist_checkpointing.core"
 
-# What messages call an option, and its name in Megatron-Core.
-_NAMES = (
-    (re.compile(r"\bchecks\.access\b"), "validate_access_integrity"),
-    (re.compile(r"\bChecks\.common_differs\b"), "common_differs"),
-    (re.compile(r"agree on (differences\.not_\w+) "), r"agree on strict, which sets \1 "),
-)
-# What hints say of options that only tilestone.load has, and Megatron-Core's words for it.
-_WORDS = (
-    (re.compile(r'(; |^)differences=Differences\(other_shape="report"\) leaves .* as it is'), ""),
-    (re.compile(r": load with rename=tilestone\.\w+\(.*\)$"), ""),
-    (
-        re.compile(r'differences=Differences\(not_in_checkpoint="report"\) loads'),
-        'strict="log_unexpected" (in training: dist_ckpt_strictness) loads',
-    ),
-)
-_CELL = re.compile(r"(/shard_)[\d.]+_[\d.]+$")  # of an object, at the end of its unique key
+# Options of the engine's hints in Megatron-Core's words; None: it has none.
+_WORDS = {
+    "checks.access": "validate_access_integrity",
+    "checks.common_differs": "common_differs",
+    "differences.not_in_checkpoint": 'strict="log_unexpected" (in training: dist_ckpt_strictness)',
+    "differences.not_requested": "strict (in training: dist_ckpt_strictness)",
+    "differences.other_shape": None,
+    "rename": None,
+}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -48,23 +40,6 @@ def _with_bases(kind: Any, *others: Any) -> Any:
         "failures": {},  # torch's error has an entry for each rank; ours names the rank itself
     }
     return type(kind.__name__, (kind, *others), members)
-
-
-def _reword(error: CheckpointError) -> None:
-    """Makes an error name options that Megatron-Core's functions have."""
-    for engines, own in _NAMES:
-        error.message, error.text = (engines.sub(own, each) for each in (error.message, error.text))
-    hint = error.hint
-    for engines, own in _WORDS:
-        hint = engines.sub(own, hint)
-    grid = _CELL.sub(r"\1", error.key)
-    if grid != error.key and f" {grid}" in hint and "strict=" in hint:  # others of it are stored
-        similar = hint.rpartition("; ")[0]
-        hint = f"{similar}; objects can't be resharded: request the places of the save"
-    if hint != error.hint:
-        end = f"; {hint}" if hint else ""
-        error.text = error.text and error.text.removesuffix(f"; {error.hint}") + end
-        error.hint = hint
 
 
 def _make_stocks(error: CheckpointError) -> None:
@@ -89,7 +64,7 @@ def raises_stocks_errors(function: Function) -> Function:
         try:
             return function(*args, **keywords)
         except CheckpointError as error:
-            _reword(error)
+            error.word_options(_WORDS)
             _make_stocks(error)
             raise
 

@@ -19,9 +19,7 @@ import torch
 
 from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError
-from tilestone.megatron._entity_type import Entity
-from tilestone.megatron._holders import WithHolders, passed_on
-from tilestone.megatron._merges import merged
+from tilestone.megatron._entity_base import Entity, WithHolders, merged, passed_on
 from tilestone.megatron._places import grid_of, narrowed_runs, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
 

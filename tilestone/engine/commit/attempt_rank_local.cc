@@ -28,7 +28,6 @@
 // An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
 // rank's metadata. Each of the two looks for the other first. If both are published at the same
 // instant all the same, the directory has both kinds, and readers refuse it.
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -44,8 +43,6 @@
 
 namespace tilestone::engine {
 namespace {
-
-constexpr size_t kNamedObjects = 4;
 
 // ---- Steps 2 and 3
 
@@ -67,25 +64,6 @@ void publish_group_metadata(const Attempt& attempt, int, std::vector<Receipt> re
 
 // ---- Steps 4 and 5
 
-std::set<std::string> unite_objects(const Attempt& attempt, AllLeft& all) {
-  std::map<std::string, int> differing;  // key -> the first rank whose object differs
-  std::set<std::string> remains = drop_equal_objects(
-      all.receipts, [&](const std::string& key, int, int rank) { differing.emplace(key, rank); });
-  for (size_t rank = 0; rank < all.receipts.size(); ++rank) {
-    all.encoded[rank] = all.receipts[rank].encode();
-  }
-  if (differing.empty()) return remains;
-  std::string what = std::to_string(differing.size()) +
-                     " objects differ between ranks, and the lowest rank's is saved:";
-  size_t named = 0;
-  for (const auto& [key, rank] : differing) {
-    if (named++ == kNamedObjects) break;
-    what += (named == 1 ? " " : ", ") + key + " (rank " + std::to_string(rank) + ")";
-  }
-  report_differing(attempt, what, differing.begin()->second);
-  return remains;
-}
-
 struct DescribedRankLocal {
   Descriptions made;
   Replaced replaced;  // the ranks' metadata
@@ -100,8 +78,12 @@ std::optional<DescribedRankLocal> describe_rank_local(const Attempt& attempt) {
     const IndexFile file = describe_rank(receipt, *attempt.format);
     replaced.files.emplace(file.name, xxh3_64(file.bytes));
   }
-  std::set<std::string> remains = unite_objects(attempt, *all);
-  return DescribedRankLocal{describe_left(attempt, *std::move(all), std::move(remains)),
+  DroppedObjects dropped = drop_equal_objects(all->receipts);
+  for (size_t rank = 0; rank < all->receipts.size(); ++rank) {
+    all->encoded[rank] = all->receipts[rank].encode();
+  }
+  if (dropped.rank >= 0) report_differing(attempt, dropped.differing, dropped.rank);
+  return DescribedRankLocal{describe_left(attempt, *std::move(all), std::move(dropped.remains)),
                             std::move(replaced)};
 }
 

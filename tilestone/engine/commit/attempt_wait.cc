@@ -73,7 +73,8 @@ std::vector<int> missing_of(const Attempt& attempt, int group) {
       .with_rank(missing.front())
       .with_hint(std::string("the other ranks' files are kept: ") +
                  (one ? "this rank" : "these ranks") +
-                 " can save again under the same token, or `tilestone gc --abandon` ends the save");
+                 " can save again under the same token, or `tilestone gc --abandon` ends the save; "
+                 "ranks that say this of one another see different directories at one path");
 }
 
 // The failure that a rank has left, if it ends this wait. Once there is an outcome, a failure does

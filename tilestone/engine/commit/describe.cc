@@ -6,6 +6,11 @@
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
+namespace {
+
+constexpr size_t kNamedObjects = 4;  // in a text for people
+
+}  // namespace
 
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect) {
   std::vector<std::vector<std::string>> written;  // files by rank
@@ -37,28 +42,34 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   return made;
 }
 
-std::set<std::string> drop_equal_objects(
-    std::vector<Receipt>& receipts,
-    const std::function<void(const std::string& key, int lowest, int rank)>& differs) {
+DroppedObjects drop_equal_objects(std::vector<Receipt>& receipts) {
   struct First {
-    int rank = 0;
     uint64_t length = 0;
     uint32_t crc32 = 0;
+    bool operator==(const First&) const = default;
   };
   std::map<std::string, First> first;
-  std::set<std::string> remains;
+  std::map<std::string, int> differing;  // key -> the first rank whose object differs
+  DroppedObjects dropped;
   for (Receipt& receipt : receipts) {
     std::erase_if(receipt.objects, [&](const Receipt::Object& object) {
-      const First here{receipt.rank, object.at.length, object.at.checksums.item_crc32};
+      const First here{object.at.length, object.at.checksums.item_crc32};
       const auto [known, is_new] = first.emplace(object.key, here);
-      const First& lowest = known->second;
-      const bool same = lowest.length == here.length && lowest.crc32 == here.crc32;
-      if (!is_new && !same) differs(object.key, lowest.rank, here.rank);
-      if (!is_new) remains.insert(receipt.files.at(object.at.file).name);
+      if (known->second != here) differing.emplace(object.key, receipt.rank);
+      if (!is_new) dropped.remains.insert(receipt.files.at(object.at.file).name);
       return !is_new;
     });
   }
-  return remains;
+  if (differing.empty()) return dropped;
+  dropped.rank = differing.begin()->second;
+  dropped.differing = std::to_string(differing.size()) +
+                      " objects differ between ranks, and the lowest rank's is saved:";
+  size_t named = 0;
+  for (const auto& [key, rank] : differing) {
+    if (named++ == kNamedObjects) break;
+    dropped.differing += (named == 1 ? " " : ", ") + key + " (rank " + std::to_string(rank) + ")";
+  }
+  return dropped;
 }
 
 }  // namespace tilestone::engine

@@ -2,7 +2,6 @@
 // whichever process it runs.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -44,11 +43,12 @@ struct Descriptions {
 Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
 
 // Keeps each object in the lowest rank's receipt only: in torch's rank-local mode, each rank writes
-// the objects that all ranks have. `differs` is called for each dropped object whose bytes are not
-// those of the lowest rank, with the object's key and the two ranks. Returns the names of the files
-// that still contain bytes of dropped objects.
-std::set<std::string> drop_equal_objects(
-    std::vector<Receipt>& receipts,
-    const std::function<void(const std::string& key, int lowest, int rank)>& differs);
+// the objects that all ranks have.
+struct DroppedObjects {
+  std::set<std::string> remains;  // the files that still contain bytes of dropped objects
+  std::string differing;          // for people: which of them differ from what is kept; "": none
+  int rank = -1;                  // one of whose objects differs
+};
+DroppedObjects drop_equal_objects(std::vector<Receipt>& receipts);
 
 }  // namespace tilestone::engine

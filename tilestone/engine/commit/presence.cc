@@ -97,7 +97,7 @@ void expect_files(Storage& storage, std::span<const Receipt> receipts, int threa
   // For a small group with one file per rank, threads cost more than they save.
   constexpr size_t kWorthThreads = 16;
   std::optional<ThreadPool> pool;
-  if (missing.size() >= kWorthThreads) pool.emplace(thread_count(threads));
+  if (missing.size() >= kWorthThreads) pool.emplace(files_at_once(thread_count(threads)));
   const Deadline patience =
       Deadline::after(std::min(kShareOfTime * Seconds(deadline.remaining()), kLongestSearch));
   for (Seconds wait = kFirstPause;; wait = std::min(2 * wait, kLongestPause)) {

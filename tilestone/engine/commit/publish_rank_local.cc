@@ -251,14 +251,6 @@ ReadReceipts read_receipts(const Found& found, const std::string& save_id, int t
   return read;
 }
 
-std::set<std::string> unite_objects(std::vector<Receipt>& receipts) {
-  return drop_equal_objects(receipts, [](const std::string& key, int lowest, int rank) {
-    log(LogLevel::kWarning, "the object " + key + " of rank " + std::to_string(rank) +
-                                " differs from that of rank " + std::to_string(lowest) +
-                                ", which is kept");
-  });
-}
-
 }  // namespace
 
 bool is_rank_local_at(const Location& location) {
@@ -275,14 +267,15 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
   const Found found = find_rank_local(location);
   const Format& format = *found.format.format;
   ReadReceipts read = read_receipts(found, save_id, threads, deadline);
-  std::set<std::string> remains = unite_objects(read.receipts);
+  DroppedObjects dropped = drop_equal_objects(read.receipts);
+  if (dropped.rank >= 0) log(LogLevel::kWarning, dropped.differing);
   std::vector<Bytes> encoded;
   for (const Receipt& receipt : read.receipts) encoded.push_back(receipt.encode());
   DescribedSave save{.receipts = std::move(read.receipts),
                      .encoded = encoded,
                      .copies = CopyPolicy::kAccept,
                      .of_dialect = found.format.dialect->encode_index(Items(), format),
-                     .remains = std::move(remains)};
+                     .remains = std::move(dropped.remains)};
   describe_save(save, format, *found.format.dialect);  // refuses before anything is written
   Transaction transaction(location.shared(), found.format.format, found.format.dialect, save_id,
                           true);

@@ -20,7 +20,8 @@
 // looks for the checkpoint itself: the coordinator may have published before it died. Otherwise the
 // save has failed. Where the storage has no locks, this takes until the deadline.
 //
-// Another rank dies: no receipt comes, and the save fails at the deadline.
+// Another rank dies: no receipt comes, and the save fails at the deadline. A rank that lives, but
+// can no longer write, tells the others in the session's next save (save/in_flight_internal.h).
 //
 // A crash at any point leaves what transaction.cc describes. Receipts and outcomes are leftovers:
 // no step of a transaction depends on them, and no reader looks at them.
@@ -76,17 +77,32 @@ Receipts::Receipts(std::shared_ptr<Storage> storage, std::string save_id, int ra
       ranks_(ranks),
       seen_(static_cast<size_t>(ranks), false) {}
 
-std::string Receipts::temporary(const std::string& what) const {
-  return temporary_name(save_id_, what);
+Receipts::~Receipts() {
+  if (std::exchange(reserved_, nullptr)) remove_files(*storage_, std::vector{temporary()});
 }
 
-void Receipts::write(const std::string& name, const std::string& what, ByteView bytes) {
-  const std::string temp = temporary(what);
+std::string Receipts::temporary() const {
+  return temporary_name(save_id_, rank_ == 0 ? "ended" : "receipt-" + std::to_string(rank_));
+}
+
+void Receipts::reserve() {
+  if (ranks_ == 1) return;
+  reserved_ = storage_->create(temporary());
   try {
-    const auto file = storage_->create(temp, bytes.size());
+    sees_lock_ = storage_->is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("the lock of a save can't be seen: ") + error.what());
+  }
+}
+
+void Receipts::write(ByteView bytes) {
+  const std::string temp = temporary();
+  try {
+    auto file = std::exchange(reserved_, nullptr);
+    if (file == nullptr) file = storage_->create(temp, bytes.size());
     if (!bytes.empty()) file->append(bytes);
     file->close();
-    storage_->rename(temp, name, true);
+    storage_->rename(temp, rank_ == 0 ? ended_name(save_id_) : receipt_name(save_id_, rank_), true);
   } catch (...) {
     remove_files(*storage_, std::vector{temp});
     throw;
@@ -98,8 +114,7 @@ void Receipts::leave(ByteView receipt, Deadline deadline) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before this rank could leave its receipt")
         .with_rank(rank_);
   }
-  write(receipt_name(save_id_, rank_), "receipt-" + std::to_string(rank_),
-        LeftReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
+  write(LeftReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
 }
 
 bool Receipts::surely_has_none() noexcept {
@@ -112,26 +127,25 @@ bool Receipts::surely_has_none() noexcept {
 
 // On a full disk there may be room for an empty file.
 void Receipts::leave(const Error& error) noexcept {
-  const std::string name = receipt_name(save_id_, rank_);
-  const std::string what = "receipt-" + std::to_string(rank_);
   try {
     Error named = error;
     const Bytes bytes = LeftReceipt{named.with_rank(rank_), {}}.encode();
     try {
-      write(name, what, bytes);
+      write(bytes);
     } catch (const Error&) {
-      write(name, what, {});
+      write({});
     }
   } catch (const std::exception& failure) {
-    log(LogLevel::kWarning,
-        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
-            failure.what());
+    log(LogLevel::kWarning, "rank " + std::to_string(rank_) +
+                                " can't leave its failure for the other ranks of the save " +
+                                save_id_ + ", which wait until their next save or the deadline: " +
+                                failure.what() + "; its failure: " + error.what());
   }
 }
 
 bool Receipts::coordinator_is_gone() {
   try {
-    return !storage_->is_locked(std::string(kLockName));
+    return sees_lock_ && !storage_->is_locked(std::string(kLockName));
   } catch (const Error&) {
     return false;  // unknown
   }
@@ -206,8 +220,9 @@ std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
     throw Error(ErrorCode::kTimeout, "the rank has left no receipt before the save's deadline")
         .with_rank(missing.front())
         .with_hint(
-            "its process has ended or hangs; the checkpoint that was at the location before "
-            "still stands");
+            "its process has ended or hangs, or can't write here any more, as its log then says; "
+            "the "
+            "checkpoint that was at the location before still stands");
   }
 }
 
@@ -216,7 +231,7 @@ void Receipts::end(const std::optional<Failed>& failed) noexcept {
   try {
     LeftReceipt left;
     if (failed) left = {failed->error, {}, failed->may_exist};
-    write(ended_name(save_id_), "ended", left.encode());
+    write(left.encode());
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
         std::string("the other ranks of a save can't be notified of its outcome: ") + error.what());

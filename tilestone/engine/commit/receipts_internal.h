@@ -21,6 +21,14 @@ class Receipts {
  public:
   // `storage`: where the ranks write, the location or the directory of a staged save.
   Receipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks);
+  ~Receipts();  // removes what reserve() has made, if it was not used
+  Receipts(Receipts&&) = default;
+
+  // While the ranks can still communicate: makes the file in which this rank will leave its receipt
+  // or the outcome. So a rank that can't write here fails now, and one that finds no room for a
+  // file later can still say that it has failed. Until this was called, a missing lock does not
+  // mean that the coordinator is gone. Throws what Storage::create throws.
+  void reserve();
 
   // ---- Every rank but the coordinator
 
@@ -28,7 +36,7 @@ class Receipts {
   void leave(ByteView receipt, Deadline deadline);
   // Whether this rank's receipt is not there. False if that is unknown.
   bool surely_has_none() noexcept;
-  // Leaves why this rank has not. Failures are logged.
+  // Leaves why this rank has not. Failures are logged, with `error`.
   void leave(const Error& error) noexcept;
   // Waits for the outcome. nullopt: the checkpoint is published. `location`, `format`: where it
   // then is. Removes this rank's receipt, which tells the coordinator that the rank has seen the
@@ -58,15 +66,17 @@ class Receipts {
   void tidy() noexcept;
 
  private:
-  void write(const std::string& name, const std::string& what, ByteView bytes);
-  std::string temporary(const std::string& what) const;
+  std::string temporary() const;
+  void write(ByteView bytes);
   std::optional<LeftReceipt> outcome();
   bool coordinator_is_gone();
 
   const std::shared_ptr<Storage> storage_;
   const std::string save_id_;
   const int rank_, ranks_;
-  std::vector<bool> seen_;  // coordinator: by rank, its receipt was there
+  std::unique_ptr<WritableFile> reserved_;  // temporary(); null: not there, or used
+  bool sees_lock_ = false;                  // the coordinator's, in the call
+  std::vector<bool> seen_;                  // coordinator: by rank, its receipt was there
 };
 
 }  // namespace tilestone::engine

@@ -139,10 +139,46 @@ TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
 TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
   SaveLocation location;
   Receipts other = location.of(1, 2);
+  other.reserve();
   other.leave(receipt_of(1), in_time());
   location.lock.reset();
   expect_error([&] { location.outcome_of(other); }, ErrorCode::kRankFailed,
                "ended before it published");
+}
+
+// Where a host does not see locks that another holds, a rank that looks can't know.
+TEST(Receipts, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
+  SaveLocation location;
+  location.lock.reset();
+  Receipts other = location.of(1, 2);
+  other.reserve();
+  other.leave(receipt_of(1), in_time());
+  expect_error(
+      [&] { location.outcome_of(other, Deadline::after(std::chrono::milliseconds(1200))); },
+      ErrorCode::kTimeout, "no outcome");
+}
+
+TEST(Receipts, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNotStayUnused) {
+  bool full = false;
+  const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
+    return full && call.op == StorageOp::kCreate ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+  });
+  const SaveLocation location(disk->storage());
+  Receipts coordinator = location.of(0, 2), mine = location.of(1, 2);
+  coordinator.reserve();
+  {
+    Receipts unused = location.of(2, 3);
+    unused.reserve();
+    EXPECT_EQ(location.names().size(), 3u);
+  }
+  mine.reserve();
+  full = true;
+  mine.leave(Error(ErrorCode::kIo, "no inode is free"));
+  expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo, "no inode");
+  coordinator.end(Receipts::Failed{Error(ErrorCode::kIo, "no inode is free"), false});
+  EXPECT_TRUE(location.outcome_of(mine));
+  coordinator.tidy();
+  EXPECT_THAT(location.names(), testing::ElementsAre(std::string(kLockName)));
 }
 
 }  // namespace tilestone::engine::receipts_test

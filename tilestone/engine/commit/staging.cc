@@ -121,6 +121,7 @@ void fail_under_way(Storage& storage, std::string_view what, std::string_view hi
   throw Error(ErrorCode::kAlreadyExists,
               std::string(what) + " is under way at " + storage.describe() + holder_at(storage))
       .with_file(kLockName)
+      .with_reason(Reason::kUnderWay)
       .with_hint(std::string(hint));
 }
 
@@ -143,11 +144,18 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
 namespace {
 
 // A file that is made in the directory of the lock must be visible at the location. Otherwise that
-// directory was exchanged or removed before it was locked.
+// directory was exchanged or removed before it was locked. If no file can be made, the lock's file
+// goes too, unless the directory is in use.
 bool is_directory_of(Storage& storage, Storage& held) {
   const std::string name = temporary_name(random_save_id(), "locked");
   const std::string mark = name.substr(kTilestoneDirectory.size() + 1);
-  held.create(mark)->close();
+  try {
+    held.create(mark)->close();
+  } catch (...) {
+    const std::vector<std::string> only{std::string(kLockFile)};
+    if (held.list() == only) remove_files(held, only);
+    throw;
+  }
   const bool visible = storage.stat(name).has_value();
   remove_files(held, std::vector{mark});
   return visible;
@@ -404,12 +412,17 @@ std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& n
   const StorageEntry entry = expect_parent(location);
   const auto info = entry.storage->stat(name);
   if (info && !info->regular) return entry.storage->child(name);
-  throw Error(
-      ErrorCode::kMismatch,
-      "this rank does not find the directory that the coordinator (rank 0) has made beside " +
-          location.describe() + " for this save")
-      .with_file(name)
-      .with_hint("all ranks need the same file system at this path");
+  fail_elsewhere(location, name);
+}
+
+void fail_elsewhere(const Storage& location, const std::string& file) {
+  throw Error(ErrorCode::kIo,
+              "this rank sees another directory at " + location.describe() +
+                  " than rank 0: what rank 0 has begun there is not there for this rank")
+      .with_file(file)
+      .with_hint(
+          "all ranks need one file system at this path: look whether it is a disk of each node, or "
+          "a mount that is missing on one");
 }
 
 Staging::Staging(std::shared_ptr<Storage> location, std::string_view save_id)
@@ -483,7 +496,7 @@ void Staging::publish() {
   } catch (const Error& error) {
     const bool unchanged = error.code() == ErrorCode::kUnsupported ||
                            error.code() == ErrorCode::kAlreadyExists ||
-                           error.code() == ErrorCode::kNotFound;
+                           error.code() == ErrorCode::kNotFound || moves_back();
     if (!unchanged) throw;
     abandon();
     Error failure(error);
@@ -491,6 +504,21 @@ void Staging::publish() {
       failure.with_hint("another save or program has made files there meanwhile");
     }
     throw failure;
+  }
+}
+
+// After a rename to a name that was free: its sync may be what has failed. The directory can't be
+// taken back once it replaces another one.
+bool Staging::moves_back() {
+  if (exchanges_) return false;
+  try {
+    if (entry_.storage->stat(name_)) return true;
+    entry_.storage->rename_directory(entry_.name, name_);
+    return true;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, "the new checkpoint at " + location_->describe() +
+                                " stands, though its save has failed: " + error.what());
+    return false;
   }
 }
 

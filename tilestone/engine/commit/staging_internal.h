@@ -103,9 +103,11 @@ void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Forma
                             const Dialect* remains_of);
 
 // The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
-// Error(kMismatch) where it does not exist, because then the rank's path leads to another
-// directory.
+// Throws fail_elsewhere() where it does not exist.
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name);
+// A rank does not find what rank 0 has made at the location: Error(kIo). `file`: the name that is
+// missing.
+[[noreturn]] void fail_elsewhere(const Storage& location, const std::string& file);
 
 // The coordinator's part of a staged save. Holds the lock of the directory, and the lock of the
 // location unless that is empty, from begin() until it is destroyed.
@@ -134,6 +136,7 @@ class Staging {
   void make_and_lock();
   void copy_permissions();
   // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
+  bool moves_back();
   void remove(std::unique_ptr<StorageLock>& lock);
 
   std::shared_ptr<Storage> location_;

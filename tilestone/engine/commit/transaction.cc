@@ -42,14 +42,16 @@
 //    removes the files that it named. Files that step 5 does not reach are leftovers that the note
 //    covers.
 //
-// A save of one process that fails before step 4 removes its note too, and then the directories
-// that it made: the location's, or its kTilestoneDirectory, which holds the lock, and empty ones
-// above the location. Nobody who waits for the lock takes a removed file for it
-// (try_lock_location()).
+// A save that fails before step 4 when no rank writes any more, and whose data files are gone,
+// removes its note too, and then the directories that it made: the location's, or its
+// kTilestoneDirectory, which holds the lock, and empty ones above the location. Nobody who waits
+// for the lock takes a removed file for it (try_lock_location()).
 //
 // If the rename or the sync after it fails, nobody can know which metadata will be there after a
 // reboot. Then no rank removes anything, neither new files nor old ones. If the rename has not
-// happened, the temporary file of the metadata shows that the save was not published.
+// happened, the temporary file of the metadata shows that the save was not published. A save
+// without `overwrite` takes its metadata back, so that it can be repeated: the name was free, and
+// all that the metadata names stays.
 //
 // Step 1 of a later save reads the metadata to know what may be removed. A crash between the rename
 // and the directory sync of an earlier step 4 could undo that rename. Therefore step 1 syncs the
@@ -147,10 +149,13 @@ std::string base_name(const std::string& name) {
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
 }
 
-bool holds_data(Storage& storage, const std::string& save_id) {
+constexpr std::chrono::seconds kOthersRemove{1};  // their files, after a failure
+
+bool holds_files(Storage& storage, const std::string& save_id) {
   return std::ranges::any_of(storage.list(), [&](const std::string& name) {
     const auto own = parse_tilestone_name(name);
-    return own && own->kind == kDataKind && own->save_id == save_id;
+    const bool is_of_rank = own && (own->kind == kDataKind || own->kind == kTemporaryKind);
+    return is_of_rank && own->save_id == save_id;
   });
 }
 
@@ -290,7 +295,8 @@ void Transaction::refuse_what_exists() const {
     if (!overwrite_) {
       throw Error(ErrorCode::kAlreadyExists, stands)
           .with_file(other->mark)
-          .with_hint("save elsewhere, or replace it with overwrite = true");
+          .with_reason(Reason::kCheckpointExists)
+          .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
     }
     if (!other->replaceable && !dialect_->shares_directory()) {
       throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")
@@ -300,7 +306,8 @@ void Transaction::refuse_what_exists() const {
   }
   if (overwrite_ || !any_checkpoint(*location_, *format_)) return;
   throw Error(ErrorCode::kAlreadyExists, "a checkpoint exists at " + location_->describe())
-      .with_hint("save elsewhere, or replace it with overwrite = true");
+      .with_reason(Reason::kCheckpointExists)
+      .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
 }
 
 // The last rename of the save would fail.
@@ -361,16 +368,6 @@ bool Transaction::lock() {
     return true;
   }
   return lock_ != nullptr;
-}
-
-// Completes step 5 of an earlier save that replaced a rank-local checkpoint and was interrupted.
-// kReplacedName covers one save only, so this must happen before this save writes its own.
-void Transaction::finish_replacement() {
-  const auto replaced = find_replaced(*storage_, *format_);
-  if (!replaced) return;
-  for (const auto& [name, hash] : replaced->files) old_rank_local_.insert(name);
-  remove_rank_local();
-  old_rank_local_.clear();
 }
 
 // Finds out which files the existing checkpoint consists of, and removes leftovers. If the
@@ -465,22 +462,16 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   refuse_existing();
 }
 
-void Transaction::mark_replaced(Deadline deadline) {
-  Replaced replaced{save_id_, {}};
-  for (const std::string& name : old_rank_local_) {
-    replaced.files.emplace(name, xxh3_64(read_file(*storage_, name, UINT64_MAX)));
-  }
-  storage_->publish(std::string(kReplacedName), temporary_name(save_id_, "replaced"),
-                    replaced.encode(), true, deadline);
-}
-
 void Transaction::commit(Deadline deadline) {
   if (staging_) {
     staging_->publish();
   } else {
     publish_switch(deadline);
   }
-  if (step_ != nullptr) step_->now = std::move(inventory_);
+  if (step_ != nullptr) {
+    step_->now = std::move(inventory_);
+    step_->save_id = save_id_;
+  }
   if (!staging_) publish(IndexRole::kAfter, deadline);
 }
 
@@ -495,8 +486,23 @@ void Transaction::publish_switch(Deadline deadline) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kAlreadyExists) {
       remove_files(*storage_, std::vector{temporary_of(file)});
+    } else if (!overwrite_) {
+      withdraw_switch(file);
     }
     throw;
+  }
+}
+
+// The name was free, and was taken, but may not outlive a power failure. What it names stays.
+void Transaction::withdraw_switch(const IndexFile& file) {
+  try {
+    if (storage_->stat(temporary_of(file))) return;
+    storage_->rename(file.name, temporary_of(file), false);
+    storage_->sync_directory("");
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("a checkpoint may come back after a power failure, though "
+                                        "its save has failed: ") +
+                                error.what());
   }
 }
 
@@ -548,29 +554,7 @@ void Transaction::clean() {
   }
 }
 
-// Removes kReplacedName last, and only once all files that it lists are gone.
-void Transaction::remove_rank_local() {
-  const std::string note(kReplacedName);
-  if (!storage_->stat(note)) return;
-  remove_files(*storage_, std::vector(old_rank_local_.begin(), old_rank_local_.end()));
-  storage_->sync_directory("");
-  for (const std::string& name : old_rank_local_) {
-    if (storage_->stat(name)) return;
-  }
-  remove_files(*storage_, std::vector{note});
-}
-
-// A replaced rank-local checkpoint of a save by files has left directories for its receipts.
-void Transaction::remove_directories_of_replaced() {
-  const std::string own(kTilestoneDirectory);
-  for (const std::string& name : storage_->list_directories(own + "/")) {
-    const auto left = parse_in_tilestone_directory(name + "/");
-    if (!left || !noted_.contains(left->save_id)) continue;
-    if (storage_->list(name + "/").empty()) storage_->remove_tree(name);
-  }
-}
-
-void Transaction::abandon(bool alone) {
+void Transaction::abandon(bool none_writes) {
   if (staging_) return staging_->abandon();
   // These files describe a checkpoint that has no switch and whose data files will be removed.
   remove_files(*storage_, published_);
@@ -580,7 +564,7 @@ void Transaction::abandon(bool alone) {
   const bool has_none = !new_files_.contains(manifest) || remove(manifest);
   if (has_none && !index_.empty()) remove(temporary_of(switch_file(index_)));
   // Before its note is left, no rank has written.
-  if (has_note_ && (!alone || !remove_note())) return;
+  if (has_note_ && (!none_writes || !remove_note())) return;
   if (makes_own_) remove_lock_directory(*location_, lock_);
   made_.remove();
 }
@@ -588,8 +572,13 @@ void Transaction::abandon(bool alone) {
 // False: the note stays, for data files that could not be removed.
 bool Transaction::remove_note() {
   try {
-    return !holds_data(*storage_, save_id_) &&
-           remove_files(*storage_, std::vector{note_name(save_id_)});
+    const Deadline patience = Deadline::after(kOthersRemove);
+    std::chrono::duration<double> wait{0.01};
+    for (; holds_files(*storage_, save_id_); wait *= 2) {
+      if (patience.expired()) return false;
+      pause(wait, patience);
+    }
+    return remove_files(*storage_, std::vector{note_name(save_id_)});
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string("the note of a failed save stays: ") + error.what());
     return false;

@@ -58,11 +58,11 @@ class Transaction {
   void commit(Deadline deadline);
   // Step 5. Failures are logged.
   void clean();
-  // To be called instead of commit(). Removes what prepare() made. If no other rank can have
-  // written data files yet, which `alone` says, or because begin() failed, also removes the save's
-  // note and the directories that the save made, where nothing else is in them. Failures are
-  // logged.
-  void abandon(bool alone);
+  // To be called instead of commit(). Removes what prepare() made. If no rank writes data files any
+  // more, which `none_writes` says, or because begin() failed, also removes the save's note and the
+  // directories that the save made, where nothing else is in them. It waits a second for other
+  // ranks, which remove their data files. Failures are logged.
+  void abandon(bool none_writes);
 
  private:
   void begin_in_place(Deadline deadline);
@@ -82,6 +82,7 @@ class Transaction {
   void remove_leftovers(const std::set<std::string>& referenced, const std::string& existing);
   void mark_replaced(Deadline deadline);
   void remove_rank_local();
+  void withdraw_switch(const IndexFile& file);
   void remove_directories_of_replaced();
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);

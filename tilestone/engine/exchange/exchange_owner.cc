@@ -250,7 +250,7 @@ bool TileOwner::schedule(TileRound& round, const CutPart& cut, uint64_t pair_byt
   const ServedTile& served = served_[next_];
   const size_t first = round.packed.size();
   bool fits =
-      round.parts.size() < RangeReader::kMaxRanges && round.files.size() < RangeReader::kMaxFiles;
+      round.parts.size() < RangeReader::kMaxRanges && round.files.size() < RangeReader::max_files();
   for (const ServedTile::AskedBox& asked : served.asked) {
     const auto common = intersect(part.box, asked.box);
     if (!common) continue;

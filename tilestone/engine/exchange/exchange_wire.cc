@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "tilestone/plan/wire_internal.h"
+
 namespace tilestone::engine {
 namespace {
 
@@ -45,20 +47,11 @@ ByteReader reader_of(ByteView description, const char* what, int from) {
 
 void put(ByteWriter& writer, const Box& box) {
   writer.varint(box.rank());
-  for (size_t d = 0; d < box.rank(); ++d) {
-    writer.varint(static_cast<uint64_t>(box.offset[d]));
-    writer.varint(static_cast<uint64_t>(box.shape[d]));
-  }
+  wire::write_box(writer, box);
 }
 
 Box get_box(ByteReader& reader) {
-  const auto rank = static_cast<size_t>(reader.count(2));
-  Box box = Box::whole(Dims(rank, 0));
-  for (size_t d = 0; d < rank; ++d) {
-    box.offset[d] = static_cast<int64_t>(reader.varint());
-    box.shape[d] = static_cast<int64_t>(reader.varint());
-  }
-  return box;
+  return wire::read_box(reader, Dims(static_cast<size_t>(reader.count(2)), INT64_MAX));
 }
 
 void put(ByteWriter& writer, const TileCheck& check) {

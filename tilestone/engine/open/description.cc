@@ -12,6 +12,7 @@
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/open/rank_local_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/one_file.h"
 
 namespace tilestone::engine {
 namespace {
@@ -85,6 +86,16 @@ void expect_unchanged(Storage& storage, const DirectoryFiles& files,
   }
 }
 
+// A checkpoint that is one file must not be one of several that hold pieces of tensors, which it
+// need not say itself. Throws what parsing all of them throws.
+void expect_no_pieces_beside(const Storage& storage, const Format& format) {
+  const auto entry = entry_of_one_file(storage);
+  if (!entry || !format.may_hold_pieces(entry->name)) return;
+  std::vector<std::string> all = entry->storage->list("");
+  std::erase_if(all, [&](const std::string& name) { return !format.may_hold_pieces(name); });
+  if (all.size() > 1) format.parse_index(read_index(*entry->storage, format, nullptr, all));
+}
+
 // Whether to read the receipts of a rank-local save's ranks.
 enum class Receipts : uint8_t { kRead, kIgnored };
 
@@ -103,6 +114,7 @@ Description read_once(Storage& storage, const DetectedFormat& found, std::vector
   description.files = read_index(storage, *found.format, found.dialect.get(), names);
   try {
     description.metadata = found.format->parse_index(description.files);
+    expect_no_pieces_beside(storage, *found.format);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsafe) {
       expect_unchanged(storage, description.files, names, error);

@@ -203,6 +203,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   if (found.format != nullptr) return found;
   expect_no_index_lost(storage, names);
   Error error(ErrorCode::kNotFound, "no checkpoint at " + storage.describe());
+  error.with_reason(Reason::kNoCheckpoint);
   const Notes notes = read_notes(storage, names);
   const auto lost = find_lost(storage, names, notes);
   // While a save is under way, these files may belong to it.

@@ -101,7 +101,9 @@ void expect_same_checkpoint(Storage& storage, const Opened& opened) {
   throw Error(ErrorCode::kNotFound, "the checkpoint at " + storage.describe() +
                                         " is not the one that the coordinator (rank 0) has opened")
       .with_hint(
-          "another save may have replaced the checkpoint since it was opened: open it again");
+          "another save may have replaced the checkpoint since it was opened: open it again; or "
+          "this "
+          "rank sees another directory (all ranks need one file system at this path)");
 }
 
 Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,

@@ -4,14 +4,16 @@
 #include <string>
 #include <utility>
 
+#include "tilestone/base/error.h"
+
 namespace tilestone::engine {
 namespace {
 
 class Replacer {
  public:
-  explicit Replacer(const Metadata& stored) : stored_(stored) {}
+  Replacer(const Metadata& stored, KindsByKey& replaced) : stored_(stored), replaced_(replaced) {}
 
-  void visit(StateDict& dict, const std::string& key) const {
+  void visit(StateDict& dict, const std::string& key) {
     for (auto& [element, node] : dict.entries()) visit(node, below(key, key_text(element)));
   }
 
@@ -44,10 +46,11 @@ class Replacer {
     return true;
   }
 
-  void visit(StateNode& node, const std::string& key) const {
+  void visit(StateNode& node, const std::string& key) {
     if (auto* dict = node.get_if<StateDict>()) {
       if (is_object(key) && is_stored_nowhere(*dict, key)) {
         node = Value();
+        replaced_.emplace(key, Value::Kind::kDict);
       } else {
         visit(*dict, key);
       }
@@ -55,6 +58,7 @@ class Replacer {
       if (is_object(key)) node = Value();
     } else if (auto* list = node.get_if<StateList>()) {
       if (is_object(key)) {
+        if (!list->empty()) replaced_.emplace(key, Value::Kind::kList);
         node = Value();
         return;
       }
@@ -63,13 +67,36 @@ class Replacer {
   }
 
   const Metadata& stored_;
+  KindsByKey& replaced_;
 };
+
+bool is_of_kind(const Value& value, Value::Kind kind) {
+  using Kind = Value::Kind;
+  switch (value.kind()) {
+    case Kind::kOpaque:
+    case Kind::kPickled:
+      return true;  // of a class that may be a dict or a list
+    case Kind::kTuple:
+      return kind == Kind::kList;
+    default:
+      return value.kind() == kind;
+  }
+}
 
 }  // namespace
 
-StateDict as_stored(StateDict wanted, const Metadata& stored) {
-  if (!stored.objects.empty()) Replacer(stored).visit(wanted, "");
+StateDict as_stored(StateDict wanted, const Metadata& stored, KindsByKey& replaced) {
+  if (!stored.objects.empty()) Replacer(stored, replaced).visit(wanted, "");
   return wanted;
+}
+
+void expect_kind(const ObjectItem& item, Value::Kind kind) {
+  if (is_of_kind(item.value, kind)) return;
+  throw Error(ErrorCode::kMismatch, "the template has a " + std::string(to_string(kind)) +
+                                        " under this key, and the checkpoint a " +
+                                        std::string(to_string(item.value.kind())))
+      .with_key(item.key)
+      .with_hint("None in the template's place loads what is stored, of any kind");
 }
 
 }  // namespace tilestone::engine

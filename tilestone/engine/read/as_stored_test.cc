@@ -22,7 +22,8 @@ TEST(AsStored, PlainTensorsAndListsThatAreStoredAsObjectsAreWantedAsObjects) {
   wanted["a"] = std::move(a);
   wanted["list"] = StateList{StateNode(tensor), StateNode(tensor)};
   wanted["other"] = StateList{StateNode(tensor), StateNode(tensor)};
-  const StateDict made = as_stored(wanted, stored);
+  KindsByKey replaced;
+  const StateDict made = as_stored(wanted, stored, replaced);
   const auto& inner = *made.find("a")->get_if<StateDict>();
   EXPECT_TRUE(is_null(inner.find("object")));
   EXPECT_NE(inner.find("tensor")->get_if<TensorView>(), nullptr);
@@ -53,7 +54,8 @@ TEST(AsStored, DictsOfValuesThatPyTorchUpTo23StoredAsObjectsAreWantedAsObjects) 
   StateDict parts;
   parts["x"] = Value(1);
   wanted["parts"] = std::move(parts);
-  const StateDict made = as_stored(wanted, stored);
+  KindsByKey replaced;
+  const StateDict made = as_stored(wanted, stored, replaced);
   EXPECT_TRUE(is_null(made.find("scheduler")));
   EXPECT_TRUE(is_null(made.find("empty")));
   const auto& outer = *made.find("a")->get_if<StateDict>();

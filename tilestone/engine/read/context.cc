@@ -39,11 +39,23 @@ bool has_same_index(const ReadContext& context) {
                      [&](const std::string& name) { return existing.files.contains(name); });
 }
 
+// Why a file of the checkpoint is not there, though the checkpoint was opened.
+std::string lost_hint(const ReadContext& context) {
+  const std::shared_ptr<const Format> borrowed(std::shared_ptr<const Format>(), &context.format);
+  if (context.storage.stands() && !read_existing(context.storage, borrowed).found) {
+    return "no checkpoint is here: it was removed since it was opened, or this rank sees another "
+           "directory than the rank that has opened it (all ranks need one file system at this "
+           "path)";
+  }
+  return "another save may have replaced the checkpoint since it was opened: open it again";
+}
+
 }  // namespace
 
-uint64_t cache_room(uint64_t available, uint64_t bytes, uint64_t ranks) {
-  const uint64_t share = available / ranks;
-  return (share - std::min(bytes, share)) / 2;
+CachePolicy cache_policy(std::optional<CachePolicy> asked, uint64_t bytes, uint64_t ranks,
+                         uint64_t available) {
+  const bool fits = bytes <= available / 2 / ranks;
+  return asked.value_or(fits ? CachePolicy::kKeep : CachePolicy::kBypass);
 }
 
 bool was_replaced(const ReadContext& context) {
@@ -57,8 +69,7 @@ std::unique_ptr<ReadableFile> open_data(const ReadContext& context, uint32_t fil
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFound) throw;
     if (was_replaced(context)) {
-      throw Error(error).with_hint(
-          "another save may have replaced the checkpoint since it was opened: open it again");
+      throw Error(error).with_hint(lost_hint(context));
     }
     throw Error(ErrorCode::kCorrupt, "a data file of the checkpoint is missing")
         .with_file(error.file())

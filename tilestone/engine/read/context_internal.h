@@ -72,13 +72,13 @@ struct ReadContext {
   // place, it decides which copy this rank tries first.
   int rank = 0;
   bool has_manifest = false;  // a manifest described the checkpoint when it was opened
-  std::shared_ptr<CacheRoom> room = nullptr;  // for CachePolicy::kAuto
   std::shared_ptr<DeviceWrites> device_writes = std::make_shared<DeviceWrites>();
 };
 
-// The room for what one of the `ranks` of this host reads, if each of them also gets `bytes` of
-// memory for what it reads: its share of half of what is then left of `available`, in bytes.
-uint64_t cache_room(uint64_t available, uint64_t bytes, uint64_t ranks);
+// What to leave in the page cache, unless a caller has `asked` for something: everything, where
+// what is read (`bytes` by each of the host's `ranks`) fits into half of the `available` memory.
+CachePolicy cache_policy(std::optional<CachePolicy> asked, uint64_t bytes, uint64_t ranks,
+                         uint64_t available);
 
 // Whether the checkpoint is gone or another save seems to have replaced it. If it had a manifest:
 // the manifest is gone (what replaces a checkpoint removes the manifest first). Otherwise: the

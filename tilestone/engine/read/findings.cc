@@ -1,6 +1,7 @@
 #include "tilestone/engine/read/findings_internal.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_set>
@@ -9,6 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/read/key_runs_internal.h"
+#include "tilestone/engine/read/subtrees_internal.h"
 #include "tilestone/state/sharded.h"
 
 namespace tilestone::engine {
@@ -124,22 +126,39 @@ void expect_kept_data(const StateNode& wanted, const StateNode& built, const Kep
   }
 }
 
-// Whether the options need findings of the ranks.
+// Whether somebody sees what is found.
 bool needs_findings(const LoadOptions& options) {
-  return options.differences.not_in_checkpoint == Policy::kReport ||
+  return options.log_report || options.differences.report != nullptr ||
+         options.differences.not_in_checkpoint == Policy::kReport ||
          options.differences.other_shape == Policy::kReport || looks_for_rest(options);
 }
 
-std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
-                                           const Metadata& stored, const LoadOptions& options) {
+uint64_t bytes_of_key(const Metadata& stored, size_t number) {
+  const size_t tensors = stored.tensors.size();
+  if (number >= tensors) return stored.objects[number - tensors].at.length;
+  const StoredTensor& tensor = stored.tensors[number];
+  return static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
+}
+
+// What no rank requests: all of it, or only what the templates' dicts and lists name.
+struct Rest {
   std::vector<std::string> keys;
+  uint64_t bytes = 0;
+};
+
+Rest requested_by_none(KeyCounts& left_out, KeyCounts& named, size_t ranks, const Metadata& stored,
+                       const LoadOptions& options) {
+  Rest rest;
   for (size_t i = 0; i < count_keys(stored); ++i) {
-    if (left_out.next(i) != static_cast<int64_t>(ranks)) continue;
+    const bool by_none = left_out.next(i) == static_cast<int64_t>(ranks);
+    const bool is_named = named.next(i) > 0;
+    if (!by_none || !(is_named || looks_for_rest(options))) continue;
+    rest.bytes += bytes_of_key(stored, i);
     const std::string& key = key_of(stored, i);
-    const std::string reported = i < stored.tensors.size() ? key : reported_key(key, options);
-    if (keys.empty() || keys.back() != reported) keys.push_back(reported);
+    std::string reported = i < stored.tensors.size() ? key : reported_key(key, options);
+    if (rest.keys.empty() || rest.keys.back() != reported) rest.keys.push_back(std::move(reported));
   }
-  return keys;
+  return rest;
 }
 
 [[noreturn]] void refuse(const std::vector<std::string>& keys) {
@@ -147,21 +166,33 @@ std::vector<std::string> requested_by_none(KeyCounts& left_out, size_t ranks,
   const auto of_scheduler = std::find_if(keys.begin(), keys.end(), [](const std::string& key) {
     return key.ends_with(".initial_lr");
   });
-  const std::string hint = "differences.not_requested = kReport loads without them";
+  const Advice without{"", "differences.not_requested", "report", " loads without them"};
   throw Error(ErrorCode::kMismatch, "the checkpoint holds " + counted(keys.size(), "key") +
                                         " not requested: " + list_keys(keys))
       .with_key(of_scheduler == keys.end() ? keys.front() : *of_scheduler)
+      .with_reason(Reason::kNotRequested)
       .with_hint(of_scheduler == keys.end()
-                     ? hint
-                     : "initial_lr is set by a learning-rate scheduler: make the scheduler before "
-                       "the load; or " +
-                           hint);
+                     ? Hint{without}
+                     : Hint{{"initial_lr is set by a learning-rate scheduler: make the scheduler "
+                             "before the load"},
+                            without});
 }
 
 void warn(const std::vector<std::string>& keys, const std::string& what) {
   if (keys.empty()) return;
   log(LogLevel::kWarning,
       "load: " + counted(keys.size(), "key") + " " + what + ": " + list_keys(keys));
+}
+
+void warn_of_rest(const std::vector<std::string>& keys, uint64_t bytes,
+                  const LoadOptions& options) {
+  if (options.differences.not_requested == Policy::kReport) {
+    warn(keys, "of the checkpoint not requested");
+  } else if (!options.differences.not_requested) {
+    warn(keys, "of the checkpoint (" + human_bytes(bytes) +
+                   ") left out, below dicts or lists that the template has "
+                   "(Differences.not_requested says what to do about them)");
+  }
 }
 
 }  // namespace
@@ -203,8 +234,8 @@ void expect_kept_data(const StateDict& wanted, const StateDict& built, const Kep
   }
 }
 
-Bytes encode_findings(const Findings& findings, const Items& wanted, const Metadata& stored,
-                      const LoadOptions& options) {
+Bytes encode_findings(const Findings& findings, const Items& wanted, bool is_template,
+                      const Metadata& stored, const LoadOptions& options) {
   if (!needs_findings(options)) return {};
   ByteWriter writer;
   const std::vector<std::string> none;
@@ -212,14 +243,20 @@ Bytes encode_findings(const Findings& findings, const Items& wanted, const Metad
                     ? findings.not_in_checkpoint
                     : none);
   write(writer, options.differences.other_shape == Policy::kReport ? findings.other_shape : none);
-  KeyRuns left_out;
-  if (looks_for_rest(options)) {
+  KeyRuns left_out, named;
+  if (is_template) {
     const RequestedKeys requested(wanted, options);
+    std::optional<NamedPaths> paths;
     for (size_t i = 0; i < count_keys(stored); ++i) {
-      if (!requested.have(key_of(stored, i))) left_out.add(i);
+      const std::string& key = key_of(stored, i);
+      if (requested.have(key)) continue;
+      left_out.add(i);
+      if (!paths) paths.emplace(wanted);
+      if (paths->hold(key, path_of(stored, i))) named.add(i);
     }
   }
   left_out.write(writer);
+  named.write(writer);
   return std::move(writer).take();
 }
 
@@ -227,27 +264,26 @@ LoadReport unite_findings(const std::vector<Bytes>& of_ranks, const Metadata& st
                           const LoadOptions& options) {
   if (!needs_findings(options)) return {};
   std::set<std::string> missing, other;
-  KeyCounts left_out(count_keys(stored));
+  KeyCounts left_out(count_keys(stored)), named(count_keys(stored));
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank].empty()) continue;  // its options say that nobody sees them
     ByteReader reader(of_ranks[rank], "message with the findings of rank " + std::to_string(rank));
     read(reader, [&](std::string key) { missing.insert(std::move(key)); });
     read(reader, [&](std::string key) { other.insert(std::move(key)); });
     left_out.add(reader);
+    named.add(reader);
     reader.expect_end();
   }
   LoadReport report;
   report.not_in_checkpoint.assign(missing.begin(), missing.end());
   report.other_shape.assign(other.begin(), other.end());
-  if (looks_for_rest(options)) {
-    const std::vector<std::string> keys =
-        requested_by_none(left_out, of_ranks.size(), stored, options);
-    if (options.differences.not_requested == Policy::kError && !keys.empty()) refuse(keys);
-    const std::set<std::string> sorted(keys.begin(), keys.end());
-    report.not_requested.assign(sorted.begin(), sorted.end());
-  }
+  const Rest rest = requested_by_none(left_out, named, of_ranks.size(), stored, options);
+  if (options.differences.not_requested == Policy::kError && !rest.keys.empty()) refuse(rest.keys);
+  const std::set<std::string> sorted(rest.keys.begin(), rest.keys.end());
+  report.not_requested.assign(sorted.begin(), sorted.end());
   if (!options.log_report) return report;
   warn(report.not_in_checkpoint, "not in the checkpoint");
-  warn(report.not_requested, "of the checkpoint not requested");
+  warn_of_rest(report.not_requested, rest.bytes, options);
   warn(report.other_shape, "with another shape in the checkpoint");
   return report;
 }

@@ -31,9 +31,10 @@ Findings find_kept(const Items& wanted, const Metadata& stored, const LoadOption
 // leaf could keep. `built`: the same tree after build_factories().
 void expect_kept_data(const StateDict& wanted, const StateDict& built, const KeptLeaves& kept);
 
-// A rank's message. Empty if the options need no findings.
-Bytes encode_findings(const Findings& findings, const Items& wanted, const Metadata& stored,
-                      const LoadOptions& options);
+// A rank's message. Empty if nobody sees findings. `is_template`: `wanted` may lack keys of the
+// checkpoint.
+Bytes encode_findings(const Findings& findings, const Items& wanted, bool is_template,
+                      const Metadata& stored, const LoadOptions& options);
 
 // The coordinator's part: merges the ranks' findings into the report, and logs it if the options
 // say so. Error(kMismatch) if not_requested is kError and no rank requests some key of the

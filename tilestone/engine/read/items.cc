@@ -62,7 +62,10 @@ class ObjectReader {
  public:
   ObjectReader(const ReadContext& context, std::span<const ObjectRead> objects)
       : context_(context), lost_(context), items_(objects.size()) {
-    for (size_t i = 0; i < objects.size(); ++i) pending_.push_back({i, objects[i], {}, {}});
+    for (size_t i = 0; i < objects.size(); ++i) {
+      expect_supported(*objects[i].stored);
+      pending_.push_back({i, objects[i], {}, {}});
+    }
   }
 
   std::vector<Bytes> run() {

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "tilestone/base/error.h"
+#include "tilestone/state/sharded.h"
 
 namespace tilestone::engine {
 namespace {
@@ -49,28 +50,43 @@ bool match_with_prefix(const std::vector<std::string>& missing, const Metadata& 
   });
 }
 
-// A hint at the prefix that explains all missing keys; "": there is none.
-std::string prefix_hint(const std::vector<std::string>& missing, const Metadata& metadata) {
+// A hint at the prefix that explains all missing keys; empty: there is none.
+Hint prefix_hint(const std::vector<std::string>& missing, const Metadata& metadata) {
   for (const std::string_view prefix : kPrefixes) {
     const std::string quoted = "\"" + std::string(prefix) + "\"";
     if (match_stripped(missing, metadata, prefix)) {
-      return "the checkpoint's keys have the prefix " + quoted +
-             ": load with rename=tilestone.strip_prefix(" + quoted + ")";
+      return {{"the checkpoint's keys have the prefix " + quoted},
+              {"load with ", "rename", "strip_prefix(" + quoted + ")"}};
     }
     if (match_with_prefix(missing, metadata, prefix)) {
-      return "the requested keys have the prefix " + quoted +
-             ", which the checkpoint's lack: load with rename=tilestone.add_prefix(" + quoted + ")";
+      return {{"the requested keys have the prefix " + quoted + ", which the checkpoint's lack"},
+              {"load with ", "rename", "add_prefix(" + quoted + ")"}};
     }
   }
-  return "";
+  return {};
+}
+
+// Whether the key is of a place in an object's grid, and the checkpoint has the object at others.
+bool has_other_places(const Metadata& metadata, const std::string& key) {
+  const std::string_view grid = grid_key(key);
+  if (grid == key) return false;
+  return std::any_of(metadata.objects.begin(), metadata.objects.end(),
+                     [&](const StoredObject& object) {
+                       return object.key != key && grid_key(object.key) == grid;
+                     });
 }
 
 }  // namespace
 
-std::string hint_at_missing(const Metadata& metadata, const std::string& key) {
-  const std::string similar = similar_keys_hint(metadata, key);
-  return (similar.empty() ? "" : similar + "; ") +
-         "differences.not_in_checkpoint = kReport loads the others";
+Hint hint_at_missing(const Metadata& metadata, const std::string& key) {
+  Hint hint{{"", "differences.not_in_checkpoint", "report", " loads the others"}};
+  if (has_other_places(metadata, key)) {
+    hint = {{"objects can't be resharded: request the places of the save"}};
+  }
+  if (std::string similar = similar_keys_hint(metadata, key); !similar.empty()) {
+    hint.insert(hint.begin(), {std::move(similar)});
+  }
+  return hint;
 }
 
 void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<std::string>& objects,
@@ -84,7 +100,7 @@ void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<st
     if (!metadata.find_tensor(key) && !metadata.find_object(key)) missing.push_back(key);
   }
   if (missing.empty()) return;
-  std::string hint = prefix_hint(missing, metadata);
+  Hint hint = prefix_hint(missing, metadata);
   if (missing.size() == 1 && hint.empty()) return;
   if (hint.empty()) hint = hint_at_missing(metadata, missing.front());
   std::string text = std::to_string(missing.size()) + " of " +
@@ -94,7 +110,10 @@ void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<st
     text += (i > 0 ? ", " : "") + missing[i];
   }
   if (missing.size() > kListed) text += ", ...";
-  throw Error(ErrorCode::kNotFound, text).with_key(missing.front()).with_hint(hint);
+  throw Error(ErrorCode::kNotFound, text)
+      .with_key(missing.front())
+      .with_reason(Reason::kKeyNotStored)
+      .with_hint(std::move(hint));
 }
 
 }  // namespace tilestone::engine

@@ -18,6 +18,6 @@ void expect_all_stored(std::span<const TensorItem> tensors, const std::vector<st
                        const Metadata& metadata);
 
 // For the error of one missing key: similar keys, and the option that loads the others.
-std::string hint_at_missing(const Metadata& metadata, const std::string& key);
+Hint hint_at_missing(const Metadata& metadata, const std::string& key);
 
 }  // namespace tilestone::engine

@@ -112,13 +112,21 @@ std::vector<ReadOp> RangeReader::reads_of(const std::vector<Run>& runs) {
 const ReadableFile& RangeReader::open(uint32_t file) {
   std::unique_ptr<ReadableFile>& opened = files_[file];
   if (opened) return *opened;
-  if (files_.size() > kMaxFiles) {
-    std::erase_if(files_, [&](const auto& other) {
-      return other.first != file && !batch_files_.contains(other.first);
-    });
+  if (files_.size() > max_files_) close_idle(file);
+  try {
+    opened = open_data(context_, file);
+  } catch (const Error& error) {
+    if (error.sys_errno() != EMFILE || !close_idle(file)) throw;
+    opened = open_data(context_, file);
   }
-  opened = open_data(context_, file);
   return *opened;
+}
+
+// Closes the files that the batch does not need. False if there are none.
+bool RangeReader::close_idle(uint32_t besides) {
+  return std::erase_if(files_, [&](const auto& other) {
+           return other.first != besides && !batch_files_.contains(other.first);
+         }) > 0;
 }
 
 bool is_unreadable(const Error& error) {
@@ -213,7 +221,7 @@ uint64_t RangeReader::prefetch() {
 }
 
 ReadOptions RangeReader::options() const {
-  return {threads_, context_.buffers, context_.deadline, context_.cache, context_.room.get()};
+  return {threads_, context_.buffers, context_.deadline, context_.cache};
 }
 
 // Adds the key to the error if all ranges that it can concern have the same key.

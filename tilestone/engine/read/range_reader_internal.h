@@ -19,6 +19,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/context_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
 
 namespace tilestone::engine {
 
@@ -42,7 +43,10 @@ struct ByteRange {
 class RangeReader {
  public:
   static constexpr size_t kMaxRanges = 16384;  // in a batch
-  static constexpr size_t kMaxFiles = 128;     // in a batch; also the most that are open at once
+  static constexpr size_t kMaxFiles = 128;     // see max_files()
+
+  // The most files in a batch; also the most that are open at once.
+  static size_t max_files() { return files_at_once(kMaxFiles); }
 
   // Reads and calls back on `threads`; null: only on the calling thread.
   RangeReader(const ReadContext& context, ThreadPool* threads);
@@ -51,7 +55,7 @@ class RangeReader {
   void add(const ByteRange& range);
   size_t size() const { return ranges_.size(); }
   // If full, the caller must read the batch before it adds more.
-  bool full() const { return ranges_.size() >= kMaxRanges || batch_files_.size() >= kMaxFiles; }
+  bool full() const { return ranges_.size() >= kMaxRanges || batch_files_.size() >= max_files_; }
 
   // Called once for each range with its number and its bytes (at its target, or in memory that is
   // reused after the call). The order is arbitrary, and several threads may call at once.
@@ -71,7 +75,7 @@ class RangeReader {
   // unreadable range is no error here: whoever reads it later gets the error.
   uint64_t prefetch();
 
-  // Opens a file. It stays open until others need its place (kMaxFiles). Throws what open_data()
+  // Opens a file. It stays open until others need its place. Throws what open_data()
   // throws.
   const ReadableFile& open(uint32_t file);
 
@@ -98,10 +102,12 @@ class RangeReader {
   ReadOptions options() const;
   Error with_key_of(Error error) const;
   std::vector<ByteRange> finish();
+  bool close_idle(uint32_t besides);
 
   const ReadContext& context_;
   ThreadPool* const threads_;
   const ReadCosts costs_;
+  const size_t max_files_ = max_files();
   std::vector<ByteRange> ranges_;
   std::vector<uint32_t> order_;  // indices into ranges_, by file and offset
   std::vector<uint32_t> sums_;   // in the order of order_, of runs that are summed as they are read

@@ -234,7 +234,7 @@ TEST_F(Ranges, OfAFileThatStaysWantedOpenItOnce) {
 
 class RangesOfManyFiles : public Ranges {
  protected:
-  RangesOfManyFiles() : Ranges(RangeReader::kMaxFiles + 10, 8) {}
+  RangesOfManyFiles() : Ranges(RangeReader::max_files() + 10, 8) {}
 };
 
 TEST_F(RangesOfManyFiles, AreReadInBatches) {
@@ -243,7 +243,7 @@ TEST_F(RangesOfManyFiles, AreReadInBatches) {
   for (uint32_t file = 0; file < metadata_.files.size(); ++file) {
     reader.add({.file = file, .begin = 7, .size = 1});
     if (!reader.full()) continue;
-    EXPECT_EQ(reader.size(), RangeReader::kMaxFiles);
+    EXPECT_EQ(reader.size(), RangeReader::max_files());
     reader.read();
     ++batches;
   }
@@ -278,12 +278,13 @@ TEST(RecordSum, EndsAtAHole) {
   EXPECT_EQ(sum.crc32(), crc32(ByteView(record).first(40)));
 }
 
-TEST(CacheRoom, IsHalfOfWhatIsLeftOfARanksShareOfTheMemory) {
-  EXPECT_EQ(cache_room(1000, 0, 1), 500u);
-  EXPECT_EQ(cache_room(1000, 100, 1), 450u);
-  EXPECT_EQ(cache_room(1000, 100, 4), 75u);
-  EXPECT_EQ(cache_room(1000, 300, 4), 0u);
-  EXPECT_EQ(cache_room(0, 0, 4), 0u);
+TEST(CachePolicy, KeepsByDefaultWhatFitsIntoHalfOfTheMemory) {
+  EXPECT_EQ(cache_policy({}, 500, 1, 1000), CachePolicy::kKeep);
+  EXPECT_EQ(cache_policy({}, 501, 1, 1000), CachePolicy::kBypass);
+  EXPECT_EQ(cache_policy({}, 125, 4, 1000), CachePolicy::kKeep);
+  EXPECT_EQ(cache_policy({}, 126, 4, 1000), CachePolicy::kBypass);
+  EXPECT_EQ(cache_policy(CachePolicy::kKeep, 501, 1, 1000), CachePolicy::kKeep);
+  EXPECT_EQ(cache_policy(CachePolicy::kBypass, 1, 1, 1000), CachePolicy::kBypass);
 }
 
 }  // namespace tilestone::engine::range_reader_test

@@ -3,7 +3,6 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
-#include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
 #include "tilestone/engine/read/requested_internal.h"
 #include "tilestone/engine/read/subtrees_internal.h"
@@ -13,7 +12,7 @@
 namespace tilestone::engine {
 
 Requested::Requested(const StateDict* wanted, const Opened& opened, const LoadOptions& options,
-                     std::optional<Value> common)
+                     std::optional<Value> common, const std::vector<Path>& subtrees)
     : wanted_(wanted) {
   if (wanted == nullptr) {
     items_ = all_items(opened.metadata);
@@ -21,8 +20,8 @@ Requested::Requested(const StateDict* wanted, const Opened& opened, const LoadOp
     const Value* shared = common ? &*common : nullptr;
     plain_ = is_plain(*wanted);
     built_ = plain_ ? *wanted : build_factories(*wanted);
-    built_ = with_subtrees(std::move(built_), options.subtrees, opened.metadata);
-    built_ = as_stored(std::move(built_), opened.metadata);
+    built_ = with_subtrees(std::move(built_), subtrees, opened.metadata);
+    built_ = as_stored(std::move(built_), opened.metadata, as_objects_);
     std::set<std::string> second_names;
     if (opened.dialect->has_replica_names()) second_names = rename_replicas(opened.metadata);
     if (keeps_some(options)) find_differences(opened, options, shared, second_names);
@@ -66,13 +65,20 @@ bool Requested::is_read(const ObjectItem& item, const Metadata& stored) const {
   return !is_kept(item.key) || stored.find_tensor(item.key) != nullptr;
 }
 
+void Requested::expect_kinds() const {
+  for (const ObjectItem& item : items_.objects) {
+    const auto kind = as_objects_.find(item.key);
+    if (kind != as_objects_.end()) expect_kind(item, kind->second);
+  }
+}
+
 Bytes Requested::message(const Metadata& stored, const LoadOptions& options) const {
   ByteWriter writer;
   const auto policy = options.differences.not_requested;
   const bool may_leave_out = policy && *policy != Differences::Policy::kError;
   const std::vector<Path> none;
   writer.blob(left_out(may_leave_out ? none : options.complete, items_, stored));
-  writer.blob(encode_findings(findings_, items_, stored, options));
+  writer.blob(encode_findings(findings_, items_, wanted_ != nullptr, stored, options));
   return std::move(writer).take();
 }
 

@@ -9,6 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/read/as_stored_internal.h"
 #include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/shared_targets_internal.h"
@@ -23,11 +24,11 @@ class Requested {
  public:
   Requested() = default;
   // `wanted`: the template; null for everything in the checkpoint. `common`: the checkpoint's
-  // common state; nullopt in dialects without one. Every tensor of a template that is read has
-  // memory afterwards. Throws Error for a template that doesn't fit the checkpoint. Borrows
-  // `wanted`.
+  // common state; nullopt in dialects without one. `subtrees`: what is read without being named.
+  // Every tensor of a template that is read has memory afterwards. Throws Error for a template that
+  // doesn't fit the checkpoint. Borrows `wanted`.
   Requested(const StateDict* wanted, const Opened& opened, const LoadOptions& options,
-            std::optional<Value> common);
+            std::optional<Value> common, const std::vector<Path>& subtrees);
 
   // All items, also those that are not read because they keep what the template has.
   Items& items() { return items_; }
@@ -38,6 +39,9 @@ class Requested {
   std::vector<TensorItem>& read() { return keeps() ? read_ : items_.tensors; }
   // Whether the object of this item is read.
   bool is_read(const ObjectItem& item, const Metadata& stored) const;
+  // Once the objects are read. Error(kMismatch) if one that takes the place of a dict or list of
+  // the template is none.
+  void expect_kinds() const;
   const AskedReplicas& replicas() const { return replicas_; }
   const KeptLeaves& kept() const { return findings_.kept; }
 
@@ -60,6 +64,7 @@ class Requested {
   StateDict built_;      // the template with its factories built
   StateDict requested_;  // `built_` without non-persistent values; empty if plain_
   Items items_;
+  KindsByKey as_objects_;  // the template's dicts and lists that are stored as objects
   AskedReplicas replicas_;
   Findings findings_;
   std::vector<TensorItem> read_;  // if some tensors are kept

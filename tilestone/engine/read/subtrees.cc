@@ -9,28 +9,11 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/read/key_prefixes_internal.h"
 #include "tilestone/engine/read/key_runs_internal.h"
 
 namespace tilestone::engine {
 namespace {
-
-// Calls visit(prefix, elements) for each prefix of a stored key's path until it returns true.
-// `prefix` is dotted, `elements` is the number of its path elements. If no path is recorded, visits
-// the prefixes of the key, with `elements` 0.
-template <typename Visit>
-bool any_prefix(const std::string& key, const Path& path, const Visit& visit) {
-  std::string prefix;
-  for (size_t i = 0; i < path.size(); ++i) {
-    if (!prefix.empty()) prefix += '.';
-    prefix += key_text(path[i]);
-    if (visit(std::string_view(prefix), i + 1)) return true;
-  }
-  if (!path.empty()) return false;
-  for (size_t dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
-    if (visit(std::string_view(key).substr(0, dot), size_t{0})) return true;
-  }
-  return visit(std::string_view(key), size_t{0});
-}
 
 // ---- Subtrees ----
 
@@ -73,6 +56,11 @@ bool is_null(const StateNode& node) {
   return value != nullptr && value->is_null();
 }
 
+bool is_empty_list(const StateNode& node) {
+  const auto* value = node.get_if<Value>();
+  return value != nullptr && value->kind() == Value::Kind::kList && value->items().empty();
+}
+
 // The node at a path of the caller's tree, in which ints may be keys of dicts. Null if a node on
 // the way is not a container.
 StateNode* node_at(StateDict& tree, const Path& path) {
@@ -100,7 +88,7 @@ StateNode* node_at(StateDict& tree, const Path& path) {
 // only the last child and a new one after it are possible. Null if there is no such place.
 StateNode* child_of(StateNode& node, const PathElement& element) {
   if (const auto* index = std::get_if<int64_t>(&element)) {
-    if (is_null(node)) node = StateList();
+    if (is_null(node) || is_empty_list(node)) node = StateList();
     auto* list = node.get_if<StateList>();
     if (list == nullptr || *index < 0) return nullptr;
     const auto place = static_cast<size_t>(*index);
@@ -132,9 +120,9 @@ PathElement original(const TreeKeys& keys, const Path& path, const PathElement& 
                   list_keys(keys))
       .with_key(keys.front())
       .with_hint(
-          "create the object's state before the load (for an optimizer: torch.distributed."
-          "checkpoint.state_dict.get_optimizer_state_dict), or load a dict of the wanted keys "
-          "instead of the object");
+          std::string("create the object's state before the load, or load a dict of the wanted "
+                      "keys instead of the object. ") +
+          std::string(kHintAtOptimizers));
 }
 
 }  // namespace
@@ -181,6 +169,31 @@ Bytes left_out(const std::vector<Path>& complete, const Items& asked, const Meta
   claimed.write(writer);
   left.write(writer);
   return std::move(writer).take();
+}
+
+NamedPaths::NamedPaths(const Items& asked) {
+  const Path* last = nullptr;  // the container of the item before
+  const auto add = [&](const Path& path) {
+    if (path.size() < 2) return;
+    if (last != nullptr && last->size() == path.size() &&
+        std::equal(path.begin(), path.end() - 1, last->begin())) {
+      return;
+    }
+    last = &path;
+    for (Path above(path.begin(), path.end() - 1); !above.empty(); above.pop_back()) {
+      if (!paths_.insert(dotted(above)).second) break;
+    }
+  };
+  for (const TensorItem& item : asked.tensors) add(item.path);
+  last = nullptr;
+  for (const ObjectItem& item : asked.objects) add(item.path);
+  for (const auto& [path, keys] : asked.dict_keys) paths_.insert(dotted(path));
+}
+
+bool NamedPaths::hold(const std::string& key, const Path& path) const {
+  return any_prefix(key, path, [&](std::string_view prefix, size_t) {
+    return paths_.contains(std::string(prefix));
+  });
 }
 
 void check_left_out(const std::vector<Bytes>& of_ranks, const Metadata& stored) {

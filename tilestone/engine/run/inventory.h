@@ -59,7 +59,11 @@ struct RunStep {
   // The folder of another name that holds a durable checkpoint of this step; "": none. Without
   // SaveOptions::overwrite the save is then refused.
   std::string exists_as = {};
-  Inventory now = {};  // receives what the save holds, once the checkpoint exists
+  // The checkpoint at the location, if there is one, is of a branch that the run has abandoned: it
+  // is replaced, as with SaveOptions::overwrite.
+  bool replaces = false;
+  Inventory now = {};        // receives what the save holds, once the checkpoint exists
+  std::string save_id = {};  // receives its save id then
 };
 
 // Compares what the step holds with the step before. Throws, or logs a warning.

@@ -169,13 +169,14 @@ struct StepTime {
   double seconds = 0;
 };
 
-// What a load found. The keys are those for which Differences says kReport: the union over all
-// ranks, equal on each rank, sorted.
+// What a load found: the union over all ranks, equal on each rank, sorted.
 struct LoadReport {
-  std::vector<std::string> not_in_checkpoint;
+  std::vector<std::string> not_in_checkpoint;  // if Differences says kReport
+  // What no rank requests; unless Differences says kReport only what is below a dict or list of a
+  // template (not the root).
   std::vector<std::string> not_requested;
-  std::vector<std::string> other_shape;
-  uint64_t bytes_loaded = 0;  // stored bytes of what this rank loaded of tensors
+  std::vector<std::string> other_shape;  // if Differences says kReport
+  uint64_t bytes_loaded = 0;             // stored bytes of what this rank loaded of tensors
   // "describing" (which checkpoint is there), "choosing" (what to read; objects are read),
   // "exchanging" (with other ranks) and "reading", in this order.
   std::vector<StepTime> timings;
@@ -187,13 +188,15 @@ struct LoadReport {
 };
 
 // What a load does about a difference between `wanted` and the checkpoint. kReport: the LoadReport
-// lists it, and rank 0 logs a warning. kIgnore: neither. When the load goes on, the leaf keeps what
-// the template has: a tensor its elements (or none), a value itself. Keys that only a dialect's
-// common state has are never a difference: a load adds them to what it returns.
+// lists it, and rank 0 logs a warning. kIgnore: no warning. When the load goes on, the leaf keeps
+// what the template has: a tensor its elements (or none), a value itself. Keys that only a
+// dialect's common state has are never a difference: a load adds them to what it returns.
 struct Differences {
   enum class Policy : uint8_t { kError, kReport, kIgnore };
   Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
-  // In the checkpoint, but wanted by no rank. nullopt: ignored, except below LoadOptions::complete.
+  // In the checkpoint, but wanted by no rank. nullopt: an error below LoadOptions::complete; one
+  // warning, with keys and bytes, for what else is below a dict or list of a template; else
+  // ignored.
   std::optional<Policy> not_requested = std::nullopt;
   Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
   LoadReport* report = nullptr;         // receives what the load found; must outlive it
@@ -209,10 +212,10 @@ struct Reading {
     kNever,   // each rank reads for itself
   };
   TwoPhase two_phase = TwoPhase::kAuto;
-  // What reads leave in the page cache; kAuto: see docs/cache.md, and not for verify. Ranks of one
-  // host that read for one another through the page cache leave what they read there, whatever this
-  // option says.
-  CachePolicy cache = CachePolicy::kAuto;
+  // What reads leave in the page cache; by default everything, where it fits into half of the
+  // available memory (docs/cache.md), and nothing for verify. Ranks of one host that read for one
+  // another through the page cache leave what they read there, whatever this option says.
+  std::optional<CachePolicy> cache;
   // Read files through any symbolic link that leads out of the directory (docs/links.md). For a
   // location that is a path; any other storage decides itself.
   bool follow_links = false;
@@ -227,8 +230,9 @@ struct Resources {
 };
 
 // These options must be equal on all ranks: format, dialect, overwrite, attributes,
-// checks.access, checks.common_differs, whether there are copies, tp_replica_names. Otherwise every
-// rank throws Error(kMismatch), which names the option. The other options may differ between ranks.
+// checks.access, checks.common_differs, whether there are copies, tp_replica_names,
+// verify_integrity. Otherwise every rank throws Error(kMismatch), which names the option. The other
+// options may differ between ranks.
 struct SaveOptions {
   Communicator comm = {};                            // default: a group of one
   std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
@@ -257,6 +261,8 @@ struct SaveOptions {
   // too: at most 128 bytes, a part of a file name. "": no such files. Error(kUnsupported) by files,
   // and in formats other than torch_dist. The name is that of Megatron-Core's option.
   std::string separation_hint = {};
+  // The caller's ranks meet after the save, to hash the files. The save itself does nothing for it.
+  bool verify_integrity = false;
   // Texts about the checkpoint, stored in its manifest: {"iteration": "100"}.
   std::map<std::string, std::string> attributes = {};
   // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
@@ -284,7 +290,7 @@ struct SaveResult {
   // False only by files without `wait`: other ranks are still writing.
   bool published = true;
   // "planning", "staging" (only if it was taken), "writing", "reporting" and "publishing", in this
-  // order. What the program did between begin_save and the other calls is in none of them.
+  // order. What a program did between the steps is in none of them.
   std::vector<StepTime> timings = {};
 };
 
@@ -326,6 +332,13 @@ struct LoadOptions {
   // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
   // does not name it: an optimizer without state does not know the names of its state yet.
   std::vector<Path> subtrees = {};
+  // An empty dict or list of `wanted` on every rank asks for what the checkpoint has below its
+  // path, where the arrays are whole on this rank (read/empty_places_internal.h says when).
+  // Otherwise the load is Error(kMismatch), unless differences.not_requested is kReport or kIgnore.
+  bool fill_empty = true;
+  // Paths for which the same holds without an empty dict there, whatever other ranks have.
+  std::vector<Path> unmade = {};
+  std::vector<Path> kept_empty = {};  // paths of empty dicts that ask for nothing all the same
   // Paths below which everything must be requested, unless differences.not_requested is kReport or
   // kIgnore. Error(kMismatch) names the keys that the checkpoint has there and that are requested
   // by no rank that lists the path.

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "tilestone/base/error_testing.h"
-#include "tilestone/comm/communicator.h"
+#include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/load_internal.h"

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
+#include "tilestone/base/host.h"
 #include "tilestone/state/tensor_view.h"
 
 namespace tilestone::engine {
@@ -15,6 +16,13 @@ namespace tilestone::engine {
 inline size_t thread_count(int option) {
   if (option > 0) return static_cast<size_t>(option);
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+}
+
+// How many of `wanted` files a call may have open at the same time: an eighth of what the process
+// may open, because other calls, threads and the program open files too.
+inline size_t files_at_once(size_t wanted) {
+  return static_cast<size_t>(
+      std::clamp<uint64_t>(max_open_files() / 8, 1, std::max<size_t>(wanted, 1)));
 }
 
 // A pool of `total` bytes for `streams` concurrent files or threads, which move `work` bytes in

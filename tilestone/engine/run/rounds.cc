@@ -53,10 +53,7 @@ bool lost_in_round(const Error& error) {
 }
 
 Error with_phase(const Error& error, const std::string& what) {
-  Error wrapped(error.code(), what + ": " + error.message());
-  wrapped.with_rank(error.rank()).with_hint(error.hint()).with_cause(error.cause());
-  if (error.sys_errno() != 0) wrapped.with_errno(error.sys_errno());
-  return wrapped;
+  return error.with_message(what + ": " + error.message());
 }
 
 }  // namespace

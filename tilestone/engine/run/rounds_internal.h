@@ -57,6 +57,13 @@ class Rounds {
   // answer for every rank. Runs only on the coordinator.
   using CoordinatorStep = std::function<std::vector<Bytes>(std::vector<Bytes> payloads)>;
 
+  // Whether a round that has failed with this error on this rank has ended on all others, too, with
+  // their local steps.
+  static bool reached_all(const Error& error) {
+    return error.code() != ErrorCode::kTimeout && error.code() != ErrorCode::kRankFailed &&
+           error.code() != ErrorCode::kInterrupted;
+  }
+
   // `phase` completes "rank 3 did not report after ...": "writing".
   Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
 

@@ -64,9 +64,12 @@ Bytes take(Bytes& message, size_t rank) {
     }
     throw Error(ErrorCode::kMismatch,
                 "the ranks don't agree on " + all.front()[t].first + " (" + who + ")")
-        .with_rank(first_other);
+        .with_rank(first_other)
+        .with_reason(Reason::kDifferentArguments)
+        .with_hint(Hint{{"every rank passes the same ", all.front()[t].first}});
   }
-  throw Error(ErrorCode::kMismatch, "the ranks made different calls");
+  throw Error(ErrorCode::kMismatch, "the ranks made different calls")
+      .with_reason(Reason::kDifferentCalls);
 }
 
 }  // namespace
@@ -104,6 +107,7 @@ Terms terms_of(const Location& location, const SaveOptions& options) {
           {"checks.common_differs", differing_text(options.checks.common_differs)},
           {"copies", options.copies ? "given" : "None"},
           {"tp_replica_names", bool_text(options.tp_replica_names)},
+          {"verify_integrity", bool_text(options.verify_integrity)},
           {"format", in_quotes(format_of(options)->name())},
           {"dialect", in_quotes(dialect_of(options)->name())},
           {"attributes", attributes_text(options.attributes)}};

@@ -1,10 +1,12 @@
 #include "tilestone/engine/save/by_rounds_internal.h"
 
+#include <chrono>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/save/compare_internal.h"
 #include "tilestone/engine/save/described_internal.h"
@@ -29,18 +31,33 @@ Transaction transaction_of(const Described& own, const Planning& planning) {
           share.format,
           share.dialect,
           planning.save_id,
-          share.options.overwrite,
+          share.options.overwrite || (share.options.step && share.options.step->replaces),
           share.options.separation_hint};
 }
 
-AfterEarlier consider_earlier(const Planning& planning) {
-  std::vector<InFlight> ranks;
-  for (const PlanMessage& message : planning.messages) {
-    ByteReader reader(message.earlier, "an earlier save");
-    ranks.push_back(InFlight::decode(reader));
+// On the coordinator: what is to be done about the session's earlier save.
+class Earlier {
+ public:
+  explicit Earlier(const Deadline& deadline) : patience_(deadline.sooner(kCoordinatorShare)) {}
+
+  AfterEarlier consider(const Planning& planning) {
+    std::vector<InFlight> ranks;
+    for (const PlanMessage& message : planning.messages) {
+      ranks.push_back(InFlight::decode(message.earlier));
+    }
+    const AfterEarlier after = engine::consider(ranks, !patience_.expired());
+    const bool waits = after.way == AfterEarlier::Way::kWait;
+    if (waits && after.error && !std::exchange(has_failed_, true)) {
+      patience_ = patience_.remaining() > kWaitForEnd ? Deadline::after(kWaitForEnd) : patience_;
+    }
+    return after;
   }
-  return consider(ranks);
-}
+
+ private:
+  static constexpr std::chrono::seconds kWaitForEnd{5};  // of ranks, after the failure of another
+  Deadline patience_;
+  bool has_failed_ = false;
+};
 
 Bytes answer_of(const AfterEarlier& after) {
   ByteWriter writer;
@@ -49,11 +66,19 @@ Bytes answer_of(const AfterEarlier& after) {
   return std::move(writer).take();
 }
 
-// `session`: null on a rank that saves without one, beside ranks that have one.
-[[noreturn]] void heed_earlier(const Bytes& answer, SessionParts* session) {
+// For the answer kEarlier: waits a while for the earlier save, if that is the answer, and returns
+// what this rank knows of it then. Throws for other answers. `session`: null on a rank that saves
+// without one, beside ranks that have one.
+InFlight heed_earlier(const Bytes& answer, SessionParts* session, const Rounds& rounds,
+                      const Deadline& deadline) {
   ByteReader reader(answer, "what an earlier save has left");
   reader.u8();
   const AfterEarlier after = AfterEarlier::decode(reader);
+  if (after.way == AfterEarlier::Way::kWait) {
+    const EarlierSave* const earlier = earlier_of(session);
+    if (earlier == nullptr) return {};
+    return earlier->wait(after.error, rounds.comm().is_coordinator(), deadline);
+  }
   const bool was_told = after.way == AfterEarlier::Way::kRaise;
   if (was_told && session != nullptr) session->note_earlier_reported();
   heed(after);
@@ -89,11 +114,13 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
 
   const auto begin = [&] {
     std::vector<Begun> begun = make_answers(planning, own.share);
-    transaction.emplace(transaction_of(own, planning));
-    transaction->begin(coordinator_deadline(rounds));
+    if (saving.publishes) {
+      transaction.emplace(transaction_of(own, planning));
+      transaction->begin(coordinator_deadline(rounds));
+    }
     std::vector<Bytes> answers;
     for (Begun& one : begun) {
-      one.staging_name = transaction->staging();
+      if (transaction) one.staging_name = transaction->staging();
       answers.push_back(one.encode());
       one.orders = Bytes();
     }
@@ -102,6 +129,15 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
   const auto ask_or_begin = [&] {
     std::vector<Bytes> asked = make_orders(planning, own.share, session != nullptr);
     return asked.empty() ? begin() : asked;
+  };
+  Earlier earlier(rounds.deadline());
+  const auto after_earlier = [&] {
+    const AfterEarlier after = earlier.consider(planning);
+    if (after.way != AfterEarlier::Way::kGoOn) {
+      return std::vector<Bytes>(planning.messages.size(), answer_of(after));
+    }
+    if (!needs_plans(planning)) return ask_or_begin();
+    return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
   };
 
   try {
@@ -114,14 +150,21 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
         },
         [&](std::vector<Bytes> messages) {
           planning = planning_of(std::move(messages));
-          const AfterEarlier after = consider_earlier(planning);
-          if (after.way != AfterEarlier::Way::kGoOn) {
-            return std::vector<Bytes>(planning.messages.size(), answer_of(after));
-          }
-          if (!needs_plans(planning)) return ask_or_begin();
-          return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
+          return after_earlier();
         });
-    if (is_answer(answer, Answer::kEarlier)) heed_earlier(answer, session);
+    while (is_answer(answer, Answer::kEarlier)) {
+      answer = rounds.run(
+          "waiting for the session's previous save",
+          [&](const Deadline& deadline) {
+            return heed_earlier(answer, session, rounds, deadline).encoded();
+          },
+          [&](std::vector<Bytes> known) {
+            for (size_t rank = 0; rank < known.size(); ++rank) {
+              planning.messages[rank].earlier = std::move(known[rank]);
+            }
+            return after_earlier();
+          });
+    }
     if (session != nullptr) session->note_earlier_reported();
     if (is_answer(answer, Answer::kSendPlans)) {
       answer = rounds.run(
@@ -156,8 +199,14 @@ void write_step(SavingByRounds& saving, KeptResources* kept) {
     return;
   }
   try {
-    saving.written = rounds.result_or_error(
-        [&] { return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare)); });
+    saving.written = rounds.result_or_error([&] {
+      try {
+        return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kNotFound || rounds.comm().is_coordinator()) throw;
+        fail_elsewhere(*saving.planned.location, error.file());
+      }
+    });
   } catch (...) {
     discard(saving.planned);
     throw;
@@ -187,7 +236,7 @@ void report_step(SavingByRounds& saving) {
         });
   } catch (...) {
     // The coordinator will accept no receipt of this rank, so the save can't be published.
-    discard(planned);
+    discard(planned, Rounds::reached_all(current_error()));
     throw;
   }
 }

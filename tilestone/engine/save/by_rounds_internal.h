@@ -34,6 +34,7 @@ struct SavingByRounds {
   Rounds rounds;
   PlannedShare planned;
   std::optional<Written> written;
+  bool publishes = true;  // false: there is no transaction, and the location stays as it is
 };
 
 // Decides who writes what, and begins the save at the location. `session`: null without one.

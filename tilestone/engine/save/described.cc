@@ -77,9 +77,8 @@ Described describe(const MadeRequest& request, int rank, int world_size, Session
   set_options(own.share, *asked.options);
   check_options(own.share.options);
   plan_locally(own, asked, session);
-  ByteWriter earlier;
-  (session != nullptr ? session->earlier() : InFlight()).encode(earlier);
-  own.message.earlier = std::move(earlier).take();
+  const EarlierSave* const earlier = earlier_of(session);
+  own.message.earlier = (earlier != nullptr ? earlier->look() : InFlight()).encoded();
   own.terms = terms_of(*asked.location, own.share.options);
   return own;
 }

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/pause_internal.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 
 namespace tilestone::engine {
@@ -44,6 +47,37 @@ void leave_failure(const PlannedShare& planned, std::optional<Receipts>& receipt
   if (is_lost || is_own) receipts->leave(why);
 }
 
+// Opens the storage, and reserves the file of this rank's receipt there. False: this rank does not
+// see what the coordinator has begun.
+bool open_begun(PlannedShare& planned, std::optional<Receipts>& receipts) {
+  const SaveShare& share = planned.share;
+  try {
+    open_storage(planned);
+    Receipts own(planned.storage, share.save_id, share.rank, share.world_size);
+    own.reserve();
+    const bool is_sure = planned.transaction || !planned.staging_name.empty();
+    if (!is_sure && !planned.location->stat(note_name(share.save_id))) return false;
+    receipts.emplace(std::move(own));
+    return true;
+  } catch (const Error& error) {
+    if (planned.transaction || error.code() != ErrorCode::kNotFound) throw;
+    return false;
+  }
+}
+
+// The same, on a network file system that may show late what another host has made.
+Receipts open_to_meet(PlannedShare& planned, const Deadline& deadline) {
+  constexpr std::chrono::duration<double> kLongestLook{1}, kPause{0.1};
+  const Deadline patience = Deadline::after(kLongestLook);
+  std::optional<Receipts> receipts;
+  while (!open_begun(planned, receipts)) {
+    if (patience.expired() || deadline.expired())
+      fail_elsewhere(*planned.location, note_name(planned.share.save_id));
+    pause(kPause, deadline);
+  }
+  return *std::move(receipts);
+}
+
 KeptResources* kept_of(SessionParts* session) {
   return session != nullptr ? &session->resources : nullptr;
 }
@@ -81,19 +115,19 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
     rounds.run(
         "staging",
         [&](const Deadline& deadline) {
-          open_storage(planned);
+          Receipts own = open_to_meet(planned, deadline);
           if (most) {
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
           memory = stage_share(planned, session, deadline, lazy);
-          const SaveShare& share = planned.share;
-          receipts.emplace(planned.storage, share.save_id, share.rank, share.world_size);
+          receipts.emplace(std::move(own));
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
   } catch (...) {
     leave_failure(planned, receipts, current_error());
-    discard(planned);
+    receipts.reset();
+    discard(planned, Rounds::reached_all(current_error()));
     throw;
   }
   planned.steps.add("staging", began);
@@ -114,10 +148,11 @@ SaveResult InBackground::save() {
   try {
     is_coordinator_ ? publish() : report_and_wait();
   } catch (...) {
-    if (planned_.lazy != nullptr) planned_.lazy->end(std::make_exception_ptr(current_error()));
+    Error error = named(current_error());
+    if (planned_.lazy != nullptr) planned_.lazy->end(std::make_exception_ptr(error));
     release();
     session_.reset();
-    throw;
+    throw error;
   }
   session_.reset();
   note_published(planned_, reported_, planned_.result);
@@ -133,6 +168,14 @@ void InBackground::give_up(const Error& why) noexcept {
   if (is_coordinator_) return end_badly(why, false);
   discard(planned_);
   receipts_.leave(why);
+}
+
+// With this rank's number, if the failure is its own.
+Error InBackground::named(Error error) const {
+  const bool is_own = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kInterrupted ||
+                      error.code() == ErrorCode::kInvalidArgument;
+  if (is_own && planned_.share.world_size > 1) error.with_rank(planned_.share.rank);
+  return error;
 }
 
 Receipt InBackground::write() {
@@ -189,12 +232,7 @@ void InBackground::publish() {
 
 // `tried`: to publish. Then the checkpoint may exist, and nobody may remove anything.
 void InBackground::end_badly(const Error& error, bool tried) noexcept {
-  Error named = error;
-  const bool is_own = named.code() == ErrorCode::kIo || named.code() == ErrorCode::kInterrupted ||
-                      named.code() == ErrorCode::kInvalidArgument;
-  if (is_own && named.rank() < 0 && planned_.share.world_size > 1)
-    named.with_rank(planned_.share.rank);
-  receipts_.end(Receipts::Failed{std::move(named), tried});
+  receipts_.end(Receipts::Failed{named(error), tried});
   if (!tried) {
     // The directory of a staged save will be gone, and the outcome with it.
     if (!planned_.staging_name.empty()) receipts_.tidy();

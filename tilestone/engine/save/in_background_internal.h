@@ -49,6 +49,7 @@ class InBackground {
   void give_up(const Error& why) noexcept;
 
  private:
+  Error named(Error error) const;
   Receipt write();
   void note_reported(StepTimes::Clock::time_point began);
   void release();

@@ -1,18 +1,24 @@
-#include <algorithm>
-#include <utility>
-
 #include "tilestone/engine/save/in_flight_internal.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
 
 namespace tilestone::engine {
 namespace {
 
+// How long a rank waits until the ranks speak about the earlier save again.
+constexpr std::chrono::seconds kLongestWait{1};
+
+// Whether the error says only that another rank, or the time, has ended the save.
+bool is_hearsay(const Error& error) {
+  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kRankFailed;
+}
+
 Error earlier_failure(const InFlight& rank) {
   const Error& why = *rank.error;
-  Error error(why.code(),
-              "an earlier asynchronous save has failed: " + rank.what + ": " + why.message());
-  error.with_key(why.key()).with_file(why.file()).with_rank(why.rank()).with_hint(why.hint());
-  if (why.sys_errno() != 0) error.with_errno(why.sys_errno());
-  return error;
+  return why.with_message("an earlier asynchronous save has failed: " + rank.what + ": " +
+                          why.message());
 }
 
 Error still_running(const InFlight& rank) {
@@ -23,17 +29,21 @@ Error still_running(const InFlight& rank) {
 
 }  // namespace
 
-void InFlight::encode(ByteWriter& out) const {
+Bytes InFlight::encoded() const {
+  ByteWriter out;
   out.u8(static_cast<uint8_t>(state));
-  if (state == State::kNone) return;
+  if (state == State::kNone) return std::move(out).take();
   out.u8(asked ? 1 : 0);
   out.u8(warns ? 1 : 0);
+  out.u8(waits ? 1 : 0);
   out.u8(skips ? 1 : 0);
   out.string(what);
   if (state == State::kFailed) out.blob(error->encode());
+  return std::move(out).take();
 }
 
-InFlight InFlight::decode(ByteReader& in) {
+InFlight InFlight::decode(ByteView message) {
+  ByteReader in(message, "an earlier save");
   InFlight rank;
   const uint8_t state = in.u8();
   if (state > static_cast<uint8_t>(State::kFailed)) in.fail("an unknown state of a save in flight");
@@ -41,26 +51,71 @@ InFlight InFlight::decode(ByteReader& in) {
   if (rank.state == State::kNone) return rank;
   rank.asked = in.u8() != 0;
   rank.warns = in.u8() != 0;
+  rank.waits = in.u8() != 0;
   rank.skips = in.u8() != 0;
   rank.what = in.string();
   if (rank.state == State::kFailed) rank.error = Error::decode(in.blob());
   return rank;
 }
 
-// A failure counts if no rank's program has asked for it, wherever it was noticed.
-AfterEarlier consider(const std::vector<InFlight>& ranks) {
-  const auto first = [&](InFlight::State state) {
-    return std::find_if(ranks.begin(), ranks.end(),
-                        [&](const InFlight& rank) { return rank.state == state; });
-  };
-  if (const auto running = first(InFlight::State::kRunning); running != ranks.end()) {
-    if (running->skips) return {AfterEarlier::Way::kSkip, {}, {}};
-    return {AfterEarlier::Way::kRefuse, still_running(*running), {}};
+InFlight EarlierSave::look() const {
+  InFlight rank;
+  rank.what = durable->what();
+  rank.warns = warns;
+  if (!durable->done()) {
+    rank.state = InFlight::State::kRunning;
+    rank.waits = waits;
+    rank.skips = skips;
+    return rank;
   }
-  const auto failed = first(InFlight::State::kFailed);
-  const bool asked =
-      std::any_of(ranks.begin(), ranks.end(), [](const InFlight& rank) { return rank.asked; });
-  if (failed == ranks.end() || asked) return {};
+  const std::exception_ptr failure = durable->failure(false);
+  if (failure == nullptr) return {};
+  rank.state = InFlight::State::kFailed;
+  rank.asked = durable->was_asked();
+  try {
+    std::rethrow_exception(failure);
+  } catch (...) {
+    rank.error = current_error();
+  }
+  return rank;
+}
+
+InFlight EarlierSave::wait(const std::optional<Error>& failure, bool is_coordinator,
+                           const Deadline& deadline) const {
+  const auto end = [&] { interrupt->request(std::make_exception_ptr(*failure)); };
+  if (failure && is_coordinator) end();
+  const auto time = std::min<std::chrono::nanoseconds>(kLongestWait, deadline.remaining());
+  const bool ended = durable->wait(Deadline::after(time).with_interrupt(deadline.interrupt()));
+  if (failure && !ended) end();
+  return look();
+}
+
+// A failure counts if the program of any rank that has noticed it has not asked for it. Who
+// abandons a save does so for all ranks.
+AfterEarlier consider(const std::vector<InFlight>& ranks, bool patient) {
+  const auto first = [&](const auto& holds) {
+    return std::find_if(ranks.begin(), ranks.end(), holds);
+  };
+  const auto running =
+      first([](const InFlight& rank) { return rank.state == InFlight::State::kRunning; });
+  auto failed = first([](const InFlight& rank) { return rank.error && !is_hearsay(*rank.error); });
+  if (failed == ranks.end())
+    failed = first([](const InFlight& rank) { return rank.error.has_value(); });
+  const bool has_failed = failed != ranks.end();
+  if (running != ranks.end()) {
+    if (patient && (has_failed || running->waits)) {
+      return {AfterEarlier::Way::kWait, has_failed ? failed->error : std::nullopt, {}};
+    }
+    if (!has_failed && running->skips) return {AfterEarlier::Way::kSkip, {}, {}};
+    if (!has_failed) return {AfterEarlier::Way::kRefuse, still_running(*running), {}};
+  }
+  const bool unasked = std::any_of(ranks.begin(), ranks.end(), [](const InFlight& rank) {
+    return rank.state == InFlight::State::kFailed && !rank.asked;
+  });
+  const bool abandoned = std::any_of(ranks.begin(), ranks.end(), [](const InFlight& rank) {
+    return rank.asked && rank.error && rank.error->code() == ErrorCode::kInterrupted;
+  });
+  if (!unasked || abandoned) return {};
   const Error error = earlier_failure(*failed);
   if (failed->warns) return {AfterEarlier::Way::kGoOn, {}, error.what()};
   return {AfterEarlier::Way::kRaise, error, {}};
@@ -74,7 +129,7 @@ void AfterEarlier::encode(ByteWriter& out) const {
 AfterEarlier AfterEarlier::decode(ByteReader& in) {
   AfterEarlier after;
   after.way = static_cast<Way>(in.u8());
-  if (after.way == Way::kRefuse || after.way == Way::kRaise) {
+  if (after.way != Way::kSkip && in.remaining() > 0) {
     after.error = Error::decode(in.raw(in.remaining()));
   }
   return after;

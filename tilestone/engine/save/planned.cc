@@ -149,9 +149,10 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
       deadline);
 }
 
-void discard(PlannedShare& planned) noexcept {
+void discard(PlannedShare& planned, bool none_writes) noexcept {
   if (!planned.written.empty()) remove_files(*planned.storage, planned.written);
-  if (planned.transaction) planned.transaction->abandon(planned.share.world_size == 1);
+  if (planned.transaction)
+    planned.transaction->abandon(none_writes || planned.share.world_size == 1);
 }
 
 }  // namespace tilestone::engine

@@ -58,13 +58,13 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
 // They are the session's if `session` is not null. Null if the calling thread alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
-// Sets `storage`. Error(kMismatch) if the directory of a staged save is not found.
+// Sets `storage`. Throws what staging_storage() throws.
 void open_storage(PlannedShare& planned);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
 // Also returns only once everything is staged, and throws what LazyStaging throws; if this throws,
 // the caller calls LazyStaging::end().
-// Throws what write_items() throws; Error(kMismatch) if the directory of a staged save is not
-// found. `kept`: of a session; null: none. `first_file`: see WriteTask.
+// Throws what write_items() and staging_storage() throw. `kept`: of a session; null: none.
+// `first_file`: see WriteTask.
 Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline deadline,
                        int first_file = 0);
 // The same as the step "writing", at whose end the receipt says which steps the rank has taken.
@@ -81,7 +81,7 @@ void release_tensors(SaveShare& share);
 void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline);
 // The save will not be committed. Removes the data files that this rank has written, and abandons
-// the transaction. Failures are logged.
-void discard(PlannedShare& planned) noexcept;
+// the transaction. `none_writes`: no other rank writes any more. Failures are logged.
+void discard(PlannedShare& planned, bool none_writes = false) noexcept;
 
 }  // namespace tilestone::engine

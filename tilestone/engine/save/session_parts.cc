@@ -16,11 +16,10 @@ std::shared_ptr<StagingMemory> SessionParts::lend_memory() {
 }
 
 void SessionParts::note_earlier_reported() {
-  const InFlight earlier = std::exchange(earlier_, {});
-  const AfterEarlier after = consider({earlier});
-  if (after.warning) log(LogLevel::kWarning, *after.warning);
-  if (const auto outcome = std::exchange(earlier_outcome_, nullptr)) {
-    static_cast<void>(outcome->failure(true));
+  if (const auto earlier = std::exchange(earlier_, std::nullopt)) {
+    const AfterEarlier after = consider({earlier->look()});
+    if (after.warning) log(LogLevel::kWarning, *after.warning);
+    static_cast<void>(earlier->durable->failure(true));
   }
   earlier_reported_ = true;
 }

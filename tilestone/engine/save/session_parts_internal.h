@@ -5,11 +5,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/share_internal.h"
@@ -31,14 +31,10 @@ struct SessionParts {
   // there is none, calls `plan` and keeps the result. Throws what `plan` throws.
   Assignment planned_by_rule(uint64_t structure, const std::function<Assignment()>& plan);
 
-  // What this rank says of the session's last asynchronous save in its next first message. Used by
-  // the session's thread.
-  const InFlight& earlier() const { return earlier_; }
-  // `outcome`: of that save; null if there is none.
-  void set_earlier(InFlight earlier, std::shared_ptr<Pending::State> outcome) {
-    earlier_ = std::move(earlier);
-    earlier_outcome_ = std::move(outcome);
-  }
+  // The session's last asynchronous save; nullopt if there is none. Used by the session's thread,
+  // which sets it before each save.
+  const std::optional<EarlierSave>& earlier() const { return earlier_; }
+  void set_earlier(std::optional<EarlierSave> earlier) { earlier_ = std::move(earlier); }
   // The ranks have heard of it. A failure that is only to be logged is logged now.
   void note_earlier_reported();
   // Whether they have, since the last call of this.
@@ -56,10 +52,14 @@ struct SessionParts {
   };
   std::shared_ptr<Lendable> lendable_ = std::make_shared<Lendable>();  // a save may outlive it
   SessionStats stats_;
-  InFlight earlier_;
-  std::shared_ptr<Pending::State> earlier_outcome_;
+  std::optional<EarlierSave> earlier_;
   bool earlier_reported_ = false;
 };
+
+// Null if there is no session, or no such save of it.
+inline const EarlierSave* earlier_of(const SessionParts* session) {
+  return session != nullptr && session->earlier() ? &*session->earlier() : nullptr;
+}
 
 // What this rank writes of share.local, by rule. Without a session (null) nothing is cached.
 Assignment plan_by_rule(SessionParts* session, const SaveShare& share);

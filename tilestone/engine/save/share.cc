@@ -191,7 +191,7 @@ ReplicaNames replicas_to_name(const SaveShare& share) {
       "has the format " +
           std::string(share.format->name()) + " and the dialect " +
           std::string(share.dialect->name()))
-      .with_hint("save with tp_replica_names = false");
+      .with_hint(Hint{{"save with ", "tp_replica_names", "false"}});
 }
 
 void set_state(SaveShare& share, const StateDict& state) {

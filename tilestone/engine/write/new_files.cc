@@ -15,8 +15,9 @@ constexpr size_t kWorthThreads = 16;
 
 template <typename Body>
 void for_each(size_t count, int threads, const Body& body) {
-  if (count >= kWorthThreads && thread_count(threads) > 1) {
-    ThreadPool(thread_count(threads)).parallel_for(count, body);
+  const size_t at_once = files_at_once(thread_count(threads));
+  if (count >= kWorthThreads && at_once > 1) {
+    ThreadPool(at_once).parallel_for(count, body);
   } else {
     for (size_t i = 0; i < count; ++i) body(i);
   }

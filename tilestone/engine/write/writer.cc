@@ -72,8 +72,8 @@ class RankWriter {
         progress_(options.progress, "write", total_bytes()) {
     const size_t data_files = static_cast<size_t>(std::count_if(
         shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
-    streams_ =
-        std::min(shares_.size(), std::max(data_files, thread_count(options.resources.threads)));
+    const size_t wanted = std::max(data_files, thread_count(options.resources.threads));
+    streams_ = std::min(shares_.size(), files_at_once(wanted));
     context_.buffers =
         task.kept != nullptr
             ? task.kept->buffers(options.resources.buffer_bytes, streams_, total_bytes())

@@ -164,7 +164,7 @@ std::vector<std::string> classes_in_pickle(ByteView pickled, bool archive) {
   } catch (const Error& error) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the object could not be read back: " + error.message())
-        .with_hint(error.hint());
+        .with_hint(error.advice());
   }
   return {names.begin(), names.end()};
 }

@@ -54,10 +54,17 @@ class FolderReader {
     for (const auto& [key, name] : map) named.insert(name);
     // transformers, too, takes this file if it exists, whatever the index says.
     if (files_.parts.contains(std::string(kOnlyFile)) && !named.contains(std::string(kOnlyFile))) {
+      note(std::string(kOnlyFile) + " counts, not the index " + index + ", which does not name it");
       return read_files({std::string(kOnlyFile)}, nullptr, "");
     }
     metadata_.writer = "safetensors (Hugging Face)";
     read_files({named.begin(), named.end()}, &map, index);
+    for (const auto& [name, parts] : files_.parts) {
+      if (!named.contains(name)) {
+        note(name + " is not in the index " + index + ": its tensors are not read");
+      }
+    }
+    if (map.empty()) expect_no_tensors(index);
     for (const auto& [key, name] : map) {
       const auto found = file_of_.find(key);
       if (found != file_of_.end() && found->second == name) continue;
@@ -67,6 +74,19 @@ class FolderReader {
           .with_file(name);
     }
   }
+
+  // Beside an index without tensors.
+  void expect_no_tensors(const std::string& index) {
+    read_files(data_files(files_.names), nullptr, "");
+    if (file_of_.empty()) return;
+    throw Error(ErrorCode::kCorrupt, "the index names no tensor, but the file " +
+                                         file_of_.begin()->second + " beside it has some")
+        .with_key(file_of_.begin()->first)
+        .with_file(index)
+        .with_hint("write the index again, or remove it to open all files of the folder");
+  }
+
+  void note(std::string text) { metadata_.notes.push_back(std::move(text)); }
 
   // `map`: says which file counts if several have the same key.
   void read_files(const std::vector<std::string>& names, const WeightMap* map,
@@ -95,28 +115,70 @@ class FolderReader {
     const ByteView json = size > 0 ? ByteView(text->second) : ByteView();
     const auto file = static_cast<uint32_t>(metadata_.files.size());
     metadata_.files.push_back(name);
+    std::vector<std::string> others;  // keys that the index gives to other files
+    bool has_places = false;
     for (HeaderTensor& tensor : parse_header(json, read.size, name)) {
       if (map != nullptr) {
         const auto wanted = map->find(tensor.key);
-        if (wanted != map->end() && wanted->second != name) continue;  // the index prefers another
+        if (wanted != map->end() && wanted->second != name) {
+          others.push_back(tensor.key);
+          continue;
+        }
       }
       const auto [known, is_new] = file_of_.emplace(tensor.key, name);
-      if (!is_new) refuse_second(tensor.key, known->second, name);
-      StoredTensor stored{.key = std::move(tensor.key),
-                          .path = {},
-                          .dtype = tensor.dtype,
-                          .shape = tensor.shape,
-                          .chunks = {}};
-      if (tensor.begin < tensor.end) {
-        const ItemLocation at{.file = file,
-                              .codec = Codec::kNone,
-                              .offset = kLengthBytes + size + tensor.begin,
-                              .length = tensor.end - tensor.begin,
-                              .checksums = {}};
-        stored.chunks.push_back({Box::whole(stored.shape), at});
+      has_places = has_places || tensor.saved_at;
+      if (tensor.saved_at && (!is_new || *tensor.saved_at != Dims(tensor.saved_at->size(), 0))) {
+        refuse_piece(tensor, name);
       }
-      metadata_.tensors.push_back(std::move(stored));
+      if (!is_new) refuse_second(tensor.key, known->second, name);
+      add(std::move(tensor), file, kLengthBytes + size);
     }
+    if (!others.empty()) {
+      note(name + " also has " + std::to_string(others.size()) +
+           (others.size() == 1 ? " key that" : " keys that") +
+           " the index reads from other files: " + in_quotes(others.front()) +
+           (others.size() == 1 ? "" : " and others"));
+    }
+    if (has_places && is_shard_name(name) && files_.parts.size() == 1) {
+      note(name +
+           " is one rank's file: if other ranks have saved too, its tensors are only pieces, which "
+           "it does not say");
+    }
+  }
+
+  void add(HeaderTensor tensor, uint32_t file, uint64_t data) {
+    const ItemLocation at{.file = file,
+                          .codec = Codec::kNone,
+                          .offset = data + tensor.begin,
+                          .length = tensor.end - tensor.begin,
+                          .checksums = {}};
+    if (!tensor.unsupported.empty()) {
+      metadata_.objects.push_back({.key = std::move(tensor.key),
+                                   .path = {},
+                                   .at = at,
+                                   .unsupported = "a tensor of " + tensor.unsupported});
+      return;
+    }
+    StoredTensor stored{.key = std::move(tensor.key),
+                        .path = {},
+                        .dtype = tensor.dtype,
+                        .shape = tensor.shape,
+                        .chunks = {}};
+    if (at.length > 0) stored.chunks.push_back({Box::whole(stored.shape), at});
+    metadata_.tensors.push_back(std::move(stored));
+  }
+
+  [[noreturn]] static void refuse_piece(const HeaderTensor& tensor, const std::string& file) {
+    throw Error(ErrorCode::kUnsupported,
+                "this is a piece of a tensor, at " + to_string(*tensor.saved_at) +
+                    ", whose other pieces are in the files of other ranks: it was saved by "
+                    "PyTorch's HuggingFaceStorageWriter(save_distributed=True)")
+        .with_key(tensor.key)
+        .with_file(file)
+        .with_hint(
+            "join the files of all ranks first, with consolidate_safetensors_files of "
+            "torch.distributed.checkpoint._consolidate_hf_safetensors, or save with "
+            "enable_consolidation=True");
   }
 
   [[noreturn]] static void refuse_second(const std::string& key, const std::string& first,

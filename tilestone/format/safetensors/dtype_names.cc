@@ -1,4 +1,3 @@
-#include "tilestone/base/error.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 
 namespace tilestone::safetensors {
@@ -40,14 +39,13 @@ std::optional<std::string_view> name_of(DType dtype) {
   return std::nullopt;
 }
 
-NamedDType dtype_named(std::string_view name) {
+std::optional<NamedDType> dtype_named(std::string_view name) {
   for (const DTypeName& known : kNames) {
     if (known.name == name) {
-      return {known.dtype, known.dtype == DType::kFloat4E2M1FNX2 ? int64_t{2} : int64_t{1}};
+      return NamedDType{known.dtype, known.dtype == DType::kFloat4E2M1FNX2 ? 2 : 1};
     }
   }
-  throw Error(ErrorCode::kUnsupported,
-              "the dtype \"" + std::string(name.substr(0, 40)) + "\" is not supported");
+  return std::nullopt;
 }
 
 }  // namespace tilestone::safetensors

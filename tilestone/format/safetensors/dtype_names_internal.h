@@ -19,7 +19,7 @@ struct NamedDType {
   // torch has a dtype of pairs.
   int64_t packed = 1;
 };
-// Error(kUnsupported), without a file, for a name that Tilestone has no dtype for.
-NamedDType dtype_named(std::string_view name);
+// nullopt: Tilestone has no dtype for the name.
+std::optional<NamedDType> dtype_named(std::string_view name);
 
 }  // namespace tilestone::safetensors

@@ -10,6 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
+#include "tilestone/format/safetensors/sharding_info_internal.h"
 
 namespace tilestone::safetensors {
 namespace {
@@ -33,6 +34,7 @@ struct Entry {
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> take() && { return std::move(entries_); }
+  const std::string& sharding_info() const { return sharding_info_; }  // "": there is none
 
   bool null() override { unexpected("null"); }
   bool boolean(bool) override { unexpected("a bool"); }
@@ -48,7 +50,10 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   }
 
   bool string(string_t& text) override {
-    if (level_ == Level::kMetadata) return true;
+    if (level_ == Level::kMetadata) {
+      if (field_ == kShardingInfoKey) sharding_info_ = std::move(text);
+      return true;
+    }
     if (level_ != Level::kTensor || array_ != nullptr || field_ != "dtype") unexpected("a string");
     entries_.back().dtype = std::move(text);
     return true;
@@ -121,23 +126,17 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   std::string field_;  // the latest key
   std::vector<uint64_t>* array_ = nullptr;
   std::vector<Entry> entries_;
+  std::string sharding_info_;
   std::unordered_set<std::string> keys_;
   std::unordered_set<std::string> fields_;
 };
 
-Dims shape_of(const Entry& entry, int64_t packed) {
+Dims shape_of(const Entry& entry) {
   Dims shape;
   for (const uint64_t extent : *entry.shape) {
     if (extent > INT64_MAX) corrupt_header("an extent is too large");
     shape.push_back(static_cast<int64_t>(extent));
   }
-  if (packed == 1) return shape;
-  if (shape.empty() || shape.back() % packed != 0) {
-    throw Error(ErrorCode::kUnsupported, "a tensor of " + *entry.dtype + " of shape " +
-                                             to_string(shape) +
-                                             " is not supported: its last dim must be even");
-  }
-  shape[shape.size() - 1] /= packed;
   return shape;
 }
 
@@ -149,12 +148,22 @@ HeaderTensor tensor_of(Entry& entry) {
     if (!given) corrupt_header(in_quotes(name) + " is missing");
   }
   if (entry.offsets->size() != 2) corrupt_header("\"data_offsets\" must have two numbers");
-  const NamedDType named = dtype_named(*entry.dtype);
   HeaderTensor tensor{.key = {},
-                      .dtype = named.dtype,
-                      .shape = shape_of(entry, named.packed),
+                      .shape = shape_of(entry),
                       .begin = (*entry.offsets)[0],
                       .end = (*entry.offsets)[1]};
+  const auto named = dtype_named(*entry.dtype);
+  const bool odd = named && named->packed > 1 &&
+                   (tensor.shape.empty() || tensor.shape.back() % named->packed != 0);
+  if (!named || odd) {
+    if (tensor.begin > tensor.end) corrupt_header("\"data_offsets\" are not ordered");
+    tensor.unsupported = "dtype " + entry.dtype->substr(0, 40) + ", shape " +
+                         to_string(tensor.shape) + (odd ? ", whose last dim is not even" : "");
+    tensor.key = std::move(entry.key);
+    return tensor;
+  }
+  tensor.dtype = named->dtype;
+  if (named->packed > 1) tensor.shape[tensor.shape.size() - 1] /= named->packed;
   std::optional<uint64_t> bytes = itemsize(tensor.dtype);
   for (const int64_t extent : tensor.shape) {
     // The other dims must not overflow even if one dim is 0, because strides are their products.
@@ -203,9 +212,16 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
   std::vector<HeaderTensor> tensors;
   std::vector<Entry> entries = std::move(reader).take();
   tensors.reserve(entries.size());
+  const ShardingInfo pieces = parse_sharding_info(reader.sharding_info());
   for (Entry& entry : entries) {
     try {
       tensors.push_back(tensor_of(entry));
+      const auto piece = pieces.find(tensors.back().key);
+      if (piece == pieces.end()) continue;
+      if (piece->second.size() != tensors.back().shape.size()) {
+        corrupt_header(std::string(kShardingInfoKey) + " and \"shape\" have other numbers of dims");
+      }
+      tensors.back().saved_at = piece->second;
     } catch (Error& error) {
       error.with_key(entry.key);
       throw;
@@ -269,6 +285,22 @@ bool is_json_text(const std::string& text) {
   }
 }
 
+namespace {
+
+std::string entry_text(const HeaderTensor& tensor, uint64_t begin, uint64_t end) {
+  Dims shape = tensor.shape;
+  if (!shape.empty()) shape[shape.size() - 1] *= dtype_named(*name_of(tensor.dtype))->packed;
+  return "," + Json(tensor.key).dump() + R"(:{"dtype":")" + std::string(*name_of(tensor.dtype)) +
+         R"(","shape":)" + Json(std::vector<int64_t>(shape.begin(), shape.end())).dump() +
+         R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+}
+
+}  // namespace
+
+uint64_t max_entry_bytes(const HeaderTensor& tensor) {
+  return entry_text(tensor, UINT64_MAX, UINT64_MAX).size();
+}
+
 Bytes write_header(const std::vector<HeaderTensor>& tensors) {
   // Readers, transformers among them, expect to be told the library whose dtypes these are.
   std::string text = R"({"__metadata__":{"format":"pt"})";
@@ -276,12 +308,7 @@ Bytes write_header(const std::vector<HeaderTensor>& tensors) {
   for (const HeaderTensor& tensor : tensors) {
     const uint64_t end =
         begin + static_cast<uint64_t>(numel(tensor.shape)) * itemsize(tensor.dtype);
-    const std::string_view name = *name_of(tensor.dtype);
-    Dims shape = tensor.shape;
-    if (!shape.empty()) shape[shape.size() - 1] *= dtype_named(name).packed;
-    text += "," + Json(tensor.key).dump() + R"(:{"dtype":")" + std::string(name) + R"(","shape":)" +
-            Json(std::vector<int64_t>(shape.begin(), shape.end())).dump() + R"(,"data_offsets":[)" +
-            std::to_string(begin) + "," + std::to_string(end) + "]}";
+    text += entry_text(tensor, begin, end);
     begin = end;
   }
   text += '}';

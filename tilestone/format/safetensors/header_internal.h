@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,12 @@ struct HeaderTensor {
   Dims shape;
   uint64_t begin = 0;  // from the end of the header, bytes
   uint64_t end = 0;
+  // Why Tilestone can't read the tensor: "dtype F6_E2M3, shape [4]"; "": it can. Then `dtype` and
+  // `shape` are not set.
+  std::string unsupported = {};
+  // Where the elements begin in the tensor that they are a piece of; nullopt: not recorded, the
+  // tensor is whole. All zeros: it is whole, or the first piece.
+  std::optional<Dims> saved_at = {};
 };
 
 // The number of bytes of the JSON text, from the first 8 bytes of a file of `file_size` bytes. All
@@ -33,7 +40,7 @@ uint64_t header_length(ByteView first, uint64_t file_size, const std::string& fi
 
 // The tensors of a file, ordered by their places. Refuses everything that the safetensors package
 // refuses, among it gaps, overlaps, and bytes before the first tensor or after the last one; and
-// keys that occur twice.
+// keys that occur twice. A tensor of an unknown dtype is returned as unsupported.
 std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file);
 
 // The beginning of the text, for messages.
@@ -45,5 +52,9 @@ bool is_json_text(const std::string& text);
 // The header of a file with these tensors, in this order and without gaps. `begin` and `end` are
 // ignored. The text is padded with spaces to a multiple of 8 bytes.
 Bytes write_header(const std::vector<HeaderTensor>& tensors);
+
+// At least as many bytes as the tensor adds to the text.
+uint64_t max_entry_bytes(const HeaderTensor& tensor);
+inline constexpr uint64_t kEmptyHeader = 64;  // at least the bytes of the text without tensors
 
 }  // namespace tilestone::safetensors

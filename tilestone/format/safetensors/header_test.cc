@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/safetensors/sharding_info_internal.h"
 #include "tilestone/format/safetensors/weight_map_internal.h"
 
 namespace tilestone::safetensors::header_test {
@@ -131,18 +132,40 @@ TEST(SafetensorsHeader, HostileHeadersAreRefused) {
   }
 }
 
-TEST(SafetensorsHeader, DTypesThatTilestoneLacksAreRefusedByKey) {
+TEST(SafetensorsHeader, TensorsOfDTypesThatTilestoneLacksAreUnsupportedBesideOthers) {
   for (const char* dtype : {"F6_E2M3", "F6_E3M2", "I4", ""}) {
     const std::string text =
-        std::string(R"({"k":{"dtype":")") + dtype + R"(","shape":[4],"data_offsets":[0,3]}})";
-    const Error error = error_of([&] { parse(text, 3); });
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << dtype;
-    EXPECT_EQ(error.key(), "k");
+        std::string(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"k":{"dtype":")") +
+        dtype + R"(","shape":[4],"data_offsets":[1,4]}})";
+    const auto tensors = parse(text, 4);
+    EXPECT_EQ(tensors.at(0).unsupported, "");
+    EXPECT_EQ(tensors.at(1).unsupported, std::string("dtype ") + dtype + ", shape [4]");
   }
-  const Error odd =
-      error_of([] { parse(R"({"k":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2); });
-  EXPECT_EQ(odd.code(), ErrorCode::kUnsupported);
-  EXPECT_EQ(odd.key(), "k");
+  const auto odd = parse(R"({"k":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2);
+  EXPECT_THAT(odd.at(0).unsupported, HasSubstr("not even"));
+  const Error gap =
+      error_of([] { parse(R"({"k":{"dtype":"X","shape":[3],"data_offsets":[1,2]}})", 2); });
+  EXPECT_EQ(gap.code(), ErrorCode::kCorrupt);
+}
+
+TEST(SafetensorsHeader, SaysWherePiecesBegin) {
+  const ShardingInfo found =
+      parse_sharding_info(R"({"w":{"saved_offsets":[4,0]},"s":{"saved_offsets":[]}})");
+  EXPECT_EQ(found.at("w"), (Dims{4, 0}));
+  EXPECT_EQ(found.at("s"), Dims());
+  EXPECT_TRUE(parse_sharding_info("").empty());
+  for (const char* bad :
+       {"[]", "{", "5", R"({"w":5})", R"({"w":{}})", R"({"w":{"saved_offsets":5}})",
+        R"({"w":{"saved_offsets":[-1]}})", R"({"w":{"saved_offsets":[9223372036854775808]}})",
+        R"({"w":{"saved_offsets":[[1]]}})", R"({"w":{"saved_offsets":[{}]}})", R"({"w":{"x":[1]}})",
+        R"({"w":{"saved_offsets":[1],"saved_offsets":[1]}})",
+        R"({"w":{"saved_offsets":[1]},"w":{"saved_offsets":[1]}})"}) {
+    EXPECT_EQ(error_of([&] { parse_sharding_info(bad); }).code(), ErrorCode::kCorrupt) << bad;
+  }
+  const std::string text =
+      R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"k\":{\"saved_offsets\":[4,0]}}"},)"
+      R"("k":{"dtype":"U8","shape":[1,2],"data_offsets":[0,2]}})";
+  EXPECT_EQ(parse(text, 2).at(0).saved_at, (Dims{4, 0}));
 }
 
 TEST(SafetensorsHeader, LengthsBeyondTheFileOrTheLimitAreRefused) {

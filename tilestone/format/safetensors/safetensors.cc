@@ -66,6 +66,7 @@ class SafetensorsFormat : public ReadFormat {
     }
     return index_files_among(names);
   }
+  bool may_hold_pieces(std::string_view name) const override { return is_shard_name(name); }
   std::vector<std::string> self_describing_files(
       std::span<const std::string> names) const override {
     return data_files(names);
@@ -84,7 +85,8 @@ class SafetensorsFormat : public ReadFormat {
   }
 
   Value parse_object(const SharedBytes&) const override { fail_no_objects(); }
-  std::optional<ItemFault> verify_object(ByteView) const override { fail_no_objects(); }
+  // A tensor of an unsupported dtype.
+  std::optional<ItemFault> verify_object(ByteView) const override { return std::nullopt; }
 
  private:
   [[noreturn]] static void fail_no_objects() {
@@ -147,13 +149,16 @@ std::map<std::string, std::string, std::less<>> safetensors_files(
     const std::vector<SafetensorsTensor>& tensors, uint64_t file_bytes) {
   std::vector<size_t> numbers;
   size_t files = 1;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, header = safetensors::kEmptyHeader;
   for (const SafetensorsTensor& tensor : tensors) {
-    if (bytes > 0 && tensor.bytes > file_bytes - std::min(bytes, file_bytes)) {
-      ++files;
+    const bool is_full = bytes > 0 && tensor.bytes > file_bytes - std::min(bytes, file_bytes);
+    if (is_full || header + tensor.header_bytes > safetensors::kMaxHeader) {
+      if (header > safetensors::kEmptyHeader) ++files;
       bytes = 0;
+      header = safetensors::kEmptyHeader;
     }
     bytes += tensor.bytes;
+    header += tensor.header_bytes;
     numbers.push_back(files);
   }
   std::map<std::string, std::string, std::less<>> names;
@@ -162,6 +167,7 @@ std::map<std::string, std::string, std::less<>> safetensors_files(
                                        : "model-" + safetensors::five_digits(numbers[i]) + "-of-" +
                                              safetensors::five_digits(files) + ".safetensors";
   }
+  safetensors::expect_index_fits(names);
   return names;
 }
 
@@ -186,6 +192,18 @@ void check_safetensors(const std::string& key, DType dtype, const Dims& shape) {
                 "shape there")
         .with_key(key);
   }
+  const uint64_t bytes = safetensors_header_bytes(key, dtype, shape);
+  if (bytes > safetensors::kMaxHeader - safetensors::kEmptyHeader) {
+    throw Error(ErrorCode::kInvalidArgument, "the key needs " + std::to_string(bytes) +
+                                                 " bytes of a safetensors header, whose limit is " +
+                                                 std::to_string(safetensors::kMaxHeader))
+        .with_key(key.substr(0, 60))
+        .with_hint("rename the key");
+  }
+}
+
+uint64_t safetensors_header_bytes(const std::string& key, DType dtype, const Dims& shape) {
+  return safetensors::max_entry_bytes({.key = key, .dtype = dtype, .shape = shape});
 }
 
 std::shared_ptr<const Format> safetensors_writer(

@@ -22,15 +22,19 @@ std::shared_ptr<const Format> safetensors_format();
 struct SafetensorsTensor {
   std::string key;
   uint64_t bytes = 0;
+  uint64_t header_bytes = 0;  // safetensors_header_bytes()
 };
+// At least as many bytes as the tensor adds to the header of its file.
+uint64_t safetensors_header_bytes(const std::string& key, DType dtype, const Dims& shape);
 // Distributes tensors over files as Hugging Face does: in the given order, into the next file once
-// one more tensor would exceed `file_bytes`. Returns the name of each key's file:
-// "model.safetensors" if there is one file, otherwise "model-00001-of-00003.safetensors".
+// one more tensor would exceed `file_bytes`, or the header's limit. Returns the name of each key's
+// file: "model.safetensors" if there is one file, otherwise "model-00001-of-00003.safetensors".
+// Error(kInvalidArgument) if the index of these files would exceed its limit.
 std::map<std::string, std::string, std::less<>> safetensors_files(
     const std::vector<SafetensorsTensor>& tensors, uint64_t file_bytes);
 
 // Throws Error(kInvalidArgument), naming the key, if safetensors can't hold the tensor: its dtype
-// has no name there, or its key is not UTF-8 or reserved.
+// has no name there, or its key is not UTF-8, reserved or too long for a header.
 void check_safetensors(const std::string& key, DType dtype, const Dims& shape);
 
 // Writes each tensor as a whole into the file that `files` names for its key, and Hugging Face's

@@ -119,6 +119,16 @@ WeightMap parse_weight_map(ByteView text, const std::string& file) {
   }
 }
 
+void expect_index_fits(const WeightMap& map) {
+  uint64_t bytes = 128;
+  for (const auto& [key, name] : map) bytes += Json(key).dump().size() + name.size() + 10;
+  if (bytes <= kMaxText) return;
+  throw Error(ErrorCode::kInvalidArgument, "the index of the safetensors files would have " +
+                                               std::to_string(bytes) + " bytes; the limit is " +
+                                               std::to_string(kMaxText))
+      .with_hint("convert a part of the keys (`--keys`), or give them shorter names (`--rename`)");
+}
+
 Bytes write_weight_map(const WeightMap& map, uint64_t bytes) {
   Json files = Json::object();
   for (const auto& [key, name] : map) files[key] = name;

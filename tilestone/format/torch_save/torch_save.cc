@@ -10,10 +10,12 @@
 #include "tilestone/base/error.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/archive/zip_reader_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/read_format_internal.h"
 #include "tilestone/plan/receipt.h"
+#include "tilestone/state/value_children.h"
 
 namespace tilestone {
 namespace torch_save {
@@ -39,7 +41,18 @@ class TorchSaveFormat final : public ReadFormat {
       throw Error(ErrorCode::kInternal, "the index has not been read").with_file(name);
     }
     try {
-      Metadata metadata = merge_receipts({Receipt::decode(found->second)});
+      ByteReader reader(found->second, "index of a file of torch.save");
+      const std::string_view receipt = reader.string();
+      Metadata metadata = merge_receipts({Receipt::decode(as_bytes(receipt))});
+      std::map<std::string, std::string, std::less<>> reasons;
+      for (uint64_t left = reader.count(2); left > 0; --left) {
+        const std::string_view key = reader.string();
+        reasons.emplace(key, reader.string());
+      }
+      for (StoredObject& object : metadata.objects) {
+        const auto reason = reasons.find(object.key);
+        if (reason != reasons.end()) object.unsupported = reason->second;
+      }
       metadata.writer = "torch.save";
       for (StoredTensor& tensor : metadata.tensors) {
         for (StoredChunk& chunk : tensor.chunks) drop_unknown(chunk.at);
@@ -90,6 +103,71 @@ StateDict tree_of(const Value& root) {
   return state;
 }
 
+// Values that can't be read, which stand in a tree for what is at their place.
+constexpr std::string_view kUnsupportedModule = "tilestone.unsupported";
+
+constexpr uint64_t kMaxValues = uint64_t{1} << 22;  // of a tree in which such are replaced
+
+// The tree with each leaf that check_value() refuses replaced by the reason: a quantized tensor,
+// say. `values`: how many have been visited; shared ones count each time.
+Value without_unsupported(const Value& value, uint64_t& values) {
+  if (++values > kMaxValues) {
+    throw Error(ErrorCode::kUnsupported, "the object has too many parts, and some can't be read");
+  }
+  if (value.kind() == Value::Kind::kDict) {
+    Value::Dict entries = value.as_dict();
+    for (auto& [key, item] : entries) item = without_unsupported(item, values);
+    return Value::dict(std::move(entries));
+  }
+  if (value.kind() == Value::Kind::kList) {
+    Value::List items = value.items();
+    for (Value& item : items) item = without_unsupported(item, values);
+    return Value::list(std::move(items));
+  }
+  try {
+    archive::check_value(value);
+    return value;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    Opaque reason;
+    reason.module = kUnsupportedModule;
+    reason.name = "value";
+    reason.args = {Value("an object: " + error.message())};
+    return Value(std::move(reason));
+  }
+}
+
+// Why a part of the value, a result of without_unsupported(), can't be read; "": it can.
+std::string reason_in(const Value& value) {
+  if (value.kind() == Value::Kind::kDict || value.kind() == Value::Kind::kList) {
+    std::string reason;
+    for_each_child(value, [&](const Value& child) {
+      if (reason.empty()) reason = reason_in(child);
+    });
+    return reason;
+  }
+  if (value.kind() != Value::Kind::kOpaque) return "";
+  const Opaque& opaque = value.as_opaque();
+  const bool is_reason = opaque.module == kUnsupportedModule && opaque.args.size() == 1 &&
+                         opaque.args[0].kind() == Value::Kind::kString;
+  return is_reason ? opaque.args[0].as_string() : "";
+}
+
+// `reasons`: by key, why objects can't be read.
+Items items_of(const Value& root, std::map<std::string, std::string>& reasons) {
+  const auto dialect = pytorch_dialect();
+  const auto format = torch_save_format();
+  try {
+    return dialect->to_items(tree_of(root), *format);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    uint64_t values = 0;
+    Items items = dialect->to_items(tree_of(without_unsupported(root, values)), *format);
+    for (const ObjectItem& item : items.objects) reasons[item.key] = reason_in(item.value);
+    return items;
+  }
+}
+
 class Describer {
  public:
   Describer(ByteView bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {
@@ -99,8 +177,8 @@ class Describer {
 
   TorchSaveFile describe() && {
     find_records();
-    const StateDict state = tree_of(archive::view_archive(bytes_));
-    const Items items = pytorch_dialect()->to_items(state, *torch_save_format());
+    std::map<std::string, std::string> reasons;
+    const Items items = items_of(archive::view_archive(bytes_), reasons);
     receipt_.dict_keys = items.dict_keys;
     for (const TensorItem& item : items.tensors) add(item);
     for (const ObjectItem& item : items.objects) {
@@ -111,7 +189,14 @@ class Describer {
                                   item.order});
     }
     receipt_.files[0] = {file_.packed_name, file_.packed_bytes};
-    file_.index = receipt_.encode();
+    ByteWriter index;
+    index.blob(receipt_.encode());
+    index.varint(reasons.size());
+    for (const auto& [key, reason] : reasons) {
+      index.string(key);
+      index.string(reason);
+    }
+    file_.index = std::move(index).take();
     return std::move(file_);
   }
 

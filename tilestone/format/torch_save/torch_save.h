@@ -8,7 +8,8 @@
 //   NAME             the file itself
 //   NAME:2, ...      the same once more: tensors that share bytes are items of different files
 //   NAME:packed      what is packed
-//   NAME:torch_save  the index: a receipt of the items, without a save id
+//   NAME:torch_save  the index: a receipt of the items, without a save id, and why objects can't be
+//   read
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,35 @@
+// Ranks as threads, for the tests of the Python package.
+#include "tilestone/comm/threads_testing.h"
+#include "python/src/bindings.h"
+#include "python/src/requests.h"
+#include "tilestone/base/call_scope.h"
+
+namespace tilestone::python {
+
+using nb::literals::operator""_a;
+
+void bind_threads(nb::module_& m) {
+  m.def(
+      "_run_ranks",
+      [](int n, nb::callable body) {
+        auto kept = keep_alive(body);
+        without_gil([&] {
+          void* const call = CallScope::current();  // ending it ends the calls of the ranks
+          run_ranks(n, [&](Communicator comm) {
+            const CallScope scope(call);
+            nb::gil_scoped_acquire held;
+            try {
+              kept_object(kept)(comm);
+            } catch (const nb::python_error& raised) {
+              throw error_of(raised, "rank " + std::to_string(comm.rank()));
+            }
+          });
+        });
+      },
+      "n"_a, "body"_a,
+      "Runs body(comm) on n threads of this process, one per rank, and returns when all have "
+      "ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks "
+      "raise, the original error is raised, not one that it caused on another rank.");
+}
+
+}  // namespace tilestone::python

@@ -1,0 +1,146 @@
+"""What the entities of `tilestone.megatron.mapping` are made of: their class, holders and merging."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABCMeta
+from typing import TYPE_CHECKING, Any, Optional, Tuple
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_OURS = "tilestone.megatron.mapping"
+_FOREIGN_MODULE = "dist_checkpointing.mapping"
+_MEGATRON_MODULE = "megatron.core.dist_checkpointing.mapping"
+_ENTITIES = ("ShardedBase", "ShardedTensor", "ShardedObject", "ShardedTensorFactory")
+
+
+class EntityType(ABCMeta):
+    """Metaclass: Megatron-Core's class of the same name counts as a subclass.
+
+    The reverse holds too: once a program has imported Megatron-Core, its functions accept these
+    classes as its own. Without that they would save such an entity as part of the common state.
+    """
+
+    counted: Any = None  # Megatron-Core's module that accepts these classes
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        # A user's subclass must not accept Megatron-Core's class.
+        if cls.__module__ == _OURS and not EntityType.is_counting:
+            for base in getattr(other, "__mro__", ()):
+                if base.__name__ == cls.__name__ and base.__module__.endswith(_FOREIGN_MODULE):
+                    return True
+        return super().__subclasscheck__(other)
+
+    is_counting = False  # True while Megatron-Core's classes ask whether they are subclasses
+
+    @staticmethod
+    def count(megatrons: Any) -> None:
+        """Makes Megatron-Core's classes in a module accept these classes."""
+        if not all(hasattr(megatrons, name) for name in _ENTITIES):
+            return  # the module is still being imported
+        EntityType.counted = megatrons
+        EntityType.is_counting = True
+        try:
+            for name in _ENTITIES:
+                getattr(megatrons, name).register(getattr(sys.modules[_OURS], name))
+        finally:
+            EntityType.is_counting = False
+
+
+class Entity(metaclass=EntityType):
+    """Base of the entities. Creating one makes Megatron-Core's classes accept them."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        megatrons = sys.modules.get(_MEGATRON_MODULE)
+        if megatrons is not None and megatrons is not EntityType.counted:
+            EntityType.count(megatrons)
+        return super().__new__(cls)
+
+
+class WithHolders:
+    """An entity whose holders may be known.
+
+    Attributes:
+        replica_id: which copy of its data this is.
+        holders: global ranks that hold the same data, including this one; None: not known. Setting
+            another replica_id sets it to None, because the entity is then a copy of other data.
+    """
+
+    replica_id: Any
+    holders: Optional[Tuple[int, ...]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "replica_id" and "holders" in vars(self) and value != self.replica_id:
+            object.__setattr__(self, "holders", None)
+        object.__setattr__(self, name, value)
+
+
+def passed_on(factory: WithHolders, built: Any) -> Any:
+    """Gives the entities of a subtree that a factory has built the factory's holders, in place.
+
+    Entities that have holders keep them. Entities with another replica_id get none.
+    """
+    if factory.holders is not None:
+        _pass_on(factory, built)
+    return built
+
+
+def _pass_on(factory: WithHolders, built: Any) -> None:
+    if isinstance(built, (dict, list)):
+        for inner in built.values() if isinstance(built, dict) else built:
+            _pass_on(factory, inner)
+    elif isinstance(built, WithHolders) and built.holders is None:
+        if built.replica_id == factory.replica_id:
+            built.holders = factory.holders
+
+
+def merged(loaded: Any, factories: Any, path: Tuple[Any, ...], kind: type) -> Any:
+    """Replaces the loaded subtrees of factories by the merged values, in place.
+
+    Args:
+        loaded: the loaded state.
+        factories: a tree of the factories, each in its place. A list may be a dict from index to
+            value.
+        path: path of both, for error messages.
+        kind: class of the factories.
+
+    Returns:
+        loaded; the merged value if factories is itself a factory.
+
+    Raises:
+        ValueError: loaded lacks the place of a factory.
+    """
+    if isinstance(factories, kind):
+        return factories.merge_fn(loaded)  # type: ignore[attr-defined]
+    _check_places(loaded, factories, path)
+    places = factories.items() if isinstance(factories, dict) else enumerate(factories)
+    for name, inner in places:
+        loaded[name] = merged(loaded[name], inner, (*path, name), kind)
+    return loaded
+
+
+def _check_places(loaded: Any, factories: Any, path: Tuple[Any, ...]) -> None:
+    """Raises if loaded lacks the place of a factory."""
+    where = "/".join(map(str, path)) or "the top"
+    if isinstance(loaded, dict) and isinstance(factories, dict):
+        lacking = [name for name in factories if name not in loaded]
+        if lacking:
+            raise ValueError(f"{lacking} of the factories was not loaded at {where}")
+    elif isinstance(loaded, list) and isinstance(factories, list):
+        if len(loaded) != len(factories):
+            raise ValueError(
+                f"{len(loaded)} elements were loaded at {where}, but there are {len(factories)} "
+                "factories"
+            )
+    elif isinstance(loaded, list) and isinstance(factories, dict):
+        for name in factories:
+            if not isinstance(name, int) or not 0 <= name < len(loaded):
+                raise ValueError(
+                    f"{name} is not an index of the {len(loaded)} elements loaded at {where}"
+                )
+    else:
+        raise ValueError(
+            f"a {type(loaded).__name__} was loaded at {where}, but its factories are in a "
+            f"{type(factories).__name__}"
+        )

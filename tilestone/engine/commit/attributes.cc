@@ -1,0 +1,30 @@
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/attributes_internal.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+
+void set_attributes(const std::shared_ptr<Storage>& location,
+                    const std::map<std::string, std::string>& attributes, Deadline deadline) {
+  const auto lock = try_lock_location(*location);
+  if (lock == nullptr) fail_under_way(*location, "a save", "try again when it has ended");
+  Found found = find_checkpoint(location, nullptr);
+  const Opened opened = open_description(std::move(found.description), nullptr);
+  if (!opened.has_manifest_file()) {
+    throw Error(ErrorCode::kUnsupported,
+                "the checkpoint at " + location->describe() + " has no manifest for attributes");
+  }
+  Manifest manifest = *opened.manifest;
+  for (const auto& [name, value] : attributes) manifest.attributes.insert_or_assign(name, value);
+  if (manifest.attributes == opened.manifest->attributes) return;
+  found.storage->publish(manifest_name(manifest.save_id),
+                         temporary_name(manifest.save_id, "manifest"), manifest.encode(), true,
+                         deadline);
+}
+
+}  // namespace tilestone::engine
