@@ -112,7 +112,7 @@ void bind_values(nb::module_& m) {
       reading, "two_phase", &Reading::two_phase,
       {{"auto", TwoPhase::kAuto}, {"always", TwoPhase::kAlways}, {"never", TwoPhase::kNever}});
   bind_words(reading, "cache", &Reading::cache,
-             {{"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}});
+             Words<CachePolicy>{{"bypass", CachePolicy::kBypass}, {"keep", CachePolicy::kKeep}});
   nb::class_<Resources>(m, "Resources", "What a call uses of the machine.")
       .def(nb::init<>())
       .def_rw("threads", &Resources::threads)

@@ -89,7 +89,7 @@ class StepwiseSave {
   const std::string& save_id() const { return save_id_; }
   uint64_t items() const { return items_; }
   uint64_t bytes() const { return bytes_; }
-  std::string next() const { return next_; }
+  std::string next() const { return std::string(next_); }
 
  private:
   static constexpr std::string_view kStageOrWrite = "stage or write";

@@ -442,6 +442,10 @@ class OriginalKeys {
 
 nb::object item_of(nb::handle original, nb::handle key) {
   if (!original.is_valid() || original.is_none()) return nb::none();
+  if (PyDict_Check(original.ptr()) && PyDict_Contains(original.ptr(), key.ptr()) != 1) {
+    PyErr_Clear();
+    return nb::none();  // asking a defaultdict would add the key
+  }
   PyObject* item = PyObject_GetItem(original.ptr(), key.ptr());
   if (item == nullptr) PyErr_Clear();
   return item == nullptr ? nb::object(nb::none()) : nb::steal(item);

@@ -161,12 +161,12 @@ def test_a_module_without_state_takes_none(ckpt: str) -> None:
 
 def test_empty_containers_of_any_class_are_filled(ckpt: str, warnings: Any) -> None:
     content: dict[str, Any] = {
-        "plain": {1: torch.ones(2), "a.b": {"c": [torch.zeros(1), {"d": {}}]}, None: 5},
+        "plain": {1: torch.ones(2), "a.b": {"c": [torch.zeros(1), {2: {}}]}, None: 5},
         "ordered": collections.OrderedDict(x=1, y=torch.ones(1)),
         "default": {"s": {"avg": torch.ones(3)}},
         "list": [torch.ones(1), [torch.ones(2)], {"k": "v"}],
         "values": [1, 2],
-        "inner": [{"full": 1}, {"empty": torch.ones(1)}],
+        "inner": [{"full": 1}, {3: torch.ones(1)}],
     }
     tilestone.save(content, ckpt)
     wanted = {

@@ -42,7 +42,7 @@ TEST(OpenFiles, OfManyFilesOnlyAFewAreOpenAtATime) {
       for (const auto& [key, value] : wanted.entries()) {
         const TensorView& expected = wanted.get<TensorView>(key);
         const TensorView& found = state.get<TensorView>(key);
-        EXPECT_TRUE(std::equal(expected.data, expected.data + expected.bytes(), found.data)) << key;
+        EXPECT_TRUE(std::equal(expected.data, expected.data + expected.bytes(), found.data));
       }
     });
     EXPECT_TRUE(Checkpoint::open(location).verify().ok());

@@ -234,7 +234,7 @@ TEST_F(Ranges, OfAFileThatStaysWantedOpenItOnce) {
 
 class RangesOfManyFiles : public Ranges {
  protected:
-  RangesOfManyFiles() : Ranges(RangeReader::max_files() + 10, 8) {}
+  RangesOfManyFiles() : Ranges(static_cast<int>(RangeReader::max_files()) + 10, 8) {}
 };
 
 TEST_F(RangesOfManyFiles, AreReadInBatches) {

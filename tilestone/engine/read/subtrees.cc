@@ -19,7 +19,8 @@ namespace {
 
 struct WantedPath {
   const Path* subtree;
-  Path rest;  // of the stored path, below the subtree
+  Path above;  // the stored path, down to the subtree
+  Path rest;   // and below it
   StateNode node;
 };
 
@@ -35,7 +36,8 @@ class Finder {
       const auto found = subtrees_.find(std::string(prefix));
       if (found == subtrees_.end() || found->second->size() != elements) return false;
       const auto rest = path.begin() + static_cast<ptrdiff_t>(elements);
-      found_.push_back({found->second, Path(rest, path.end()), std::move(node)});
+      found_.push_back(
+          {found->second, Path(path.begin(), rest), Path(rest, path.end()), std::move(node)});
       return true;
     });
   }
@@ -84,9 +86,10 @@ StateNode* node_at(StateDict& tree, const Path& path) {
   return node;
 }
 
-// The child of `node` at an element of a stored path, in which ints are list indices. In a list
-// only the last child and a new one after it are possible. Null if there is no such place.
-StateNode* child_of(StateNode& node, const PathElement& element) {
+// The child of `node` at an element of a stored path, in which ints are list indices and keys of
+// dicts are text. `keys`: what the keys of that dict were; null if they were text. In a list only
+// the last child and a new one after it are possible. Null if there is no such place.
+StateNode* child_of(StateNode& node, const PathElement& element, const DictKeys* keys) {
   if (const auto* index = std::get_if<int64_t>(&element)) {
     if (is_null(node) || is_empty_list(node)) node = StateList();
     auto* list = node.get_if<StateList>();
@@ -97,18 +100,13 @@ StateNode* child_of(StateNode& node, const PathElement& element) {
   }
   if (is_null(node)) node = StateDict();
   auto* dict = node.get_if<StateDict>();
-  return dict != nullptr ? &(*dict)[element] : nullptr;
-}
-
-// An element of a stored path, as an int if it is an int key of the dict at `path`.
-PathElement original(const TreeKeys& keys, const Path& path, const PathElement& element) {
-  const auto* text = std::get_if<std::string>(&element);
-  const auto known = text == nullptr ? keys.end() : keys.find(path);
-  if (known == keys.end()) return element;
-  StateDict dict;
-  dict[element];
-  restore_keys(dict, known->second);
-  return dict.entries().front().first;
+  if (dict == nullptr) return nullptr;
+  if (keys == nullptr) return &(*dict)[element];
+  StateDict one;
+  one[element];
+  restore_keys(one, *keys);
+  dict->original_keys().merge(one.original_keys());
+  return &(*dict)[one.entries().front().first];
 }
 
 // ---- What is left out ----
@@ -138,10 +136,11 @@ StateDict with_subtrees(StateDict wanted, const std::vector<Path>& subtrees,
   for (const Path& path : empty_dicts(stored)) finder.add(dotted(path), path, StateDict());
   for (WantedPath& found : std::move(finder).take()) {
     StateNode* node = node_at(wanted, *found.subtree);
-    Path path;  // of the stored dict or list `node`
-    for (const PathElement& element : *found.subtree) path.emplace_back(key_text(element));
+    Path& path = found.above;  // of the stored dict or list `node`
     for (const PathElement& element : found.rest) {
-      if (node != nullptr) node = child_of(*node, original(stored.dict_keys, path, element));
+      const auto keys = stored.dict_keys.find(path);
+      const bool are_known = keys != stored.dict_keys.end();
+      if (node != nullptr) node = child_of(*node, element, are_known ? &keys->second : nullptr);
       path.push_back(element);
     }
     if (node != nullptr && is_null(*node)) *node = std::move(found.node);
