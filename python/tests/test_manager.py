@@ -53,7 +53,7 @@ def test_a_run_saves_when_due_and_continues_from_its_newest_step(tmp_path: pathl
             assert manager.save(step, state_of(step)) == (step % 10 == 0)
         assert not manager.should_save(30)
         assert manager.save(35, state_of(35), force=True)
-        assert not manager.save(35, state_of(35), force=True)  # it has just been saved
+        assert manager.save(35, state_of(35), force=True)  # it is saved, and nothing is written
         manager.wait()
         assert [each.step for each in manager.steps()] == [30, 35]
     assert sorted(os.listdir(run)) == ["step-00000030", "step-00000035"]

@@ -56,6 +56,33 @@ def test_a_step_whose_save_has_failed_is_due_again(
     assert ("an earlier asynchronous save has failed" in caplog.text) == (on_error == "warn")
 
 
+def test_a_failed_save_is_not_compared_with_what_its_folder_held_before(
+    tmp_path: pathlib.Path,
+) -> None:
+    with tilestone.CheckpointManager(tmp_path, on_error="warn") as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+        manager.restore(state_of(0), 1)
+        with small_files():
+            manager.save(2, large_state())
+            assert manager.save(2, large_state() | {"more": 1})
+        assert manager.save(2, state_of(7))
+        assert manager.restore(state_of(0), 2)[0]["step"] == 7
+
+
+def test_a_refused_argument_does_not_make_the_next_step_forget_the_one_before(
+    tmp_path: pathlib.Path,
+) -> None:
+    with tilestone.CheckpointManager(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+        with pytest.raises(tilestone.InvalidArgumentError):
+            manager.save(-1, state_of(3))
+        manager.save(3, state_of(3))
+        manager.wait()
+        assert [each.parent for each in manager.steps()] == [None, 1, 2]
+
+
 def test_with_warn_a_failed_last_save_is_logged_when_the_manager_is_closed(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -274,9 +274,9 @@ class ManagedRun {
 
   // ---- Saving the same step once more
 
-  // Before a save. If the step was saved or restored last: the folder of its durable checkpoint, as
-  // rank 0 sees it; "" if it has none (its save has failed). For any other step "", and no
-  // message.
+  // Before a save. If the step was saved or restored last, and that checkpoint is durable: its
+  // folder, as rank 0 sees it. "" if it is not (its save has failed), or if the step has another
+  // checkpoint. For any other step "", and no message.
   std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline);
   // `difference`: of the state from that checkpoint (engine::difference_from_saved). If there is
   // none, rank 0's metrics are added to the checkpoint's, and true is returned: the step is saved.
