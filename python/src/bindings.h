@@ -138,7 +138,8 @@ class Bridge {
 };
 
 nb::bytes python_bytes(ByteView bytes);
-ByteView byte_view(const nb::bytes& bytes);  // valid as long as the object
+ByteView byte_view(const nb::bytes& bytes);        // valid as long as the object
+SharedBytes shared_bytes(const nb::bytes& bytes);  // without a copy
 Bytes to_bytes_owned(const nb::bytes& bytes);
 
 // The paths for LoadOptions's fields of these names that the Stateful objects of a tree, and the

@@ -19,7 +19,7 @@ using Chunk = std::tuple<std::string, Dims, Box, TensorView>;
 using Place = std::tuple<nb::object, uint64_t, uint64_t>;  // file, offset, length
 
 ForeignBytes encoded_of(const Encoded& given) {
-  ForeignBytes made{std::get<0>(given), to_bytes_owned(std::get<1>(given)), std::nullopt};
+  ForeignBytes made{std::get<0>(given), shared_bytes(std::get<1>(given)), std::nullopt};
   if (const auto& chunk = std::get<2>(given)) {
     made.chunk.emplace(ForeignBytes::Chunk{dtype_named(std::get<0>(*chunk)), std::get<1>(*chunk),
                                            std::get<2>(*chunk)});

@@ -332,6 +332,8 @@ ByteView byte_view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
+SharedBytes shared_bytes(const nb::bytes& bytes) { return {byte_view(bytes), keep_alive(bytes)}; }
+
 Bytes to_bytes_owned(const nb::bytes& bytes) {
   const ByteView view = byte_view(bytes);
   return Bytes(view.begin(), view.end());
@@ -348,7 +350,7 @@ Value to_value(nb::handle object, const Bridge& bridge, const Path& path) {
   }
   auto [bytes, archive] =
       nb::cast<std::pair<nb::bytes, bool>>(bridge.call("pickle", object, dotted(path)));
-  return Value(Pickled{to_bytes_owned(bytes), archive});
+  return Value(Pickled{shared_bytes(bytes), archive, true});  // Python's side has checked it
 }
 
 nb::object from_value(const Value& value, nb::handle original, const Bridge& bridge) {

@@ -526,7 +526,7 @@ def test_diff_selects_keys_as_they_are_in_either_checkpoint_as_convert_does(
 ) -> None:
     tilestone.save({"old.a": torch.ones(1), "old.b": torch.ones(2)}, tmp_path / "a")
     tilestone.save({"new.a": torch.ones(1), "new.b": torch.zeros(2)}, tmp_path / "b")
-    rename = ("--rename", "^old=new", tmp_path / "a", tmp_path / "b")
+    rename = (tmp_path / "a", tmp_path / "b", "--rename", "^old=new")
     for pattern, differing in (("old.a", 0), ("new.a", 0), ("old.*", 1), ("new.b", 1)):
         ended = run("diff", "--json", *rename, "--keys", pattern)
         assert len(json.loads(ended.stdout)["differences"]) == differing, pattern

@@ -6,6 +6,7 @@ import builtins
 import copy
 import errno
 import logging
+import os
 import pathlib
 import pickle
 import subprocess
@@ -60,12 +61,16 @@ def test_an_error_is_also_the_builtin_exception(kind: type, builtin: type) -> No
 
 
 def test_errors_carry_their_context_and_survive_pickling() -> None:
-    error = _errors.make_error("io", "write failed, file a", "write failed", "k", "a", 3, "h", 28)
+    advice = [("h; ", "differences.not_requested", "report", " helps"), ("", "cast", "true", "")]
+    error = _errors.make_error("io", "under_way", "write failed", "k", "f.bin", 3, advice, 28)
+    hint = 'h; differences=Differences(not_requested="report") helps; cast=True'
     for same in (error, pickle.loads(pickle.dumps(error))):
         assert isinstance(same, tilestone.StorageError)
-        assert (same.code, same.message, same.key, same.file) == ("io", "write failed", "k", "a")
-        assert (same.rank, same.hint, same.errno) == (3, "h", 28)
-        assert str(same) == "write failed, file a"
+        assert (same.code, same.reason, same.message) == ("io", "under_way", "write failed")
+        assert (same.key, same.file, same.rank) == ("k", "f.bin", 3)
+        assert (same.hint, same.errno) == (hint, 28)
+        where = "(key k) (file f.bin) (rank 3)"
+        assert str(same) == f"write failed: {os.strerror(28)} {where}; {hint}"
 
 
 def test_an_error_of_the_python_code_names_reason_key_file_and_rank_once() -> None:

@@ -429,11 +429,6 @@ def mpi_world(timeout: float | None = None) -> Communicator:
     A duplicate of MPI_COMM_WORLD. Every rank of the job must call this, within `timeout` seconds. It calls MPI_Init if that was not called yet, which waits for all ranks without a limit. Raises UnsupportedError in a build without MPI.
     """
 
-def run_ranks(n: int, body: Callable[[Communicator], object]) -> None:
-    """
-    Runs body(comm) on n threads of this process, one per rank, and returns when all have ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks raise, the original error is raised, not one that it caused on another rank.
-    """
-
 class SessionStats:
     """A session's counters, on this rank."""
 
@@ -611,10 +606,10 @@ class Reading:
     def two_phase(self, arg: str, /) -> None: ...
 
     @property
-    def cache(self) -> str: ...
+    def cache(self) -> str | None: ...
 
     @cache.setter
-    def cache(self, arg: str, /) -> None: ...
+    def cache(self, arg: str | None, /) -> None: ...
 
 class Resources:
     """What a call uses of the machine."""
@@ -1116,6 +1111,10 @@ class VerifyReport:
         """
 
     @property
+    def notes(self) -> list[str]:
+        """What the files hold that the checkpoint does not have, or leaves open."""
+
+    @property
     def seconds(self) -> float: ...
 
     @property
@@ -1573,12 +1572,30 @@ class StepInfo:
     def metrics(self) -> dict[str, float]:
         """The metrics that were given when it was saved."""
 
+    @property
+    def line(self) -> str:
+        """The id of the run that saved it; "older": it has none."""
+
+    @property
+    def ordinal(self) -> int:
+        """
+        One more than the highest in the directory when its save began; 0: it has no run id.
+        """
+
+    @property
+    def parent(self) -> int | None:
+        """
+        The step that it continues; None: it begins a line, or that is not known.
+        """
+
     def __repr__(self) -> str: ...
 
 class ManagedRun:
     """What a CheckpointManager knows of its run."""
 
     def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool) -> None: ...
+
+    def expect_same_steps(self, comm: object | None, seconds: float) -> None: ...
 
     def is_due(self, step: int) -> bool: ...
 

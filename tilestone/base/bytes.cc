@@ -29,6 +29,12 @@ T load(ByteView bytes) {
 
 }  // namespace
 
+SharedBytes::SharedBytes(Bytes bytes) {
+  auto owned = std::make_shared<const Bytes>(std::move(bytes));
+  bytes_ = *owned;
+  owner_ = std::move(owned);
+}
+
 ByteView as_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 std::string_view as_text(ByteView bytes) {

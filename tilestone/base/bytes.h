@@ -2,11 +2,14 @@
 // files (receipts, plans, manifests).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tilestone {
@@ -14,6 +17,26 @@ namespace tilestone {
 using Bytes = std::vector<std::byte>;          // owned
 using ByteView = std::span<const std::byte>;   // borrowed, read-only
 using MutableByteView = std::span<std::byte>;  // borrowed, writable
+
+// Bytes that nobody changes, and what keeps them alive. Copies share them.
+class SharedBytes {
+ public:
+  SharedBytes() = default;
+  SharedBytes(Bytes bytes);
+  // Without an owner the bytes are borrowed.
+  SharedBytes(ByteView bytes, std::shared_ptr<const void> owner = nullptr)
+      : bytes_(bytes), owner_(std::move(owner)) {}
+  operator ByteView() const { return bytes_; }
+  size_t size() const { return bytes_.size(); }
+  const std::shared_ptr<const void>& owner() const { return owner_; }
+  friend bool operator==(const SharedBytes& a, const SharedBytes& b) {
+    return std::ranges::equal(a.bytes_, b.bytes_);
+  }
+
+ private:
+  ByteView bytes_;
+  std::shared_ptr<const void> owner_;
+};
 
 ByteView as_bytes(std::string_view text);
 std::string_view as_text(ByteView bytes);

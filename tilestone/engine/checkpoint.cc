@@ -218,7 +218,7 @@ void Checkpoint::read_parts(std::span<const Part> parts) const {
 }
 
 Value Checkpoint::read_object(const std::string& key) const {
-  const Bytes item = read_object_bytes(key);
+  const SharedBytes item = read_object_bytes(key);
   try {
     return engine::parse_object(state_->opened, item);
   } catch (...) {

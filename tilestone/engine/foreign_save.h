@@ -41,7 +41,7 @@ struct ForeignBytes {
     Box box;
   };
   std::string key;
-  Bytes bytes;
+  SharedBytes bytes;
   std::optional<Chunk> chunk = std::nullopt;
 };
 

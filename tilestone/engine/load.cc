@@ -387,13 +387,12 @@ class LoadByRounds::Loading {
     std::vector<Bytes> bytes = read_objects(context, stored);
     for (size_t i = 0; i < read.size(); ++i) {
       try {
-        read[i]->value = parse_object(opened_, bytes[i]);
+        read[i]->value = parse_object(opened_, std::move(bytes[i]));
       } catch (...) {
         throw current_error()
             .with_key(read[i]->key)
             .with_file(opened_.metadata.files[stored[i].stored->at.file]);
       }
-      bytes[i] = Bytes();
     }
   }
 

@@ -226,10 +226,10 @@ TEST(LostFiles, OfACheckpointThatWasReplacedOrRemovedAreNoDamage) {
           if (name.ends_with(".distcp") && storage->stat(name)) storage->remove(name);
         }
       }
-      const auto reads = [&] { checkpoint.read("w"); };
-      expect_error(reads, ErrorCode::kNotFound, "another save may have replaced the checkpoint");
-      expect_error([&] { checkpoint.verify(); }, ErrorCode::kNotFound,
-                   "another save may have replaced the checkpoint");
+      const std::string said = removed ? "no checkpoint is here: it was removed"
+                                       : "another save may have replaced the checkpoint";
+      expect_error([&] { checkpoint.read("w"); }, ErrorCode::kNotFound, said);
+      expect_error([&] { checkpoint.verify(); }, ErrorCode::kNotFound, said);
     }
   }
 }

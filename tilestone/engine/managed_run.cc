@@ -125,6 +125,22 @@ Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
           "every host?");
 }
 
+// Rank 0 decides for all, once all ranks see the same steps.
+Bytes compared(const RunDirectory& run, const Communicator& comm, const char* work,
+               Deadline deadline, const std::function<Bytes()>& decide) {
+  const auto say = [&](int round, const Bytes&) {
+    const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    return encode_names(run.list());
+  };
+  return agree(comm, work, deadline, say, [&](int round, const std::vector<Bytes>& said) {
+    const bool same =
+        std::all_of(said.begin(), said.end(), [&](const Bytes& names) { return names == said[0]; });
+    if (!same && round + 1 == kLooks) throw different_steps(run, said);
+    return Decision{same ? decide() : Bytes(), same};
+  });
+}
+
 }  // namespace
 
 struct ManagedRun::State {
@@ -278,18 +294,8 @@ const RunDirectory& ManagedRun::directory() const { return state_->directory; }
 
 void ManagedRun::expect_same_steps(const Communicator& comm, Deadline deadline) const {
   if (comm.size() == 1) return;
-  const auto say = [&](int round, const Bytes&) {
-    const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
-    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    return encode_names(state_->directory.list());
-  };
-  const auto decide = [&](int round, const std::vector<Bytes>& said) {
-    const bool same =
-        std::all_of(said.begin(), said.end(), [&](const Bytes& names) { return names == said[0]; });
-    if (!same && round + 1 == kLooks) throw different_steps(state_->directory, said);
-    return Decision{Bytes(), same};
-  };
-  agree(comm, "comparison of a run's directory", deadline, say, decide);
+  compared(state_->directory, comm, "comparison of a run's directory", deadline,
+           [] { return Bytes(); });
 }
 
 bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.every == 0; }
@@ -399,7 +405,6 @@ void ManagedRun::wait() {
 std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
                                                      std::optional<uint64_t> step, bool fallback,
                                                      Deadline deadline) {
-  expect_same_steps(comm, deadline);
   const RunDirectory& run = state_->directory;
   const auto decide = [&]() -> std::optional<Chosen> {
     if (step) return chosen_of(expect_durable(run, *step));
@@ -412,7 +417,7 @@ std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
     return chosen_of(*found, std::move(lost));
   };
   return decode_choice(
-      decided_by_rank_0(comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
+      compared(run, comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
 }
 
 std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& comm,

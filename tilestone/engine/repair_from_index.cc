@@ -24,7 +24,7 @@ std::shared_ptr<const Bytes> as_saved(const ItemRecipe& recipe, const ItemLocati
     if (segment.literal == nullptr && segment.size > 0) return nullptr;
     if (segment.literal == nullptr) continue;
     // The checksum of no elements is 0, so nothing is inserted into the literal.
-    bytes->insert(bytes->end(), segment.literal->bytes.begin(), segment.literal->bytes.end());
+    bytes->insert(bytes->end(), segment.literal->view().begin(), segment.literal->view().end());
   }
   if (!at.checksums || bytes->size() != at.length) return nullptr;
   return crc32(*bytes) == at.checksums->item_crc32 ? bytes : nullptr;

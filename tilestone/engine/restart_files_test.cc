@@ -124,7 +124,16 @@ class StateMaker {
   StateDict state_;
 };
 
-void save_world(const World& world, Way way, bool declared, const std::shared_ptr<Storage>& to) {
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> group(static_cast<size_t>(world.ranks()));
+  std::iota(group.begin(), group.end(), 0);
+  return group;
+}
+
+enum class Copy { kModelParallel, kAll };
+
+void save_world(const World& world, Way way, bool declared, const std::shared_ptr<Storage>& to,
+                Copy copy = Copy::kModelParallel) {
   run_ranks(world.ranks(), [&](Communicator comm) {
     SaveOptions options;
     options.resources.threads = 1;
@@ -135,7 +144,8 @@ void save_world(const World& world, Way way, bool declared, const std::shared_pt
       options.comm = comm;
     }
     options.copies.emplace();
-    options.copies->group = model_parallel_group(world, comm.rank());
+    options.copies->group =
+        copy == Copy::kAll ? all_ranks(world) : model_parallel_group(world, comm.rank());
     save(StateMaker(world, comm.rank(), declared, true).make(), Location(to), options);
   });
 }
@@ -221,6 +231,33 @@ TEST(RestartFiles, ARankOpensItsOwnFileAndThoseOfItsPeersAndNoRankReadsMuchMoreT
           EXPECT_LE(*std::max_element(traffic.bytes.begin(), traffic.bytes.end()),
                     sum / traffic.bytes.size() * 5 / 4)
               << testing::PrintToString(traffic.bytes);
+        }
+      }
+    }
+  }
+}
+
+// With copies of everything; and by messages, where the owners of the other files send its shards,
+// so that it must not open them for replicas of objects.
+TEST(RestartFiles, ARankOpensItsOwnFileAloneIfThatIsAllItNeeds) {
+  const World world{2, 2, 2};
+  for (const Copy copy : {Copy::kAll, Copy::kModelParallel}) {
+    for (const Way way : {Way::kExchange, Way::kFiles}) {
+      for (const bool declared : {true, false}) {
+        const TempDirectory directory;
+        const auto storage = posix_storage(directory.path());
+        save_world(world, way, declared, storage, copy);
+        for (const TwoPhase mode : {TwoPhase::kAuto, TwoPhase::kAlways, TwoPhase::kNever}) {
+          if (copy == Copy::kModelParallel && mode != TwoPhase::kAlways) continue;
+          SCOPED_TRACE(testing::Message()
+                       << (copy == Copy::kAll ? "all" : "model-parallel")
+                       << (way == Way::kFiles ? ", by files" : "") << (declared ? ", declared" : "")
+                       << ", mode " << static_cast<int>(mode));
+          Traffic traffic(world.ranks());
+          restart(world, mode, storage, traffic);
+          for (int rank = 0; rank < world.ranks(); ++rank) {
+            EXPECT_EQ(traffic.files[static_cast<size_t>(rank)], std::set{rank}) << rank;
+          }
         }
       }
     }

@@ -56,9 +56,9 @@ inline SteppedSave begin_save(const StateDict& state, const Location& location,
 // By the session.
 inline SteppedSave begin_save(Session& session, const StateDict& state, const Location& location,
                               const SaveOptions& options = {}) {
-  return SteppedSave(
-      engine::OfSession::begin_save(session, location, options, engine::deadline_of(options),
-                                    engine::RequestView{&state, &location, &options}));
+  const SaveOptions all = engine::OfSession::completed(session, options, location);
+  return SteppedSave(engine::OfSession::begin_save(session, location, all, engine::deadline_of(all),
+                                                   engine::RequestView{&state, &location, &all}));
 }
 
 }  // namespace tilestone

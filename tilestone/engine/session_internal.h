@@ -26,6 +26,11 @@ struct OfSession {
                       const std::optional<Error>& failed);
   // A session whose saves all use `comm`. It has no token, so its ranks need not meet.
   static Session of(const Communicator& comm);
+  // `options` with how the session's ranks meet. By files this counts as a save.
+  static SaveOptions completed(Session& session, const SaveOptions& options,
+                               const Location& location) {
+    return session.completed(options, location);
+  }
   // As the session's functions of the same names. `options` says how the ranks meet; its by_files
   // is that of the request.
   static SaveResult save(Session& session, const Location& location, const SaveOptions& options,

@@ -127,7 +127,8 @@ TensorView StoredSource::tensor(uint32_t index, DType dtype) {
 Value StoredSource::object(const StoredObject& object) const {
   const ObjectRead read{&object};
   try {
-    return parse_object(opened_, read_objects(context(), {&read, 1}).front());
+    std::vector<Bytes> bytes = read_objects(context(), {&read, 1});
+    return parse_object(opened_, std::move(bytes.front()));
   } catch (...) {
     throw current_error().with_key(object.key).with_file(metadata().files[object.at.file]);
   }

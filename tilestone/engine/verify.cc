@@ -373,9 +373,11 @@ class Verifier {
         const uint64_t within = decoded ? 0 : std::min(fault->offset, item.at->length);
         return damage(item, within, item.at->length - within, fault->problem);
       }
-      if (item.kind == Kind::kObject) {
+      const bool is_object = item.kind == Kind::kObject;
+      if (is_object && item.object->unsupported.empty()) {
         parse_object(opened_, bytes);
-      } else if (!payload_in(context_, item.chunk, bytes).record_crc32 && !item.at->checksums) {
+      } else if ((is_object || !payload_in(context_, item.chunk, bytes).record_crc32) &&
+                 !item.at->checksums) {
         std::lock_guard lock(mutex_);
         ++unchecked_;
       }

@@ -70,6 +70,8 @@ class Planner {
   }
 
   void list(const StoredObject& object) {
+    // A tensor without elements has no item.
+    if (!object.unsupported.empty() && object.at.length == 0) return;
     const auto add = [&](const ItemLocation& at) {
       plan_.items.push_back({&object.key, &at, Kind::kObject, {}, &object});
     };

@@ -28,7 +28,10 @@ struct Literal {
   Bytes bytes;
   // Offsets in `bytes` at which the tensor's CRC-32 is inserted, little-endian. `bytes` has zeros
   // there.
-  std::vector<uint64_t> crc32_at;
+  std::vector<uint64_t> crc32_at = {};
+  ByteView borrowed = {};  // in the place of `bytes`: a part of the FileItem's object
+
+  ByteView view() const { return borrowed.empty() ? ByteView(bytes) : borrowed; }
 };
 
 // A part of an item. Its size is known before anything is written.
@@ -202,8 +205,9 @@ class Format {
   virtual StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
                                      const ItemLocation& at,
                                      std::span<const ByteView> probed) const = 0;
-  // The value in a whole item of an object (after decoding).
-  virtual Value parse_object(ByteView item) const = 0;
+  // The value in a whole item of an object (after decoding). Its tensors share the item's bytes, or
+  // are copies if these are borrowed.
+  virtual Value parse_object(const SharedBytes& item) const = 0;
   // Decodes an item. Error(kCorrupt) if the result would exceed `max_size` bytes.
   virtual Bytes decode(Codec codec, ByteView item, uint64_t max_size) const = 0;
   // Checks a whole item (after decoding): its structure and every checksum in it. Damage is

@@ -136,7 +136,7 @@ class FramedFormat final : public Format {
                              std::span<const ByteView> probed) const override {
     return inner_->parse_tensor(tensor, chunk, at, probed);
   }
-  Value parse_object(ByteView item) const override { return inner_->parse_object(item); }
+  Value parse_object(const SharedBytes& item) const override { return inner_->parse_object(item); }
   Bytes decode(Codec codec, ByteView item, uint64_t max_size) const override {
     return inner_->decode(codec, item, max_size);
   }

@@ -91,7 +91,7 @@ LocalSavePlan objects(int rank, uint64_t common, uint64_t sharded) {
   return plan;
 }
 
-TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedCommonOnesWhateverTheGroup) {
+TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedWhateverTheGroup) {
   const std::vector<std::vector<int>> groups = {{0, 1}, {0, 1}, {2, 3}, {2, 3}};
   const auto planned = plan_with_groups(
       {objects(0, 5, 6), objects(1, 5, 6), objects(2, 5, 6), objects(3, 7, 6)}, groups);
@@ -99,8 +99,8 @@ TEST(CopyPlan, ObjectsOfTheSameContentAreCopiedCommonOnesWhateverTheGroup) {
   EXPECT_THAT(planned[0].object_copies, ElementsAre(1));
   EXPECT_THAT(planned[1].objects, ElementsAre(1));
   EXPECT_THAT(planned[1].object_copies, ElementsAre(0));
-  EXPECT_THAT(planned[2].object_copies, ElementsAre(0));  // "sharded": writer in another group
-  EXPECT_THAT(planned[3].object_copies, IsEmpty());       // its content differs
+  EXPECT_THAT(planned[2].object_copies, ElementsAre(0, 1));  // their writers are in another group
+  EXPECT_THAT(planned[3].object_copies, ElementsAre(1));     // the other one's content differs
   const auto unknown = plan_with_groups({objects(0, 0, 0), objects(1, 0, 0)}, {{0, 1}, {0, 1}});
   EXPECT_THAT(unknown[1].object_copies, IsEmpty());
   const auto without = plan_with_groups({objects(0, 5, 6), objects(1, 5, 6)}, {{}, {}});
@@ -139,6 +139,18 @@ TEST(CopyPlan, ByRuleAReplicaWithMegatronsIdIsCopiedInTheMainReplicasGroup) {
   EXPECT_EQ(copies({0, 0, 0}, true), 0u);
   EXPECT_EQ(copies({0, 1, 1}, true), 0u);
   EXPECT_EQ(copies({1, 0}, true), 0u);
+}
+
+TEST(CopyPlan, ByRuleEachReplicaIsCopiedIfTheGroupIsTheWorld) {
+  Items items;
+  TensorItem item;
+  item.key = "norm";
+  item.global_shape = {4};
+  item.replica_id = {0, 0, 1};
+  item.pieces.push_back({Box::whole({4}), TensorView::without_data(item.dtype, {4})});
+  items.tensors.push_back(std::move(item));
+  const std::vector<int> group = {0, 1};
+  EXPECT_THAT(plan_save_by_rule(make_local_plan(items), 1, group, true).copies, ElementsAre(0));
 }
 
 // Two tensor-parallel ranks, three data-parallel replicas: a large tensor that all have is written

@@ -179,9 +179,11 @@ Assignment plan_save_alone(const LocalSavePlan& plan);
 // What `rank` writes, by rule. Chunks with known holders are balanced among these; other chunks and
 // objects are written by their main replica, and common objects by rank 0. The cost does not depend
 // on the size of the world. Validation over all ranks is left to the commit, which sees all
-// receipts. group: the ranks whose chunks it copies, ascending; empty: it copies nothing. Throws
-// Error(kInvalidArgument) if a chunk's holders do not include `rank`.
-Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group = {});
+// receipts. group: the ranks whose chunks it copies, ascending; empty: it copies nothing.
+// group_is_world: these are all ranks, so that the unknown writer of any replica is one of them.
+// Throws Error(kInvalidArgument) if a chunk's holders do not include `rank`.
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group = {},
+                             bool group_is_world = false);
 
 // Removes copies from a rank's assignment until the rest fits max_bytes. The smallest copies stay:
 // each copy saves one read from another rank's file, so this saves the most reads. Among copies of

@@ -480,12 +480,8 @@ void SavePlanner::State::copy_object(const Object& object) {
   if (writer == object.holders.end()) return;
   for (const ObjectHolder& holder : object.holders) {
     if (is_writer(holder) || holder.content != writer->content) continue;
-    const auto group = groups.find(holder.rank);
-    if (group == groups.end()) continue;
-    const std::vector<int>& ranks = group->second;
-    const bool in_group =
-        std::binary_search(ranks.begin(), ranks.end(), static_cast<int>(object.writer));
-    if (object.common || in_group) assignments[holder.rank].object_copies.push_back(holder.index);
+    if (groups.contains(holder.rank))
+      assignments[holder.rank].object_copies.push_back(holder.index);
   }
 }
 

@@ -87,7 +87,8 @@ Assignment plan_save_alone(const LocalSavePlan& plan) {
   return all;
 }
 
-Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group) {
+Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group,
+                             bool group_is_world) {
   Assignment mine;
   std::vector<std::vector<uint32_t>> by_set(plan.holder_sets.size());
   std::vector<bool> empty_written(plan.tensors.size(), false);
@@ -103,7 +104,7 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
       by_set[chunk.holders].push_back(i);
     } else if (chunk.main_replica) {
       mine.chunks.push_back(i);
-    } else if (chunk.near_main && !group.empty()) {
+    } else if (group_is_world || (chunk.near_main && !group.empty())) {
       mine.copies.push_back(i);
     }
   }

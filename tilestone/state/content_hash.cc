@@ -41,6 +41,12 @@ void write_node(ByteWriter& out, const Opaque& opaque) {
   }
 }
 
+void write_blob(ByteWriter& out, ByteView bytes) {
+  if (bytes.size() <= kHashedStep) return out.blob(bytes);
+  out.varint(bytes.size());
+  out.u64(xxh3_64(bytes));
+}
+
 // Writes a value's own content, without its children.
 void write_node(ByteWriter& out, const Value& value) {
   switch (value.kind()) {
@@ -57,15 +63,15 @@ void write_node(ByteWriter& out, const Value& value) {
       return out.u64(bits);
     }
     case Value::Kind::kString:
-      return out.string(value.as_string());
+      return write_blob(out, as_bytes(value.as_string()));
     case Value::Kind::kBytes:
-      return out.blob(value.as_bytes());
+      return write_blob(out, value.as_bytes());
     case Value::Kind::kDict:
       return out.u8(value.is_ordered_dict() ? 1 : 0);
     case Value::Kind::kDType:
       return out.u8(static_cast<uint8_t>(value.as_dtype()));
     case Value::Kind::kPickled:
-      return out.blob(value.as_pickled().bytes);
+      return write_blob(out, value.as_pickled().bytes);
     case Value::Kind::kTensor:
       return write_node(out, value.as_tensor(), value.autograd());
     case Value::Kind::kOpaque:

@@ -31,11 +31,15 @@ struct BigInt {
 std::string to_string(const BigInt& value);  // in decimal
 
 // A complete object pickled by the caller's own Python. It is never interpreted here. `archive`:
-// the bytes are a torch.save archive; otherwise they are a bare pickle.
+// the bytes are a torch.save archive; otherwise they are a bare pickle. `checked`: classes_in() has
+// read it, so that it need not be checked again.
 struct Pickled {
-  Bytes bytes;
+  SharedBytes bytes;
   bool archive = false;
-  friend bool operator==(const Pickled&, const Pickled&) = default;
+  bool checked = false;
+  friend bool operator==(const Pickled& a, const Pickled& b) {
+    return a.bytes == b.bytes && a.archive == b.archive;
+  }
 };
 
 // What torch's autograd knows about a tensor in an object.

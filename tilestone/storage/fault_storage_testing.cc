@@ -101,9 +101,11 @@ void FaultDisk::State::conclude(const StorageCall& call, const FaultAction& acti
   using Then = FaultAction::Then;
   if (action.then == Then::kGoOn) return;
   if (action.then == Then::kFail) {
-    throw Error(
-        action.error == ENOTSUP ? ErrorCode::kUnsupported : ErrorCode::kIo,
-        "cannot " + std::string(to_string(call.op)) + " (injected): " + std::strerror(action.error))
+    const ErrorCode code = action.error == ENOTSUP  ? ErrorCode::kUnsupported
+                           : action.error == ENOENT ? ErrorCode::kNotFound
+                                                    : ErrorCode::kIo;
+    throw Error(code, "cannot " + std::string(to_string(call.op)) +
+                          " (injected): " + std::strerror(action.error))
         .with_file(call.name)
         .with_errno(action.error);
   }

@@ -72,8 +72,8 @@ struct FaultAction {
 
   static FaultAction pass() { return {}; }
   static FaultAction wait(std::chrono::nanoseconds time) { return {.delay = time}; }
-  // Fails with the errno, instead of doing the work or after it. ENOTSUP gives kUnsupported, any
-  // other errno kIo.
+  // Fails with the errno, instead of doing the work or after it. ENOTSUP gives kUnsupported, ENOENT
+  // kNotFound, any other errno kIo.
   static FaultAction fail(int error) { return {Kind::kDrop, Then::kFail, error}; }
   static FaultAction fail_after(int error) { return {Kind::kDo, Then::kFail, error}; }
   // Appends the first `keep` bytes, then fails. A call other than an append does nothing.

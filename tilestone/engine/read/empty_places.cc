@@ -105,10 +105,12 @@ bool is_stored_whole(const StoredTensor& tensor) {
                   "says which part this rank needs: " +
                   list_keys(keys))
       .with_key(keys.front())
-      .with_hint(std::string("create the state before the load. ") +
-                 std::string(kHintAtOptimizers) +
-                 ". If the parameters are whole on every rank, load into the optimizer itself: "
-                 "{\"optim\": optimizer}. differences.not_requested = kReport loads without them");
+      .with_reason(Reason::kNotRequested)
+      .with_hint(Hint{{"create the state before the load"},
+                      {std::string(kHintAtOptimizers)},
+                      {"if the parameters are whole on every rank, load into the optimizer itself: "
+                       "{\"optim\": optimizer}"},
+                      {"", "differences.not_requested", "report", " loads without them"}});
 }
 
 }  // namespace

@@ -1,3 +1,6 @@
+#include <utility>
+#include <vector>
+
 #include "tilestone/base/error.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
@@ -5,7 +8,7 @@
 
 namespace tilestone::engine {
 
-Value parse_object(const Opened& opened, ByteView item) {
+Value parse_object(const Opened& opened, const SharedBytes& item) {
   return opened.dialect->object_of(opened.format->parse_object(item), *opened.format);
 }
 
@@ -18,8 +21,8 @@ std::optional<Value> read_common(const ReadContext& context, const Opened& opene
   }
   const StoredObject* const stored = &*opened.common;
   try {
-    Value common =
-        parse_object(opened, read_objects(context, std::vector{ObjectRead{stored}}).front());
+    std::vector<Bytes> bytes = read_objects(context, std::vector{ObjectRead{stored}});
+    Value common = parse_object(opened, std::move(bytes.front()));
     if (common.kind() == Value::Kind::kDict) return common;
     throw Error(ErrorCode::kCorrupt,
                 "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");

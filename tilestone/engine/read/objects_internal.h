@@ -9,8 +9,8 @@
 
 namespace tilestone::engine {
 
-// The object in an item's decoded bytes.
-Value parse_object(const Opened& opened, ByteView item);
+// The object in an item's decoded bytes, which its tensors share unless they are borrowed.
+Value parse_object(const Opened& opened, const SharedBytes& item);
 
 // The checkpoint's common state: from the index if a file of the index holds it, else read as an
 // object. nullopt in a dialect without common state. Error(kCorrupt) when it is damaged or missing.

@@ -117,10 +117,11 @@ StateNode* child_of(StateNode& node, const PathElement& element, const DictKeys*
               "not request: " +
                   list_keys(keys))
       .with_key(keys.front())
-      .with_hint(
-          std::string("create the object's state before the load, or load a dict of the wanted "
-                      "keys instead of the object. ") +
-          std::string(kHintAtOptimizers));
+      .with_reason(Reason::kNotRequested)
+      .with_hint(Hint{{"create the object's state before the load, or load a dict of the wanted "
+                       "keys instead of the object"},
+                      {std::string(kHintAtOptimizers)},
+                      {"", "differences.not_requested", "report", " loads without them"}});
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace tilestone::engine {
 
 // How the state of an optimizer is created before a load, for hints of errors.
 inline constexpr std::string_view kHintAtOptimizers =
-    "For an optimizer with DTensors (FSDP2): torch.distributed.checkpoint.state_dict."
+    "for an optimizer with DTensors (FSDP2), torch.distributed.checkpoint.state_dict."
     "get_optimizer_state_dict(model, optimizer) creates it by a step with zero gradients, which "
     "AdamW counts; the load sets the counter to the stored one, so call it only if there is a "
     "checkpoint to load, or training begins with step 1";

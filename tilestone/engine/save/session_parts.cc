@@ -37,7 +37,9 @@ Assignment SessionParts::planned_by_rule(uint64_t structure,
 
 Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
   const auto plan = [&] {
-    return plan_save_by_rule(share.local, share.rank, replicate_group_of(share));
+    const std::vector<int> group = replicate_group_of(share);
+    const bool all = group.size() == static_cast<size_t>(share.world_size);
+    return plan_save_by_rule(share.local, share.rank, group, all);
   };
   if (session == nullptr) return plan();
   return session->planned_by_rule(structure_of(share, PlannedBy::kRule), plan);

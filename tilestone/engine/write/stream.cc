@@ -29,7 +29,7 @@ ItemChecksums FileStream::write(const ItemRecipe& recipe) {
   ItemChecksums sums{recipe.payload_offset, 0, 0};
   for (const Segment& segment : recipe.segments) {
     if (segment.literal != nullptr) {
-      check_segment(segment.size, segment.literal->bytes.size());
+      check_segment(segment.size, segment.literal->view().size());
       sums.item_crc32 = literal(with_crc32(*segment.literal, sums.payload_crc32), sums.item_crc32);
     } else {
       payload(segment, sums);
@@ -84,7 +84,7 @@ void FileStream::zeros(uint64_t count) {
 }
 
 ByteView FileStream::with_crc32(const Literal& literal, uint32_t crc) {
-  if (literal.crc32_at.empty()) return literal.bytes;
+  if (literal.crc32_at.empty()) return literal.view();
   patched_ = literal.bytes;
   for (uint64_t at : literal.crc32_at) std::memcpy(patched_.data() + at, &crc, sizeof(crc));
   return patched_;

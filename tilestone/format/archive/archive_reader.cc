@@ -162,12 +162,23 @@ ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t si
   return *bytes;
 }
 
-// Copies each storage record once, so that tensors that share a storage share the copy.
-StorageSource copying_storages(const Archive& archive) {
+bool is_aligned(ByteView bytes) {
+  constexpr uintptr_t kAlignment = 16;  // of the largest element
+  return reinterpret_cast<uintptr_t>(bytes.data()) % kAlignment == 0;
+}
+
+// Views of the archive's records that share `owner`. Without one, and of a record whose elements
+// would not be aligned, copies; each record is copied once, for all tensors that share it.
+StorageSource owned_storages(const Archive& archive, std::shared_ptr<const void> owner) {
   using Copies = std::unordered_map<std::string, std::shared_ptr<Bytes>>;
-  return [&archive, copies = std::make_shared<Copies>()](std::string_view name, uint64_t size) {
-    std::shared_ptr<Bytes>& copy = (*copies)[std::string(name)];
+  return [&archive, owner = std::move(owner), copies = std::make_shared<Copies>()](
+             std::string_view name, uint64_t size) {
     const ByteView bytes = stored_bytes(archive, name, size);
+    if (owner != nullptr && is_aligned(bytes)) {
+      // NOLINTNEXTLINE: only the value's owner writes to its tensors.
+      return StorageBytes{const_cast<std::byte*>(bytes.data()), bytes.size(), owner};
+    }
+    std::shared_ptr<Bytes>& copy = (*copies)[std::string(name)];
     if (copy == nullptr) copy = std::make_shared<Bytes>(bytes.begin(), bytes.end());
     return StorageBytes{copy->data(), copy->size(), copy};
   };
@@ -264,11 +275,11 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
   return payload;
 }
 
-Value read_archive(ByteView bytes) {
+Value read_archive(const SharedBytes& bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
   if (!archive) corrupt("its directory is outside the archive");
-  return read_value(parse_pickle(*archive), copying_storages(*archive));
+  return read_value(parse_pickle(*archive), owned_storages(*archive, bytes.owner()));
 }
 
 Value view_archive(ByteView bytes) {

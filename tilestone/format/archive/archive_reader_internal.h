@@ -16,8 +16,9 @@ namespace tilestone::archive {
 // contain all of the archive's structure that is needed.
 std::optional<StoredPayload> locate_tensor(const ItemBytes& item);
 
-// The whole archive as a value. Its tensors own copies of their records.
-Value read_archive(ByteView item);
+// The whole archive as a value. Its tensors are views that share the item's bytes, or own copies of
+// their records if these are borrowed.
+Value read_archive(const SharedBytes& item);
 // The whole archive as a value. Its tensors borrow the item's bytes, which must outlive the value.
 Value view_archive(ByteView item);
 

@@ -1,6 +1,7 @@
 #include "tilestone/format/archive/archive_writer_internal.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -43,6 +44,13 @@ uint64_t payload_padding(const TensorView& tensor, uint64_t offset) {
     place -= place % ZipWriter::kAlignment;
   }
   return (place - offset) % kPage;
+}
+
+// The tensor's elements in C order, if they lie so in memory.
+std::optional<ByteView> contiguous(const TensorView& tensor) {
+  if (tensor.device != nullptr || !tensor.has_data()) return std::nullopt;
+  if (tensor.bytes() > 0 && !tensor.strided_view().is_contiguous()) return std::nullopt;
+  return ByteView(tensor.data, tensor.bytes());
 }
 
 Bytes packed(const TensorView& tensor) {
@@ -235,20 +243,64 @@ TensorArchives::ArchiveEnds TensorArchives::make(const Kind& kind, uint64_t size
       std::make_shared<const Literal>(Literal{std::move(tail.bytes), std::move(tail.crc32_at)})};
 }
 
-Bytes write_archive(const Value& value) {
+namespace {
+
+// An archive's bytes, in order.
+std::vector<Literal> parts_of_archive(const Value& value) {
+  constexpr uint64_t kBorrowedFrom = 64u << 10;  // bytes
+  std::vector<Literal> parts;
   ZipWriter archive;
   if (value.kind() == Value::Kind::kPickled) {
     const Pickled& pickled = value.as_pickled();
-    if (pickled.archive) return pickled.bytes;
+    if (pickled.archive) {
+      parts.push_back({.bytes = {}, .borrowed = pickled.bytes});
+      return parts;
+    }
     add_fixed_records(archive, pickled.bytes);
-    return std::move(archive).finish();
+  } else {
+    ValueWriter writer(protocol_of(value));
+    add_fixed_records(archive, writer.write(value));
+    for (size_t i = 0; i < writer.tensors().size(); ++i) {
+      const TensorView& tensor = writer.tensors()[i];
+      const std::string name = "archive/data/" + std::to_string(i);
+      const auto elements = contiguous(tensor);
+      if (!elements) {
+        archive.add(name, packed(tensor));
+      } else if (elements->size() < kBorrowedFrom) {
+        archive.add(name, *elements);
+      } else {
+        parts.push_back({.bytes = archive.add_elsewhere(name, *elements)});
+        parts.push_back({.bytes = {}, .borrowed = *elements});
+      }
+    }
   }
-  ValueWriter writer(protocol_of(value));
-  add_fixed_records(archive, writer.write(value));
-  for (size_t i = 0; i < writer.tensors().size(); ++i) {
-    archive.add("archive/data/" + std::to_string(i), packed(writer.tensors()[i]));
+  parts.push_back({.bytes = std::move(archive).finish()});
+  return parts;
+}
+
+}  // namespace
+
+Bytes write_archive(const Value& value) {
+  std::vector<Literal> parts = parts_of_archive(value);
+  if (parts.size() == 1 && parts.front().borrowed.empty()) return std::move(parts.front().bytes);
+  Bytes whole;
+  uint64_t size = 0;
+  for (const Literal& part : parts) size += part.view().size();
+  whole.reserve(size);
+  for (const Literal& part : parts) {
+    whole.insert(whole.end(), part.view().begin(), part.view().end());
   }
-  return std::move(archive).finish();
+  return whole;
+}
+
+ItemRecipe recipe_of_archive(const Value& value) {
+  ItemRecipe recipe;
+  for (Literal& part : parts_of_archive(value)) {
+    const uint64_t size = part.view().size();
+    recipe.length += size;
+    recipe.segments.push_back({size, std::make_shared<const Literal>(std::move(part)), nullptr});
+  }
+  return recipe;
 }
 
 PickledValue pickle_value(const Value& value) {

@@ -47,6 +47,8 @@ class TensorArchives {
 
 // Error(kInvalidArgument) for a value that can't be pickled; see check_value().
 Bytes write_archive(const Value& value);
+// The same bytes as an item's recipe without padding. It borrows large parts of the value.
+ItemRecipe recipe_of_archive(const Value& value);
 
 // A value as a pickle, and its tensors, whose elements are the records "data/0", "data/1", ...:
 // for a writer that streams them. The elements are not read; the views share the value's owners.

@@ -51,18 +51,19 @@ Value integer_value(std::string_view bytes) {
 
 // The bytes of a text whose characters are bytes; protocol 2 writes bytes in this way.
 Bytes from_latin1(std::string_view text) {
-  Bytes bytes;
-  bytes.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    auto c = static_cast<uint8_t>(text[i]);
-    if (c >= 0x80) {
-      if (c > 0xc3 || i + 1 == text.size()) {
-        unsafe("latin1 text has characters that latin1 does not have");
-      }
-      c = static_cast<uint8_t>((c << 6) | (static_cast<uint8_t>(text[++i]) & 0x3f));
-    }
-    bytes.push_back(static_cast<std::byte>(c));
+  Bytes bytes(text.size());
+  size_t count = 0;
+  uint8_t most = 0;  // of the characters' first bytes
+  for (size_t i = 0; i < text.size();) {
+    const auto c = static_cast<uint8_t>(text[i]);
+    const bool two = c >= 0x80;  // the text is UTF-8, so another byte follows
+    const auto next = static_cast<uint8_t>(text[i + (two ? 1 : 0)]);
+    bytes[count++] = static_cast<std::byte>(two ? c << 6 | (next & 0x3f) : c);
+    most = std::max(most, c);
+    i += two ? 2 : 1;
   }
+  if (most > 0xc3) unsafe("latin1 text has characters that latin1 does not have");
+  bytes.resize(count);
   return bytes;
 }
 

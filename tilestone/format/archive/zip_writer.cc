@@ -72,16 +72,22 @@ void ZipWriter::append_header(Bytes& head, const Record& record) {
 }
 
 uint64_t ZipWriter::add_header(Record record) {
-  record.header_offset = head_.size();
+  record.header_offset = elsewhere_ + head_.size();
   append_header(head_, record);
   records_.push_back(std::move(record));
-  return head_.size();
+  return elsewhere_ + head_.size();
 }
 
 void ZipWriter::add(std::string name, ByteView data) {
   add_header({std::move(name), 0, data.size(), crc32(data), false});
   head_.insert(head_.end(), data.begin(), data.end());
-  end_ = head_.size();
+  end_ = elsewhere_ + head_.size();
+}
+
+Bytes ZipWriter::add_elsewhere(std::string name, ByteView data) {
+  end_ = add_header({std::move(name), 0, data.size(), crc32(data), false}) + data.size();
+  elsewhere_ = end_;
+  return std::exchange(head_, {});
 }
 
 uint64_t ZipWriter::begin_last(std::string name, uint64_t size) {
@@ -111,7 +117,7 @@ ZipWriter::Tail ZipWriter::tail() const {
 }
 
 Bytes ZipWriter::finish() && {
-  append_directory(head_, records_, head_.size());
+  append_directory(head_, records_, elsewhere_ + head_.size());
   return std::move(head_);
 }
 

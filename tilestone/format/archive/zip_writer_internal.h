@@ -10,8 +10,9 @@
 
 namespace tilestone::archive {
 
-// Writes records one after the other. The data of the last record may be left to the caller, who
-// writes it and learns its checksum later. All other data goes into the archive's bytes.
+// Writes records one after the other. The data of large records may be left to the caller, and so
+// may that of the last record, of which the caller learns the checksum later. All other data goes
+// into the archive's bytes.
 class ZipWriter {
   friend class ZipStream;
 
@@ -19,6 +20,9 @@ class ZipWriter {
   static constexpr uint64_t kAlignment = 64;  // of every record's data, from the archive's start
 
   void add(std::string name, ByteView data);
+  // Returns the archive's bytes from where this function last ended up to the data, which the
+  // caller writes after them.
+  Bytes add_elsewhere(std::string name, ByteView data);
   // Adds the header of the last record. The caller writes its `size` bytes of data after
   // take_head(). Returns the offset of the data.
   uint64_t begin_last(std::string name, uint64_t size);
@@ -32,7 +36,7 @@ class ZipWriter {
     std::vector<uint64_t> crc32_at;
   };
   Tail tail() const;
-  // The whole archive, if begin_last() was not called.
+  // The rest of the archive, if begin_last() was not called.
   Bytes finish() &&;
 
  private:
@@ -51,7 +55,8 @@ class ZipWriter {
 
   Bytes head_;
   std::vector<Record> records_;
-  uint64_t end_ = 0;  // of the last record's data
+  uint64_t elsewhere_ = 0;  // bytes before head_
+  uint64_t end_ = 0;        // of the last record's data
 };
 
 // Writes an archive of many records whose data the caller streams: begin(), `size` bytes of data,

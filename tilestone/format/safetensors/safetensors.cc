@@ -84,7 +84,7 @@ class SafetensorsFormat : public ReadFormat {
     return read_directory(files);
   }
 
-  Value parse_object(ByteView) const override { fail_no_objects(); }
+  Value parse_object(const SharedBytes&) const override { fail_no_objects(); }
   // A tensor of an unsupported dtype.
   std::optional<ItemFault> verify_object(ByteView) const override { return std::nullopt; }
 

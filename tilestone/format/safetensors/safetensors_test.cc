@@ -229,7 +229,8 @@ TEST(SafetensorsFiles, AFullHeaderBeginsAnotherFileAndAnIndexOverItsLimitIsRefus
   const std::string key(size_t{257} << 20, 'k');
   const Error error = error_of([&] { safetensors_files({{key, 1}}, UINT64_MAX); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error_of([&] { check_safetensors(key, DType::kUInt8, {1}); }).code(),
+  const std::string longest = key.substr(0, kMaxHeader);
+  EXPECT_EQ(error_of([&] { check_safetensors(longest, DType::kUInt8, {1}); }).code(),
             ErrorCode::kInvalidArgument);
 }
 

@@ -99,19 +99,14 @@ class Encoder final : public ItemEncoder {
   }
 
   ItemRecipe object(const ObjectItem& item, uint64_t file_offset) override {
-    Literal literal;
     try {
-      literal.bytes = archive::write_archive(item.value);
+      ItemRecipe recipe = archive::recipe_of_archive(item.value);
+      recipe.padding = -file_offset % archive::ZipWriter::kAlignment;
+      return recipe;
     } catch (Error& error) {
       error.with_key(item.key);
       throw;
     }
-    ItemRecipe recipe;
-    recipe.padding = -file_offset % archive::ZipWriter::kAlignment;
-    recipe.length = literal.bytes.size();
-    recipe.segments.push_back(
-        {recipe.length, std::make_shared<const Literal>(std::move(literal)), nullptr});
-    return recipe;
   }
 
  private:
@@ -215,7 +210,7 @@ class TorchDistFormat final : public Format {
                     " bytes don't contain its whole structure");
   }
 
-  Value parse_object(ByteView item) const override { return archive::read_archive(item); }
+  Value parse_object(const SharedBytes& item) const override { return archive::read_archive(item); }
 
   Bytes decode(Codec codec, ByteView item, uint64_t max_size) const override {
     if (codec == Codec::kZstd) return archive::zstd_decompress(item, max_size);

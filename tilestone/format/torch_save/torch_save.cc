@@ -64,7 +64,7 @@ class TorchSaveFormat final : public ReadFormat {
     }
   }
 
-  Value parse_object(ByteView item) const override { return read_torch_archive(item); }
+  Value parse_object(const SharedBytes& item) const override { return read_torch_archive(item); }
   std::optional<ItemFault> verify_object(ByteView item) const override {
     return archive::check_archive(item);
   }

@@ -90,17 +90,12 @@ class CellEncoder final : public ItemEncoder {
   }
 
   ItemRecipe object(const ObjectItem& item, uint64_t) override {
-    auto literal = std::make_shared<Literal>();
     try {
-      literal->bytes = archive::write_archive(item.value);
+      return archive::recipe_of_archive(item.value);
     } catch (Error& error) {
       error.with_key(item.key);
       throw;
     }
-    ItemRecipe recipe;
-    recipe.length = literal->bytes.size();
-    recipe.segments.push_back({.size = recipe.length, .literal = std::move(literal)});
-    return recipe;
   }
 };
 
@@ -213,7 +208,7 @@ class ZarrFormat final : public Format {
             .record_crc32 = std::nullopt};
   }
 
-  Value parse_object(ByteView item) const override { return archive::read_archive(item); }
+  Value parse_object(const SharedBytes& item) const override { return archive::read_archive(item); }
 
   Bytes decode(Codec, ByteView, uint64_t) const override {
     throw Error(ErrorCode::kInternal, "zarr items have no codec");
