@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilestone import _core, _options
+from tilestone import _checkpoint, _core, _options
 from tilestone._calls import Prepared, prepared
 from tilestone._errors import (
     CheckpointError,
@@ -257,7 +257,12 @@ class CheckpointManager:
         if self._in_flight is None or self._in_flight.step != step:
             return False
         self._in_flight.wait()
-        return not any(each.step == step and each.state == "durable" for each in self.steps())
+        folder = os.path.join(self._directory, self._run.new_name_of(step))
+        try:
+            with _checkpoint.open(folder) as found:  # perhaps an older one
+                return found.save_id != self._in_flight.saving.save_id
+        except CheckpointError:
+            return True
 
     def save(
         self,
