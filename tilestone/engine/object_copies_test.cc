@@ -135,7 +135,7 @@ TEST(ObjectCopies, ARestartInTheSameLayoutOpensItsOwnFileAlone) {
 
 // "rng" is on all ranks, and only rank 1's group contains its writer, rank 0. "own" differs on each
 // rank.
-TEST(ObjectCopies, OfShardedObjectsThoseThatARankOfTheGroupWritesAreCopied) {
+TEST(ObjectCopies, OfShardedObjectsEqualOnesAreCopiedWhateverTheGroup) {
   const auto with_sharded = [](int rank, StateDict& state, SaveOptions&) {
     state["rng"] = ShardedObject::make("rng", Value(17), {1}, {0}, {rank});
     state["own"] = ShardedObject::make("own", Value(rank), {1}, {0}, {rank});
@@ -143,7 +143,7 @@ TEST(ObjectCopies, OfShardedObjectsThoseThatARankOfTheGroupWritesAreCopied) {
   const Checkpoint checkpoint = opened(saved(Way::kExchange, true, with_sharded));
   const Metadata& metadata = checkpoint.metadata();
   const StoredObject& rng = *metadata.find_object("rng/shard_0_1");
-  ASSERT_THAT(rng.copies, SizeIs(1));
+  ASSERT_THAT(rng.copies, SizeIs(kRanks - 1));
   EXPECT_THAT(metadata.files[rng.copies[0].file], HasSubstr("__1_"));
   EXPECT_THAT(metadata.find_object("own/shard_0_1")->copies, IsEmpty());
   EXPECT_TRUE(checkpoint.verify().ok());
@@ -193,7 +193,7 @@ TEST(ObjectCopies, InASessionTheContentsOfEachSaveCount) {
     });
     const Checkpoint checkpoint = Checkpoint::open(Location(storage));
     const std::string key = common ? "config" : "config/shard_0_1";
-    EXPECT_THAT(checkpoint.metadata().find_object(key)->copies, SizeIs(common ? 2 : 0));
+    EXPECT_THAT(checkpoint.metadata().find_object(key)->copies, SizeIs(kRanks - 2));
     EXPECT_EQ(checkpoint.read_object(key), config());
     EXPECT_TRUE(checkpoint.verify().ok());
   }
@@ -271,7 +271,7 @@ TEST(ObjectCopies, GoWithTheirKeyAndLeaveTheRestSound) {
     options.dialect = megatron_dialect();
   };
   const FileImage image = saved(Way::kExchange, true, in_megatrons);
-  EXPECT_THAT(opened(image).metadata().find_object("config/shard_0_1")->copies, SizeIs(1));
+  EXPECT_THAT(opened(image).metadata().find_object("config/shard_0_1")->copies, SizeIs(kRanks - 1));
   for (const std::string key : {"config", "norm", "w"}) {
     const auto storage = memory_storage(image);
     remove_keys(Location(storage), key);
@@ -280,8 +280,8 @@ TEST(ObjectCopies, GoWithTheirKeyAndLeaveTheRestSound) {
     EXPECT_TRUE(report.ok()) << key << ": " << report.damages[0].problem;
     const StoredObject* object = checkpoint.metadata().find_object("config/shard_0_1");
     ASSERT_EQ(object == nullptr, key == "config");
-    // Without its row of "w", the copying rank's file has nothing that the index names.
-    const size_t copies = key == "w" ? 0 : 1;
+    // Without its row of "w", a copying rank's file has nothing that the index names.
+    const size_t copies = key == "w" ? 0 : kRanks - 1;
     EXPECT_TRUE(object == nullptr || object->copies.size() == copies) << key;
   }
 }
