@@ -147,13 +147,13 @@ std::shared_ptr<const Format> safetensors_format() {
 
 std::map<std::string, std::string, std::less<>> safetensors_files(
     const std::vector<SafetensorsTensor>& tensors, uint64_t file_bytes) {
-  std::vector<size_t> numbers;
+  std::vector<size_t> numbers;  // of the tensors' files
   size_t files = 1;
   uint64_t bytes = 0, header = safetensors::kEmptyHeader;
   for (const SafetensorsTensor& tensor : tensors) {
     const bool is_full = bytes > 0 && tensor.bytes > file_bytes - std::min(bytes, file_bytes);
     if (is_full || header + tensor.header_bytes > safetensors::kMaxHeader) {
-      if (header > safetensors::kEmptyHeader) ++files;
+      if (!numbers.empty() && numbers.back() == files) ++files;
       bytes = 0;
       header = safetensors::kEmptyHeader;
     }
