@@ -369,7 +369,8 @@ class CheckpointManager:
 
         Every rank calls. The newest step is that of the line that was saved last.
 
-        Rank 0 chooses the step for all ranks. Steps whose saves have not ended are skipped, and the
+        Rank 0 chooses the newest step for all ranks; `step` and `fallback` must be the same on all of
+        them (MismatchError). Steps whose saves have not ended are skipped, and the
         log names them. If the chosen step is removed by another process before it is loaded, the
         newest of the others is chosen.
 

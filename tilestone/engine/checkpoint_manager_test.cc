@@ -337,6 +337,21 @@ TEST(CheckpointManager, RanksThatSeeDifferentStepsAreNamed) {
   }
 }
 
+TEST(CheckpointManager, RanksThatRestoreDifferentStepsAreNamed) {
+  const TempDirectory run;
+  for (const uint64_t step : {10, 20}) {
+    CheckpointManager(run.path(), options_of(solo())).save(step, row_state(solo(), 10));
+  }
+  const auto failed = failures(2, [&](const Communicator& comm) {
+    RestoreOptions options;
+    if (comm.rank() == 1) options.step = 10;
+    CheckpointManager(run.path(), options_of(comm)).restore(row_template(comm), options);
+  });
+  for (const std::string& text : failed) {
+    EXPECT_THAT(text, HasSubstr("don't agree on step (rank 0: the newest; rank 1: 10)"));
+  }
+}
+
 TEST(CheckpointManager, ADamagedStepIsLeftBehindOnlyIfAskedAndSavedAgain) {
   const TempDirectory run;
   run_ranks(2, [&](const Communicator& comm) {

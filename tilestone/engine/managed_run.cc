@@ -125,15 +125,17 @@ Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
           "every host?");
 }
 
-// Rank 0 decides for all, once all ranks see the same steps.
+// Rank 0 decides for all, once all ranks see the same steps. `terms` must be equal on all ranks.
 Bytes compared(const RunDirectory& run, const Communicator& comm, const char* work,
-               Deadline deadline, const std::function<Bytes()>& decide) {
+               Deadline deadline, const engine::Terms& terms,
+               const std::function<Bytes()>& decide) {
   const auto say = [&](int round, const Bytes&) {
     const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    return encode_names(run.list());
+    return engine::with_terms(encode_names(run.list()), terms);
   };
-  return agree(comm, work, deadline, say, [&](int round, const std::vector<Bytes>& said) {
+  return agree(comm, work, deadline, say, [&](int round, std::vector<Bytes> said) {
+    engine::agree_on_terms(said);
     const bool same =
         std::all_of(said.begin(), said.end(), [&](const Bytes& names) { return names == said[0]; });
     if (!same && round + 1 == kLooks) throw different_steps(run, said);
@@ -294,7 +296,7 @@ const RunDirectory& ManagedRun::directory() const { return state_->directory; }
 
 void ManagedRun::expect_same_steps(const Communicator& comm, Deadline deadline) const {
   if (comm.size() == 1) return;
-  compared(state_->directory, comm, "comparison of a run's directory", deadline,
+  compared(state_->directory, comm, "comparison of a run's directory", deadline, {},
            [] { return Bytes(); });
 }
 
@@ -416,8 +418,10 @@ std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
     state_->say_beside(steps, line_of(steps, *found));
     return chosen_of(*found, std::move(lost));
   };
+  const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
+                               {"fallback", fallback ? "true" : "false"}};
   return decode_choice(
-      compared(run, comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
+      compared(run, comm, kChoice, deadline, terms, [&] { return encode_choice(decide()); }));
 }
 
 std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& comm,
