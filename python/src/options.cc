@@ -76,7 +76,7 @@ void bind_named(nb::class_<Options>& options, const char* name,
       [=](Options& given, const std::string& word) { given.*field = find(word); });
 }
 
-// The structs of python/tilestone/_option_values.py, with the same names and fields. Python makes
+// The structs of python/tilestone/_options/values.py, with the same names and fields. Python makes
 // one with defaults and sets its fields.
 void bind_values(nb::module_& m) {
   nb::class_<ByFiles>(m, "ByFiles", "A rank's part in a save without a communicator.")

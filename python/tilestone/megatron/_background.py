@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
-from tilestone._calls import Prepared
+from tilestone._calls.collective import Prepared
+from tilestone._calls.steps import BegunSave, begin_save
 from tilestone._errors import InterruptedError
-from tilestone._steps import BegunSave, begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._async_requests import AsyncRequest
 from tilestone.megatron._stock_errors import raises_stocks_errors

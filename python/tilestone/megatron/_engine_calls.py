@@ -12,10 +12,13 @@ from typing import Any, cast
 
 import torch
 
-from tilestone import _api, _core, _entities, _torch_parts
-from tilestone._calls import Prepared
+from tilestone import _core
+from tilestone._calls import save_load
+from tilestone._calls.collective import Prepared
 from tilestone._errors import InvalidArgumentError
-from tilestone._load_report import LoadReport
+from tilestone._objects import entities
+from tilestone._options.load_report import LoadReport
+from tilestone._torch.parts import states_position
 from tilestone.megatron import _common_state, _integrity, _ranks
 from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
@@ -42,10 +45,10 @@ logger = logging.getLogger("tilestone.megatron")
 
 # Tilestone's own entities have the same meaning here as in `tilestone.save`.
 _OURS = (
-    _entities.ShardedTensor,
-    _entities.ShardedObject,
-    _entities.ShardedTensorFactory,
-    _entities.LocalNonpersistent,
+    entities.ShardedTensor,
+    entities.ShardedObject,
+    entities.ShardedTensorFactory,
+    entities.LocalNonpersistent,
 )
 _LEFT_OUT: Any = object()  # marks what is not in the result
 
@@ -56,9 +59,9 @@ def _is_dtensor(item: Any) -> bool:
 
 def _is_entity(item: Any) -> bool:
     """Whether each rank has its own part of a value. DTensors are saved as sharded tensors, and so
-    is what says itself where it stands (`_torch_parts`)."""
+    is what says itself where it stands (`parts`)."""
     kinds = (ShardedBase, LocalNonpersistentObject, *_OURS)
-    return isinstance(item, kinds) or _is_dtensor(item) or _torch_parts.states_position(item)
+    return isinstance(item, kinds) or _is_dtensor(item) or states_position(item)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -191,9 +194,9 @@ class _Merging:
             kept_as = item.unique_key if isinstance(item, ShardedObject) else item.key
             return self._is_unexpected(kept_as, item.key)
         where = ".".join(map(str, path))
-        if isinstance(item, _entities.ShardedObject):
+        if isinstance(item, entities.ShardedObject):
             return self._is_unexpected(item.unique_key, item.key)
-        if isinstance(item, _entities.ShardedTensor):
+        if isinstance(item, entities.ShardedTensor):
             return self._is_unexpected(item.key or where, item.key or where)
         if _is_dtensor(item):
             return self._is_unexpected(where, where)
@@ -303,7 +306,7 @@ def engine_load(
     With sharded_only common state is neither read nor returned.
     """
     asked.sharded_only = sharded_only
-    return _api.load(cast("Any", asked), literal(checkpoint_dir), **options)
+    return save_load.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
@@ -435,7 +438,7 @@ def engine_save(
     given.separation_hint = separation_hint
     given.verify_integrity = hashes is not None
     options = {"overwrite": True, **options}
-    result = _api.save(cast("Any", given), path, dialect="megatron", **options)
+    result = save_load.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)
     if hashes is not None:
         hashes.save_id = result.save_id
