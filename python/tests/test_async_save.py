@@ -157,7 +157,7 @@ def test_a_forked_child_neither_has_the_save_nor_ends_it(tmp_path: pathlib.Path)
 PROGRAM = """
 import os, signal, sys, time
 import numpy, tilestone
-from tilestone import _async_save
+from tilestone._calls import async_save
 
 path, step, save, end = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 state = {"w": numpy.arange(step, step + 1000.0), "inner": (1, numpy.arange(3)), "step": step}
@@ -170,7 +170,7 @@ def progress(_):
 
 
 if save == "stuck":
-    _async_save.EXIT_SECONDS = 0.2
+    async_save.EXIT_SECONDS = 0.2
 if end == "sigterm":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 saving = tilestone.async_save(state, path, overwrite=True, progress=progress)

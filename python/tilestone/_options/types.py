@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     from tilestone._options.progress import ProgressCallback
     from tilestone._options.rename import Rename
-    from tilestone._options.values import Checks, Differences, LocalCopies, Reading, Resources
+    from tilestone._options.values import (
+        Checks,
+        Differences,
+        LocalCopies,
+        Reading,
+        Resources,
+    )
 
 
 class SaveKeywords(TypedDict, total=False):

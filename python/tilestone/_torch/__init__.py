@@ -1,1 +1,1 @@
-"""torch's tensors, devices and process groups. Only `parts` and `transfer` are imported without torch."""
+"""torch's tensors, devices and process groups. Imported once torch is."""
