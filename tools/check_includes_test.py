@@ -158,11 +158,12 @@ class CheckIncludesTest(unittest.TestCase):
 
     def test_python_modules_import_only_from_rows_above_theirs(self):
         files = {
-            "python/tilestone/__init__.py": "from tilestone._run.manager import load\n",
-            "python/tilestone/_run/manager.py": "import sys\nfrom tilestone import _calls, _core\n\n"
+            "python/tilestone/__init__.py": "from tilestone._training_run.manager import load\n",
+            "python/tilestone/_training_run/manager.py": "import sys\n"
+            "from tilestone import _calls, _core\n\n"
             "def load():\n    from tilestone._torch.comm import Comm\n",
             "python/tilestone/_calls/bridge.py": "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    from tilestone._run.steps import BegunSave\n"
+            "if TYPE_CHECKING:\n    from tilestone._training_run.steps import BegunSave\n"
             "else:\n    import tilestone._objects.entities\n"
             "    from tilestone._calls import steps\n",
         }
@@ -173,11 +174,11 @@ class CheckIncludesTest(unittest.TestCase):
             {
                 "python/tilestone/_objects/entities.py": "def view():\n"
                 "    from tilestone import _calls, _core\n",
-                "python/tilestone/_calls/bridge.py": "import tilestone._run.api\nimport tilestone\n",
+                "python/tilestone/_calls/bridge.py": "import tilestone._training_run.a\nimport tilestone\n",
                 "python/tilestone/megatron/models.py": "from tilestone import Box\n"
                 "try:\n    from tilestone.dcp.planner import Planner\nexcept ImportError: pass\n",
             },
-            "python/tilestone/_calls/bridge.py:1: _calls may not import _run",
+            "python/tilestone/_calls/bridge.py:1: _calls may not import _training_run",
             "python/tilestone/_calls/bridge.py:2: _calls may not import __init__",
             "python/tilestone/_objects/entities.py:2: _objects may not import _calls",
             "python/tilestone/megatron/models.py:1: megatron may not import __init__",
@@ -188,11 +189,11 @@ class CheckIncludesTest(unittest.TestCase):
         self.assert_violation(
             {
                 "python/tilestone/_new.py": "",
-                "python/tilestone/_run/api.py": "from tilestone._new import x\nfrom . import _core\n",
+                "python/tilestone/_training_run/a.py": "from tilestone._new import x\nfrom . import _core\n",
             },
             "python/tilestone/_new.py:1: _new is in no row of the table of Python modules",
-            "python/tilestone/_run/api.py:1: _new is in no row of the table",
-            'python/tilestone/_run/api.py:2: ".": use an absolute import',
+            "python/tilestone/_training_run/a.py:1: _new is in no row of the table",
+            'python/tilestone/_training_run/a.py:2: ".": use an absolute import',
         )
 
 

@@ -16,7 +16,7 @@ import pytest
 import ranks
 
 import tilestone
-from tilestone._run import preemption
+from tilestone._training_run import preemption
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 

@@ -65,7 +65,7 @@ from tilestone._options.rename import add_prefix, strip_prefix
 from tilestone._options.values import (
     ByFiles, Checks, Differences, Keep, LocalCopies, Reading, Resources,
 )
-from tilestone._run.manager import CheckpointManager
+from tilestone._training_run.manager import CheckpointManager
 
 __all__ = [
     "AlreadyExistsError",

@@ -26,8 +26,8 @@ from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
-from tilestone._run.background import InFlight, Pruning
-from tilestone._run.preemption import WORK, Preemption
+from tilestone._training_run.background import InFlight, Pruning
+from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
