@@ -119,8 +119,8 @@ auto with_gil_here(const std::string& what, Work&& work) {
 
 // ---- Trees ----
 
-// The Python side of one call: a tilestone._calls.binding.Bridge, whose methods the binding calls. Any
-// thread may copy it; calling a method needs the GIL.
+// The Python side of one call: a tilestone._calls.binding.Bridge, whose methods the binding calls.
+// Any thread may copy it; calling a method needs the GIL.
 class Bridge {
  public:
   explicit Bridge(nb::handle object)
