@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ranks import Worlds
 from tilestone import CheckpointError, InvalidArgumentError
-from tilestone.megatron import _save_call, training
+from tilestone.megatron import _saving, training
 from tilestone.megatron.training import _choice, _saving, checkpointing
 from tilestone.megatron.training._resume import Resume
 from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
