@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
 
 from test_megatron_names import definition_of
-from tilestone.megatron import models
+from tilestone.megatron import models as ours
 from tilestone.megatron.groups import find_group
 from tilestone.megatron.mapping import (
     ShardedObject,
@@ -49,7 +49,7 @@ def megatron() -> types.SimpleNamespace:
         TransformerBlock=transformer_block.TransformerBlock,
     )  # fmt: skip
     for module in (utils, transformer_utils, mlp, multi_token_prediction):
-        for name in models.__all__:
+        for name in ours.__all__:
             if hasattr(module, name):
                 setattr(found, name, getattr(module, name))
     names = {
@@ -275,7 +275,7 @@ def experts_by_both(
     own = {"ep_group": at.ep, "expt_tp_group": at.expt_tp, "expt_dp_group": at.expt_dp}
     yield (
         "sequential",
-        models.sequential_experts_state_dict(
+        ours.sequential_experts_state_dict(
             ExpertLayer(ours, at).local_experts, f"{prefix}seq.", offsets, metadata, **own
         ),
         stock.experts.SequentialMLP.sharded_state_dict(layer, f"{prefix}seq.", offsets, metadata),
@@ -288,7 +288,7 @@ def experts_by_both(
         }  # fmt: skip
         yield (
             f"grouped, gated: {gated}",
-            models.grouped_experts_state_dict(
+            ours.grouped_experts_state_dict(
                 grouped.state_dict(), name, offsets, metadata, module=grouped, **options
             ),
             stock.experts.GroupedMLP.sharded_state_dict(grouped, name, offsets, metadata),
@@ -298,7 +298,7 @@ def experts_by_both(
     holder._modules = {"linear_fc1": linear}
     yield (
         "grouped linear",
-        models.grouped_linear_state_dict(
+        ours.grouped_linear_state_dict(
             linear.state, f"{prefix}te.", "linear_fc1", linear.axes, offsets, metadata, gated=True,
             num_local_experts=linear.num_gemms, extra_states=linear._split_extra_state(None), **own,
         ),
@@ -341,7 +341,7 @@ def layers_by_both(
         config=config, layers=layers(stock), vp_stage=None, pg_collection=at, tp_group=at.tp,
         named_children=lambda: [],
     )  # fmt: skip
-    mine = models.sharded_layers_state_dict(
+    mine = ours.sharded_layers_state_dict(
         layers(ours), f"{prefix}layers.", metadata, first_layer=first, num_layers=4
     )
     return mine, stock.TransformerBlock.sharded_state_dict(block, prefix, (), metadata)
@@ -363,12 +363,12 @@ def embeddings_by_both(stock: Any, at: types.SimpleNamespace) -> tuple[Any, Any]
     stock.LanguageModule.tie_embeddings_and_output_weights_state_dict(
         model, expected, "output.weight", "embedding.weight", metadata
     )
-    mine = models.make_sharded_tensors_for_checkpoint(
+    mine = ours.make_sharded_tensors_for_checkpoint(
         {"weight": weight}, "padded.", {"weight": 0}, **own
     )
-    models.allow_vocab_padding(mine, ["padded.weight", "another stage's"])
+    ours.allow_vocab_padding(mine, ["padded.weight", "another stage's"])
     mine["output.weight"] = None
-    models.tie_embeddings_and_output_weights_state_dict(
+    ours.tie_embeddings_and_output_weights_state_dict(
         mine, weight, "output.weight", "embedding.weight", **own
     )
     return mine, expected
@@ -403,7 +403,7 @@ def repeated_by_fsdp(at: types.SimpleNamespace) -> Any:
     """A DTensor that is replicated on all ranks of dp_cp."""
     mesh = DeviceMesh.from_group(at.dp_cp, "cpu")
     whole = DTensor.from_local(ramp(2, 2), mesh, [Replicate()], run_check=False)
-    return models.make_tp_sharded_tensor_for_checkpoint(whole, "repeated", dp_cp_group=at.dp_cp)
+    return ours.make_tp_sharded_tensor_for_checkpoint(whole, "repeated", dp_cp_group=at.dp_cp)
 
 
 # ---- What all ranks' entities are together ----

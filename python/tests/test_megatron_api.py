@@ -31,7 +31,7 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
-from tilestone.megatron.strategies import torch
+from tilestone.megatron.strategies import torch as torch_strategies
 
 MODES = [mode.value for mode in megatron.StrictHandling]
 
@@ -488,7 +488,7 @@ def test_dtypes_are_converted_as_stock_converts_them_unless_that_is_refused(ckpt
     wanted = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(6), (0, 0, 1))}
     loaded = megatron.load(wanted, ckpt)["w"]
     assert loaded is wanted["w"].data and loaded.tolist() == list(range(6))
-    strategy = torch.TorchDistLoadShardedStrategy()
+    strategy = torch_strategies.TorchDistLoadShardedStrategy()
     empty = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(6).double(), (0, 0, 1))}
     assert strategy.load(empty, ckpt)["w"].tolist() == list(range(6))
     with pytest.raises(tilestone.MismatchError) as raised:

@@ -37,7 +37,7 @@ from tilestone import megatron
 from tilestone._calls.steps import BegunSave
 from tilestone.megatron import _background, training
 from tilestone.megatron.mapping import ShardedTensor
-from tilestone.megatron.strategies import base, torch
+from tilestone.megatron.strategies import base, torch as torch_strategies
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from training_runs import Optimizer, Scheduler, arguments, load_run, make_model, tracker_of
 
@@ -189,7 +189,7 @@ class _Around(base.AsyncSaveShardedStrategy):
     can_handle_sharded_objects = True
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        inner = torch.TorchDistSaveShardedStrategy("torch_dist", 1)
+        inner = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
         return inner.async_save(sharded_state_dict, checkpoint_dir)
 
 

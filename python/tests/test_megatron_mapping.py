@@ -18,7 +18,14 @@ import tilestone
 import torch
 from flat_slices import flat_slice
 from tilestone import megatron
-from tilestone.megatron import core, dict_utils, mapping, models, optimizer, utils
+from tilestone.megatron import (
+    core,
+    dict_utils,
+    mapping,
+    models,
+    optimizer,
+    utils,
+)
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 

@@ -14,14 +14,14 @@ from test_megatron_stock import _make_directory, _megatron, _stock_on_cpu
 from tilestone import megatron
 from tilestone.megatron import stock, validation
 from tilestone.megatron._stored import StoredEntities
-from tilestone.megatron.strategies import torch
+from tilestone.megatron.strategies import torch as torch_strategies
 
 KEYS = ("a", "b.c")
 NAMED = ("plain", "second", "both")  # how the checkpoint names its replicated tensors
 SIZES = (1, 2, 4)  # of tensor parallelism when it is loaded
 
 
-class _Around(torch.TorchDistLoadShardedStrategy):
+class _Around(torch_strategies.TorchDistLoadShardedStrategy):
     """A strategy of the user, which loads as Tilestone's does."""
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:

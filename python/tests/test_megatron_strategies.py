@@ -22,7 +22,7 @@ from test_megatron_stock import _megatron
 from tilestone import megatron
 from tilestone.megatron import serialization
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor
-from tilestone.megatron.strategies import base, common, torch, zarr
+from tilestone.megatron.strategies import base, common, torch as torch_strategies, zarr
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -52,7 +52,7 @@ class _Nameless:
 
 def test_what_is_no_strategy_is_refused_by_name_and_the_checkpoint_stays(ckpt: str) -> None:
     megatron.save({**_tensor(1), "step": 1}, ckpt)
-    saves = torch.TorchDistSaveShardedStrategy("torch_dist", 1)
+    saves = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     loads = serialization.get_default_load_sharded_strategy(ckpt)
     for wrong in ("torch_dist", ("torch_dist", 1, 2), (), 3, _Nameless()):
         for given in (wrong, saves):
@@ -67,7 +67,7 @@ def test_what_is_no_strategy_is_refused_by_name_and_the_checkpoint_stays(ckpt: s
 
 
 def test_keys_that_begin_with_a_separation_hint_have_files_of_their_own(ckpt: str) -> None:
-    kind = torch.TorchDistSaveShardedStrategy
+    kind = torch_strategies.TorchDistSaveShardedStrategy
     other = ShardedTensor.from_rank_offsets("other", torch.full((2,), 2.0))
     state = {**_tensor(1), "other": other, "o": ShardedObject("w.state", 5, (1,), (0,))}
     for again in range(3):  # each replaces the one before
@@ -97,7 +97,7 @@ class _Counting(base.SaveShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1)
-        self.inner = torch.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=4)
+        self.inner = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=4)
         self.calls = 0
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
@@ -184,8 +184,8 @@ def _sharded(value: Any, filled: float) -> dict[str, Any]:
 
 
 def test_a_strategy_by_itself_loads_what_its_pair_has_saved(ckpt: str) -> None:
-    save = torch.TorchDistSaveShardedStrategy("torch_dist", 1)
-    load = torch.TorchDistLoadShardedStrategy()
+    save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
+    load = torch_strategies.TorchDistLoadShardedStrategy()
     pairs = [
         (save, load),
         (FullyParallelSaveStrategyWrapper(save), load),
@@ -205,7 +205,7 @@ def test_a_strategy_by_itself_loads_what_its_pair_has_saved(ckpt: str) -> None:
 
 
 def test_what_a_strategy_alone_has_saved_is_no_whole_checkpoint(ckpt: str) -> None:
-    save = torch.TorchDistSaveShardedStrategy("torch_dist", 1)
+    save = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     save.save(_tensor(5), ckpt)
     with pytest.raises(tilestone.CorruptError, match=r"metadata\.json"):
         tilestone.open(ckpt)
@@ -213,7 +213,7 @@ def test_what_a_strategy_alone_has_saved_is_no_whole_checkpoint(ckpt: str) -> No
         megatron.load(_tensor(0), ckpt)
     megatron.save(_tensor(5), f"{ckpt}2")
     with pytest.raises(tilestone.InvalidArgumentError, match="must be a strategy that loads"):
-        megatron.load(_tensor(0), f"{ckpt}2", torch.TorchDistLoadShardedStrategy)
+        megatron.load(_tensor(0), f"{ckpt}2", torch_strategies.TorchDistLoadShardedStrategy)
     megatron.core.save_config(megatron.core.CheckpointingConfig("torch_dist", 1), ckpt)
     load = serialization.get_default_load_sharded_strategy(ckpt)
     assert load.load(_tensor(0), ckpt)["w"].tolist() == [5, 5]
@@ -228,7 +228,7 @@ def test_a_strategy_loads_what_stocks_has_saved_alone(ckpt: str) -> None:
     megatron.save(_sharded([3], 1), ckpt)
     shutil.rmtree(os.path.join(ckpt, ".tilestone"))  # stock's have neither this nor the next
     os.unlink(os.path.join(ckpt, "metadata.json"))
-    for load in (torch.TorchDistLoadShardedStrategy(), megatron.TilestoneLoadStrategy()):
+    for load in (torch_strategies.TorchDistLoadShardedStrategy(), megatron.TilestoneLoadStrategy()):
         found = load.load(_sharded(None, 0), ckpt)
         assert found["deep"][0]["w"].tolist() == [1, 1] and found["o"] == [3]
         assert set(load.load_sharded_metadata(ckpt)) == {"w", "o/shard_0_1"}
@@ -299,7 +299,7 @@ def test_requests_of_asynchronous_saves_run_in_their_order() -> None:
 
 
 def test_save_returns_its_result_where_the_call_is_not_one_of_stock(ckpt: str) -> None:
-    kind = torch.TorchDistSaveShardedStrategy
+    kind = torch_strategies.TorchDistSaveShardedStrategy
     assert megatron.save(_tensor(1), ckpt) is None  # Megatron's training asserts it
     stocks = kind("torch_dist", 1)
     assert megatron.save(_tensor(1), ckpt, stocks, validate_access_integrity=False) is None

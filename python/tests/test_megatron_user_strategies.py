@@ -15,7 +15,7 @@ import tilestone
 from ranks import Raised, Worlds
 from tilestone import megatron
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor, is_main_replica
-from tilestone.megatron.strategies import base, torch
+from tilestone.megatron.strategies import base, torch as torch_strategies
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
@@ -92,12 +92,12 @@ class Around(base.SaveShardedStrategy):
         super().__init__("torch_dist", 1)
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        torch.TorchDistSaveShardedStrategy("torch_dist", 1).save(
+        torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1).save(
             sharded_state_dict, checkpoint_dir
         )
 
 
-class AroundLoad(torch.TorchDistLoadShardedStrategy):
+class AroundLoad(torch_strategies.TorchDistLoadShardedStrategy):
     """Loads through a strategy of Tilestone."""
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
@@ -129,7 +129,7 @@ def _is_whole(loaded: dict[str, Any], rank: int) -> bool:
 
 def _pairs() -> dict[str, tuple[Any, Any]]:
     save, load = FullyParallelSaveStrategyWrapper, FullyParallelLoadStrategyWrapper
-    torch_dist = torch.TorchDistSaveShardedStrategy("torch_dist", 1)
+    torch_dist = torch_strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
     return {
         "alone": (Saves(), Loads()),
         "wrapped": (save(Saves()), load(Loads())),
