@@ -16,7 +16,7 @@ from typing import Any, Dict, Tuple, Union
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
-from tilestone.megatron import _engine_calls, _integrity, _ranks, _saving, _user_strategies
+from tilestone.megatron import _engine_calls, _integrity, _ranks, _save_call, _user_strategies
 from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.mapping import (
@@ -318,7 +318,7 @@ def load_content_metadata(
         if checkpoint_dir is None:
             raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
-    return preloaded_state_dict.get(_saving.CONTENT_METADATA_KEY)
+    return preloaded_state_dict.get(_save_call.CONTENT_METADATA_KEY)
 
 
 @raises_stocks_errors
@@ -439,12 +439,12 @@ def save(
         "process_group": process_group, "by_files": by_files, "copies": copies,
         "common_differs": common_differs, "timeout": timeout,
     }  # fmt: skip
-    result = _saving.save(
+    result = _save_call.save(
         sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
         content_metadata, verify_integrity, **own,
     )  # fmt: skip
-    if async_sharded_save or _saving.are_used(own, sharded_strategy):
+    if async_sharded_save or _save_call.are_used(own, sharded_strategy):
         return result
     return None
 

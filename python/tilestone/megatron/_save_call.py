@@ -41,7 +41,7 @@ def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
     return options.get("copies") is not None
 
 
-def check(
+def check_arguments(
     common_strategy: Any,
     strategy: Any,
     options: Dict[str, Any] | None,
@@ -152,7 +152,7 @@ def save(
             access=validate_access_integrity and by_files is None and not chooses,
             common_differs=given["common_differs"] if validate_access_integrity else "ignore",
         )
-        check(common_strategy, strategy, options, copies)
+        check_arguments(common_strategy, strategy, options, copies)
         if by_files is not None:
             check_by_files(strategy, options, group, verify_integrity)
     except Exception as error:
