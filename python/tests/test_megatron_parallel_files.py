@@ -20,7 +20,6 @@ from ranks import Worlds
 from test_cache_policy import forget, from_disk
 from test_megatron_files import _megatron
 from tilestone.megatron import _distribution, _shard_lists, exchange_utils, utils
-from tilestone.megatron._shares import built
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -150,10 +149,10 @@ def _template(rank: int, flat: bool = True) -> dict[str, Any]:
 
 def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
     """Checks that each shard is in the file of the rank that the distribution names."""
-    given = exchange_utils.determine_main_replica_uniform_distribution(built(state), group)
+    given = exchange_utils.determine_main_replica_uniform_distribution(utils.built(state), group)
     assert given is not None
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    shards = [s for s in nested_values(built(state)) if isinstance(s, tm.ShardedTensor)]
+    shards = [s for s in nested_values(utils.built(state)) if isinstance(s, tm.ShardedTensor)]
     mine = {utils._sharded_tensor_shard_id(shard): shard for shard in shards}
     chosen = [shard_id for shard_id in mine if shard_id in given.main_rank_for_shard]
     rows = [_shard_lists.row_of(mine[shard_id]) for shard_id in chosen]

@@ -20,7 +20,6 @@ from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
 from tilestone.megatron import _checks, _integrity, _ranks
-from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron._ranks import within_call
 from tilestone.megatron.core import CONFIG_FNAME
@@ -39,7 +38,12 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
+from tilestone.megatron.utils import (
+    OwnReplicas,
+    force_all_tensors_to_non_fp8,
+    is_empty_slice,
+    without_copies,
+)
 
 logger = logging.getLogger("tilestone.megatron")
 

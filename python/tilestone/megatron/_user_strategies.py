@@ -20,7 +20,6 @@ from tilestone._errors import StorageError, UnsupportedError
 from tilestone._options import valid
 from tilestone.megatron import _checks, _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
-from tilestone.megatron._shares import copied
 from tilestone.megatron._stored import literal
 from tilestone.megatron._ranks import then_one, together
 from tilestone.megatron.core import CheckpointingConfig, save_config
@@ -38,7 +37,7 @@ from tilestone.megatron.mapping import (
     apply_factory_merges,
 )
 from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
-from tilestone.megatron.utils import extract_sharded_base
+from tilestone.megatron.utils import copied, extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
     determine_global_metadata,

@@ -8,6 +8,8 @@ Megatron-Core, and this module exchanges what was loaded.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -19,15 +21,6 @@ import torch.distributed as dist
 
 from tilestone import _core
 from tilestone.megatron import _checks, _ranks
-from tilestone.megatron._shares import (
-    built,
-    copied,
-    left_to_engine,
-    saved_by,
-    unsaved_by_all,
-    without_copies,
-    written_by_others,
-)
 from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
@@ -63,7 +56,11 @@ from tilestone.megatron.utils import (
     _sharded_object_id,
     _sharded_tensor_shard_id,
     _ShardId,
+    built,
+    copied,
     debug_time,
+    is_copy,
+    without_copies,
 )
 
 logger = logging.getLogger(__name__)
@@ -211,14 +208,16 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             _ranks.default_group(None),
             lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
-            unsaved_by_all,
+            _unsaved_by_all,
             deadline,
         )
         if distribution is None:
             return sharded_state_dict
-        kept = left_to_engine(made[0], left)
+        kept = _left_to_engine(made[0], left)
         self._apply(made[0], distribution)
-        state: ShardedStateDict = without_copies(made[0], written_by_others(kept))
+        state: ShardedStateDict = without_copies(
+            made[0], lambda item: is_copy(item) and id(item) not in kept
+        )
         return state
 
     def _saved(self, distribution: ShardDistribution | None) -> bytes:
@@ -226,7 +225,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         group = self.parallelization_group
         if distribution is None or group is None or dist.get_rank(group) != 0:
             return b""
-        return saved_by(distribution)
+        return _saved_by(distribution)
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
@@ -252,6 +251,38 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     def can_handle_sharded_objects(self) -> bool:
         """Whether the base strategy saves sharded objects too."""
         return bool(self.base_strategy.can_handle_sharded_objects)
+
+
+def _name_of(shard_id: _ShardId) -> str:
+    return hashlib.blake2b(repr(shard_id).encode(), digest_size=12).hexdigest()
+
+
+def _saved_by(distribution: ShardDistribution) -> bytes:
+    """What a group of ranks saves of the shards it holds, and what it does not save."""
+    chosen = distribution.shards_in_this_group
+    others = [shard for shard in distribution.shard_to_metadata if shard not in chosen]
+    words = {"saved": list(map(_name_of, chosen)), "others": list(map(_name_of, others))}
+    return json.dumps(words).encode()
+
+
+def _unsaved_by_all(said: list[bytes]) -> bytes:
+    """The shards that no group saves; `said` has the result of _saved_by() of each rank, or b""."""
+    saved: set[str] = set()
+    others: set[str] = set()
+    for words in filter(None, said):
+        group = json.loads(words)
+        saved.update(group["saved"])
+        others.update(group["others"])
+    return json.dumps(sorted(others - saved)).encode()
+
+
+def _left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
+    """The ids of the tensors in a tree that no group saves, by the result of _unsaved_by_all()."""
+    names = set(json.loads(unsaved))
+    if not names:
+        return set()
+    tensors = (item for item in nested_values(tree) if isinstance(item, ShardedTensor))
+    return {id(item) for item in tensors if _name_of(_sharded_tensor_shard_id(item)) in names}
 
 
 def _entities(tree: Any) -> list[ShardedBase]:
