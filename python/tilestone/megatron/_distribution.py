@@ -23,13 +23,14 @@ from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._entities import boxes_of
 from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
-from tilestone.megatron._shard_lists import (
+from tilestone.megatron._held import (
     Row,
     ShardList,
     ShardsByRow,
     Union,
     bytes_of,
     decode,
+    encode,
     union_of,
 )
 from tilestone.megatron._stored import literal
@@ -325,7 +326,7 @@ class _Agreement:
         """Returns this rank's message for a round."""
         if round == 1:
             chosen = dist.get_rank(self._group) in json.loads(answer)
-            return self.shards.encode() if chosen else b""
+            return encode(self.shards.rows) if chosen else b""
         self.shards = ShardList.of(self._state_of())
         known = self._known
         same = known is not None and structure_of(self.shards) in known.structures

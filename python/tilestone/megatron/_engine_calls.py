@@ -19,7 +19,7 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _checks, _integrity, _ranks
+from tilestone.megatron import _held, _integrity, _ranks
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron._ranks import within_call
 from tilestone.megatron.core import CONFIG_FNAME
@@ -397,7 +397,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _checks.log_differences(compared, self._group)
+            _held.log_differences(compared, self._group)
 
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""

@@ -15,6 +15,7 @@ from tilestone._options import valid
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
     extract_matching_values,
+    leaves_by_path,
     nested_values,
 )
 from tilestone.megatron.mapping import (
@@ -123,18 +124,10 @@ def extract_nonpersistent(
 OUR_ENTITIES = (entities.ShardedTensor, entities.ShardedObject, entities.ShardedTensorFactory)
 
 
-def entities_by_path(tree: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
+def entities_by_path(tree: Any) -> Iterator[Tuple[str, Any]]:
     """(dotted path, entity) for every entity of a state, Tilestone's own included."""
-    if isinstance(tree, (*OUR_ENTITIES, ShardedBase)):
-        yield path, tree
-        return
-    children: Iterable[Tuple[Any, Any]] = ()
-    if isinstance(tree, dict):
-        children = tree.items()
-    elif isinstance(tree, list):
-        children = enumerate(tree)
-    for key, child in children:
-        yield from entities_by_path(child, f"{path}.{key}" if path else str(key))
+    kinds = (*OUR_ENTITIES, ShardedBase)
+    return ((path, leaf) for path, leaf in leaves_by_path(tree) if isinstance(leaf, kinds))
 
 
 def key_at(entity: Any, path: str) -> str:

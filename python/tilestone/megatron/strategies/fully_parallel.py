@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _checks, _ranks
+from tilestone.megatron import _held, _ranks
 from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
@@ -167,7 +167,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
-        _checks.check_together(
+        _held.check_together(
             lambda: _entities(built(sharded_state_dict)), process_group, seconds
         )
 
@@ -245,7 +245,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             first = self.cached_distribution is None
             together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
-                _checks.check_together(lambda: _entities(sharded_state_dict), None)
+                _held.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:

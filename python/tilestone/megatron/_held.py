@@ -1,8 +1,8 @@
-"""Checks between ranks: that the parts of all make whole tensors and objects, each exactly once, and that
-the common states are equal.
+"""What the ranks hold of a state: their descriptions, in a compact form, and checks of all together.
 
-The engine checks the parts (`_core.check_access`): each rank describes its entities in a few bytes,
-and the bytes of all ranks are checked together.
+Ranks that hold copies of one another list the same shards. So each distinct list is sent once and
+identified by its digest, and each rank has a bit mask of its main replicas. That the parts of all
+ranks make whole tensors and objects is checked by the engine (`_core.check_access`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,235 @@ import io
 import json
 import logging
 import math
-import pickle
+import operator
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, List, Tuple
 
 import torch
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._options import valid
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._entities import boxes_of
 from tilestone.megatron._ranks import deadline_or_default
-from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of
-from tilestone.megatron.dict_utils import diff
-from tilestone.megatron.mapping import CommonStateDict, ShardedObject, is_main_replica
+from tilestone.megatron.dict_utils import diff, nested_values
+from tilestone.megatron.mapping import (
+    CommonStateDict,
+    ShardedObject,
+    ShardedTensor,
+    is_main_replica,
+)
+from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
+
+Row = list[Any]  # the attributes of an entity in their order, from key on, without data
+_REPLICA_ID = 6  # index of the replica id in the row of a tensor
+_OBJECT_ROW = 4  # entries of the row of an object
+
+
+def numbers(values: Sequence[int]) -> list[int]:
+    """Converts ints of any class to plain ones; TypeError for anything else."""
+    return [operator.index(value) for value in values]
+
+
+def replica_of(entity: Any) -> list[int] | int:
+    """An entity's replica id in a form for JSON."""
+    replica_id = valid.replica(entity.replica_id, entity.key)
+    return replica_id[0] if isinstance(entity.replica_id, int) else list(replica_id)
+
+
+def row_of(entity: Any) -> Row:
+    """Describes a tensor or an object, whose row is shorter."""
+    if isinstance(entity, ShardedObject):
+        place = [numbers(entity.global_shape), numbers(entity.global_offset)]
+        return [entity.key, *place, replica_of(entity)]
+    flat = getattr(entity, "flattened_range", None)
+    return [
+        entity.key,
+        str(entity.dtype).removeprefix("torch."),
+        numbers(entity.local_shape),
+        numbers(entity.global_shape),
+        numbers(entity.global_offset),
+        None if entity.axis_fragmentations is None else numbers(entity.axis_fragmentations),
+        replica_of(entity),
+        int(entity.prepend_axis_num),
+        bool(entity.allow_shape_mismatch),
+        None if flat is None else [int(flat.start), int(flat.stop)],
+    ]
+
+
+def as_given(values: list[int] | int | None) -> Any:
+    """A shape or replica id from JSON, where tuples have become lists."""
+    return tuple(values) if isinstance(values, list) else values
+
+
+def entity_of(row: Row) -> Any:
+    """The entity that a row describes, without data."""
+    if len(row) == _OBJECT_ROW:
+        key, shape, offset, replica_id = row
+        return ShardedObject(key, None, tuple(shape), tuple(offset), as_given(replica_id))
+    key, dtype, local, whole, offset, fragments, replica_id, prepended, mismatch, flat = row
+    return ShardedTensor(
+        key,
+        None,
+        getattr(torch, dtype),
+        as_given(local),
+        as_given(whole),
+        as_given(offset),
+        as_given(fragments),
+        as_given(replica_id),
+        prepended,
+        mismatch,
+        None if flat is None else slice(*flat),
+    )
+
+
+def bytes_of(row: Row) -> int:
+    """The size in bytes of a rank's elements of the shard."""
+    dtype: torch.dtype = getattr(torch, row[1])
+    flat = row[-1]
+    count = math.prod(row[2]) if flat is None else flat[1] - flat[0]
+    return int(count) * dtype.itemsize
+
+
+@dataclass
+class ShardList:
+    """The shards that one rank holds.
+
+    Attributes:
+        rows: one for each shard, in the order of the state dict.
+        digest: 16 bytes, equal for lists that differ only in replica ids.
+        mains: bit i is 1 if row i is a main replica.
+    """
+
+    rows: list[Row]
+    digest: bytes
+    mains: int
+
+    @classmethod
+    def of(cls, sharded_state_dict: Any) -> ShardList:
+        """Lists the tensors of a state dict.
+
+        Raises:
+            InvalidArgumentError: an entity lacks an attribute, or has a wrong one.
+        """
+        rows, mains = [], 0
+        for item in nested_values(sharded_state_dict):
+            if not isinstance(item, ShardedTensor):
+                continue
+            try:
+                rows.append(row_of(item))
+                mains |= int(is_main_replica(item.replica_id)) << (len(rows) - 1)
+            except (AttributeError, TypeError, ValueError) as error:
+                key = str(getattr(item, "key", ""))
+                raise InvalidArgumentError(
+                    f"an entity has wrong attributes: {error}", key=key
+                ) from error
+        places = [row[:_REPLICA_ID] + row[_REPLICA_ID + 1 :] for row in rows]
+        text = json.dumps(places, separators=(",", ":")).encode()
+        return cls(rows, hashlib.blake2b(text, digest_size=16).digest(), mains)
+
+
+def encode(rows: list[Row]) -> bytes:
+    """The rows, compressed."""
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+
+
+def decode(encoded: bytes) -> list[Row]:
+    """Reverses encode()."""
+    rows: list[Row] = json.loads(zlib.decompress(encoded))
+    return rows
+
+
+class ShardsByRow(Mapping[_ShardId, ShardedTensor]):
+    """Entities by shard id, each made on first access."""
+
+    def __init__(self, rows: dict[_ShardId, Row]) -> None:
+        self._rows = rows
+        self._made: dict[_ShardId, ShardedTensor] = {}
+
+    def __getitem__(self, shard_id: _ShardId) -> ShardedTensor:
+        made = self._made.get(shard_id)
+        if made is None:
+            made = self._made[shard_id] = entity_of(self._rows[shard_id])
+        return made
+
+    def __iter__(self) -> Iterator[_ShardId]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, shard_id: object) -> bool:
+        return shard_id in self._rows
+
+
+@dataclass
+class Union:
+    """All shards of a group, by id, in the order in which ranks 0, 1, ... list them.
+
+    Attributes:
+        rows: row of the lowest rank that lists the shard.
+        holders: the ranks of the group that list it, ascending. A rank that lists a shard twice
+            occurs twice. Shards with equal holders share one list object.
+        mains: shards whose main replica is in the group.
+    """
+
+    rows: dict[_ShardId, Row] = field(default_factory=dict)
+    holders: dict[_ShardId, list[int]] = field(default_factory=dict)
+    mains: set[_ShardId] = field(default_factory=set)
+
+
+def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence[int]) -> Union:
+    """Merges the lists of a group.
+
+    Args:
+        lists: the distinct lists, in the order of the lowest ranks that have them.
+        classes: for each rank, the number of its list.
+        mains: for each list, a bit mask of the shards whose main replica is on any rank that has
+            the list.
+    """
+    union = Union()
+    listed_in: dict[_ShardId, list[int]] = {}
+    for number, rows in enumerate(lists):
+        for place, row in enumerate(rows):
+            shard_id = _sharded_tensor_shard_id(_PlaceOnly(row))  # type: ignore[arg-type]
+            union.rows.setdefault(shard_id, row)
+            listed_in.setdefault(shard_id, []).append(number)
+            if mains[number] >> place & 1:
+                union.mains.add(shard_id)
+    ranks_of: list[list[int]] = [[] for _ in lists]
+    for rank, number in enumerate(classes):
+        ranks_of[number].append(rank)
+    shared: dict[tuple[int, ...], list[int]] = {}
+    for shard_id, numbers in listed_in.items():
+        key = tuple(numbers)
+        if key not in shared:
+            shared[key] = sorted(rank for number in key for rank in ranks_of[number])
+        union.holders[shard_id] = shared[key]
+    return union
+
+
+class _PlaceOnly:
+    """The attributes that a shard's id is made of, without the checks of an entity."""
+
+    __slots__ = (
+        "axis_fragmentations", "flattened_range", "global_offset", "key", "local_shape",
+    )  # fmt: skip
+
+    def __init__(self, row: Row) -> None:
+        self.key = row[0]
+        self.local_shape = row[2]
+        self.global_offset = row[4]
+        self.axis_fragmentations = row[5]
+        self.flattened_range = None if row[-1] is None else slice(*row[-1])
+
 
 _WORK = "check of the ranks' entities"
-_OBJECT_ROW = 4  # entries
 _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
 
@@ -91,7 +299,7 @@ class AllRanks(Sequence[List[Any]]):
         if isinstance(rank, slice):
             return [self[i] for i in range(*rank.indices(len(self)))]
         _encoded(rank, self.ranks[rank])  # raises if they could not be described
-        return [_entity_of(row) for row in json.loads(zlib.decompress(self.ranks[rank].packed))]
+        return [entity_of(row) for row in decode(self.ranks[rank].packed)]
 
     def __iter__(self) -> Iterator[List[Any]]:
         return (self[rank] for rank in range(len(self)))
@@ -113,8 +321,7 @@ def gather(
     def say(round: int, answer: bytes) -> bytes:
         mine = held_by(entities)
         if not mine.problem:
-            rows = [_row_of(entity) for entity in entities]
-            mine.packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+            mine.packed = encode([row_of(entity) for entity in entities])
         return mine.encode()
 
     answer = _core.agree(
@@ -125,22 +332,6 @@ def gather(
         deadline_or_default(None).seconds(),
     )
     return AllRanks([HeldEntities.decode(words) for words in _unframed(answer)])
-
-
-def _row_of(entity: Any) -> list[Any]:
-    """An entity as a JSON row; the row of an object is shorter."""
-    if not isinstance(entity, ShardedObject):
-        return row_of(entity)
-    place = [numbers(entity.global_shape), numbers(entity.global_offset)]
-    return [entity.key, *place, replica_of(entity)]
-
-
-def _entity_of(row: list[Any]) -> Any:
-    """The entity that a row describes, without data."""
-    if len(row) != _OBJECT_ROW:
-        return shard_of(row)
-    key, shape, offset, replica_id = row
-    return ShardedObject(key, None, tuple(shape), tuple(offset), as_given(replica_id))
 
 
 def held_by(entities: Iterable[Any]) -> HeldEntities:
@@ -248,48 +439,6 @@ def check_together(
 logger = logging.getLogger("tilestone.megatron.validation")  # as in Megatron-Core
 
 
-class _Hashed:
-    """A file that only computes a hash of what is written to it."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def write(self, data: Any) -> int:
-        self._hash.update(data)
-        return len(data)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-
-class _HashingPickler(pickle.Pickler):
-    """Pickles tensors by their content, because torch's own pickles contain addresses."""
-
-    def reducer_override(self, item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or type(item) not in _PLAIN_TENSORS:
-            return NotImplemented
-        if item.layout != torch.strided or item.is_quantized or item.is_meta:
-            return NotImplemented
-        packed = item.detach().cpu().contiguous()
-        # Not reshape(-1): a contiguous tensor of one element may have any strides.
-        flat = packed.as_strided((packed.numel(),), (1,)).view(torch.uint8)
-        elements = pickle.PickleBuffer(flat.numpy().data)
-        return (str, (str((item.dtype, tuple(item.shape))), elements))
-
-
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-def _digest(value: Any) -> str | None:
-    """A hash that is equal for values with equal pickles; None: the value can't be pickled."""
-    hashed = _Hashed()
-    try:
-        _HashingPickler(hashed, protocol=5).dump(value)
-    except Exception:  # any object of the program may raise; it is then compared value by value
-        return None
-    return hashed.digest()
-
-
 def log_differences(common_state_dict: CommonStateDict, group: Any = None) -> None:
     """Logs the differences on each rank whose common state differs from rank 0's. All ranks call.
 
@@ -300,19 +449,21 @@ def log_differences(common_state_dict: CommonStateDict, group: Any = None) -> No
     if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
         return
     rank = distributed.get_rank(group)
+    problem, pickled = _pickled(common_state_dict)
     digests: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(digests, _digest(common_state_dict), group=group)
+    own = None if problem else hashlib.blake2b(pickled, digest_size=16).digest()
+    distributed.all_gather_object(digests, own, group=group)
     if digests[0] is not None and len(set(digests)) == 1:
         return
-    first: list[Any] = [_sendable(common_state_dict) if rank == 0 else None]
+    first: list[Any] = [(problem, pickled) if rank == 0 else None]
     distributed.broadcast_object_list(first, group=group, group_src=0)
     problem, pickled = first[0]
     if problem is not None:
         raise InvalidArgumentError(f"common state can't be compared: {problem}", rank=0)
-    if rank == 0 or (digests[0] is not None and digests[0] == digests[rank]):
+    if rank == 0 or digests[0] == digests[rank]:
         return
     try:
-        of_rank_0 = torch.load(io.BytesIO(pickled), weights_only=False)
+        of_rank_0 = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
         only_first, only_here, mismatched = diff(of_rank_0, common_state_dict)
     except Exception as error:  # the states differ whether or not this rank can say where
         logger.warning(
@@ -329,8 +480,8 @@ def log_differences(common_state_dict: CommonStateDict, group: Any = None) -> No
         )
 
 
-def _sendable(common_state_dict: CommonStateDict) -> tuple[str | None, bytes]:
-    """(why it can't be pickled, or its pickle): sent in any case, so that no rank waits in vain."""
+def _pickled(common_state_dict: CommonStateDict) -> tuple[str | None, bytes]:
+    """(why it can't be pickled, or its pickle): told in any case, so that no rank waits in vain."""
     try:
         written = io.BytesIO()
         torch.save(common_state_dict, written)  # pickle itself can't restore every dtype of torch
