@@ -262,22 +262,22 @@ class HeldEntities:
 
     def encode(self) -> bytes:
         """The bytes that are sent to other ranks."""
-        return _framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
+        return framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
 
     @classmethod
     def decode(cls, words: bytes) -> HeldEntities:
         """Reverses encode()."""
-        encoded, problem, key, packed = _unframed(words)
+        encoded, problem, key, packed = unframed(words)
         return cls(encoded, problem.decode(), key.decode(), packed)
 
 
-def _framed(parts: Sequence[bytes]) -> bytes:
+def framed(parts: Sequence[bytes]) -> bytes:
     """Several byte strings as one: their number, their lengths, their bytes."""
     return struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
-def _unframed(words: bytes) -> list[bytes]:
-    """Reverses _framed()."""
+def unframed(words: bytes) -> list[bytes]:
+    """Reverses framed()."""
     (count,) = struct.unpack_from("<Q", words)
     begin, parts = 8 * (count + 1), []
     for length in struct.unpack_from(f"<{count}Q", words, 8):
@@ -328,10 +328,10 @@ def gather(
         _WORK,
         TorchCommunicator(_ranks.default_group(group)),
         say,
-        lambda round, said: (_framed(said), True),
+        lambda round, said: (framed(said), True),
         deadline_or_default(None).seconds(),
     )
-    return AllRanks([HeldEntities.decode(words) for words in _unframed(answer)])
+    return AllRanks([HeldEntities.decode(words) for words in unframed(answer)])
 
 
 def held_by(entities: Iterable[Any]) -> HeldEntities:

@@ -77,8 +77,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     Attributes:
         base_strategy: the strategy that saves.
         parallelization_group: the ranks that share the save; None without torch.distributed.
-        do_cache_distribution: keep the distribution from save to save.
-        cached_distribution: the kept distribution, or None.
+        do_cache_distribution: keep the last distribution, for the caller to see.
+        cached_distribution: that distribution, or None.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             parallelization_group: ranks that hold copies of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
-            do_cache_distribution: after the first save the ranks do not exchange their shards
-                again, but only check whether these are still the same. (Megatron-Core does not
-                check, and drops new shards.)
+            do_cache_distribution: set `cached_distribution`. The shards are distributed anew in each
+                save, which takes milliseconds. (Megatron-Core distributes them once, and drops new
+                shards.)
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
@@ -305,9 +305,9 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
     Attributes:
         base_strategy: the strategy that loads.
         parallelization_group: the ranks that share the load; None without torch.distributed.
-        do_cache_distribution: keep the distribution from load to load.
+        do_cache_distribution: keep the last distribution, for the caller to see.
         exchange_algo: how the ranks send one another what they have loaded.
-        cached_distribution: the kept distribution, or None.
+        cached_distribution: that distribution, or None.
         cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
 
@@ -324,8 +324,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
                 otherwise the default group).
-            do_cache_distribution: after the first load the ranks only check whether their shards
-                are still the same. A distribution for loads can't be used for saves.
+            do_cache_distribution: set `cached_distribution`, as for a save.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
                 ignored with a strategy of Tilestone.
         """
@@ -364,10 +363,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             CheckpointingException: the shards can't be distributed, the base strategy failed on any
                 rank, or no rank has loaded some shard; on every rank.
         """
-        native = self.engine_options() is not None
-        if self._sharing() is None or native:
-            if native and self.do_cache_distribution:
-                self._distribution(lambda: sharded_state_dict, ignore_groups=True)
+        if self._sharing() is None or self.engine_options() is not None:
             # A strategy may replace the entities in what it is given.
             own = dict_list_map_outplace(lambda item: item, sharded_state_dict)
             loaded = self.base_strategy.load(own, checkpoint_dir)
