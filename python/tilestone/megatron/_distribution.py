@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone._calls import opening
 from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._entities import boxes_of
-from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
 from tilestone.megatron._held import (
-    Row,
     ShardList,
     ShardsByRow,
     Union,
@@ -33,80 +26,15 @@ from tilestone.megatron._held import (
     unframed,
     union_of,
 )
-from tilestone.megatron._stored import literal
+from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
-
-# File names of stock writers, with or without a prefix, and of Tilestone (prefix: the save's id).
-_DATA_FILE = re.compile(r"(?:.*__|__)(\d+)_\d+\.distcp")
-
-
-def writer_of(file: str) -> int | None:
-    """The global rank that wrote a data file, from its name; None if the name has no rank."""
-    found = _DATA_FILE.fullmatch(os.path.basename(file))
-    return None if found is None else int(found[1])
-
-
-class _Stored:
-    """The chunks of one stored tensor."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._files: list[str] = tensor.files
-        boxes = tensor.boxes
-        self._dims = len(tensor.shape)
-        size = (len(boxes), self._dims)
-        self._begins = np.array([box.offset for box in boxes], np.int64).reshape(size)
-        shapes = np.array([box.shape for box in boxes], np.int64).reshape(size)
-        self._ends = self._begins + shapes
-        self._places = {(box.offset, box.shape): i for i, box in enumerate(boxes)}
-
-    def file_of(self, boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str | None:
-        """The file with the most elements of these boxes (the first such file), or None."""
-        elements: dict[str, int] = {}
-        for offset, shape in boxes:
-            if len(offset) != self._dims:
-                return None
-            place = self._places.get((offset, shape))
-            if place is not None:  # a box as it was stored
-                count = int(np.prod(shape, dtype=np.int64))
-                elements[self._files[place]] = elements.get(self._files[place], 0) + count
-                continue
-            ends = np.minimum(self._ends, np.add(offset, shape))
-            sizes = np.clip(ends - np.maximum(self._begins, offset), 0, None).prod(axis=1)
-            for i in np.flatnonzero(sizes):
-                elements[self._files[i]] = elements.get(self._files[i], 0) + int(sizes[i])
-        return max(elements, key=lambda file: elements[file]) if elements else None
-
-
-def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> list[str | None]:
-    """Finds for each shard the data file of the checkpoint that has most of its elements.
-
-    The entry is None if the checkpoint holds no element of the shard. Only metadata is read, once.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or its metadata can't be read.
-    """
-    found: list[str | None] = []
-    stored: dict[str, _Stored | None] = {}
-    with opening.open(literal(checkpoint_dir)) as checkpoint:
-        keys = set(checkpoint.tensor_keys())
-        for row in rows:
-            key = row[0]
-            if key not in stored:
-                stored[key] = _Stored(checkpoint[key]) if key in keys else None
-            tensor = stored[key]
-            local, offset, prepended, flat = row[2], row[4], row[7], row[9]
-            boxes = boxes_of(local, offset, prepended, flat)
-            found.append(None if tensor is None else tensor.file_of(boxes))
-    return found
-
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _WORK = "distribution of shards"
-_NO_FILE = -1
 
 
 class ShardDistribution(NamedTuple):
@@ -157,19 +85,7 @@ def distribute_shards_to_ranks(
     Raises:
         InvalidArgumentError: a shard has no holders, or a rank is outside the group.
     """
-    return _distribute(
-        shard_to_ranks, shard_to_size, num_ranks, cross_parallelization_group_loads, None
-    )
-
-
-def _distribute(
-    shard_to_ranks: Mapping[T, Sequence[int]],
-    shard_to_size: Mapping[T, int],
-    num_ranks: int,
-    outside: Collection[T],
-    files: tuple[Mapping[T, int], list[int]] | None,
-) -> dict[T, int]:
-    outside = outside if isinstance(outside, (set, frozenset)) else set(outside)
+    outside = set(cross_parallelization_group_loads)
     size = {shard: int(shard_to_size[shard]) for shard in shard_to_ranks}
     order = sorted(
         shard_to_ranks,
@@ -187,7 +103,6 @@ def _distribute(
         [shard in outside for shard in order],
         sets,
         num_ranks,
-        None if files is None else ([files[0][shard] for shard in order], files[1]),
     )
     return dict(zip(order, ranks, strict=True))
 
@@ -215,8 +130,6 @@ def agree_on_distribution(
     state_of: Callable[[], Any],
     group: dist.ProcessGroup,
     ignore_groups: bool = False,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    only_if_checkpoint: bool = False,
     seconds: float = _core.DEFAULT_TIMEOUT,
 ) -> ShardDistribution:
     """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
@@ -226,14 +139,12 @@ def agree_on_distribution(
             raises, every rank raises the same.
         group: a group of more than one rank.
         ignore_groups: distribute shards whose main replica is in another group, too.
-        checkpoint_dir: a checkpoint that is to be read: shards go to the writers of their files.
-        only_if_checkpoint: ignore a directory that holds no checkpoint that can be opened.
         seconds: time limit; infinity for no limit.
 
     Raises:
         CheckpointError: any rank failed; the same on every rank.
     """
-    agreement = _Agreement(state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint)
+    agreement = _Agreement(state_of, group, ignore_groups)
     try:
         answer = _core.agree(
             _WORK, TorchCommunicator(group), agreement.say, agreement.decide, seconds
@@ -264,8 +175,6 @@ class _Agreement:
     state_of: Callable[[], Any]
     group: dist.ProcessGroup
     ignore_groups: bool
-    directory: str | os.PathLike[str] | None
-    only_if_checkpoint: bool
     shards: ShardList = field(default_factory=lambda: ShardList([], b"", 0))
     classes: list[int] = field(default_factory=list)  # this and the following: on rank 0 only
     providers: list[int] = field(default_factory=list)
@@ -280,7 +189,7 @@ class _Agreement:
         words = {
             "digest": self.shards.digest.hex(),
             "mains": f"{self.shards.mains:x}",
-            "options": [self.ignore_groups, self.directory is not None],
+            "for_load": self.ignore_groups,
         }
         return json.dumps(words).encode()
 
@@ -289,7 +198,7 @@ class _Agreement:
         if round == 1:
             return self._distributed([said[rank] for rank in self.providers]), True
         words = [json.loads(each) for each in said]
-        if any(each["options"] != words[0]["options"] for each in words):
+        if any(each["for_load"] != words[0]["for_load"] for each in words):
             raise MismatchError("the ranks ask for different distributions (save or load)")
         numbers: dict[str, int] = {}
         for rank, each in enumerate(words):
@@ -304,41 +213,13 @@ class _Agreement:
     def _distributed(self, lists: list[bytes]) -> bytes:
         union = union_of([decode(each) for each in lists], self.classes, self.mains)
         chosen = [shard for shard in union.rows if self.ignore_groups or shard in union.mains]
-        given = _distribute(
+        given = distribute_shards_to_ranks(
             {shard: union.holders[shard] for shard in chosen},
             {shard: bytes_of(union.rows[shard]) for shard in chosen},
             len(self.classes),
             {shard for shard in chosen if shard not in union.mains},
-            self._files(union, chosen),
         )
         return _pack(lists, self.classes, self.mains, list(union.rows), given)
-
-    def _files(
-        self, union: Union, chosen: list[_ShardId]
-    ) -> tuple[dict[_ShardId, int], list[int]] | None:
-        """The number of each shard's file, and for each file the group rank that wrote it."""
-        if self.directory is None:
-            return None
-        try:
-            files = files_of(self.directory, [union.rows[shard] for shard in chosen])
-        except CheckpointError as error:
-            if not self.only_if_checkpoint:
-                raise
-            logger.debug("distributing shards without regard to their files: %s", error)
-            return None
-        members = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(self.group))}
-        numbers: dict[str, int] = {}
-        for file in files:
-            if file is not None:
-                numbers.setdefault(file, len(numbers))
-        writers = [writer_of(file) for file in numbers]
-        return (
-            {
-                shard: _NO_FILE if file is None else numbers[file]
-                for shard, file in zip(chosen, files, strict=True)
-            },
-            [-1 if writer is None else members.get(writer, -1) for writer in writers],
-        )
 
 
 def _pack(
@@ -403,8 +284,6 @@ class Distributes:
         self,
         state_of: Callable[[], ShardedStateDict],
         ignore_groups: bool,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        only_if_checkpoint: bool = False,
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
         """Returns the distribution; None if there is only one rank."""
@@ -412,9 +291,8 @@ class Distributes:
         if group is None:
             return None
         found = agree_on_distribution(
-            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint,
-            deadline_or_default(deadline).seconds(),
-        )  # fmt: skip
+            state_of, group, ignore_groups, deadline_or_default(deadline).seconds()
+        )
         if self.do_cache_distribution:
             self.cached_distribution = found
         return found

@@ -20,8 +20,8 @@ from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
 from tilestone.megatron import _held, _integrity, _ranks
-from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,

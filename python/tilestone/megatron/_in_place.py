@@ -16,8 +16,8 @@ from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone._objects import megatron_entities
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
-from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import leaves_by_path
 from tilestone.megatron.groups import model_parallel_group

@@ -20,8 +20,8 @@ from tilestone._errors import StorageError, UnsupportedError
 from tilestone._options import valid
 from tilestone.megatron import _engine_calls, _held, _ranks
 from tilestone.megatron._in_place import remove_seals
-from tilestone.megatron._stored import literal
 from tilestone.megatron._ranks import then_one, together
+from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,

@@ -21,6 +21,10 @@ import torch.distributed as dist
 
 from tilestone import _core
 from tilestone.megatron import _held, _ranks
+from tilestone.megatron._distribution import (
+    Distributes,
+    distribute_main_replicas_with_precomputed_distribution,
+)
 from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
@@ -41,10 +45,6 @@ from tilestone.megatron.mapping import (
     ShardedTensor,
     StateDict,
     is_main_replica,
-)
-from tilestone.megatron._distribution import (
-    Distributes,
-    distribute_main_replicas_with_precomputed_distribution,
 )
 from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -348,8 +348,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
 
         With a strategy of Tilestone the engine gets the whole state dict, and its ranks read for
         one another. With any other strategy each rank loads its share, and the ranks exchange what
-        they have loaded; if Tilestone can open the checkpoint, the shares follow its files, see
-        apply_loading_parallelization.
+        they have loaded.
 
         Args:
             sharded_state_dict: ShardedTensors and ShardedObjects. It is not changed, but the
@@ -404,9 +403,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> _Share:
         """Distributes the load, and loads this rank's share."""
-        distribution = self._distribution(
-            lambda: sharded_state_dict, True, checkpoint_dir, only_if_checkpoint=True
-        )
+        distribution = self._distribution(lambda: sharded_state_dict, True)
         assert distribution is not None
         self._apply(sharded_state_dict, distribution)
         objects, _ = _by_id(sharded_state_dict, ShardedObject, _sharded_object_id)
@@ -459,9 +456,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         _fill_in(sharded_state_dict, loaded_tensors, ShardedTensor, _sharded_tensor_shard_id)
 
     def apply_loading_parallelization(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
+        self, sharded_state_dict: ShardedStateDict
     ) -> ShardDistribution | None:
         """Gives replica_id 0 to the shards that this rank loads, and 1 to the others, in place.
 
@@ -469,12 +464,6 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
 
         Args:
             sharded_state_dict: this rank's state dict.
-            checkpoint_dir: a checkpoint that Tilestone can open. Shards are then grouped by the
-                data file that holds most of their elements. A group is loaded by the rank that
-                wrote the file, if that rank needs the shards, and otherwise by as few ranks as the
-                balance allows: apart from its own file, no rank loads more than 1.25 times the
-                mean. The metadata says which files there are and who wrote them, also in a
-                checkpoint of stock Megatron-Core; one rank of the group reads it.
 
         Returns:
             The distribution; None in a group of one rank.
@@ -483,7 +472,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             CheckpointingException: any rank failed; the same on every rank of the group.
         """
         with debug_time("apply_loading_parallelization", logger):
-            distribution = self._distribution(lambda: sharded_state_dict, True, checkpoint_dir)
+            distribution = self._distribution(lambda: sharded_state_dict, True)
             self._apply(sharded_state_dict, distribution)
         return distribution
 
