@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/storage/memory_storage_testing.h"
 

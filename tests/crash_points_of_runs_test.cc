@@ -10,10 +10,10 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/checkpoint_manager.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/orders_internal.h"

@@ -16,9 +16,9 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/async_save.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save/async_save.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 

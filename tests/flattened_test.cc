@@ -10,7 +10,7 @@
 #include "tests/random_layout.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/archive/pickle_writer_internal.h"
 #include "tilestone/format/torch_dist/checkpoint_testing.h"

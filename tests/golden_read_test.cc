@@ -12,7 +12,7 @@
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"

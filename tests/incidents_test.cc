@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/strided_copy.h"

@@ -16,8 +16,8 @@
 
 #include "tests/peak_memory.h"
 #include "tilestone/base/error.h"
-#include "tilestone/engine/load.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/load/load.h"
+#include "tilestone/engine/save/save.h"
 
 namespace {
 

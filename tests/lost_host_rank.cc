@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "tilestone/comm/relay_testing.h"
-#include "tilestone/engine/save_steps_testing.h"
+#include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {

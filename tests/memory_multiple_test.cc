@@ -15,7 +15,7 @@
 #include "tilestone/base/block_sums.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/format/archive/pickle_reader_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/zip_reader_internal.h"

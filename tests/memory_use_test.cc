@@ -9,10 +9,10 @@
 
 #include "tests/peak_memory.h"
 #include "tilestone/base/buffer_pool.h"
-#include "tilestone/engine/async_save.h"
-#include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/load.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/load/load.h"
+#include "tilestone/engine/save/async_save.h"
+#include "tilestone/engine/save/save.h"
 #include "tilestone/engine/session.h"
 
 namespace tilestone::memory_use_test {

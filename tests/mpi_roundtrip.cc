@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/engine/save_steps_testing.h"
+#include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/tilestone.h"
 
 namespace {

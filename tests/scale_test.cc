@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/load.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/load/load.h"
+#include "tilestone/engine/save/save.h"
 
 namespace tilestone::scale_test {
 

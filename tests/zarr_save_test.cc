@@ -7,7 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/geometry/strided_copy_testing.h"

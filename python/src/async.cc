@@ -12,7 +12,7 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "tilestone/base/per_process.h"
-#include "tilestone/engine/async_save_internal.h"
+#include "tilestone/engine/save/async_save_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {

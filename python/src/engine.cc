@@ -14,8 +14,8 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "python/src/writable.h"
-#include "tilestone/engine/load_internal.h"
-#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/load/load_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {

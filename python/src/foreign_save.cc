@@ -6,7 +6,7 @@
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
-#include "tilestone/engine/foreign_save.h"
+#include "tilestone/engine/save/foreign_save.h"
 
 namespace tilestone::python {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
-#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {

@@ -7,7 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/strided_copy.h"
 

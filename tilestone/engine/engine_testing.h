@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/checkpoint.h"
-#include "tilestone/engine/load.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/load/load.h"
+#include "tilestone/engine/save/save.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone {

@@ -7,18 +7,18 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/agree.h"
-#include "tilestone/engine/async_save_internal.h"
-#include "tilestone/engine/background_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/save/async_save_internal.h"
+#include "tilestone/engine/save/background_internal.h"
 #include "tilestone/engine/save/by_files_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
+#include "tilestone/engine/save/saved_state_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
-#include "tilestone/engine/save_steps_internal.h"
-#include "tilestone/engine/saved_state_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone {

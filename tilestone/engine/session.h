@@ -19,10 +19,10 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/async_save.h"
-#include "tilestone/engine/load.h"
+#include "tilestone/engine/load/load.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save/async_save.h"
+#include "tilestone/engine/save/save.h"
 #include "tilestone/state/state_dict.h"
 
 namespace tilestone {

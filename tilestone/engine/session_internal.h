@@ -8,11 +8,11 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
-#include "tilestone/engine/async_save.h"
 #include "tilestone/engine/run/options.h"
-#include "tilestone/engine/save.h"
+#include "tilestone/engine/save/async_save.h"
 #include "tilestone/engine/save/lazy_staging_internal.h"
 #include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/save.h"
 #include "tilestone/engine/session.h"
 
 namespace tilestone::engine {

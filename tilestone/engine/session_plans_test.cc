@@ -11,7 +11,7 @@
 
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/share_internal.h"

@@ -10,8 +10,8 @@
 
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/engine/save/session_parts_internal.h"
-#include "tilestone/engine/save_steps_testing.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/storage_testing.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/storage/storage_testing.h"

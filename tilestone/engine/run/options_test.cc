@@ -9,11 +9,11 @@
 
 #include "tilestone/base/error_testing.h"
 #include "tilestone/comm/threads_testing.h"
-#include "tilestone/engine/checkpoint.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/load_internal.h"
+#include "tilestone/engine/load/load_internal.h"
 #include "tilestone/engine/save/request_internal.h"
-#include "tilestone/engine/save_steps_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::options_test {

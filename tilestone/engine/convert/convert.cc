@@ -1,0 +1,578 @@
+#include "tilestone/engine/convert/convert.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/convert/convert_source_internal.h"
+#include "tilestone/engine/convert/one_file_target_internal.h"
+#include "tilestone/engine/convert/rename_rules_internal.h"
+#include "tilestone/engine/convert/torch_save_file_internal.h"
+#include "tilestone/engine/read/everything_internal.h"
+#include "tilestone/engine/save/save.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/state/sharded.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+constexpr std::string_view kMegatron = "megatron";
+constexpr std::string_view kSafetensors = "safetensors";
+constexpr std::string_view kTorchSave = "torch_save";  // one file; not a format of saves
+
+// A tensor or object of the source that goes into the new checkpoint.
+struct Chosen {
+  std::string from;
+  std::string to;
+  Path path;  // in the new tree; empty: at the top under its key
+  const SourceEntry* entry = nullptr;
+  DType dtype = DType::kFloat32;  // of a tensor, as it is written
+
+  bool is_tensor() const { return entry->tensor != nullptr; }
+  TensorView tensor() const { return entry->tensor(dtype); }
+};
+
+bool is_cast(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
+         dtype == DType::kFloat64;
+}
+
+// A cast keeps what the values mean; integers, bool and exponents would not.
+void check_cast(DType dtype) {
+  const bool has_fractions = is_cast(dtype) || dtype == DType::kFloat8E4M3FN ||
+                             dtype == DType::kFloat8E4M3FNUZ || dtype == DType::kFloat8E5M2 ||
+                             dtype == DType::kFloat8E5M2FNUZ;
+  if (has_fractions) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "can't cast to " + std::string(to_string(dtype)) + ", which loses what values mean")
+      .with_hint("cast to float16, bfloat16, float32, float64 or a float8 with a sign");
+}
+
+// Python pickles strings with lone surrogates, but no other reader takes them as keys.
+void check_text(const std::string& key) {
+  for (size_t at = key.find('\xed'); at != std::string::npos; at = key.find('\xed', at + 1)) {
+    if (at + 1 == key.size() || static_cast<unsigned char>(key[at + 1]) < 0xa0) continue;
+    throw Error(ErrorCode::kUnsupported, "the key is not UTF-8: it has a lone surrogate")
+        .with_key(key)
+        .with_hint("rename it (`--rename`), or leave it out (`--keys`)");
+  }
+}
+
+bool matches(const std::vector<std::string>& patterns, const std::string& key) {
+  return patterns.empty() ||
+         std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+           return fnmatch(pattern.c_str(), key.c_str(), 0) == 0;
+         });
+}
+
+bool is_torch_save_name(const std::string& path) {
+  return path.ends_with(".pt") || path.ends_with(".pth");
+}
+bool is_safetensors_name(const std::string& path) { return path.ends_with(".safetensors"); }
+
+// The path of a renamed key: as much of the old path as the new key still begins with, and the rest
+// as one element.
+Path renamed_path(const Path& path, const std::string& from, const std::string& to) {
+  if (from == to) return path;
+  Path kept;
+  std::string begin;
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    begin += key_text(path[i]) + ".";
+    if (!to.starts_with(begin) || to.size() == begin.size()) break;
+    kept.push_back(path[i]);
+  }
+  const size_t used = kept.empty() ? 0 : dotted(kept).size() + 1;
+  kept.emplace_back(to.substr(used));
+  return kept;
+}
+
+// The part of the tree that ConvertOptions::only names.
+class PartOfTree {
+ public:
+  PartOfTree(const ConvertSource& source, const std::string& name)
+      : name_(name), prefix_(name + ".") {
+    if (name.empty()) return;
+    strips_ = std::any_of(source.entries.begin(), source.entries.end(),
+                          [&](const SourceEntry& entry) { return entry.key.starts_with(prefix_); });
+    for (const auto& [path, keys] : source.dict_keys) {
+      strips_ = strips_ || (keys.empty && dotted(path).starts_with(prefix_));
+    }
+    if (strips_ || (name == "model" && source.dialect == kMegatron)) return;
+    throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
+        .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
+  }
+
+  // The key and path inside the part; nullopt: it is elsewhere.
+  std::optional<std::pair<std::string, Path>> find(const std::string& key, const Path& path,
+                                                   bool object) const {
+    if (name_.empty()) return std::pair(key, path);
+    if (!strips_) {  // a Megatron-Core model
+      const bool other = object || key.starts_with("optimizer") || key.starts_with("chained_");
+      return other ? std::nullopt : std::optional(std::pair(key, path));
+    }
+    if (!key.starts_with(prefix_)) return std::nullopt;
+    const bool has_path = path.size() > 1 && key_text(path[0]) == name_;
+    return std::pair(key.substr(prefix_.size()),
+                     has_path ? Path(path.begin() + 1, path.end()) : Path());
+  }
+
+  bool takes_common() const { return name_.empty(); }
+  // What is recorded of the keys of dicts, by their paths inside the part. A dict that was empty on
+  // one rank may have keys of another one.
+  TreeKeys keys(const TreeKeys& keys) const {
+    TreeKeys inside;
+    for (const auto& [path, found] : keys) {
+      if (!found.ints && found.others.empty()) continue;
+      if (strips_ && (path.empty() || key_text(path[0]) != name_)) continue;
+      inside.emplace(strips_ ? Path(path.begin() + 1, path.end()) : path,
+                     DictKeys{.ints = found.ints, .others = found.others});
+    }
+    return inside;
+  }
+
+ private:
+  const std::string& name_;
+  const std::string prefix_;
+  bool strips_ = false;
+};
+
+// A checkpoint inside the other one would be taken for a part of it, and removed with it.
+void expect_apart(const Location& source, const Location& target) {
+  const auto path_of = [](const Location& location) {
+    const std::string path = location.resolved_identity();
+    return path.ends_with('/') ? path : path + "/";
+  };
+  const std::string from = path_of(source), to = path_of(target);
+  if (from == to) return;  // what exists is refused later
+  const bool is_inside = to.starts_with(from);
+  if (!is_inside && !from.starts_with(to)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              is_inside ? "the new checkpoint would be inside the one that is converted"
+                        : "the checkpoint that is converted is inside the target")
+      .with_file(target.describe())
+      .with_hint("name a target beside it");
+}
+
+class Conversion {
+ public:
+  Conversion(const Location& from, const std::string& target, const ConvertOptions& options)
+      : options_(options), source_(open_source(from, options)) {
+    if (options.cast) check_cast(*options.cast);
+    choose();
+    pick_format(target);
+  }
+
+  ConvertResult result() const {
+    ConvertResult result;
+    result.format = is_torch_save() ? kTorchSave : format_->name();
+    result.dialect = dialect_->name();
+    result.left_out = left_out_;
+    result.has_common = has_common();
+    for (const Chosen& chosen : chosen_) {
+      ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = !chosen.is_tensor()};
+      if (chosen.is_tensor()) {
+        key.from_dtype = chosen.entry->dtype;
+        key.dtype = chosen.dtype;
+        key.shape = chosen.entry->shape;
+        const auto file = files_.find(chosen.to);
+        if (file != files_.end() && !one_file_) key.file = file->second;
+        result.bytes += static_cast<uint64_t>(numel(key.shape)) * itemsize(key.dtype);
+      }
+      result.keys.push_back(std::move(key));
+    }
+    return result;
+  }
+
+  // Makes the new checkpoint.
+  void write(const StateDict& state, const Location& target) const {
+    if (is_torch_save()) return write_torch_save(state, target, save_options());
+    if (!one_file_) {
+      save(state, target, save_options());
+      return;
+    }
+    make_one_file(target, [&](const std::shared_ptr<Storage>& directory, const std::string&) {
+      const std::string folder = "folder";
+      save(state, Location(directory->child(folder)), save_options());
+      return folder + "/" + files_.begin()->second;
+    });
+  }
+
+  StateDict state() {
+    if (format_->name() != kSafetensors) return tree(dialect_->name() == kMegatron);
+    // The largest elements first, as the package does, so that each tensor is aligned in its file.
+    std::vector<const Chosen*> order;
+    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
+      return itemsize(a->dtype) > itemsize(b->dtype);
+    });
+    StateDict state;
+    for (const Chosen* chosen : order) state.entries().emplace_back(chosen->to, chosen->tensor());
+    return state;
+  }
+
+  SaveOptions save_options() const {
+    SaveOptions options;
+    options.format = format_;
+    options.dialect = dialect_;
+    options.resources = options_.resources;
+    options.resources.threads = 1;  // the source is fast if it is read in order
+    options.resources.files_per_rank = 1;
+    options.timeout = options_.timeout;
+    options.progress = options_.progress;
+    options.interrupt = options_.interrupt;
+    options.attributes = source_.attributes;
+    for (const Chosen& chosen : chosen_) {
+      const auto found = source_.tensor_attributes.find(chosen.from);
+      if (found == source_.tensor_attributes.end()) continue;
+      options.tensor_attributes.emplace(chosen.to, found->second);
+    }
+    return options;
+  }
+
+  // What a save checks first, for a conversion that does not save.
+  void check(const StateDict& state) const {
+    if (is_torch_save()) return check_torch_save(state);
+    format_->check(dialect_->to_items(state, *format_));
+  }
+
+ private:
+  void choose() {
+    const PartOfTree part(source_, options_.only);
+    const RenameRules rules(options_.rename);
+    for (const SourceEntry& entry : source_.entries) {
+      Chosen chosen{.from = entry.key, .to = {}, .path = {}, .entry = &entry};
+      auto inside = part.find(entry.key, entry.path, !chosen.is_tensor());
+      if (!inside || !matches(options_.keys, entry.key)) {
+        ++left_out_;
+        continue;
+      }
+      chosen.to = renamed(inside->first, rules);
+      if (chosen.to.empty() && !inside->first.empty()) {  // by a rule
+        ++left_out_;
+        continue;
+      }
+      check_text(chosen.to);
+      if (entry.stored != nullptr) expect_supported(*entry.stored);
+      chosen.path = renamed_path(inside->second, inside->first, chosen.to);
+      chosen.dtype = options_.cast && is_cast(entry.dtype) ? *options_.cast : entry.dtype;
+      chosen_.push_back(std::move(chosen));
+    }
+    dict_keys_ = part.keys(source_.dict_keys);
+    sort_chosen();
+    choose_empty_dicts(part, rules);
+    if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
+    const bool has_others = has_common() || !empty_dicts_.empty();
+    if (chosen_.empty() && !has_others && !(is_empty_source() && options_.keys.empty())) {
+      throw Error(ErrorCode::kInvalidArgument, "nothing is selected: the checkpoint has " +
+                                                   std::to_string(left_out_) +
+                                                   " keys, and the options leave out all of them")
+          .with_hint("`tilestone ls` lists the keys");
+    }
+  }
+
+  // A state without keys was saved.
+  bool is_empty_source() const {
+    return source_.entries.empty() && source_.dict_keys.empty() &&
+           (!source_.common || source_.common->as_dict().empty());
+  }
+
+  void sort_chosen() {
+    std::sort(chosen_.begin(), chosen_.end(),
+              [](const Chosen& a, const Chosen& b) { return a.to < b.to; });
+    for (size_t i = 1; i < chosen_.size(); ++i) {
+      if (chosen_[i].to == chosen_[i - 1].to) {
+        refuse_same_name(chosen_[i - 1].from, chosen_[i].from, chosen_[i].to);
+      }
+    }
+  }
+
+  [[noreturn]] static void refuse_same_name(const std::string& one, const std::string& other,
+                                            const std::string& to) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "\"" + one + "\" and \"" + other + "\" get the same new key")
+        .with_key(to)
+        .with_hint("change the rules that rename keys");
+  }
+
+  std::string renamed(const std::string& key, const RenameRules& rules) const {
+    const std::string to = rules.apply(key);
+    return options_.rename_by && !to.empty() ? options_.rename_by(to) : to;
+  }
+
+  // Refuses an empty dict where an item is at its place in the new tree, or above it.
+  void expect_free(const Path& place, const std::string& from,
+                   const std::map<Path, const Chosen*>& taken) const {
+    for (Path above = place; !above.empty(); above.pop_back()) {
+      const auto found = taken.find(above);
+      if (found != taken.end()) refuse_same_name(found->second->from, from, found->second->to);
+    }
+  }
+
+  // An empty dict is selected and renamed like a key.
+  void choose_empty_dicts(const PartOfTree& part, const RenameRules& rules) {
+    std::vector<Path> at_top;  // of the items without a path
+    at_top.reserve(source_.entries.size());
+    std::vector<const Path*> items;
+    for (const SourceEntry& entry : source_.entries) {
+      if (entry.path.empty()) at_top.push_back({entry.key});
+      items.push_back(entry.path.empty() ? &at_top.back() : &entry.path);
+    }
+    const std::vector<Path> empty = empty_dicts(source_.dict_keys, std::move(items));
+    if (empty.empty()) return;
+    std::map<Path, const Chosen*> taken;
+    for (const Chosen& chosen : chosen_) {
+      taken.emplace(chosen.path.empty() ? Path{chosen.to} : chosen.path, &chosen);
+    }
+    for (const Path& path : empty) {
+      const std::string key = dotted(path);
+      const auto inside = part.find(key, path, true);
+      if (!inside || !matches(options_.keys, key)) continue;
+      const std::string to = renamed(inside->first, rules);
+      if (to.empty() && !inside->first.empty()) continue;  // by a rule
+      check_text(to);
+      const Path place = renamed_path(inside->second, inside->first, to);
+      expect_free(place, key, taken);
+      DictKeys& keys = dict_keys_[place];
+      keys.empty = true;
+      keys.order = source_.dict_keys.at(path).order;
+      empty_dicts_.push_back(key);
+    }
+  }
+
+  bool is_torch_save() const { return one_file_ && format_->name() != kSafetensors; }
+
+  bool has_common() const { return common_ && !common_->as_dict().empty(); }
+
+  // `target`: the path of the new checkpoint.
+  void pick_format(const std::string& target) {
+    std::string name = options_.format;
+    if (name.empty() && is_torch_save_name(target)) name = kTorchSave;
+    if (name.empty() && is_safetensors_name(target)) name = kSafetensors;
+    if (name.empty()) {
+      const auto saved = known_formats();
+      const bool is_saved = std::any_of(saved.begin(), saved.end(), [&](const auto& format) {
+        return format->name() == source_.format;
+      });
+      name = is_saved ? kSafetensors : "torch_dist";
+    }
+    if (name == kSafetensors) return pick_safetensors(is_safetensors_name(target));
+    if (options_.shard_bytes > 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "shard_size is only for safetensors, but the new checkpoint is in " + name);
+    }
+    one_file_ = name == kTorchSave;
+    if (one_file_ && !options_.dialect.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "files of torch.save have no dialect");
+    }
+    if (one_file_) {
+      format_ = format_named("torch_dist");  // the tree is the same
+      dialect_ = pytorch_dialect();
+      return;
+    }
+    for (const auto& format : known_formats()) {
+      if (format->name() == name) format_ = format;
+    }
+    if (format_ == nullptr) {
+      throw Error(ErrorCode::kUnsupported, "unknown format \"" + name + "\"")
+          .with_hint("use one of: torch_dist, zarr, safetensors, torch_save");
+    }
+    dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
+  }
+
+  void pick_safetensors(bool one_file) {
+    one_file_ = one_file;
+    if (one_file_ && options_.shard_bytes > 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "shard_size makes several files, but the target's name is that of one file")
+          .with_hint("name a directory, which does not end with .safetensors");
+    }
+    check_for_safetensors();
+    if (one_file_ && chosen_.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "no tensor is selected, so the file would be empty")
+          .with_hint("`tilestone ls` lists the keys");
+    }
+    std::vector<SafetensorsTensor> tensors;
+    for (const Chosen& chosen : chosen_) {
+      const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
+      tensors.push_back({chosen.to, elements * itemsize(chosen.dtype),
+                         safetensors_header_bytes(chosen.to, chosen.dtype, chosen.entry->shape)});
+    }
+    files_ =
+        safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+    if (one_file_ && files_.begin()->second != files_.rbegin()->second) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the keys of all tensors are too long for the header of one safetensors file")
+          .with_hint("name a directory, which does not end with .safetensors, and gets several");
+    }
+    format_ = safetensors_writer(files_);
+    dialect_ = pytorch_dialect();
+  }
+
+  void check_for_safetensors() const {
+    constexpr const char* kHint =
+        "convert only the tensors: `--only model`, or `--keys` with their patterns";
+    if (!options_.dialect.empty() && options_.dialect != pytorch_dialect()->name()) {
+      throw Error(ErrorCode::kInvalidArgument, "safetensors files have no dialect");
+    }
+    if (has_common()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "safetensors can't hold the common state of Megatron-Core, only tensors")
+          .with_key(to_string(common_->as_dict().front().first))
+          .with_hint(kHint);
+    }
+    if (!empty_dicts_.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold an empty dict, only tensors")
+          .with_key(empty_dicts_.front())
+          .with_hint(kHint);
+    }
+    for (const Chosen& chosen : chosen_) {
+      if (!chosen.is_tensor()) {
+        throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
+            .with_key(chosen.from)
+            .with_hint(kHint);
+      }
+      check_safetensors(chosen.to, chosen.dtype, chosen.entry->shape);
+    }
+  }
+
+  // An object of a grid under its new key; nullopt: it is an ordinary object.
+  std::optional<ShardedObject> as_sharded(const Chosen& chosen) const {
+    const std::string_view grid = grid_key(chosen.to);
+    if (grid == chosen.to) return std::nullopt;
+    const std::string_view cell = std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
+    const size_t between = cell.find('_');
+    return ShardedObject::make(std::string(grid), chosen.entry->object(),
+                               numbers(cell.substr(between + 1)), numbers(cell.substr(0, between)));
+  }
+  static Dims numbers(std::string_view text) {
+    Dims found;
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find('.', begin), text.size());
+      found.push_back(std::stoll(std::string(text.substr(begin, end - begin))));
+      begin = end + 1;
+    }
+    return found;
+  }
+
+  // Entities with keys of their own, below a name that the state does not use, which leaves no
+  // trace in a checkpoint.
+  static void add_entities(StateDict& state, StateDict entities) {
+    if (entities.empty()) return;
+    std::string name = "entities";
+    while (state.find(PathElement(name)) != nullptr) name += '_';
+    state[name] = std::move(entities);
+  }
+
+  // In the order in which the new tree has them, which is also that of the reads.
+  std::vector<const Chosen*> in_order() const {
+    std::vector<const Chosen*> order;
+    for (const Chosen& chosen : chosen_) order.push_back(&chosen);
+    std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
+      return a->entry->order < b->entry->order;
+    });
+    return order;
+  }
+
+  // The state to save. In Megatron-Core's dialect, tensors are wrapped, because everything else
+  // would be common state.
+  StateDict tree(bool wraps) {
+    Items items;
+    items.dict_keys = dict_keys_;
+    items.common = common_;
+    StateDict entities;
+    for (const Chosen* const chosen : in_order()) {
+      if (chosen->is_tensor()) {
+        TensorView view = chosen->tensor();
+        const Box whole = Box::whole(view.shape);
+        if (wraps) {
+          entities[chosen->to] = ShardedTensor::from_box(chosen->to, view, view.shape, whole);
+          continue;
+        }
+        TensorItem item;
+        item.key = chosen->to;
+        item.path = chosen->path;
+        item.order = chosen->entry->order;
+        item.pieces.push_back({whole, std::move(view)});
+        items.tensors.push_back(std::move(item));
+      } else if (auto sharded = as_sharded(*chosen)) {
+        entities[chosen->to] = *std::move(sharded);
+      } else {
+        ObjectItem item;
+        item.key = chosen->to;
+        item.path = chosen->path;
+        item.order = chosen->entry->order;
+        item.value = chosen->entry->object();
+        items.objects.push_back(std::move(item));
+      }
+    }
+    StateDict state = tree_of(std::move(items));
+    if (source_.dialect != kMegatron) expect_places(state, entities);
+    add_entities(state, std::move(entities));
+    return state;
+  }
+
+  // In Megatron-Core's dialect an entity has no path: a load without a template puts it at the top,
+  // under its key. A checkpoint of another dialect may have something else there: {"a.b": {}}
+  // beside {"a": {"b": tensor}}.
+  void expect_places(const StateDict& common, const StateDict& entities) const {
+    for (const auto& [key, entity] : entities.entries()) {
+      if (common.find(key) == nullptr) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  "in Megatron-Core's dialect a tensor and a dict of the common state would have "
+                  "this key, so that nothing could load the checkpoint without a template")
+          .with_key(key_text(key))
+          .with_hint("rename one of them (`--rename`), or leave it out (`--keys`)");
+    }
+  }
+
+  const ConvertOptions& options_;
+  const ConvertSource source_;
+  std::vector<Chosen> chosen_;  // sorted by `to`
+  uint64_t left_out_ = 0;
+  std::optional<Value> common_;
+  TreeKeys dict_keys_;
+  std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
+  bool one_file_ = false;                 // of torch.save or safetensors
+  std::shared_ptr<const Format> format_;
+  std::shared_ptr<const Dialect> dialect_;
+  std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
+};
+
+}  // namespace
+}  // namespace engine
+
+ConvertResult convert(const Location& source, const Location& target,
+                      const ConvertOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  try {
+    engine::expect_apart(source, target);
+    engine::Conversion conversion(source, target.describe(), options);
+    ConvertResult result = conversion.result();
+    const StateDict state = conversion.state();
+    if (options.dry_run) {
+      conversion.check(state);
+    } else {
+      conversion.write(state, target);
+    }
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return result;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) rethrow_cause();
+    throw Error(error.code(), error.message())  // a save's hint names overwrite
+        .with_hint("convert to another name, or remove what is there first");
+  } catch (...) {
+    rethrow_cause();
+  }
+}
+
+}  // namespace tilestone

@@ -1,0 +1,38 @@
+#include "tilestone/engine/convert/one_file_target_internal.h"
+
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+
+namespace tilestone::engine {
+
+void make_one_file(const Location& location, const WriteFile& write) {
+  Storage& storage = location.storage();
+  const auto entry = storage.parent();  // there is none above a checkpoint that is one file
+  if (entry ? entry->storage->stat(entry->name).has_value() : !storage.list().empty()) {
+    throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
+        .with_hint("convert to another name, or remove it first");
+  }
+  if (!entry) {
+    throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
+  }
+  Staging staging(location.shared(), random_save_id());
+  bool moved = false;
+  try {
+    staging.begin();
+    const std::string made = write(staging.storage(), entry->name);
+    entry->storage->rename(staging.name() + "/" + made, entry->name, false);
+    moved = true;
+    entry->storage->sync_directory("");
+  } catch (...) {
+    // Otherwise the file might or might not outlive a power failure, and would stand in the way.
+    if (moved) remove_files(*entry->storage, std::vector{entry->name});
+    staging.abandon();
+    throw;
+  }
+  staging.abandon();  // only the directory is left
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,167 @@
+#include "tilestone/engine/convert/torch_save_file_internal.h"
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/convert/one_file_target_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/progress_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/fetch_ahead_internal.h"
+#include "tilestone/engine/write/stream_internal.h"
+#include "tilestone/format/archive/archive_writer_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
+#include "tilestone/format/archive/zip_writer_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+// The state as one value. A value can't hold a tensor in memory that must be fetched, so each
+// tensor is stood in for by a view of the same dtype and shape without usable memory, which owns
+// the real one.
+class AsValue {
+ public:
+  Value of(const StateNode& node, const std::string& key) {
+    if (const auto* value = node.get_if<Value>()) return whole(*value, key);
+    if (const auto* tensor = node.get_if<TensorView>()) return stand_in(*tensor);
+    if (const auto* object = node.get_if<ShardedObject>()) return whole(object->data, key);
+    if (const auto* dict = node.get_if<StateDict>()) return of(*dict, key);
+    if (const auto* list = node.get_if<StateList>()) {
+      Value::List items;
+      for (const StateNode& item : *list) items.push_back(of(item, key));
+      return Value::list(std::move(items));
+    }
+    throw Error(ErrorCode::kInternal, "a state for torch.save holds something else").with_key(key);
+  }
+  Value of(const StateDict& dict, const std::string& key) {
+    Value::Dict items;
+    for (const auto& [name, node] : dict.entries()) {
+      const std::string text = key_text(name);
+      const auto original = dict.original_keys().find(text);
+      items.emplace_back(original != dict.original_keys().end()
+                             ? original->second
+                             : std::visit([](const auto& element) { return Value(element); }, name),
+                         of(node, key.empty() ? text : key + "." + text));
+    }
+    for (const auto& [name, value] : dict.others()) items.emplace_back(name, value);
+    return Value::dict(std::move(items));
+  }
+
+  // The tensor that a view of the value stands in for. A tensor inside a value stands for itself.
+  const TensorView& real(const TensorView& view) const {
+    const void* const owner = view.owner.get();
+    return stand_ins_.contains(owner) ? *static_cast<const TensorView*>(owner) : view;
+  }
+
+ private:
+  static Value whole(const Value& value, const std::string& key) {
+    if (value.kind() != Value::Kind::kPickled) return value;
+    const Pickled& pickled = value.as_pickled();
+    try {
+      return pickled.archive ? read_torch_archive(pickled.bytes) : read_pickle(pickled.bytes);
+    } catch (Error& error) {
+      error.with_key(key);
+      throw;
+    }
+  }
+
+  Value stand_in(const TensorView& tensor) {
+    static std::byte nothing{};
+    TensorView view = TensorView::without_data(tensor.dtype, tensor.shape);
+    view.data = &nothing;
+    view.strides = contiguous_strides(tensor.shape);
+    view.owner = std::make_shared<const TensorView>(tensor);
+    stand_ins_.insert(view.owner.get());
+    return view;
+  }
+
+  std::unordered_set<const void*> stand_ins_;
+};
+
+class Writer {
+ public:
+  Writer(WritableFile& file, StreamContext& context, FetchAhead fetched)
+      : stream_(file, context, std::move(fetched)) {}
+
+  void record(const std::string& name, ByteView data) {
+    put(zip_.begin(name, data.size()));
+    put(zip_.end(stream_.write(data)));
+  }
+  void record(const std::string& name, const TensorView& tensor) {
+    put(zip_.begin(name, tensor.bytes()));
+    ItemRecipe recipe;
+    recipe.length = tensor.bytes();
+    recipe.segments.push_back(
+        {.size = recipe.length, .literal = nullptr, .tensor = &tensor, .padding = nullptr});
+    put(zip_.end(stream_.write(recipe).payload_crc32));
+  }
+  void finish() {
+    put(std::move(zip_).finish());
+    stream_.finish();
+  }
+
+ private:
+  void put(const Bytes& bytes) { stream_.write(ByteView(bytes)); }
+
+  FileStream stream_;
+  archive::ZipStream zip_;
+};
+
+}  // namespace
+
+void check_torch_save(const StateDict& state) {
+  AsValue as_value;
+  archive::pickle_value(as_value.of(state, ""));
+}
+
+void write_torch_save(const StateDict& state, const Location& location,
+                      const SaveOptions& options) {
+  check_options(options);
+  AsValue as_value;
+  const archive::PickledValue pickled = archive::pickle_value(as_value.of(state, ""));
+  uint64_t bytes = 0;
+  for (const TensorView& tensor : pickled.tensors) bytes += tensor.bytes();
+  ProgressMeter progress(options.progress, "write", bytes);
+  StreamContext context;
+  context.buffers = make_pool(options.resources.buffer_bytes, 1, bytes);
+  context.progress = &progress;
+  context.deadline = deadline_of(options);
+  std::vector<FetchedTensor> fetched;  // in the order of writing
+  const std::string what = "tensors of the file";
+  uint64_t fetched_bytes = 0;
+  const DeviceMemory* device = nullptr;
+  for (const TensorView& view : pickled.tensors) {
+    const TensorView& tensor = as_value.real(view);
+    if (tensor.device == nullptr || tensor.bytes() == 0) continue;
+    device = tensor.device.get();
+    fetched_bytes += tensor.bytes();
+    fetched.push_back({&tensor, &what});
+  }
+  std::shared_ptr<BufferPool> fetching;
+  if (device != nullptr) {
+    fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
+                                fetched_bytes, *device);
+  }
+  make_one_file(location, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
+    const auto file = directory->create(name, bytes + pickled.pickle.size());
+    Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
+    writer.record("archive/data.pkl", ByteView(pickled.pickle));
+    writer.record("archive/byteorder", as_bytes("little"));
+    writer.record("archive/version", as_bytes("3\n"));
+    for (size_t i = 0; i < pickled.tensors.size(); ++i) {
+      writer.record("archive/data/" + std::to_string(i), as_value.real(pickled.tensors[i]));
+    }
+    writer.finish();
+    file->sync(context.deadline);
+    file->close();
+    return name;
+  });
+  progress.finish();
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,64 @@
+// Saves in steps for tests: what the Python binding of Megatron-Core's asynchronous requests does.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
+#include "tilestone/engine/session_internal.h"
+
+namespace tilestone {
+
+// A save between two steps. Each step leaves the object empty and returns the save.
+class SteppedSave {
+ public:
+  explicit SteppedSave(std::unique_ptr<engine::SaveInSteps> save) : save_(std::move(save)) {}
+
+  uint64_t items() const { return save_->items(); }
+  uint64_t bytes() const { return save_->bytes(); }
+  SteppedSave stage() { return after(&engine::SaveInSteps::stage, nullptr); }
+  SteppedSave write() { return after(&engine::SaveInSteps::write); }
+  SteppedSave report() { return after(&engine::SaveInSteps::report); }
+  SaveResult publish() {
+    const auto save = std::move(save_);
+    try {
+      return save->publish();
+    } catch (...) {
+      rethrow_cause();
+    }
+  }
+
+ private:
+  template <typename Step, typename... Args>
+  SteppedSave after(Step step, Args... args) {
+    auto save = std::move(save_);
+    try {
+      ((*save).*step)(args...);
+    } catch (...) {
+      rethrow_cause();
+    }
+    return SteppedSave(std::move(save));
+  }
+
+  std::unique_ptr<engine::SaveInSteps> save_;
+};
+
+inline SteppedSave begin_save(const StateDict& state, const Location& location,
+                              const SaveOptions& options = {}) {
+  return SteppedSave(engine::begin_in_steps({location, options, engine::deadline_of(options)},
+                                            engine::RequestView{&state, &location, &options}));
+}
+
+// By the session.
+inline SteppedSave begin_save(Session& session, const StateDict& state, const Location& location,
+                              const SaveOptions& options = {}) {
+  const SaveOptions all = engine::OfSession::completed(session, options, location);
+  return SteppedSave(engine::OfSession::begin_save(session, location, all, engine::deadline_of(all),
+                                                   engine::RequestView{&state, &location, &all}));
+}
+
+}  // namespace tilestone

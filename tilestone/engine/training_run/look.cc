@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/training_run/look_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/foreign.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/megatron_mark.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+using Sizes = std::map<std::string, uint64_t>;  // of files, by name
+
+struct Seen {
+  std::vector<std::string> names;
+  Sizes sizes;
+  std::map<std::string, double> times;  // of the files whose time is known
+};
+
+Seen see(Storage& storage) {
+  Seen seen{storage.list(), {}, {}};
+  for (const std::string& name : seen.names) {
+    const auto info = storage.stat(name);
+    if (!info || !info->regular) continue;
+    seen.sizes.emplace(name, info->size);
+    if (info->modified) seen.times.emplace(name, *info->modified);
+  }
+  return seen;
+}
+
+uint64_t sum_of_sizes(const Sizes& sizes) {
+  uint64_t bytes = 0;
+  for (const auto& [name, size] : sizes) bytes += size;
+  return bytes;
+}
+
+std::optional<double> newest_time(const Seen& seen, const std::vector<std::string>& names) {
+  std::optional<double> newest;
+  for (const std::string& name : names) {
+    const auto found = seen.times.find(name);
+    if (found != seen.times.end()) newest = std::max(newest.value_or(0), found->second);
+  }
+  return newest;
+}
+
+// Looks for items whose file is missing or too short, and that have no copy elsewhere.
+class Files {
+ public:
+  Files(const Metadata& metadata, const Sizes& sizes) : metadata_(metadata), sizes_(sizes) {}
+
+  void check(const ItemLocation& at, bool has_intact_copy) {
+    if (!is_whole(at) && !has_intact_copy) lost_.emplace(metadata_.files.at(at.file), at);
+  }
+  bool is_whole(const ItemLocation& at) const {
+    const auto size = sizes_.find(metadata_.files.at(at.file));
+    return size != sizes_.end() && at.offset <= size->second &&
+           at.length <= size->second - at.offset;
+  }
+  std::optional<Error> error() const {
+    if (lost_.empty()) return std::nullopt;
+    const std::string& file = lost_.begin()->first;
+    const std::string what =
+        sizes_.contains(file) ? "a data file is too short" : "a data file is missing";
+    const size_t more = lost_.size() - 1;
+    return Error(ErrorCode::kCorrupt,
+                 more == 0 ? what : what + ", and " + std::to_string(more) + " more are incomplete")
+        .with_file(file);
+  }
+
+ private:
+  const Metadata& metadata_;
+  const Sizes& sizes_;
+  std::map<std::string, ItemLocation> lost_;  // by file, the first item of it
+};
+
+std::optional<Error> find_lost_files(const Opened& opened, const Sizes& sizes) {
+  const Metadata& metadata = opened.metadata;
+  Files files(metadata, sizes);
+  for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
+    const StoredTensor& tensor = metadata.tensors[t];
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+      if (files.is_whole(tensor.chunks[c].at)) continue;
+      const auto copies = metadata.copies_of(t, c);
+      files.check(tensor.chunks[c].at,
+                  std::any_of(copies.begin(), copies.end(),
+                              [&](const auto& copy) { return files.is_whole(copy.at); }));
+    }
+  }
+  for (const StoredObject& object : metadata.objects) {
+    files.check(object.at, std::any_of(object.copies.begin(), object.copies.end(),
+                                       [&](const auto& copy) { return files.is_whole(copy); }));
+  }
+  if (opened.common) files.check(opened.common->at, !opened.common->copies.empty());
+  return files.error();
+}
+
+// Stock Megatron-Core writes metadata.json last, and not in one step.
+bool is_unfinished_of_megatron(const Sizes& sizes) {
+  const auto mark = sizes.find(std::string(kMegatronConfig));
+  if (mark != sizes.end()) return mark->second == 0;
+  return sizes.contains(std::string(kMegatronCommon));
+}
+
+void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Storage>& storage) {
+  StepInfo& info = look.info;
+  Found found = find_checkpoint(storage, nullptr);
+  const Opened opened = open_description(std::move(found.description), nullptr);
+  info.format = opened.format->name();
+  info.dialect = opened.dialect->name();
+  info.writer = opened.metadata.writer;
+  if (opened.manifest) info.attributes = opened.manifest->attributes;
+  info.save_id = opened.metadata.save_id;
+  info.lineage = lineage_of(info.attributes);
+  info.metrics = metrics_of(info.attributes);
+  info.time = newest_time(seen, opened.files.names);
+  look.error = find_lost_files(opened, seen.sizes);
+  // The checkpoint may have been published since its files were listed.
+  if (look.error) look.error = find_lost_files(opened, see(*storage).sizes);
+  info.state = look.error ? StepState::kDamaged : StepState::kDurable;
+}
+
+// Says what a folder without a checkpoint is.
+void describe_remains(Look& look, const Error& error, const Seen& seen, Storage& storage) {
+  StepInfo& info = look.info;
+  const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
+  if (const auto other = find_foreign(seen.names, read)) {
+    info.state = StepState::kForeign;
+    info.problem = "it is " + other->kind;
+    return;
+  }
+  const auto lost = find_lost(storage, seen.names, read_notes(storage, seen.names));
+  if (lost && !lost->began_here && !info.is_saved_to) {
+    info.state = StepState::kDamaged;
+    look.error = Error(ErrorCode::kCorrupt, lost->what).with_hint(lost->hint);
+    return;
+  }
+  info.state = StepState::kUnfinished;
+  if (info.is_saved_to) {
+    info.problem = "it is being saved";
+  } else if (error.hint().empty()) {
+    info.problem = seen.names.empty() ? "the folder is empty" : "it holds no checkpoint";
+  } else {
+    info.problem = error.hint();
+  }
+}
+
+}  // namespace
+
+Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
+  Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};
+  StepInfo& info = look.info;
+  read_lineage(*storage, info);
+  info.state = StepState::kUnfinished;
+  info.problem.clear();
+  const Seen seen = see(*storage);
+  info.is_saved_to = is_saved_to(*storage);
+  info.bytes = sum_of_sizes(seen.sizes);
+  info.time = newest_time(seen, seen.names);
+  if (is_unfinished_of_megatron(seen.sizes)) {
+    info.state = StepState::kUnfinished;
+    info.problem =
+        std::string("its save has not ended: ") + std::string(kMegatronConfig) +
+        (seen.sizes.contains(std::string(kMegatronConfig)) ? " is empty" : " is missing");
+    return look;
+  }
+  try {
+    describe_checkpoint(look, seen, storage);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNotFound) {
+      describe_remains(look, error, seen, *storage);
+    } else {
+      const bool foreign = error.code() == ErrorCode::kUnsupported;
+      info.state = foreign ? StepState::kForeign : StepState::kDamaged;
+      if (foreign) info.problem = error.what();
+      if (!foreign) look.error = error;
+    }
+  }
+  if (look.error) info.problem = look.error->what();
+  return look;
+}
+
+bool may_be_checkpoint(Storage& storage) { return any_checkpoint(storage, *torch_dist_format()); }
+
+}  // namespace tilestone::engine

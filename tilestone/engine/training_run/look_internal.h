@@ -1,0 +1,29 @@
+// What the folder of a run's step holds.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+struct Look {
+  StepInfo info;
+  std::optional<Error> error = std::nullopt;  // why the step is damaged
+};
+// Fills everything but the step, the name and whether it is a link. Throws only what prevents
+// listing the folder.
+Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed);
+
+// Fills the save id and the lineage from the heads of the manifests there, and opens no checkpoint.
+// Of several manifests, as a killed save leaves them, the one with the highest ordinal counts. If
+// one can't be read, `state` is kDamaged and `problem` says why.
+void read_lineage(Storage& storage, StepInfo& info);
+
+// Whether there is something that may be a checkpoint: one that exists or is damaged. Opens none.
+bool may_be_checkpoint(Storage& storage);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,469 @@
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/per_process.h"
+#include "tilestone/base/size_text.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/engine/commit/attributes_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/training_run/pruning_internal.h"
+
+namespace tilestone {
+namespace {
+
+constexpr const char* kChoice = "choice of a checkpoint";
+constexpr const char* kAgain = "saving a step once more";
+
+Bytes encode_choice(const std::optional<ManagedRun::Chosen>& chosen) {
+  ByteWriter writer;
+  if (!chosen) return std::move(writer).take();
+  writer.varint(chosen->step);
+  writer.string(chosen->name);
+  writer.string(chosen->save_id);
+  writer.string(chosen->lineage.run);
+  writer.varint(chosen->lineage.ordinal);
+  writer.u8(chosen->lineage.after.has_value());
+  writer.varint(chosen->lineage.after.value_or(0));
+  for (const std::string& name : chosen->lost) writer.string(name);
+  return std::move(writer).take();
+}
+
+std::optional<ManagedRun::Chosen> decode_choice(ByteView bytes) {
+  if (bytes.empty()) return std::nullopt;
+  ByteReader reader(bytes, kChoice);
+  ManagedRun::Chosen chosen;
+  chosen.step = reader.varint();
+  chosen.name = reader.string();
+  chosen.save_id = reader.string();
+  chosen.lineage.run = reader.string();
+  chosen.lineage.ordinal = reader.varint();
+  const bool has_after = reader.u8() != 0;
+  const uint64_t after = reader.varint();
+  if (has_after) chosen.lineage.after = after;
+  while (reader.remaining() > 0) chosen.lost.emplace_back(reader.string());
+  return chosen;
+}
+
+// Rank 0 decides for all.
+Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline deadline,
+                        const std::function<Bytes()>& decide) {
+  return agree(
+      comm, work, deadline, [](int, const Bytes&) { return Bytes(); },
+      [&](int, const std::vector<Bytes>&) { return Decision{decide(), true}; });
+}
+
+// The durable step of a number. Error(kNotFound), or why it is damaged.
+StepInfo expect_durable(const RunDirectory& run, uint64_t step) {
+  const auto found = run.find(step);
+  if (found && found->state == StepState::kDurable) return *found;
+  std::string others;
+  for (const StepInfo& each : run.list()) others += fmt::format(" {}", each.step);
+  const bool damaged = found && found->state == StepState::kDamaged;
+  throw Error(
+      damaged ? ErrorCode::kCorrupt : ErrorCode::kNotFound,
+      fmt::format("there is no durable checkpoint of step {} in {}{}", step,
+                  run.location().describe(),
+                  found ? fmt::format(": it is {} ({})", to_string(found->state), found->problem)
+                        : std::string()))
+      .with_hint(others.empty() ? "there is no step at all" : "steps with a folder are" + others);
+}
+
+ManagedRun::Chosen chosen_of(StepInfo step, std::vector<std::string> lost = {}) {
+  return {step.step, std::move(step.name), std::move(lost), std::move(step.save_id),
+          std::move(step.lineage)};
+}
+
+constexpr double kFirstPause = 0.1;  // seconds until ranks look again, each time twice as long
+constexpr int kLooks = 5;            // in all 1.5 s
+
+// The names that ranks see, which another program may be changing at the moment.
+Bytes encode_names(const std::vector<StepInfo>& steps) {
+  ByteWriter writer;
+  for (const StepInfo& step : steps) writer.string(step.name);
+  return std::move(writer).take();
+}
+
+std::set<std::string> decode_names(const Bytes& bytes) {
+  ByteReader reader(bytes, "names of steps");
+  std::set<std::string> names;
+  while (reader.remaining() > 0) names.emplace(reader.string());
+  return names;
+}
+
+std::string names_text(const std::set<std::string>& names) {
+  if (names.empty()) return "no step";
+  if (names.size() == 1) return *names.begin();
+  return fmt::format("{}, the last one {}", counted(names.size(), "step"), *names.rbegin());
+}
+
+Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
+  std::map<Bytes, std::vector<int>> ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank)
+    ranks[said[rank]].push_back(static_cast<int>(rank));
+  std::string who =
+      engine::ranks_text(ranks.at(said[0])) + ": " + names_text(decode_names(said[0]));
+  for (const auto& [bytes, with_it] : ranks) {
+    if (bytes == said[0]) continue;
+    who += "; " + engine::ranks_text(with_it) + ": " + names_text(decode_names(bytes));
+  }
+  const auto other =
+      std::find_if(said.begin(), said.end(), [&](const Bytes& bytes) { return bytes != said[0]; });
+  return Error(ErrorCode::kMismatch, fmt::format("the ranks see different steps in {} ({})",
+                                                 run.location().describe(), who))
+      .with_rank(static_cast<int>(other - said.begin()))
+      .with_hint(
+          "every rank needs the run's directory on the same file system: is it mounted on "
+          "every host?");
+}
+
+// Rank 0 decides for all, once all ranks see the same steps. `terms` must be equal on all ranks.
+Bytes compared(const RunDirectory& run, const Communicator& comm, const char* work,
+               Deadline deadline, const engine::Terms& terms,
+               const std::function<Bytes()>& decide) {
+  const auto say = [&](int round, const Bytes&) {
+    const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
+    return engine::with_terms(encode_names(run.list()), terms);
+  };
+  return agree(comm, work, deadline, say, [&](int round, std::vector<Bytes> said) {
+    engine::agree_on_terms(said);
+    const bool same =
+        std::all_of(said.begin(), said.end(), [&](const Bytes& names) { return names == said[0]; });
+    if (!same && round + 1 == kLooks) throw different_steps(run, said);
+    return Decision{same ? decide() : Bytes(), same};
+  });
+}
+
+}  // namespace
+
+struct ManagedRun::State {
+  RunDirectory directory;
+  RunOptions options;
+  std::unique_ptr<PerProcess<engine::Pruning>> pruning = nullptr;  // if anything is removed
+  std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
+  bool is_last_saved = false;
+  std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
+  std::shared_ptr<RunStep> begun = nullptr;           // of the last save
+  std::shared_ptr<const Inventory> before = nullptr;  // on rank 0, of the step before
+  uint64_t before_step = 0;
+  // Of the next save. The parent is the step that was saved or restored last; the run's id is made
+  // by the first save that continues no step with one.
+  Lineage lineage = {};
+  bool has_said_beside = false;
+  bool has_said_replaced = false;
+
+  // What the last save has said.
+  void end_last() {
+    const auto ended = std::exchange(begun, nullptr);
+    if (ended == nullptr || ended->save_id.empty()) return;
+    before = std::make_shared<Inventory>(std::move(ended->now));
+    before_step = last.value_or(0);
+    lineage.parent = StepId{before_step, ended->save_id};
+  }
+
+  // The steps of the directory. Failures are logged, because other ranks are about to save.
+  std::vector<StepInfo> steps_for(uint64_t step) const {
+    try {
+      return directory.list_lineages();
+    } catch (const Error& error) {
+      log(LogLevel::kWarning,
+          fmt::format("step {} is saved without a look at other steps: {}", step, error.what()));
+      return {};
+    }
+  }
+
+  // A step that is about to be saved.
+  StepInfo next(uint64_t step, const std::vector<StepInfo>& steps) {
+    if (lineage.run.empty()) lineage.run = engine::random_save_id().substr(0, 8);
+    for (const StepInfo& each : steps) {
+      lineage.ordinal = std::max(lineage.ordinal, each.lineage.ordinal);
+    }
+    ++lineage.ordinal;
+    return {.step = step, .name = directory.names().name_of(step), .lineage = lineage};
+  }
+
+  bool is_durable(const StepInfo& step) const {
+    try {
+      return directory.look(step).state == StepState::kDurable;
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, fmt::format("looking at {}: {}", step.name, error.what()));
+      return false;
+    }
+  }
+
+  // Says once which step of another line stands above the line's newest one.
+  void say_beside(const std::vector<StepInfo>& steps, const Line& line) {
+    if (has_said_beside) return;
+    const auto found = steps_beside(steps, line);
+    const auto durable = std::find_if(found.begin(), found.end(),
+                                      [&](const StepInfo* each) { return is_durable(*each); });
+    if (durable == found.end()) return;
+    const StepInfo* beside = *durable;
+    has_said_beside = true;
+    const std::string where = directory.location().describe();
+    const std::string& run = line.front()->lineage.run;
+    const std::string what =
+        !run.empty() && beside->lineage.run == run
+            ? std::string("of a branch that this run has left")
+            : fmt::format("of another run ('tilestone gc {} --line {}' lists its steps)", where,
+                          run_name(beside->lineage));
+    log(LogLevel::kWarning,
+        fmt::format("step {} in {} has a higher step beside it, {}, which is {}. The run goes on "
+                    "from the step that was saved last, whatever its number; a restore of step {} "
+                    "has to name it",
+                    line.front()->step, where, beside->step, what, beside->step));
+  }
+
+  // Whether the checkpoint in the step's folder is of a branch that the run has left.
+  bool replaces(const std::vector<StepInfo>& steps, const Line& line) {
+    const auto same = std::find_if(steps.begin(), steps.end(), [&](const StepInfo& each) {
+      return each.name == line.front()->name;
+    });
+    if (same == steps.end() || !is_abandoned(*same, line)) return false;
+    if (!std::exchange(has_said_replaced, true)) {
+      log(LogLevel::kWarning,
+          fmt::format("{} in {} is of a branch that this run has left; it is replaced, and so are "
+                      "later ones",
+                      same->name, directory.location().describe()));
+    }
+    return true;
+  }
+
+  // The folder of another name that holds a durable checkpoint of the step, unless the run has left
+  // it behind; "": there is none.
+  std::string other_folder(const std::vector<StepInfo>& steps, const Line& line) const {
+    for (const StepInfo& each : steps) {
+      if (each.step != line.front()->step || each.name == line.front()->name) continue;
+      if (!is_abandoned(each, line) && is_durable(each)) return each.name;
+    }
+    return "";
+  }
+
+  // What the step before holds: what the last save has said, or else what the step does that the
+  // line continues; of a line that begins, the newest durable one below it.
+  void find_before(const std::vector<StepInfo>& steps, const Line& line) {
+    if (before != nullptr) return;
+    const uint64_t step = line.front()->step;
+    Line candidates(line.begin() + 1, line.end());
+    if (!line.front()->lineage.parent) {
+      for (const StepInfo& each : steps) {
+        if (each.step < step) candidates.insert(candidates.begin(), &each);
+      }
+    }
+    try {
+      for (const StepInfo* each : candidates) {
+        if (directory.look(*each).state != StepState::kDurable) continue;
+        before = std::make_shared<Inventory>(inventory_of(directory.at(each->name)));
+        before_step = each->step;
+        return;
+      }
+    } catch (const Error& error) {
+      log(LogLevel::kWarning,
+          fmt::format("step {} is not compared with the one before: {}", step, error.what()));
+    }
+  }
+};
+
+ManagedRun::ManagedRun(Location location, RunOptions options) {
+  if (options.every == 0) {
+    throw Error(ErrorCode::kInvalidArgument, "every is 0; expected a number of steps, at least 1");
+  }
+  if (options.keep) check_keep(*options.keep);
+  RunDirectory directory(std::move(location), options.name);
+  state_ = std::make_unique<State>(State{std::move(directory), std::move(options)});
+  if (state_->options.keep) {
+    const auto make = [run = state_->directory, keep = *state_->options.keep] {
+      return std::make_unique<engine::Pruning>(run, keep);
+    };
+    state_->pruning = std::make_unique<PerProcess<engine::Pruning>>(make);
+  }
+}
+
+ManagedRun::~ManagedRun() = default;
+ManagedRun::ManagedRun(ManagedRun&& other) noexcept = default;
+ManagedRun& ManagedRun::operator=(ManagedRun&& other) noexcept = default;
+
+const RunDirectory& ManagedRun::directory() const { return state_->directory; }
+
+void ManagedRun::expect_same_steps(const Communicator& comm, Deadline deadline) const {
+  if (comm.size() == 1) return;
+  compared(state_->directory, comm, "comparison of a run's directory", deadline, {},
+           [] { return Bytes(); });
+}
+
+bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.every == 0; }
+
+bool ManagedRun::is_saved(uint64_t step) const {
+  return state_->is_last_saved && state_->last == step;
+}
+
+std::string ManagedRun::saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
+  if (state_->last != step) return "";
+  const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
+    wait();  // pruning may hold the step's lock
+    state_->end_last();
+    const auto found = state_->directory.find(step);
+    if (!found || found->state != StepState::kDurable) return Bytes();
+    const StepId own{step, found->save_id};
+    if (own.save_id.empty() || state_->lineage.parent != own) return Bytes();
+    const ByteView name = as_bytes(found->name);
+    return Bytes(name.begin(), name.end());
+  });
+  return std::string(as_text(folder));
+}
+
+bool ManagedRun::is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
+                            const std::string& difference,
+                            const std::map<std::string, double>& metrics, bool overwrite,
+                            Deadline deadline) {
+  if (!difference.empty()) {
+    if (overwrite) return false;
+    throw Error(ErrorCode::kAlreadyExists,
+                fmt::format("step {} is saved already, in {}, and the state is another one: {}",
+                            step, folder, difference))
+        .with_reason(Reason::kCheckpointExists)
+        .with_hint(Hint{{"", "overwrite", "true", " replaces it"}});
+  }
+  decided_by_rank_0(comm, kAgain, deadline, [&] {
+    if (metrics.empty()) return Bytes();
+    engine::set_attributes(state_->directory.at(folder).shared(), attributes_of(metrics), deadline);
+    prune_after(step);
+    return Bytes();
+  });
+  state_->is_last_saved = true;
+  return true;
+}
+
+void ManagedRun::make_room(const Communicator& comm, uint64_t step, Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto lost = std::find_if(state_->lost.begin(), state_->lost.end(), [&](const auto& name) {
+    return run.names().step_of(name) == step;
+  });
+  if (lost == state_->lost.end()) return;
+  const std::string name = *lost;
+  decided_by_rank_0(comm, "removal of a damaged checkpoint", deadline, [&] {
+    log(LogLevel::kWarning, fmt::format("removing the damaged {} in {}: the step is saved again",
+                                        name, run.location().describe()));
+    if (run.remove(name) == Removed::kNot) {
+      throw Error(ErrorCode::kAlreadyExists, fmt::format("the damaged {} in {} can't be removed",
+                                                         name, run.location().describe()));
+    }
+    return Bytes();
+  });
+  state_->lost.erase(name);
+}
+
+std::shared_ptr<RunStep> ManagedRun::begin(const Communicator& comm, uint64_t step,
+                                           const std::map<std::string, double>& metrics) {
+  auto begun = std::make_shared<RunStep>();
+  begun->name = fmt::format("step {}", step);
+  begun->strict = state_->options.strict;
+  if (!comm.is_coordinator()) return begun;
+  state_->end_last();
+  const std::vector<StepInfo> steps = state_->steps_for(step);
+  const StepInfo next = state_->next(step, steps);
+  const Line line = line_of(steps, next);
+  begun->attributes = attributes_of(metrics);
+  begun->attributes.merge(to_attributes(next.lineage));
+  begun->attributes.emplace("step", std::to_string(step));
+  begun->exists_as = state_->other_folder(steps, line);
+  begun->replaces = state_->replaces(steps, line);
+  state_->say_beside(steps, line);
+  state_->find_before(steps, line);
+  begun->before = state_->before;
+  begun->before_name = fmt::format("step {}", state_->before_step);
+  return begun;
+}
+
+void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
+  state_->last = step;
+  state_->is_last_saved = true;
+  state_->begun = std::move(begun);
+}
+
+void ManagedRun::failed() {
+  state_->end_last();  // the one before may have become durable
+  state_->is_last_saved = false;
+  state_->before = nullptr;
+}
+
+void ManagedRun::prune_after(uint64_t step) {
+  if (state_->pruning) state_->pruning->get().after(step);
+}
+
+void ManagedRun::wait() {
+  if (state_->pruning) state_->pruning->get().wait();
+}
+
+std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
+                                                     std::optional<uint64_t> step, bool fallback,
+                                                     Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto decide = [&]() -> std::optional<Chosen> {
+    if (step) return chosen_of(expect_durable(run, *step));
+    const std::vector<std::string> damaged(state_->lost.begin(), state_->lost.end());
+    std::vector<std::string> lost;
+    const auto found = run.newest(fallback, damaged, &lost);
+    if (!found) return std::nullopt;
+    const std::vector<StepInfo> steps = run.list_lineages();
+    state_->say_beside(steps, line_of(steps, *found));
+    return chosen_of(*found, std::move(lost));
+  };
+  const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
+                               {"fallback", fallback ? "true" : "false"}};
+  return decode_choice(
+      compared(run, comm, kChoice, deadline, terms, [&] { return encode_choice(decide()); }));
+}
+
+std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& comm,
+                                                           const Chosen& failed,
+                                                           const std::string& problem,
+                                                           bool fallback, Deadline deadline) {
+  const RunDirectory& run = state_->directory;
+  const auto decide = [&]() -> std::optional<Chosen> {
+    const std::vector<StepInfo> listed = run.list();
+    const bool stands = std::any_of(listed.begin(), listed.end(),
+                                    [&](const StepInfo& each) { return each.name == failed.name; });
+    if (stands && !fallback) return std::nullopt;
+    std::vector<std::string> damaged(state_->lost.begin(), state_->lost.end());
+    damaged.insert(damaged.end(), failed.lost.begin(), failed.lost.end());
+    damaged.push_back(failed.name);
+    std::vector<std::string> lost = failed.lost;
+    const auto found = run.newest(fallback, damaged, &lost);
+    if (!found) return std::nullopt;
+    if (stands) lost.push_back(failed.name);
+    const Chosen chosen = chosen_of(*found, std::move(lost));
+    if (!stands) return chosen;
+    log(LogLevel::kWarning,
+        fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is lost, "
+                    "in {}",
+                    failed.name, problem, found->name,
+                    counted(std::max(failed.step, found->step) - found->step, "step"),
+                    run.location().describe()));
+    return chosen;
+  };
+  return decode_choice(
+      decided_by_rank_0(comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
+}
+
+void ManagedRun::restored(const Chosen& chosen) {
+  state_->lost.insert(chosen.lost.begin(), chosen.lost.end());
+  state_->last = chosen.step;
+  state_->is_last_saved = false;
+  state_->begun = nullptr;
+  state_->before = nullptr;
+  state_->lineage = chosen.lineage;
+  state_->lineage.parent = StepId{chosen.step, chosen.save_id};
+  if (chosen.lineage.run.empty()) state_->lineage.after = chosen.step;
+}
+
+}  // namespace tilestone

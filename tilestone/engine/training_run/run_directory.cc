@@ -1,0 +1,319 @@
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <functional>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/look_around_internal.h"
+#include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/training_run/look_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/index.h"
+
+namespace tilestone {
+namespace {
+
+constexpr std::string_view kMetricPrefix = "metric.";
+
+// How much of the run is lost if it continues from `found` and not from the newest step.
+std::string lost_text(const std::vector<StepInfo>& damaged, const std::optional<StepInfo>& found) {
+  std::string text;
+  for (const StepInfo& each : damaged) {
+    text += fmt::format("{}{} is damaged ({})", text.empty() ? "" : "; ", each.name, each.problem);
+  }
+  if (!found) return text + "; there is no older checkpoint that it continues";
+  const uint64_t newest = std::max(damaged.front().step, found->step);
+  return text + fmt::format("; the run continues from {}, so what it did in {} is lost",
+                            found->name, counted(newest - found->step, "step"));
+}
+
+// The error about the files of a run's newest step, which does not name the step itself.
+Error about_newest(const Error& error, const std::string& name) {
+  const char* const state = error.code() == ErrorCode::kIo ? "can't be read" : "is damaged";
+  return error.with_message(fmt::format("{} {}: {}", name, state, error.message()))
+      .with_advice({"restore with fallback continues from the newest intact step"});
+}
+
+// A directory without steps is taken for that of a run that begins. It may be a wrong one.
+void warn_of_other_checkpoints(const Location& location) {
+  Storage& storage = location.storage();
+  if (engine::may_be_checkpoint(storage)) {
+    return log(LogLevel::kWarning,
+               fmt::format("{} is a checkpoint itself, and has no folder of a step: the run's "
+                           "directory is the one that holds the steps",
+                           location.describe()));
+  }
+  const std::vector<std::string> others = engine::checkpoints_below(storage);
+  if (others.empty()) return;
+  log(LogLevel::kWarning,
+      fmt::format("{} has no folder of a step, but {} like {}: do the steps have another name?",
+                  location.describe(), counted(others.size(), "checkpoint"), others.back()));
+}
+
+// Whether the name, which is not a directory's, is that of a link to one. It may lead out of the
+// run's directory. A FIFO, a link to a file and a loop of links are none.
+bool is_linked_folder(const Location& location) {
+  try {
+    location.storage().list_directories();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNotFound) return false;
+    return error.sys_errno() != ENOTDIR && error.sys_errno() != ELOOP;
+  }
+}
+
+bool has_folder(const RunDirectory& run, const std::string& name) {
+  const std::vector<StepInfo> listed = run.list();
+  return std::any_of(listed.begin(), listed.end(),
+                     [&](const StepInfo& each) { return each.name == name; });
+}
+
+using Names = std::vector<std::string>;
+
+bool is_among(const Names& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Looks at the steps that a run may continue from, in the order in which they count, until `take`
+// returns true: the line with the highest ordinal, the newest step first. A step that is no
+// checkpoint does not count. After a damaged one, also one of `damaged`, at which nobody looks,
+// only those follow that it continues.
+void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& damaged,
+            const std::function<bool(const engine::Look&)>& take) {
+  while (const StepInfo* tip = tip_of(steps)) {
+    const auto at = steps.begin() + (tip - steps.data());
+    bool is_damaged = is_among(damaged, at->name);
+    if (!is_damaged) {
+      engine::Look seen = engine::look_at(run.at(at->name).shared(), *at);
+      if (seen.info.state == StepState::kDurable && seen.info.lineage != at->lineage) {
+        *at = std::move(seen.info);  // a killed save had left a manifest beside the checkpoint's
+        continue;
+      }
+      const bool is_gone = seen.error && !has_folder(run, at->name);  // removed meanwhile
+      if (!is_gone && take(seen)) return;
+      is_damaged = seen.error && !is_gone;
+    }
+    if (is_damaged) {
+      std::vector<StepInfo> rest;
+      const Line line = line_of(steps, *at);
+      for (size_t i = 1; i < line.size(); ++i) rest.push_back(*line[i]);
+      steps = std::move(rest);
+    } else {
+      steps.erase(at);
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(StepState state) {
+  static constexpr std::string_view kNames[] = {"durable", "unfinished", "damaged", "foreign"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+std::map<std::string, std::string> attributes_of(const std::map<std::string, double>& metrics) {
+  std::map<std::string, std::string> attributes;
+  for (const auto& [name, value] : metrics) {
+    if (name.empty()) {
+      throw Error(ErrorCode::kInvalidArgument, "the name of a metric is empty");
+    }
+    attributes.emplace(std::string(kMetricPrefix) + name, fmt::format("{}", value));
+  }
+  return attributes;
+}
+
+std::map<std::string, double> metrics_of(const std::map<std::string, std::string>& attributes) {
+  std::map<std::string, double> metrics;
+  for (const auto& [name, text] : attributes) {
+    if (!name.starts_with(kMetricPrefix)) continue;
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size()) {
+      metrics.emplace(name.substr(kMetricPrefix.size()), value);
+    }
+  }
+  return metrics;
+}
+
+Inventory inventory_of(const Location& location) {
+  engine::Found found = engine::find_checkpoint(location.shared(), nullptr);
+  const engine::Opened opened = engine::open_description(std::move(found.description), nullptr);
+  std::vector<std::vector<std::string>> files;
+  if (opened.manifest) {
+    for (const Receipt& receipt : opened.manifest->receipts) {
+      files.emplace_back();
+      for (const ReceiptFile& file : receipt.files) files.back().push_back(file.name);
+    }
+  }
+  Inventory inventory = inventory_of(opened.metadata, files);
+  if (opened.dialect->common_object().empty()) return inventory;
+  try {
+    if (const auto common = Checkpoint::open(location).common()) add_common(inventory, *common);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("the common state is not compared: ") + error.what());
+  }
+  return inventory;
+}
+
+RunDirectory::RunDirectory(Location location, const std::string& pattern)
+    : location_(std::move(location)), names_(pattern) {}
+
+Location RunDirectory::at(const std::string& name) const { return location_.within(name); }
+
+std::vector<StepInfo> RunDirectory::list() const {
+  std::vector<StepInfo> found;
+  Storage& storage = location_.storage();
+  const auto note = [&](const std::string& name, bool is_link) {
+    const auto step = names_.step_of(name);
+    if (step && (!is_link || is_linked_folder(at(name)))) {
+      found.push_back({.step = *step, .name = name, .is_link = is_link});
+    }
+  };
+  for (const std::string& name : storage.list_directories()) note(name, false);
+  for (const std::string& name : storage.list_files()) note(name, true);
+  std::sort(found.begin(), found.end(), [&](const StepInfo& a, const StepInfo& b) {
+    if (a.step != b.step) return a.step < b.step;
+    const std::string own = names_.name_of(a.step);
+    return a.name == own || b.name == own ? b.name == own : a.name < b.name;
+  });
+  return found;
+}
+
+std::vector<StepInfo> RunDirectory::steps() const {
+  std::vector<StepInfo> found;
+  for (const StepInfo& listed : list()) found.push_back(look(listed));
+  return found;
+}
+
+StepInfo RunDirectory::look(const StepInfo& listed) const {
+  return engine::look_at(at(listed.name).shared(), listed).info;
+}
+
+std::string RunDirectory::name_of(uint64_t step) const {
+  std::string name = names_.name_of(step);
+  for (const StepInfo& listed : list()) {
+    if (listed.step == step) name = listed.name;
+  }
+  return name;
+}
+
+std::optional<StepInfo> RunDirectory::find(uint64_t step) const {
+  std::optional<StepInfo> found;
+  for (const StepInfo& listed : list()) {
+    if (listed.step == step) found = listed;
+  }
+  return found ? std::optional(look(*found)) : std::nullopt;
+}
+
+namespace {
+
+// What RunDirectory::newest finds.
+class Newest {
+ public:
+  Newest(const RunDirectory& run, bool fallback) : run_(run), fallback_(fallback) {}
+
+  bool take(const engine::Look& seen) {
+    if (seen.info.state == StepState::kDurable) {
+      found_ = seen.info;
+    } else if (!seen.error) {
+      log(LogLevel::kWarning,
+          fmt::format("{} in {} is skipped: it is {} ({})", seen.info.name,
+                      run_.location().describe(), to_string(seen.info.state), seen.info.problem));
+    } else {
+      // Whether the step is damaged is not known if it can't be read at all.
+      if (!fallback_ || seen.error->code() == ErrorCode::kIo) {
+        throw about_newest(*seen.error, seen.info.name);
+      }
+      damaged_.push_back(seen.info);
+    }
+    return found_.has_value();
+  }
+
+  // Takes those above the found step of which it is not known whether they are of its line, because
+  // they are no checkpoints yet, or because their manifests can't be read.
+  void take_unknown(const std::vector<StepInfo>& steps, const Names& damaged) {
+    if (!found_ || found_->lineage.run.empty()) return;
+    const StepInfo found = *found_;
+    for (auto each = steps.rbegin(); each != steps.rend() && each->step > found.step; ++each) {
+      if (!each->lineage.run.empty() || is_among(damaged, each->name)) continue;
+      const auto storage = run_.at(each->name).shared();
+      if (each->state != StepState::kDamaged && engine::may_be_checkpoint(*storage)) continue;
+      const engine::Look seen = engine::look_at(storage, *each);
+      const bool is_checkpoint =
+          seen.info.state == StepState::kDurable || (seen.error && !has_folder(run_, each->name));
+      if (!is_checkpoint) take(seen);
+    }
+  }
+
+  // `lost`: receives the names of damaged steps.
+  std::optional<StepInfo> result(std::vector<std::string>* lost) const {
+    if (damaged_.empty()) return found_;
+    const std::string text = lost_text(damaged_, found_) + ", in " + run_.location().describe();
+    if (!found_) {
+      throw Error(ErrorCode::kCorrupt, text)
+          .with_hint("a restore that names a step takes it, whatever its line");
+    }
+    log(LogLevel::kWarning, text);
+    for (const StepInfo& each : damaged_) {
+      if (lost != nullptr) lost->push_back(each.name);
+    }
+    return found_;
+  }
+
+ private:
+  const RunDirectory& run_;
+  bool fallback_;
+  std::vector<StepInfo> damaged_;
+  std::optional<StepInfo> found_;
+};
+
+}  // namespace
+
+std::vector<StepInfo> RunDirectory::list_lineages() const {
+  std::vector<StepInfo> listed = list();
+  for (StepInfo& each : listed) engine::read_lineage(at(each.name).storage(), each);
+  return listed;
+}
+
+std::optional<StepInfo> RunDirectory::newest(bool fallback, const Names& damaged,
+                                             Names* lost) const {
+  const std::vector<StepInfo> steps = list_lineages();
+  if (steps.empty()) warn_of_other_checkpoints(location_);
+  Newest newest(*this, fallback);
+  follow(*this, steps, damaged, [&](const engine::Look& seen) { return newest.take(seen); });
+  newest.take_unknown(steps, damaged);
+  return newest.result(lost);
+}
+
+std::optional<uint64_t> RunDirectory::latest() const {
+  std::optional<uint64_t> found;
+  follow(*this, list_lineages(), {}, [&](const engine::Look& seen) {
+    if (seen.info.state == StepState::kDurable) found = seen.info.step;
+    return found.has_value();
+  });
+  return found;
+}
+
+std::optional<uint64_t> RunDirectory::best(const Best& best) const {
+  std::vector<StepInfo> durable = steps();
+  std::erase_if(durable, [](const StepInfo& info) { return info.state != StepState::kDurable; });
+  const StepInfo* tip = tip_of(durable);
+  if (tip == nullptr) return std::nullopt;
+  const std::vector<uint64_t> found = best_steps(line_of(durable, *tip), best);
+  return found.empty() ? std::nullopt : std::optional(found.front());
+}
+
+bool is_run_directory(const RunDirectory& run) {
+  return !run.list().empty() && !engine::may_be_checkpoint(run.location().storage());
+}
+
+}  // namespace tilestone

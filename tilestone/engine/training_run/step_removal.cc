@@ -1,0 +1,284 @@
+// How the steps of a run are removed.
+//
+//  1. The lock of the step's folder is taken, so that no save, repair or other removal works there.
+//     If the folder has been renamed meanwhile, another process has removed the step.
+//  2. The folder is renamed to ".NAME.tilestone-ID", in one step. From then on there is no such
+//     step. The rename is durable before step 3.
+//  3. The lock is released and the hidden folder is removed like the directory of any dead save: by
+//     whoever takes its lock, the files of the index first.
+//
+// A crash before the rename changes nothing but the lock file; after it, the folder is a leftover
+// that gc, the next save of that step and the next pruning find. Two processes that remove the same
+// step: one rename wins, the other process finds the name gone.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/engine/training_run/look_internal.h"
+#include "tilestone/format/index.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone {
+namespace {
+
+using engine::kLockName;
+
+void log_kept(const std::string& name, Storage& run, const std::string& why) {
+  log(LogLevel::kWarning, fmt::format("{} in {} is not removed: {}", name, run.describe(), why));
+}
+
+bool is_directory(Storage& run, const std::string& name) {
+  return contains_name(run.list_directories(name), name);
+}
+
+// The removal of one step's folder.
+class StepRemoval {
+ public:
+  StepRemoval(std::shared_ptr<Storage> run, std::string name)
+      : run_(std::move(run)), name_(std::move(name)), folder_(run_->child(name_)) {}
+
+  // `may_go`: asked under the lock.
+  Removed run(const std::function<bool(Storage& folder)>& may_go) {
+    if (!is_directory(*run_, name_)) return not_a_directory();
+    bool renamed = false;
+    try {
+      if (const auto ended = acquire_lock()) return *ended;
+      if (!may_go(*held_)) return Removed::kNot;
+      const std::string id = engine::random_save_id();
+      run_->rename_directory(name_, engine::sibling_name(name_, id));
+      renamed = true;
+      lock_.reset();
+      engine::Siblings(*folder_).remove_dead({engine::sibling_name(name_, id), id});
+    } catch (const Error& error) {
+      if (!renamed && error.code() == ErrorCode::kNotFound) return Removed::kByOther;
+      // After the rename, another process may have removed the files too.
+      if (error.code() != ErrorCode::kNotFound) log_kept(name_, *run_, error.what());
+      if (!renamed) return Removed::kNot;
+    }
+    return Removed::kNow;
+  }
+
+ private:
+  Removed not_a_directory() {
+    try {
+      if (!run_->stat(name_)) return Removed::kByOther;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsafe) throw;
+    }
+    log_kept(name_, *run_, "it is a symbolic link");
+    return Removed::kNot;
+  }
+
+  // Nothing is made in a directory that another process has renamed or removed: it is held.
+  std::optional<Removed> acquire_lock() {
+    held_ = folder_->held();
+    try {
+      lock_ = engine::try_lock_location(*held_);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      return std::nullopt;  // there are no locks here: the rename alone decides
+    }
+    if (!held_->stands()) return Removed::kByOther;
+    if (lock_ != nullptr) return std::nullopt;
+    log_kept(name_, *run_, "it is in use: a save, a repair or a removal is under way there");
+    return Removed::kNot;
+  }
+
+  std::shared_ptr<Storage> run_;
+  std::string name_;
+  std::shared_ptr<Storage> folder_;
+  std::shared_ptr<Storage> held_;
+  std::unique_ptr<StorageLock> lock_;
+};
+
+bool has_no_files_but_lock(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  return std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == kLockName; });
+}
+
+// Whether all files of saves there are of saves that began there. Then they are no checkpoint that
+// was copied there without its hidden files. A save that was killed between its manifest and its
+// index leaves what looks like a checkpoint that has lost its index; that may go once a newer step
+// is durable.
+bool all_began_here(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  const engine::Notes notes = engine::read_notes(folder, names);
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    const auto own = engine::parse_tilestone_name(name);
+    return !own || notes.begun.contains(own->save_id);
+  });
+}
+
+// Whether a save that began there has ended before it removed what it had replaced.
+bool has_note(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    const auto own = engine::parse_tilestone_name(name);
+    return own && own->kind == engine::kNoteKind;
+  });
+}
+
+double seconds_now() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// Runs `work`, and logs its failure.
+void or_log(const std::string& what, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, what + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+Removed RunDirectory::remove(const std::string& name) const {
+  return StepRemoval(location_.shared(), name).run([](Storage&) { return true; });
+}
+
+// The names whose hidden folders exist.
+std::set<std::string> RunDirectory::hidden() const {
+  std::set<std::string> names;
+  for (const std::string& name : location_.storage().list_directories(".")) {
+    const auto sibling = engine::parse_sibling_name(name);
+    if (sibling && names_.step_of(sibling->location)) names.insert(sibling->location);
+  }
+  return names;
+}
+
+// A save that begins there meanwhile holds the lock, or has found the folder gone and fails.
+void RunDirectory::remove_unfinished(const std::string& name) const {
+  const Location step = at(name);
+  if (!step.storage().list().empty()) {
+    tilestone::remove_leftovers(step, all_began_here(step.storage()));
+  }
+  if (!has_no_files_but_lock(step.storage())) return;
+  StepRemoval(location_.shared(), name).run(has_no_files_but_lock);
+}
+
+void RunDirectory::remove_replaced(const std::string& name) const {
+  or_log("files that the checkpoint " + name + " does not need stay in " + location_.describe(),
+         [&] {
+           const Location step = at(name);
+           if (has_note(step.storage())) tilestone::remove_leftovers(step);
+         });
+}
+
+void RunDirectory::remove_remains(uint64_t below) const {
+  const std::string where = " in " + location_.describe() + " stays";
+  for (const std::string& name : hidden()) {
+    or_log("a removed folder of " + name + where, [&] {
+      const auto folder = location_.storage().child(name);
+      const engine::Siblings siblings(*folder);
+      for (const engine::Sibling& sibling : siblings.find()) siblings.remove_dead(sibling);
+    });
+  }
+  for (const StepInfo& listed : list()) {
+    if (listed.step >= below || listed.is_link) continue;
+    or_log("the unfinished " + listed.name + where, [&] {
+      if (!engine::may_be_checkpoint(at(listed.name).storage())) remove_unfinished(listed.name);
+    });
+  }
+}
+
+std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo>& known) const {
+  std::vector<StepInfo> durable;
+  std::map<std::string, StepInfo> still;
+  for (const StepInfo& listed : list_lineages()) {
+    const auto found = known.find(listed.name);
+    // A step may have been saved anew. Another program's checkpoint has no manifest.
+    const bool is_known =
+        found != known.end() && (listed.save_id.empty() || listed.save_id == found->second.save_id);
+    StepInfo info = is_known ? found->second : look(listed);
+    if (info.state != StepState::kDurable) continue;
+    still.emplace(info.name, info);
+    durable.push_back(std::move(info));
+  }
+  known = std::move(still);
+  return durable;
+}
+
+// Unless it was saved anew since it was looked at.
+Removed RunDirectory::remove_seen(const StepInfo& seen) const {
+  return StepRemoval(location_.shared(), seen.name).run([&](Storage& folder) {
+    StepInfo now;
+    engine::read_lineage(folder, now);
+    return now.save_id.empty() || !may_have_manifest(seen.save_id) ||
+           folder.stat(manifest_name(seen.save_id)).has_value();
+  });
+}
+
+std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
+                                          std::map<std::string, StepInfo>& known) const {
+  std::vector<uint64_t> removed;
+  or_log("older steps in " + location_.describe() + " stay", [&] {
+    check_keep(keep);
+    const auto newest = find(saved);
+    if (!newest || newest->state != StepState::kDurable) {
+      throw Error(ErrorCode::kNotFound,
+                  fmt::format("step {} is not durable ({})", saved,
+                              newest ? newest->problem : std::string("it has no folder")));
+    }
+    known.insert_or_assign(newest->name, *newest);
+    // Another process may have saved it, and died before its last sync.
+    at(newest->name).storage().sync_directory("");
+    location_.storage().sync_directory("");
+    const std::map<std::string, StepInfo> before = known;
+    const std::vector<StepInfo> durable = durable_steps(known);
+    const auto tip = std::find_if(durable.begin(), durable.end(),
+                                  [&](const StepInfo& each) { return each.name == newest->name; });
+    if (tip == durable.end()) return;  // it was removed meanwhile
+    const auto superseded = steps_to_prune(durable, *tip, keep, seconds_now());
+    for (const StepInfo& info : durable) {
+      if (std::find(superseded.begin(), superseded.end(), &info) != superseded.end()) {
+        if (remove_seen(info) == Removed::kNow) removed.push_back(info.step);
+      } else if (!before.contains(info.name) && !info.is_link) {
+        remove_replaced(info.name);
+      }
+    }
+    remove_remains(saved);
+  });
+  return removed;
+}
+
+std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
+  std::set<std::string> names = hidden();
+  for (const StepInfo& listed : list()) names.insert(listed.name);
+  const uint64_t newest = latest().value_or(0);
+  std::vector<Leftover> found;
+  for (const std::string& name : names) {
+    or_log("the leftovers of " + name + " are not known", [&] {
+      const Location step = at(name);
+      if (step.storage().list().empty() && !hidden().contains(name)) return;
+      const bool superseded = names_.step_of(name) < newest;
+      const bool all = force || (superseded && all_began_here(step.storage()));
+      for (Leftover& file :
+           remove ? tilestone::remove_leftovers(step, all) : tilestone::find_leftovers(step, all)) {
+        file.name = file.name.starts_with("../") ? file.name.substr(3) : name + "/" + file.name;
+        found.push_back(std::move(file));
+      }
+    });
+  }
+  return found;
+}
+
+std::vector<Leftover> RunDirectory::find_leftovers(bool force) const {
+  return leftovers(false, force);
+}
+
+std::vector<Leftover> RunDirectory::remove_leftovers(bool force) const {
+  return leftovers(true, force);
+}
+
+}  // namespace tilestone
