@@ -3,26 +3,37 @@
 #pragma once
 // clang-format off
 
+#include <type_traits>
+
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone {
 
-// Calls visit(name, field, mask) for each field. Ranks compare it when they save (1) or load (2).
+// FieldsOf<Options>::each(visit) calls visit(name, field, Compared()) for each field.
 template <typename Options>
 struct FieldsOf;
+template <typename Options>
+concept HasFields = requires { sizeof(FieldsOf<Options>); };
+
+// Whether ranks compare a field when they save (1) or load (2).
+template <int mask>
+using Compared = std::integral_constant<int, mask>;
+
 template <typename Enum>
 struct WordsOf;
+template <typename Enum>
+concept HasWords = requires { sizeof(WordsOf<Enum>); };
 
 template <>
 struct FieldsOf<ByFiles> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("rank", &ByFiles::rank, 0);
-    visit("world_size", &ByFiles::world_size, 0);
-    visit("token", &ByFiles::token, 0);
-    visit("number", &ByFiles::number, 0);
-    visit("wait", &ByFiles::wait, 0);
-    visit("torch_rank_local", &ByFiles::torch_rank_local, 0);
+    visit("rank", &ByFiles::rank, Compared<0>());
+    visit("world_size", &ByFiles::world_size, Compared<0>());
+    visit("token", &ByFiles::token, Compared<0>());
+    visit("number", &ByFiles::number, Compared<0>());
+    visit("wait", &ByFiles::wait, Compared<0>());
+    visit("torch_rank_local", &ByFiles::torch_rank_local, Compared<0>());
   }
 };
 
@@ -30,8 +41,8 @@ template <>
 struct FieldsOf<LocalCopies> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("group", &LocalCopies::group, 0);
-    visit("max_bytes", &LocalCopies::max_bytes, 0);
+    visit("group", &LocalCopies::group, Compared<0>());
+    visit("max_bytes", &LocalCopies::max_bytes, Compared<0>());
   }
 };
 
@@ -44,9 +55,9 @@ template <>
 struct FieldsOf<Checks> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("access", &Checks::access, 3);
-    visit("common_differs", &Checks::common_differs, 1);
-    visit("checksums", &Checks::checksums, 2);
+    visit("access", &Checks::access, Compared<3>());
+    visit("common_differs", &Checks::common_differs, Compared<1>());
+    visit("checksums", &Checks::checksums, Compared<2>());
   }
 };
 
@@ -59,10 +70,10 @@ template <>
 struct FieldsOf<Differences> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("not_in_checkpoint", &Differences::not_in_checkpoint, 3);
-    visit("not_requested", &Differences::not_requested, 3);
-    visit("other_shape", &Differences::other_shape, 3);
-    visit("report", &Differences::report, 0);
+    visit("not_in_checkpoint", &Differences::not_in_checkpoint, Compared<3>());
+    visit("not_requested", &Differences::not_requested, Compared<3>());
+    visit("other_shape", &Differences::other_shape, Compared<3>());
+    visit("report", &Differences::report, Compared<0>());
   }
 };
 
@@ -75,9 +86,9 @@ template <>
 struct FieldsOf<Reading> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("two_phase", &Reading::two_phase, 3);
-    visit("cache", &Reading::cache, 0);
-    visit("follow_links", &Reading::follow_links, 0);
+    visit("two_phase", &Reading::two_phase, Compared<3>());
+    visit("cache", &Reading::cache, Compared<0>());
+    visit("follow_links", &Reading::follow_links, Compared<0>());
   }
 };
 
@@ -85,9 +96,9 @@ template <>
 struct FieldsOf<Resources> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("threads", &Resources::threads, 0);
-    visit("buffer_bytes", &Resources::buffer_bytes, 0);
-    visit("files_per_rank", &Resources::files_per_rank, 0);
+    visit("threads", &Resources::threads, Compared<0>());
+    visit("buffer_bytes", &Resources::buffer_bytes, Compared<0>());
+    visit("files_per_rank", &Resources::files_per_rank, Compared<0>());
   }
 };
 
@@ -95,23 +106,23 @@ template <>
 struct FieldsOf<SaveOptions> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("comm", &SaveOptions::comm, 0);
-    visit("format", &SaveOptions::format, 3);
-    visit("dialect", &SaveOptions::dialect, 3);
-    visit("by_files", &SaveOptions::by_files, 0);
-    visit("overwrite", &SaveOptions::overwrite, 3);
-    visit("checks", &SaveOptions::checks, 0);
-    visit("copies", &SaveOptions::copies, 0);
-    visit("resources", &SaveOptions::resources, 0);
-    visit("timeout", &SaveOptions::timeout, 0);
-    visit("tp_replica_names", &SaveOptions::tp_replica_names, 3);
-    visit("separation_hint", &SaveOptions::separation_hint, 0);
-    visit("verify_integrity", &SaveOptions::verify_integrity, 3);
-    visit("attributes", &SaveOptions::attributes, 3);
-    visit("tensor_attributes", &SaveOptions::tensor_attributes, 0);
-    visit("step", &SaveOptions::step, 0);
-    visit("progress", &SaveOptions::progress, 0);
-    visit("interrupt", &SaveOptions::interrupt, 0);
+    visit("comm", &SaveOptions::comm, Compared<0>());
+    visit("format", &SaveOptions::format, Compared<3>());
+    visit("dialect", &SaveOptions::dialect, Compared<3>());
+    visit("by_files", &SaveOptions::by_files, Compared<0>());
+    visit("overwrite", &SaveOptions::overwrite, Compared<3>());
+    visit("checks", &SaveOptions::checks, Compared<0>());
+    visit("copies", &SaveOptions::copies, Compared<0>());
+    visit("resources", &SaveOptions::resources, Compared<0>());
+    visit("timeout", &SaveOptions::timeout, Compared<0>());
+    visit("tp_replica_names", &SaveOptions::tp_replica_names, Compared<3>());
+    visit("separation_hint", &SaveOptions::separation_hint, Compared<0>());
+    visit("verify_integrity", &SaveOptions::verify_integrity, Compared<3>());
+    visit("attributes", &SaveOptions::attributes, Compared<3>());
+    visit("tensor_attributes", &SaveOptions::tensor_attributes, Compared<0>());
+    visit("step", &SaveOptions::step, Compared<0>());
+    visit("progress", &SaveOptions::progress, Compared<0>());
+    visit("interrupt", &SaveOptions::interrupt, Compared<0>());
   }
 };
 
@@ -129,9 +140,9 @@ template <>
 struct FieldsOf<AsyncOptions> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("on_error", &AsyncOptions::on_error, 0);
-    visit("in_flight", &AsyncOptions::in_flight, 0);
-    visit("max_staged_bytes", &AsyncOptions::max_staged_bytes, 0);
+    visit("on_error", &AsyncOptions::on_error, Compared<0>());
+    visit("in_flight", &AsyncOptions::in_flight, Compared<0>());
+    visit("max_staged_bytes", &AsyncOptions::max_staged_bytes, Compared<0>());
   }
 };
 
@@ -139,27 +150,27 @@ template <>
 struct FieldsOf<LoadOptions> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("comm", &LoadOptions::comm, 0);
-    visit("own_rank", &LoadOptions::own_rank, 0);
-    visit("format", &LoadOptions::format, 3);
-    visit("unmarked", &LoadOptions::unmarked, 3);
-    visit("cast", &LoadOptions::cast, 0);
-    visit("differences", &LoadOptions::differences, 0);
-    visit("checks", &LoadOptions::checks, 0);
-    visit("reading", &LoadOptions::reading, 0);
-    visit("resources", &LoadOptions::resources, 0);
-    visit("timeout", &LoadOptions::timeout, 0);
-    visit("rename", &LoadOptions::rename, 0);
-    visit("subtrees", &LoadOptions::subtrees, 0);
-    visit("fill_empty", &LoadOptions::fill_empty, 0);
-    visit("unmade", &LoadOptions::unmade, 0);
-    visit("kept_empty", &LoadOptions::kept_empty, 0);
-    visit("complete", &LoadOptions::complete, 0);
-    visit("sharded_only", &LoadOptions::sharded_only, 3);
-    visit("objects_by_grid", &LoadOptions::objects_by_grid, 3);
-    visit("log_report", &LoadOptions::log_report, 0);
-    visit("progress", &LoadOptions::progress, 0);
-    visit("interrupt", &LoadOptions::interrupt, 0);
+    visit("comm", &LoadOptions::comm, Compared<0>());
+    visit("own_rank", &LoadOptions::own_rank, Compared<0>());
+    visit("format", &LoadOptions::format, Compared<3>());
+    visit("unmarked", &LoadOptions::unmarked, Compared<3>());
+    visit("cast", &LoadOptions::cast, Compared<0>());
+    visit("differences", &LoadOptions::differences, Compared<0>());
+    visit("checks", &LoadOptions::checks, Compared<0>());
+    visit("reading", &LoadOptions::reading, Compared<0>());
+    visit("resources", &LoadOptions::resources, Compared<0>());
+    visit("timeout", &LoadOptions::timeout, Compared<0>());
+    visit("rename", &LoadOptions::rename, Compared<0>());
+    visit("subtrees", &LoadOptions::subtrees, Compared<0>());
+    visit("fill_empty", &LoadOptions::fill_empty, Compared<0>());
+    visit("unmade", &LoadOptions::unmade, Compared<0>());
+    visit("kept_empty", &LoadOptions::kept_empty, Compared<0>());
+    visit("complete", &LoadOptions::complete, Compared<0>());
+    visit("sharded_only", &LoadOptions::sharded_only, Compared<3>());
+    visit("objects_by_grid", &LoadOptions::objects_by_grid, Compared<3>());
+    visit("log_report", &LoadOptions::log_report, Compared<0>());
+    visit("progress", &LoadOptions::progress, Compared<0>());
+    visit("interrupt", &LoadOptions::interrupt, Compared<0>());
   }
 };
 
@@ -167,12 +178,12 @@ template <>
 struct FieldsOf<OpenOptions> {
   template <typename Visit>
   static void each(const Visit& visit) {
-    visit("format", &OpenOptions::format, 0);
-    visit("unmarked", &OpenOptions::unmarked, 0);
-    visit("checks", &OpenOptions::checks, 0);
-    visit("reading", &OpenOptions::reading, 0);
-    visit("resources", &OpenOptions::resources, 0);
-    visit("interrupt", &OpenOptions::interrupt, 0);
+    visit("format", &OpenOptions::format, Compared<0>());
+    visit("unmarked", &OpenOptions::unmarked, Compared<0>());
+    visit("checks", &OpenOptions::checks, Compared<0>());
+    visit("reading", &OpenOptions::reading, Compared<0>());
+    visit("resources", &OpenOptions::resources, Compared<0>());
+    visit("interrupt", &OpenOptions::interrupt, Compared<0>());
   }
 };
 

@@ -334,13 +334,11 @@ struct AsyncOptions {
   // logs it and saves. With kWarn, a failure of the storage or of another rank before the call
   // returns (StorageError, NotFoundError, TimeoutError, RankFailedError) is not raised either: it
   // is logged, and is the result of the save. A state or an option that can't be saved is always an
-  // error. With a communicator it must be equal on
-  // all ranks.
+  // error. With a communicator it must be equal on all ranks.
   OnError on_error = OnError::kRaise;
   // What happens if the previous save has not ended on some rank. kWait: wait for it. kFail:
   // Error(kAlreadyExists) on every rank. kSkip: save nothing, on every rank (AsyncSave::skipped);
-  // not possible by files. With a communicator it must be equal on
-  // all ranks.
+  // not possible by files. With a communicator it must be equal on all ranks.
   InFlight in_flight = InFlight::kWait;
   // The most memory that this rank uses for copies of arrays, in bytes. Arrays that do not fit are
   // written before the call returns. nullopt: all are copied. Not possible by files.
