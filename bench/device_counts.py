@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import tilestone
-from tilestone._steps import begin_save
+from tilestone._calls.steps import begin_save
 
 MIB = 1 << 20
 HEAD = (
@@ -136,7 +136,7 @@ def stage(state: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    has_lanes = importlib.util.find_spec("tilestone._torch_device") is not None
+    has_lanes = importlib.util.find_spec("tilestone._torch.devices") is not None
     device = CountedByLane() if has_lanes else CountedOutside()
     large = {f"t{i}": torch.rand(4 * MIB) for i in range(8)}  # 16 MiB each
     small = {f"s{i}": torch.rand(10) for i in range(1000)}

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.distributed import HashStore
 
-from tilestone._torch_arrivals import Arrivals
-from tilestone._torch_comm import TorchCommunicator
-from tilestone._torch_group import Shared
-from tilestone._torch_transfer import Transfer
+from tilestone._torch.arrivals import Arrivals
+from tilestone._torch.comm import TorchCommunicator
+from tilestone._torch.group import Shared
+from tilestone._torch.transfer import Transfer
 
 PEERS = 16
 MESSAGE = b"x" * 100

@@ -110,9 +110,10 @@ class CheckIncludesTest(unittest.TestCase):
         self.assert_violation(
             {
                 "python/tilestone/__init__.py": "",
-                "python/tilestone/_opaque.py": "from tilestone import _plain_types\n",
-                "python/tilestone/_plain_types.py": "from typing import TYPE_CHECKING\n"
-                "if TYPE_CHECKING:\n    from tilestone._opaque import Opaque\n",
+                "python/tilestone/_torch/__init__.py": "",
+                "python/tilestone/_torch/opaque.py": "from tilestone._torch import plain\n",
+                "python/tilestone/_torch/plain.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from tilestone._torch.opaque import Opaque\n",
                 f"{folder}/__init__.py": "from tilestone.megatron.names import load\n",
                 f"{folder}/names.py": "def load():\n    from tilestone.megatron import names_of\n",
                 f"{folder}/calls.py": "from tilestone.megatron.strategies._shares import share\n",
@@ -121,8 +122,8 @@ class CheckIncludesTest(unittest.TestCase):
                 f"{folder}/strategies/own.py": "import sys\n\n\ndef save():\n"
                 "    from tilestone.megatron import calls\n",
             },
-            "python/tilestone/_plain_types.py:3: imports itself: python/tilestone/_opaque.py -> "
-            "python/tilestone/_plain_types.py -> python/tilestone/_opaque.py",
+            "python/tilestone/_torch/plain.py:3: imports itself: python/tilestone/_torch/opaque.py -> "
+            "python/tilestone/_torch/plain.py -> python/tilestone/_torch/opaque.py",
             f"{folder}/names.py:2: imports itself: {folder}/__init__.py -> {folder}/names.py -> "
             f"{folder}/__init__.py",
             f"{folder}/strategies/own.py:5: imports itself: {folder}/calls.py -> "
@@ -157,40 +158,42 @@ class CheckIncludesTest(unittest.TestCase):
 
     def test_python_modules_import_only_from_rows_above_theirs(self):
         files = {
-            "python/tilestone/__init__.py": "from tilestone._api import load\n",
-            "python/tilestone/_api.py": "import sys\nfrom tilestone import _bridge, _core\n\n"
-            "def load():\n    from tilestone._torch_comm import Comm\n",
-            "python/tilestone/_bridge.py": "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    from tilestone._steps import BegunSave\n"
-            "else:\n    import tilestone._entities\n",
+            "python/tilestone/__init__.py": "from tilestone._training_run.manager import load\n",
+            "python/tilestone/_training_run/manager.py": "import sys\n"
+            "from tilestone import _calls, _core\n\n"
+            "def load():\n    from tilestone._torch.comm import Comm\n",
+            "python/tilestone/_calls/bridge.py": "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    from tilestone._training_run.steps import BegunSave\n"
+            "else:\n    import tilestone._objects.entities\n"
+            "    from tilestone._calls import steps\n",
         }
         self.assertEqual(check(files), (0, []))
 
     def test_python_imports_from_the_same_row_or_below_are_reported_in_functions_too(self):
         self.assert_violation(
             {
-                "python/tilestone/_entities.py": "def view():\n"
-                "    from tilestone import _bridge, _core\n",
-                "python/tilestone/_bridge.py": "import tilestone._api\nimport tilestone\n",
-                "python/tilestone/_numpy.py": "from tilestone import Box\n"
-                "try:\n    from tilestone._entities import ShardedTensor\nexcept ImportError: pass\n",
+                "python/tilestone/_objects/entities.py": "def view():\n"
+                "    from tilestone import _calls, _core\n",
+                "python/tilestone/_calls/bridge.py": "import tilestone._training_run.a\nimport tilestone\n",
+                "python/tilestone/megatron/models.py": "from tilestone import Box\n"
+                "try:\n    from tilestone.dcp.planner import Planner\nexcept ImportError: pass\n",
             },
-            "python/tilestone/_bridge.py:1: _bridge may not import _api",
-            "python/tilestone/_bridge.py:2: _bridge may not import __init__",
-            "python/tilestone/_entities.py:2: _entities may not import _bridge",
-            "python/tilestone/_numpy.py:1: _numpy may not import __init__",
-            "python/tilestone/_numpy.py:3: _numpy may not import _entities",
+            "python/tilestone/_calls/bridge.py:1: _calls may not import _training_run",
+            "python/tilestone/_calls/bridge.py:2: _calls may not import __init__",
+            "python/tilestone/_objects/entities.py:2: _objects may not import _calls",
+            "python/tilestone/megatron/models.py:1: megatron may not import __init__",
+            "python/tilestone/megatron/models.py:3: megatron may not import dcp",
         )
 
     def test_a_python_module_in_no_row_and_a_relative_import_are_reported(self):
         self.assert_violation(
             {
                 "python/tilestone/_new.py": "",
-                "python/tilestone/_api.py": "from tilestone._new import x\nfrom . import _core\n",
+                "python/tilestone/_training_run/a.py": "from tilestone._new import x\nfrom . import _core\n",
             },
-            "python/tilestone/_api.py:1: _new is in no row of the table",
-            'python/tilestone/_api.py:2: ".": use an absolute import',
             "python/tilestone/_new.py:1: _new is in no row of the table of Python modules",
+            "python/tilestone/_training_run/a.py:1: _new is in no row of the table",
+            'python/tilestone/_training_run/a.py:2: ".": use an absolute import',
         )
 
 

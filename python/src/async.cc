@@ -100,7 +100,7 @@ std::vector<std::string> end_saves(double seconds) {
 }
 
 // `watched`: None, or an object with the methods watch(), delay_program(), started() and changed(),
-// see _torch_live.py.
+// see tilestone/_torch/live.py.
 std::shared_ptr<engine::LazyStaging> lazy_with(const nb::object& watched) {
   if (watched.is_none()) return nullptr;
   const auto kept = keep_alive(watched);

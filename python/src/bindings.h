@@ -53,7 +53,7 @@ std::shared_ptr<const void> keep_alive(nb::handle object);
 // The object from which keep_alive made `owner`; an invalid handle for any other owner.
 nb::handle kept_object(const std::shared_ptr<const void>& owner);
 
-// The tilestone._torch_device.DeviceTensor of a Python tensor on a device.
+// The tilestone._torch.devices.DeviceTensor of a Python tensor on a device.
 nb::handle device_object(const TensorView& tensor);
 
 // A node that carries a Python object through the library: an empty tensor that owns the object.
@@ -119,8 +119,8 @@ auto with_gil_here(const std::string& what, Work&& work) {
 
 // ---- Trees ----
 
-// The Python side of one call: a tilestone._bridge.Bridge, whose methods the binding calls. Any
-// thread may copy it; calling a method needs the GIL.
+// The Python side of one call: a tilestone._calls.binding.Bridge, whose methods the binding calls.
+// Any thread may copy it; calling a method needs the GIL.
 class Bridge {
  public:
   explicit Bridge(nb::handle object)

@@ -79,7 +79,7 @@ nb::object call(nb::handle object) {
   return checked(PyObject_VectorcallMethod(name<kName>(), &self, 1, nullptr));
 }
 
-// Attributes with which a tensor says that it is a part of a whole: see tilestone._torch_parts.
+// Attributes with which a tensor says that it is a part of a whole: see tilestone._torch.parts.
 constexpr char kWriteItems[] = "__create_write_items__";
 constexpr char kChunkList[] = "__create_chunk_list__";
 constexpr char kGlobalShape[] = "global_shape";

@@ -31,7 +31,7 @@ class TorchTensors {
 
   // A view of a torch.Tensor or Parameter (not of a subclass) that is dense, on the CPU, of a real
   // dtype, not lazily negated and, for a load, not expanded. nullopt for anything else, which
-  // tilestone._torch_bridge handles or refuses. Error(kInvalidArgument) if the tensor reaches
+  // tilestone._torch.tensors handles or refuses. Error(kInvalidArgument) if the tensor reaches
   // outside its storage.
   std::optional<TensorView> find_view(nb::handle object, bool for_load) const;
 

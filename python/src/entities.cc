@@ -1,5 +1,5 @@
 // The entities of a state dict, as the library gets them. The classes that users see are in
-// tilestone._entities.
+// tilestone._objects.entities.
 #include "python/src/bindings.h"
 
 namespace tilestone::python {

@@ -15,7 +15,7 @@ struct DropReference {
   }
 };
 
-// A tilestone._torch_device.Transfer. What it does runs on the current thread, so that a signal's
+// A tilestone._torch.devices.Transfer. What it does runs on the current thread, so that a signal's
 // handler ends the call and not the copies.
 class PythonTransfer : public DeviceTransfer {
  public:
@@ -45,7 +45,7 @@ class PythonTransfer : public DeviceTransfer {
   const std::string what_;
 };
 
-// A tilestone._torch_device.DeviceTensor, or a box of it.
+// A tilestone._torch.devices.DeviceTensor, or a box of it.
 class PythonDeviceMemory : public DeviceMemory {
  public:
   explicit PythonDeviceMemory(nb::handle object)

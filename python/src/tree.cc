@@ -353,7 +353,7 @@ class TreeMaker {
   // What is not saved leaves a list, which moves the elements after it. That must be the caller's
   // wish: an object of which only this rank holds nothing would move them on this rank alone.
   static void check_keeps_place(nb::handle item, const Path& path) {
-    const nb::module_ parts = nb::module_::import_("tilestone._torch_parts");
+    const nb::module_ parts = nb::module_::import_("tilestone._torch.parts");
     if (!nb::cast<bool>(parts.attr("states_position")(item))) return;
     throw Error(ErrorCode::kInvalidArgument,
                 "this rank holds no part of the tensor and can't know its shape, so the object "
@@ -569,7 +569,7 @@ class TreeReader {
   const Bridge& bridge_;
   const KeptLeaves* const kept_;
   std::unordered_set<uintptr_t> replaced_;  // ids of objects for which stand-ins were filled
-  nb::object copied_back_;                  // tilestone._copied_back.CopiedBack
+  nb::object copied_back_;                  // tilestone._objects.copied_back.CopiedBack
   nb::list filled_;
   Path path_;  // of the current node
 };

@@ -1,6 +1,6 @@
 // Leaves: converts Python objects to Values, and back. An object that a Value can't represent is
 // pickled by Python itself. A load returns it as an Opaque, and creates the object only if the
-// caller has allowed its class (tilestone._opaque).
+// caller has allowed its class (tilestone._objects.opaque).
 #include <unordered_map>
 
 #include "python/src/bindings.h"

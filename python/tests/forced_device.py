@@ -1,6 +1,6 @@
 """A device for tests that needs no hardware: its tensors are in host memory, but behave as on a GPU.
 
-`put(tensor)` moves a tensor there. Only `tilestone._torch_device` reaches its memory in batches. A
+`put(tensor)` moves a tensor there. Only `tilestone._torch.devices` reaches its memory in batches. A
 batch is done by a thread, in the order of submission, when somebody waits for it or a later one
 (`Lane.eager`: as soon as possible). So what is read before the wait has wrong bytes, and memory
 that is changed before the wait is copied with the changes, as on a device that is as late as it may
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tilestone import _torch_device, _torch_live
+from tilestone._torch import devices, live
 
 KIND = "privateuseone"  # a kind of device that torch knows and that no library here implements
 _POISON = 0xDB
@@ -47,7 +47,7 @@ def put(tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
     return made
 
 
-class Lane(_torch_device.Lane):
+class Lane(devices.Lane):
     """A forced device's lane.
 
     Attributes:
@@ -182,11 +182,11 @@ class _Pinned:
 
 def lane(index: int = 0) -> Lane:
     """The lane of a forced device, with its counts reset."""
-    found = _torch_device.lane_of(torch.device(KIND, index))
+    found = devices.lane_of(torch.device(KIND, index))
     assert isinstance(found, Lane)
     found.reset()
     return found
 
 
-_torch_device._kinds[KIND] = Lane
-_torch_live.PLAIN = (*_torch_live.PLAIN, Forced)  # it has torch's counters
+devices._kinds[KIND] = Lane
+live.PLAIN = (*live.PLAIN, Forced)  # it has torch's counters

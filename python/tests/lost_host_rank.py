@@ -15,7 +15,7 @@ import hosts
 import numpy
 
 import tilestone
-from tilestone._steps import begin_save
+from tilestone._calls.steps import begin_save
 
 # Points at which ranks wait until the link is cut: the work, and its point.
 # meet, report, publish: the first host is inside this call and waits for the second host.
@@ -60,7 +60,7 @@ class Gloo:
         import torch
         import torch.distributed as dist
 
-        from tilestone._torch_comm import TorchCommunicator
+        from tilestone._torch.comm import TorchCommunicator
 
         class Held(TorchCommunicator):
             """Lets rank 0 wait where it has received what all ranks have sent."""

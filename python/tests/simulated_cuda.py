@@ -1,4 +1,4 @@
-"""CUDA for tests that need no GPU: what `_torch_device` uses of it, with streams that are late.
+"""CUDA for tests that need no GPU: what `devices` uses of it, with streams that are late.
 
 `put(tensor)` moves a tensor to a device, and `compute(tensor, work)` gives work on it to the
 current stream, as a kernel would be. A stream does what it was given when somebody waits for it,
@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import torch
 
-from tilestone import _async_api, _torch_device, _torch_live
+from tilestone._calls import async_api
+from tilestone._torch import devices, live
 
 _POISON = 0xDB
 _NO_FUNCTION = torch._C.DisableTorchFunctionSubclass
@@ -204,7 +205,7 @@ def operate(tensor: torch.Tensor, work: Callable[[torch.Tensor], Any]) -> None:
     compute(tensor, work)
 
 
-class Lane(_torch_device._CudaLane):
+class Lane(devices._CudaLane):
     def _empty(self, nbytes: int) -> torch.Tensor:
         return put(torch.empty(nbytes, dtype=torch.uint8), self.device.index)
 
@@ -216,19 +217,19 @@ def _forget_error(device: torch.device) -> None:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
-    """Replaces torch.cuda in `_torch_device`, and the sessions of `async_save`."""
+    """Replaces torch.cuda in `devices`, and the sessions of `async_save`."""
     Cuda.pinned, Cuda.contexts = {}, set()
     Cuda.waits, Cuda.pin_error, Cuda.sticky = 0, 0, 0
     Cuda.capturing = False
     cuda.streams = {}
     _defaults.clear()
-    monkeypatch.setattr(_torch_device, "_cuda", cuda)
-    monkeypatch.setattr(_torch_device, "_forget_error", _forget_error)
-    monkeypatch.setattr(_torch_device, "_kinds", {"cuda": Lane})
-    monkeypatch.setattr(_torch_device, "_lanes", {})
-    monkeypatch.setattr(_torch_live, "PLAIN", (*_torch_live.PLAIN, Tensor))
-    monkeypatch.setattr(_async_api, "_sessions", _async_api._Sessions())
+    monkeypatch.setattr(devices, "_cuda", cuda)
+    monkeypatch.setattr(devices, "_forget_error", _forget_error)
+    monkeypatch.setattr(devices, "_kinds", {"cuda": Lane})
+    monkeypatch.setattr(devices, "_lanes", {})
+    monkeypatch.setattr(live, "PLAIN", (*live.PLAIN, Tensor))
+    monkeypatch.setattr(async_api, "_sessions", async_api._Sessions())
     yield cuda
-    _async_api._sessions.close()
+    async_api._sessions.close()
     gc.collect()  # unpins the sessions' memory
     assert Cuda.sticky == 0, "the program's next kernel would fail"

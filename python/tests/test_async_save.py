@@ -16,8 +16,8 @@ import pytest
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone import _async_api
-from tilestone._steps import begin_save
+from tilestone._calls import async_api
+from tilestone._calls.steps import begin_save
 
 
 class Slow:
@@ -157,7 +157,7 @@ def test_a_forked_child_neither_has_the_save_nor_ends_it(tmp_path: pathlib.Path)
 PROGRAM = """
 import os, signal, sys, time
 import numpy, tilestone
-from tilestone import _async_save
+from tilestone._calls import async_save
 
 path, step, save, end = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 state = {"w": numpy.arange(step, step + 1000.0), "inner": (1, numpy.arange(3)), "step": step}
@@ -170,7 +170,7 @@ def progress(_):
 
 
 if save == "stuck":
-    _async_save.EXIT_SECONDS = 0.2
+    async_save.EXIT_SECONDS = 0.2
 if end == "sigterm":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 saving = tilestone.async_save(state, path, overwrite=True, progress=progress)
@@ -405,7 +405,7 @@ def test_torch_ranks_train_on_while_a_save_is_written(worlds: Any, tmp_path: pat
 
 def test_a_session_of_async_save_lives_as_long_as_its_group(tmp_path: pathlib.Path) -> None:
     """Each `tilestone.solo()` is a group: its copies and threads go with it, its save goes on."""
-    sessions = _async_api._sessions._of_group
+    sessions = async_api._sessions._of_group
     before = dict(sessions)
     for step in range(3):
         slow = Slow()

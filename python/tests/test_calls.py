@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import tilestone
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.comm import TorchCommunicator
 
 PATIENCE = 0.5  # seconds; timeout of calls that can't succeed
 PLENTY = 60.0  # seconds; timeout of calls that must succeed

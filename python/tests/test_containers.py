@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import tilestone
 import tilestone.dcp
-from tilestone import _containers
+from tilestone._objects import containers
 from ranks import Worlds
 
 
@@ -158,7 +158,7 @@ def test_a_container_that_cannot_be_made_again_is_refused_with_key_and_class(ckp
 def test_other_attributes_of_a_container_are_logged_once_with_its_key(
     ckpt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_containers, "_logged", set())
+    monkeypatch.setattr(containers, "_logged", set())
     attributed = Attributed(x=torch.ones(1))
     attributed.note = "lost"
     ordered = collections.OrderedDict(x=torch.ones(1))

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 import tilestone
 import tilestone.megatron
-from tilestone._torch_arrivals import Arrivals
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.arrivals import Arrivals
+from tilestone._torch.comm import TorchCommunicator
 
 ROWS = 3
 

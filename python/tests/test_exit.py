@@ -114,7 +114,7 @@ STUCK = """
 import sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from tilestone._helper_thread import Helper, StuckError
+from tilestone._torch.helper_thread import Helper, StuckError
 
 minute = timedelta(seconds=60)
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=minute)

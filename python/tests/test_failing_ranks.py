@@ -12,7 +12,7 @@ import ranks
 import torch
 
 import tilestone
-from tilestone._steps import BegunSave, begin_save
+from tilestone._calls.steps import BegunSave, begin_save
 
 FAILING = 1
 WAYS = ("exchange", "session", "files", "files without waiting", "rank-local")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from test_fork import in_child
 
 import tilestone
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.comm import TorchCommunicator
 
 
 def _refused(call: Any) -> None:

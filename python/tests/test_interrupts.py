@@ -20,7 +20,7 @@ import pytest
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._steps import begin_save
+from tilestone._calls.steps import begin_save
 
 # Large enough that a save does not end before it is interrupted.
 LARGE = 1 << 30  # bytes

@@ -28,7 +28,7 @@ from test_lazy_save import (
 )
 
 import tilestone
-from tilestone import _torch_device
+from tilestone._torch import devices
 
 D0 = torch.device("cuda", 0)
 
@@ -38,13 +38,13 @@ class WaitsAfterTheCall:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.returned = threading.Event()
-        wait = _torch_device.Transfer.wait
+        wait = devices.Transfer.wait
 
-        def late(transfer: _torch_device.Transfer) -> None:
+        def late(transfer: devices.Transfer) -> None:
             assert self.returned.wait(20), "the call waits for a copy"
             wait(transfer)
 
-        monkeypatch.setattr(_torch_device.Transfer, "wait", late)
+        monkeypatch.setattr(devices.Transfer, "wait", late)
 
 
 def optimizer_of(tensor: torch.Tensor) -> torch.optim.Optimizer:
@@ -210,16 +210,16 @@ def test_an_error_of_a_copy_is_the_saves(
             error = step.exception(60)
             assert isinstance(error, RuntimeError) and "the device is gone" in str(error)
     assert not saved(tmp_path / "x", "w").any()
-    assert not _torch_device.lane_of(D0)._batches
+    assert not devices.lane_of(D0)._batches
 
 
 def test_devices_without_a_stream_for_copies_are_copied_in_the_call(
     simulated: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    class AtOnce(_torch_device.Lane):
+    class AtOnce(devices.Lane):
         _empty = simulated_cuda.Lane._empty
 
-    monkeypatch.setattr(_torch_device, "_kinds", {"cuda": AtOnce})
+    monkeypatch.setattr(devices, "_kinds", {"cuda": AtOnce})
     monkeypatch.setattr(torch.cuda, "current_stream", simulated.current_stream)
     weight = put(torch.zeros(LARGE))
     compute(weight, lambda memory: memory.fill_(3))
@@ -261,9 +261,9 @@ def test_a_signal_while_a_step_copies_the_rest_of_many_batches_ends_the_step_and
 ) -> None:
     first, rest = threading.Event(), threading.Event()
     started: list[object] = []
-    wait = _torch_device.Transfer.wait
+    wait = devices.Transfer.wait
 
-    def late(transfer: _torch_device.Transfer) -> None:
+    def late(transfer: devices.Transfer) -> None:
         started.append(transfer)
         assert (first if len(started) == 1 else rest).wait(20)
         wait(transfer)
@@ -279,7 +279,7 @@ def test_a_signal_while_a_step_copies_the_rest_of_many_batches_ends_the_step_and
         time.sleep(0.2)
         rest.set()
 
-    monkeypatch.setattr(_torch_device.Transfer, "wait", late)
+    monkeypatch.setattr(devices.Transfer, "wait", late)
     big, weight = put(torch.zeros(260 << 20, dtype=torch.uint8)), put(torch.zeros(LARGE))
     optimizer = optimizer_of(weight)
     before = signal.signal(signal.SIGTERM, raises)
@@ -301,7 +301,7 @@ def test_a_signal_while_a_step_copies_the_rest_of_many_batches_ends_the_step_and
 def test_a_signal_in_a_wait_releases_no_memory_that_the_device_still_uses(
     kind: type[BaseException],
 ) -> None:
-    lane = _torch_device.Lane(torch.device("cpu"))
+    lane = devices.Lane(torch.device("cpu"))
     waited: list[int] = []
 
     def wait(mark: Any) -> None:
@@ -312,7 +312,7 @@ def test_a_signal_in_a_wait_releases_no_memory_that_the_device_still_uses(
     lane.wait = wait  # type: ignore[method-assign]
     lane._batches = 1
     copies: Any = [None]
-    transfer = _torch_device.Transfer(lane, copies, None)
+    transfer = devices.Transfer(lane, copies, None)
     with pytest.raises(kind):
         transfer.wait()
     transfer.wait()  # as the engine does, which does not know where the exception came
@@ -320,7 +320,7 @@ def test_a_signal_in_a_wait_releases_no_memory_that_the_device_still_uses(
 
 
 def test_a_signal_while_copies_are_submitted_waits_for_those_that_were() -> None:
-    lane = _torch_device.Lane(torch.device("cpu"))
+    lane = devices.Lane(torch.device("cpu"))
     marks: list[int] = []
     waited: list[int] = []
 

@@ -151,7 +151,7 @@ def _fsdp_ranks(rank: int, world: int, folder: str, halves: bool, reshard: bool)
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from tilestone import _torch_live
+    from tilestone._torch import live
 
     torch.manual_seed(7)
     model = torch.nn.Sequential(Block(150), Block(150))
@@ -178,8 +178,8 @@ def _fsdp_ranks(rank: int, world: int, folder: str, halves: bool, reshard: bool)
     forward_and_backward()
     optimizer.step()
     read: set[int] = set()
-    watch = _torch_live.Watched.watch
-    _torch_live.Watched.watch = lambda self, arrays: (  # type: ignore[method-assign]
+    watch = live.Watched.watch
+    live.Watched.watch = lambda self, arrays: (  # type: ignore[method-assign]
         read.update(address for *_, address in arrays), watch(self, arrays)
     )[1]
     for way in ("state_dict", "get_state_dict"):
@@ -211,7 +211,7 @@ def _fsdp_ranks(rank: int, world: int, folder: str, halves: bool, reshard: bool)
             f"{way}: {key} differs" for key, value in copied.items()
             if not numpy.array_equal(numpy.asarray(value), numpy.asarray(lazy[key]))
         ]  # fmt: skip
-    _torch_live.Watched.watch = watch  # type: ignore[method-assign]
+    live.Watched.watch = watch  # type: ignore[method-assign]
     return wrong
 
 

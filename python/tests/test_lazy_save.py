@@ -350,7 +350,8 @@ def interrupt_at_the_end_of_the_call(
     parameter: torch.nn.Parameter, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There must be no save left that steps do not seal. The parameter is 0, its gradient 1."""
-    from tilestone import _core, _torch_live
+    from tilestone import _core
+    from tilestone._torch import live
 
     optimizer = torch.optim.SGD([parameter], lr=1.0, foreach=False)
     start = _core.async_save
@@ -373,14 +374,14 @@ def interrupt_at_the_end_of_the_call(
         assert not saved(tmp_path / "a", "w").any()
         # Before it is known to the steps: the save ends.
         with monkeypatch.context() as patch:
-            patch.setattr(_torch_live, "_seal_before_steps", refuses)
+            patch.setattr(live, "_seal_before_steps", refuses)
             with pytest.raises(KeyboardInterrupt):
                 session.async_save({"w": parameter}, tmp_path / "c", stage="lazy", on_error="warn")
         optimizer.step()
         session.async_save({"w": parameter}, tmp_path / "d", stage="lazy", timeout=30).result(60)
         assert not (tmp_path / "c" / ".metadata").exists()
         assert (saved(tmp_path / "d", "w") == -2).all()
-    assert not _torch_live._pending
+    assert not live._pending
 
 
 def test_ctrl_c_at_the_end_of_the_call(

@@ -21,7 +21,8 @@ import test_megatron_files as files
 import torch
 
 import tilestone
-from tilestone import _pickling, megatron
+from tilestone import megatron
+from tilestone._objects import pickling
 from ranks import Raised, Worlds
 from test_goldens import GOLDEN, goldens
 from tilestone.megatron.mapping import (
@@ -509,7 +510,7 @@ def test_a_second_replica_on_one_rank_is_left_out_as_stock_does(ckpt: str) -> No
 def test_objects_that_a_load_will_make_cause_no_warning(
     ckpt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mock.patch.object(_pickling, "_logged", set()):
+    with mock.patch.object(pickling, "_logged", set()):
         megatron.save({"o": ShardedObject("o", io.BytesIO(b"1"), (1,), (0,))}, ckpt)
         assert "Opaque" not in caplog.text
         megatron.save({"o": ShardedObject("o", argparse.Action([], "x"), (1,), (0,))}, ckpt)

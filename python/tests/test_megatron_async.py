@@ -34,7 +34,7 @@ from test_megatron_stock import (
     _strategies,
 )
 from tilestone import megatron
-from tilestone._steps import BegunSave
+from tilestone._calls.steps import BegunSave
 from tilestone.megatron import _slots, training
 from tilestone.megatron.mapping import ShardedTensor
 from tilestone.megatron.strategies import base, torch as torch_strategies

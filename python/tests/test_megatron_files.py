@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import tilestone
-from tilestone import _calls
+from tilestone._calls import collective
 from ranks import Raised, Worlds
 
 # Divisible among 1, 2, 3, 4 and 6 ranks.
@@ -227,7 +227,7 @@ def test_a_key_that_is_not_in_the_checkpoint_is_named(ckpt: str) -> None:
         tilestone.load({"b": {"c": None}}, ckpt)
 
 
-class _Part(_calls.Prepared):
+class _Part(collective.Prepared):
     """The template of a load that ignores common state, as tilestone.megatron makes it."""
 
     def __init__(self, wanted: dict[Any, Any], sharded_only: bool = True) -> None:

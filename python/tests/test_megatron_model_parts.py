@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilestone
-from tilestone import _megatron_entities
+from tilestone._objects import megatron_entities
 from tilestone.megatron import models
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedTensor, ShardedTensorFactory
@@ -348,7 +348,7 @@ def test_holders_are_not_part_of_an_entitys_equality_and_repr() -> None:
 
 
 def test_the_engine_gets_the_holders_and_megatrons_own_entities_have_none() -> None:
-    entity: Any = _megatron_entities.entity(_held(), for_load=False)
+    entity: Any = megatron_entities.entity(_held(), for_load=False)
     assert entity.holders == (0, 2)
 
     class Stock:
@@ -359,5 +359,5 @@ def test_the_engine_gets_the_holders_and_megatrons_own_entities_have_none() -> N
     Stock.__module__ = "megatron.core.dist_checkpointing.mapping"
     for name in Stock.__slots__:
         setattr(stock, name, getattr(_held(), name))
-    unknown: Any = _megatron_entities.entity(stock, for_load=False)
+    unknown: Any = megatron_entities.entity(stock, for_load=False)
     assert unknown.holders is None

@@ -372,9 +372,9 @@ def test_a_class_that_comes_back_opaque_is_logged_once_with_its_key(
     ckpt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class_name = "test_object_types.Flag"
-    from tilestone import _pickling
+    from tilestone._objects import pickling
 
-    _pickling._logged.clear()
+    pickling._logged.clear()
     with caplog.at_level(logging.WARNING, "tilestone"):
         state = {"a": {"b": Flag(1)}, "c": (Flag(2), {3}), "d": {1, 2}}
         tilestone.save(state, ckpt)
@@ -443,4 +443,4 @@ def test_a_bytes_io_comes_back_as_stock_gives_it_back(ckpt: str, tmp_path: pathl
     dcp.load(stock, checkpoint_id=ckpt)
     assert stock["x"].getvalue() == b"extra state" and stock["x"].tell() == 5
     odd = tilestone.Opaque("new", "_io", "BytesIO", has_state=True, state=(b"x", -1, None))
-    assert tilestone._plain_types.made(odd) is odd
+    assert tilestone._objects.plain_types.made(odd) is odd

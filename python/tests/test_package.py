@@ -22,7 +22,8 @@ import pytest
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone import _core, _errors, _progress
+from tilestone import _core, _errors
+from tilestone._options.progress import reporting
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -135,12 +136,12 @@ def test_a_bar_is_shown_on_a_terminal_only(
     captured = capsys.readouterr()
     assert captured.err == "" and captured.out == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with _progress.reporting(True, "save") as sink:
+    with reporting(True, "save") as sink:
         assert sink is not None
         sink("write", 5, 10, 0.1)
         sink("write", 10, 10, 0.2)
     assert "save: write" in capsys.readouterr().err
-    with _progress.reporting(True, "save", rank=1) as sink:
+    with reporting(True, "save", rank=1) as sink:
         assert sink is None
 
 

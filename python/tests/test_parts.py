@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 import tilestone
-from tilestone._steps import begin_save
+from tilestone._calls.steps import begin_save
 import tilestone.megatron
 
 WHOLE = torch.arange(24.0).reshape(8, 3)

@@ -28,8 +28,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tilestone
-from tilestone import _torch_bridge
-from tilestone._bridge import Bridge
+from tilestone._calls.binding import Bridge
+from tilestone._torch import tensors
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def test_a_parameter_on_the_meta_device_comes_back_with_memory(tmp_path: pathlib
 
 def described(tensor: DTensor, bridge: Bridge) -> tuple[object, ...]:
     """What a save or load knows of a DTensor, beside its elements."""
-    entity = _torch_bridge.distributed_entity(tensor, "w", bridge)
+    entity = tensors.distributed_entity(tensor, "w", bridge)
     boxes = [(tuple(box.offset), tuple(box.shape)) for box in entity.boxes]
     place = entity.replica_id, list(entity.holders), entity.is_regular_grid
     return entity.key, tuple(entity.global_shape), boxes, *place
@@ -251,24 +251,24 @@ def test_a_dtensor_is_described_as_if_it_were_alone_and_those_that_stand_alike_o
 ) -> None:
     rng = random.Random(seed)
     asked: list[object] = []
-    sharding = _torch_bridge._sharding
-    monkeypatch.setattr(_torch_bridge, "_sharding", lambda spec: asked.append(spec) or sharding(spec))
+    sharding = tensors._sharding
+    monkeypatch.setattr(tensors, "_sharding", lambda spec: asked.append(spec) or sharding(spec))
     with being_rank(rng.randrange(6), 6):
         meshes = [DeviceMesh("cpu", torch.arange(6).reshape(sizes)) for sizes in ((6,), (2, 3), (3, 2))]
         meshes.append(DeviceMesh("cpu", torch.tensor([[5, 1], [2, 0], [3, 4]])))
-        tensors = []
+        many = []
         for _ in range(100):
             mesh = rng.choice(meshes)
             whole = numbered(rng.choice(((4, 6), (6, 4), (5, 7), (12,), (0, 3), (6, 4, 2))))
             placements = random_placements(rng, mesh.ndim, whole.ndim)
             whole = whole.to(rng.choice((torch.float32, torch.bfloat16)))
-            tensors.append(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+            many.append(distribute_tensor(whole, mesh, placements, src_data_rank=None))
         bridge = Bridge(for_load=rng.random() < 0.5, ranks=6)
-        together = [described(tensor, bridge) for tensor in tensors]
+        together = [described(tensor, bridge) for tensor in many]
         few = len(asked)
-        alone = [described(tensor, Bridge(for_load=bridge.for_load, ranks=6)) for tensor in tensors]
+        alone = [described(tensor, Bridge(for_load=bridge.for_load, ranks=6)) for tensor in many]
         assert together == alone
-        assert few < len(asked) - few == len(tensors)
+        assert few < len(asked) - few == len(many)
 
 
 def test_a_single_strided_shard_is_several_boxes_unlike_in_torch() -> None:

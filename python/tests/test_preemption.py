@@ -16,7 +16,7 @@ import pytest
 import ranks
 
 import tilestone
-from tilestone import _preemption
+from tilestone._training_run import preemption
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
@@ -66,7 +66,7 @@ def test_managers_are_closed_in_any_order(tmp_path: pathlib.Path) -> None:
 def test_a_handler_that_the_program_installs_later_is_called_too_with_a_warning(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_preemption._listener, "_has_warned", False)
+    monkeypatch.setattr(preemption._listener, "_has_warned", False)
     called = []
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -103,12 +103,12 @@ def test_after_managers_that_were_never_closed_sigterm_does_what_it_did(
 
 def test_ranks_agree_after_each_step_unless_steps_are_short() -> None:
     cost = 0.002
-    assert _preemption._steps(math.inf, cost) == 1  # the first one
-    assert _preemption._steps(0.2, cost) == 1
-    assert _preemption._steps(0.1, cost) == 2
-    assert _preemption._steps(0.001, cost) == 5
-    assert _preemption._steps(2.0, 1.0) == 2  # within five seconds
-    assert _preemption._steps(10.0, math.inf) == 1
+    assert preemption._steps(math.inf, cost) == 1  # the first one
+    assert preemption._steps(0.2, cost) == 1
+    assert preemption._steps(0.1, cost) == 2
+    assert preemption._steps(0.001, cost) == 5
+    assert preemption._steps(2.0, 1.0) == 2  # within five seconds
+    assert preemption._steps(10.0, math.inf) == 1
 
 
 def steps_until_noticed(rank: int, world: int, run: str) -> tuple[int, bool]:

@@ -16,7 +16,7 @@ import torch
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._steps import BegunSave, begin_save
+from tilestone._calls.steps import BegunSave, begin_save
 
 TOKEN = "one run of a test"
 

@@ -12,7 +12,7 @@ import torch
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._steps import begin_save
+from tilestone._calls.steps import begin_save
 
 TOKEN = "one run of a test"
 

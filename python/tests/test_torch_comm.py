@@ -14,8 +14,8 @@ import ranks
 import torch.distributed as dist
 
 import tilestone
-from tilestone._steps import begin_save
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._calls.steps import begin_save
+from tilestone._torch.comm import TorchCommunicator
 
 PLENTY = 60.0  # seconds; timeout of calls that must succeed
 MIB = 1 << 20
@@ -376,7 +376,7 @@ def is_slow_in_the_transfer(rank: int, world: int) -> tuple[str, list[int]]:
 
     comm._transfer.exchange = slow  # type: ignore[method-assign]
     try:
-        with mock.patch("tilestone._helper_thread.time", clock):
+        with mock.patch("tilestone._torch.helper_thread.time", clock):
             comm.all_to_all([b"x"] * world, PLENTY)
     except TimeoutError as error:
         said, missing = str(error), error.ranks  # type: ignore[attr-defined]

@@ -21,8 +21,8 @@ from simulated_cuda import Cuda, Lane, compute, put, simulated
 from test_fork import in_child
 
 import tilestone
-from tilestone._steps import begin_save
-from tilestone import _torch_device, _torch_transfer
+from tilestone._calls.steps import begin_save
+from tilestone._torch import devices, transfer
 
 MIB = 1 << 20
 D0, D1, D2 = (torch.device("cuda", index) for index in range(3))
@@ -185,7 +185,7 @@ def test_a_forked_child_uses_no_stream_and_no_lock_of_its_parent(
     there = put(torch.ones(3))
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.save({"a": there, "b": torch.ones(2, device="meta")}, tmp_path / "refused")
-    lane = _torch_device.lane_of(D0)
+    lane = devices.lane_of(D0)
     assert lane._callers  # noted, and not followed
     child = {"x": numpy.arange(5)}
     with lane._callers_lock if is_held else contextlib.nullcontext():
@@ -193,7 +193,7 @@ def test_a_forked_child_uses_no_stream_and_no_lock_of_its_parent(
     assert (tilestone.load(child, tmp_path / "c")["x"] == numpy.arange(5)).all()
 
 
-class AtOnce(_torch_device.Lane):
+class AtOnce(devices.Lane):
     """Another kind of device, with streams: xpu, for example."""
 
     _empty = Lane._empty
@@ -203,7 +203,7 @@ class AtOnce(_torch_device.Lane):
 def test_a_thread_copies_on_a_device_of_another_kind_after_and_before_the_callers_stream(
     wide: bool, simulated: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_torch_device, "_kinds", {"cuda": AtOnce})
+    monkeypatch.setattr(devices, "_kinds", {"cuda": AtOnce})
     monkeypatch.setattr(torch.cuda, "current_stream", simulated.current_stream)
     memory = torch.zeros(60, 70)
     there = put(memory).t() if wide else put(memory)
@@ -212,8 +212,8 @@ def test_a_thread_copies_on_a_device_of_another_kind_after_and_before_the_caller
 
     def copy(to_host: bool) -> None:
         with simulated.device(D0), simulated.stream(side):
-            described = _torch_device.DeviceTensor(there)
-            _torch_device.follow_callers()
+            described = devices.DeviceTensor(there)
+            devices.follow_callers()
         copies = [(described, None, None, 0, memoryview(host))]
         thread = threading.Thread(target=lambda: described.lane.submit(to_host, copies).wait())
         thread.start()
@@ -239,7 +239,7 @@ def test_who_finds_no_stream_to_follow_waits_until_another_thread_has_followed_i
             begun.set()
             assert goes_on.wait(20)
 
-    lane = _torch_device.Lane(torch.device("cpu"))
+    lane = devices.Lane(torch.device("cpu"))
     lane._callers.append(Stream())
     first = threading.Thread(target=lane.follow_callers)
     second = threading.Thread(target=lambda: (lane.follow_callers(), done.set()))
@@ -259,9 +259,9 @@ def test_a_group_of_nccl_moves_bytes_on_the_device_that_it_is_bound_to(
     class Group:
         bound_device_id: torch.device | None = D2
 
-    monkeypatch.setattr(_torch_transfer.dist, "get_backend_config", lambda group: "cuda:nccl")
+    monkeypatch.setattr(transfer.dist, "get_backend_config", lambda group: "cuda:nccl")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     group: Any = Group()
-    assert _torch_transfer.transfer_device(group) == D2
+    assert transfer.transfer_device(group) == D2
     group.bound_device_id = None
-    assert _torch_transfer.transfer_device(group) == D1
+    assert transfer.transfer_device(group) == D1

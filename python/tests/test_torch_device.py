@@ -17,8 +17,8 @@ from save_steps import finish_in_a_thread
 from test_torch_tensors import DTYPES, crc, random_tensor, same_bits
 
 import tilestone
-from tilestone._steps import begin_save
-from tilestone import _torch_device
+from tilestone._calls.steps import begin_save
+from tilestone._torch import devices
 
 MIB = 1 << 20
 
@@ -76,10 +76,10 @@ def test_views_of_every_dtype_come_back_bit_for_bit_through_every_kind_of_call(
 def test_any_byte_range_of_any_box_is_copied_in_both_directions() -> None:
     for name in ("uint8", "bfloat16", "complex128"):
         tensor = random_tensor(name, (3, 4, 6))[:, ::2]
-        memory = _torch_device.DeviceTensor(put(tensor))
+        memory = devices.DeviceTensor(put(tensor))
         wanted = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
         target = torch.zeros(3, 4, 6, dtype=tensor.dtype)[:, ::2]
-        back = _torch_device.DeviceTensor(put(target))
+        back = devices.DeviceTensor(put(target))
         lane = memory.lane
         generator = torch.Generator().manual_seed(0)
         for _ in range(50):
@@ -105,7 +105,7 @@ def test_what_is_read_before_the_wait_is_wrong() -> None:
     lane = forced_device.lane()
     tensor = torch.arange(100, dtype=torch.uint8)
     out = memoryview(bytearray(100))
-    transfer = lane.submit(True, [(_torch_device.DeviceTensor(put(tensor)), None, None, 0, out)])
+    transfer = lane.submit(True, [(devices.DeviceTensor(put(tensor)), None, None, 0, out)])
     assert bytes(out) != bytes(tensor.numpy())
     transfer.wait()
     assert bytes(out) == bytes(tensor.numpy())
@@ -264,16 +264,16 @@ def test_several_devices_take_part_in_one_save_and_one_load(ckpt: str) -> None:
 def test_a_device_of_a_kind_without_streams_that_are_used_copies_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ckpt: str
 ) -> None:
-    class AtOnce(_torch_device.Lane):
+    class AtOnce(devices.Lane):
         def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
             return plain(tensor)
 
         def _empty(self, nbytes: int) -> torch.Tensor:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
-    monkeypatch.setattr(_torch_device, "_lanes", {})
-    monkeypatch.setattr(_torch_device, "_kinds", {})
-    monkeypatch.setattr(_torch_device, "Lane", AtOnce)
+    monkeypatch.setattr(devices, "_lanes", {})
+    monkeypatch.setattr(devices, "_kinds", {})
+    monkeypatch.setattr(devices, "Lane", AtOnce)
     tensor = torch.rand(64, 33)
     with caplog.at_level("INFO", logger="tilestone"):
         tilestone.save({"x": put(tensor.t())}, ckpt)

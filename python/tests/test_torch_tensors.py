@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tilestone
-from tilestone import _torch_bridge, _torch_device
+from tilestone._torch import devices, tensors
 
 DTYPES = [name for name in tilestone.dtype_names() if hasattr(torch, name)]
 
@@ -33,7 +33,7 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Ten
 def crc(tensor: torch.Tensor) -> int:
     plain = tensor.detach().resolve_conj().resolve_neg()
     # As integers, because torch's copies of small floats may quiet signalling NaNs.
-    bits = _torch_device.as_integers(plain).contiguous()
+    bits = devices.as_integers(plain).contiguous()
     flat = bits.as_strided((bits.numel(),), (1,))  # of one element the stride may be any
     return zlib.crc32(bytes(flat.view(torch.uint8).numpy()))
 
@@ -202,8 +202,8 @@ def test_plain_tensors_are_described_without_python(
     def refuse(*_: object) -> None:
         raise AssertionError("Python was asked for a plain tensor")
 
-    monkeypatch.setattr(_torch_bridge, "view", refuse)
-    monkeypatch.setattr(_torch_bridge._TensorConverter, "node", refuse)
+    monkeypatch.setattr(tensors, "view", refuse)
+    monkeypatch.setattr(tensors._TensorConverter, "node", refuse)
     tilestone.save({"nested": [state]}, ckpt)
     wanted = {name: torch.zeros_like(tensor.detach()) for name, tensor in state.items()}
     loaded = tilestone.load({"nested": [wanted]}, ckpt)["nested"][0]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import tilestone
-from tilestone import _pickling
+from tilestone._objects import pickling
 
 
 class Colour(enum.Enum):
@@ -204,7 +204,7 @@ def test_dicts_with_tuple_keys_are_values_like_those_with_other_keys(
     plain = {(1, "a"): 1, ((2, None), 0.5, True): [2], (): b"x", "k": 3, None: 4, 1.5: 5, False: 6}
     state = {"leaf": (plain,), "tree": plain}
     with monkeypatch.context() as patch:
-        patch.setattr(_pickling, "dumps", refuse)
+        patch.setattr(pickling, "dumps", refuse)
         tilestone.save(state, ckpt)
     loaded = tilestone.load({"leaf": None, "tree": dict.fromkeys(plain)}, ckpt)
     assert loaded == state

@@ -14,11 +14,14 @@ files. torch is not required, and is only used if the caller has imported it.
 """
 
 from tilestone import geometry
-from tilestone._api import load, save
-from tilestone._async_api import async_save
-from tilestone._async_save import AsyncSave, AsyncStep
-from tilestone._checkpoint import Checkpoint, gc, open, repair
-from tilestone._convert import convert
+from tilestone._calls.async_api import async_save
+from tilestone._calls.async_save import AsyncSave, AsyncStep
+from tilestone._calls.convert import convert
+from tilestone._calls.opening import Checkpoint, gc, open, repair
+from tilestone._calls.save_load import load, save
+from tilestone._calls.session import Session
+from tilestone._calls.stored_tensor import StoredTensor
+from tilestone._calls.unpublished import abandon, publish, unpublished
 from tilestone._core import (
     Communicator,
     Damage,
@@ -33,13 +36,6 @@ from tilestone._core import (
     solo,
 )
 from tilestone._core import VERSION as __version__
-from tilestone._dtypes import DType, dtype_names
-from tilestone._entities import (
-    LocalNonpersistent,
-    ShardedObject,
-    ShardedTensor,
-    ShardedTensorFactory,
-)
 from tilestone._errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -56,25 +52,20 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
-from tilestone._load_report import LoadReport
-from tilestone._manager import CheckpointManager
-from tilestone._opaque import Opaque
-from tilestone._option_values import (
-    ByFiles,
-    Checks,
-    Differences,
-    Keep,
-    LocalCopies,
-    Reading,
-    Resources,
+from tilestone._objects.dtypes import DType, dtype_names
+from tilestone._objects.entities import (
+    LocalNonpersistent, ShardedObject, ShardedTensor, ShardedTensorFactory,
 )
-from tilestone._placements import PlacementRules
-from tilestone._plugins import register_converter
-from tilestone._progress import Progress
-from tilestone._rename import add_prefix, strip_prefix
-from tilestone._session import Session
-from tilestone._stored_tensor import StoredTensor
-from tilestone._unpublished import abandon, publish, unpublished
+from tilestone._objects.given_placements import PlacementRules
+from tilestone._objects.opaque import Opaque
+from tilestone._objects.plugins import register_converter
+from tilestone._options.load_report import LoadReport
+from tilestone._options.progress import Progress
+from tilestone._options.rename import add_prefix, strip_prefix
+from tilestone._options.values import (
+    ByFiles, Checks, Differences, Keep, LocalCopies, Reading, Resources,
+)
+from tilestone._training_run.manager import CheckpointManager
 
 __all__ = [
     "AlreadyExistsError",

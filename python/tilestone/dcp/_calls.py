@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from tilestone import _core, _options
-from tilestone._calls import Prepared
+from tilestone import _core
+from tilestone._calls.collective import Prepared
 from tilestone._errors import CheckpointError, UnsupportedError
+from tilestone._options import valid
 
 _FIELDS = frozenset(Metadata.__dataclass_fields__)
 INDEX = ".metadata"
@@ -31,7 +32,7 @@ class State(Prepared):
     """A state that is split into items as torch does it."""
 
     as_torch = True
-    fill_empty = False  # as in torch
+    engine: Mapping[str, Any] = {"fill_empty": False}  # as in torch
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._state = state
@@ -90,7 +91,7 @@ def check_path(checkpoint_id: Any) -> None:
         UnsupportedError: it is one.
     """
     try:
-        _core.refuse_url(_options.directory(checkpoint_id))
+        _core.refuse_url(valid.directory(checkpoint_id))
     except UnsupportedError as error:
         raise UnsupportedError(
             f"Cannot detect a writer or reader for the URL {os.fspath(checkpoint_id)!r}: "

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from tilestone import _opaque
-from tilestone._checkpoint import Checkpoint
-from tilestone._checkpoint import open as open_checkpoint
+from tilestone._calls.opening import Checkpoint
+from tilestone._calls.opening import open as open_checkpoint
+from tilestone._objects import opaque
 from tilestone.dcp._calls import INDEX, StoredMetadata, torch_load
 
 
@@ -57,7 +57,7 @@ class Filler:
                 state[key] = self._made(new, path)
 
     def _made(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if _opaque.find_in(value) is None:
+        if opaque.find_in(value) is None:
             return value
         # torch up to 2.3 saved a dict without tensors as one object.
         for size in range(len(path), 0, -1):

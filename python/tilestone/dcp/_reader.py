@@ -17,11 +17,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from tilestone import _bridge, _core, _torch_bridge
-from tilestone._checkpoint import Checkpoint
-from tilestone._checkpoint import open as open_checkpoint
-from tilestone._dtypes import native_type
+from tilestone import _core
+from tilestone._calls import binding
+from tilestone._calls.opening import Checkpoint
+from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import UnsupportedError
+from tilestone._objects.dtypes import native_type
+from tilestone._torch import tensors
 from tilestone.dcp._calls import check_path, no_collections
 
 _log = logging.getLogger("tilestone")
@@ -124,13 +126,13 @@ class FileSystemReader(_torchs.FileSystemReader):
         return opened
 
     def _read(self, opened: Checkpoint, items: list[ReadItem], planner: LoadPlanner) -> None:
-        tensors: list[ReadItem] = []
+        wanted: list[ReadItem] = []
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(opened.object_bytes(item.storage_index.fqn)))
             else:
-                tensors.append(item)
-        for together in _together(tensors, planner):
+                wanted.append(item)
+        for together in _together(wanted, planner):
             with no_collections():
                 self._read_together(_Parts(opened), together, planner)
 
@@ -181,7 +183,7 @@ class _Parts:
         offset = zip(item.storage_index.offset or (), item.storage_offsets, strict=True)
         self._keys.append(key)
         self._boxes.append(_core.Box(tuple(a + b for a, b in offset), tuple(item.lengths)))
-        self._views.append(_torch_bridge.view(memory, True))
+        self._views.append(tensors.view(memory, True))
         self._filled.append((target, memory))
 
     def read(self) -> None:
@@ -189,6 +191,6 @@ class _Parts:
             return
         self._handle.read_parts(self._keys, self._boxes, self._views)
         for view, (target, memory) in zip(self._views, self._filled, strict=True):
-            _bridge.written(view, memory)
+            binding.written(view, memory)
             if memory is not target:
                 target.copy_(memory)

@@ -30,8 +30,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from tilestone import _core, _options, _torch_bridge
+from tilestone import _core
 from tilestone._errors import UnsupportedError
+from tilestone._options import valid
+from tilestone._torch import tensors
 from tilestone.dcp._calls import (
     INDEX,
     check_file_system,
@@ -119,7 +121,7 @@ class _Batch:
         chunk = None
         if item.tensor_data is not None:
             found = item.tensor_data
-            dtype = _torch_bridge.dtype_name(found.properties.dtype)
+            dtype = tensors.dtype_name(found.properties.dtype)
             chunk = (dtype, tuple(found.size), _box(item))
         self.encoded.append((item.index.fqn, data, chunk))
         self._add(item, transforms, False)
@@ -127,7 +129,7 @@ class _Batch:
 
     def add_tensor(self, item: WriteItem, tensor: torch.Tensor) -> None:
         assert item.tensor_data is not None
-        view = _torch_bridge.view(tensor, False)
+        view = tensors.view(tensor, False)
         self.chunks.append((item.index.fqn, tuple(item.tensor_data.size), _box(item), view))
         self._add(item, None, True)
         self.bytes += view.nbytes
@@ -425,4 +427,4 @@ def _take_over(path: str, writer: FileSystemWriter) -> None:
 
 def _place(path: str) -> bytes:
     """An absolute path, in which a leading "~" is the name of a directory, as for torch."""
-    return _options.directory(os.path.abspath(path))
+    return valid.directory(os.path.abspath(path))

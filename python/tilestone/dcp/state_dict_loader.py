@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.checkpoint.utils import _api_bc_check, _DistWrapper
 from typing_extensions import deprecated
 
-from tilestone import _api, _core
-from tilestone._calls import communicator
+from tilestone import _core
+from tilestone._calls import save_load
+from tilestone._calls.collective import communicator
 from tilestone._errors import CheckpointError
-from tilestone._option_values import Differences
+from tilestone._options.values import Differences
 from tilestone.dcp import _calls
 from tilestone.dcp._fill import Filler
 from tilestone.dcp._reader import FileSystemReader, is_plain
@@ -127,7 +128,7 @@ def _fill(state: StateDict, path: str, planner: LoadPlanner | None, rank: int, *
     partial = isinstance(planner, DefaultLoadPlanner) and planner.allow_partial_load
     template: Any = _calls.State(state)
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
-    loaded = _api.load(template, path, cast=True, differences=differences, **who)
+    loaded = save_load.load(template, path, cast=True, differences=differences, **who)
     try:
         with contextlib.closing(Filler(path, who.get("own_rank"))) as filler:
             filler.fill(state, loaded)

@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.storage import StorageWriter
 from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
-from tilestone._api import run_save
-from tilestone._async_api import async_save as async_save_with_engine
-from tilestone._async_save import AsyncStep
-from tilestone._option_values import Resources
+from tilestone._calls.async_api import async_save as async_save_with_engine
+from tilestone._calls.async_save import AsyncStep
+from tilestone._calls.save_load import run_save
+from tilestone._options.values import Resources
 from tilestone.dcp import _calls
 from tilestone.dcp._writer import FileSystemWriter, is_plain
 

@@ -18,7 +18,7 @@ import torch
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import as_given, numbers, replica_of, row_of, shard_of

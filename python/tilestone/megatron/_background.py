@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
-from tilestone._calls import Prepared
+from tilestone._calls.collective import Prepared
+from tilestone._calls.steps import BegunSave, begin_save
 from tilestone._errors import InterruptedError
-from tilestone._steps import BegunSave, begin_save
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
 from tilestone.megatron._async_requests import AsyncRequest
 from tilestone.megatron._stock_errors import raises_stocks_errors
@@ -175,15 +175,11 @@ def save_whole(
     given: _engine_calls.Given,
     checkpoint_dir: Any,
     *,
-    tp_replica_names: bool = False,
-    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> AsyncRequest:
     """As `_engine_calls.engine_save`, in the background."""
-    given.tp_replica_names = tp_replica_names
-    given.separation_hint = separation_hint
-    given.verify_integrity = hashes is not None
+    given.take_options(options, hashes)
 
     def hash_files(begun: BegunSave) -> None:
         if hashes is not None:

@@ -12,10 +12,13 @@ from typing import Any, cast
 
 import torch
 
-from tilestone import _api, _core, _entities, _torch_parts
-from tilestone._calls import Prepared
+from tilestone import _core
+from tilestone._calls import save_load
+from tilestone._calls.collective import Prepared
 from tilestone._errors import InvalidArgumentError
-from tilestone._load_report import LoadReport
+from tilestone._objects import entities
+from tilestone._options.load_report import LoadReport
+from tilestone._torch.parts import states_position
 from tilestone.megatron import _common_state, _integrity, _ranks
 from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
@@ -42,10 +45,10 @@ logger = logging.getLogger("tilestone.megatron")
 
 # Tilestone's own entities have the same meaning here as in `tilestone.save`.
 _OURS = (
-    _entities.ShardedTensor,
-    _entities.ShardedObject,
-    _entities.ShardedTensorFactory,
-    _entities.LocalNonpersistent,
+    entities.ShardedTensor,
+    entities.ShardedObject,
+    entities.ShardedTensorFactory,
+    entities.LocalNonpersistent,
 )
 _LEFT_OUT: Any = object()  # marks what is not in the result
 
@@ -56,9 +59,9 @@ def _is_dtensor(item: Any) -> bool:
 
 def _is_entity(item: Any) -> bool:
     """Whether each rank has its own part of a value. DTensors are saved as sharded tensors, and so
-    is what says itself where it stands (`_torch_parts`)."""
+    is what says itself where it stands (`parts`)."""
     kinds = (ShardedBase, LocalNonpersistentObject, *_OURS)
-    return isinstance(item, kinds) or _is_dtensor(item) or _torch_parts.states_position(item)
+    return isinstance(item, kinds) or _is_dtensor(item) or states_position(item)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -191,9 +194,9 @@ class _Merging:
             kept_as = item.unique_key if isinstance(item, ShardedObject) else item.key
             return self._is_unexpected(kept_as, item.key)
         where = ".".join(map(str, path))
-        if isinstance(item, _entities.ShardedObject):
+        if isinstance(item, entities.ShardedObject):
             return self._is_unexpected(item.unique_key, item.key)
-        if isinstance(item, _entities.ShardedTensor):
+        if isinstance(item, entities.ShardedTensor):
             return self._is_unexpected(item.key or where, item.key or where)
         if _is_dtensor(item):
             return self._is_unexpected(where, where)
@@ -260,9 +263,8 @@ class Asked(Prepared):
     """
 
     harmless = HARMLESS
-    objects_by_grid = True
-    log_report = False  # the strict modes log the keys
-    fill_empty = False  # an empty dict is common state, which is not requested
+    # The strict modes log the keys. An empty dict is common state, which is not requested.
+    engine: Mapping[str, Any] = {"objects_by_grid": True, "log_report": False, "fill_empty": False}
 
     def __init__(
         self,
@@ -302,14 +304,14 @@ def engine_load(
 
     With sharded_only common state is neither read nor returned.
     """
-    asked.sharded_only = sharded_only
-    return _api.load(cast("Any", asked), literal(checkpoint_dir), **options)
+    asked.engine = {**asked.engine, "sharded_only": sharded_only}
+    return save_load.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
     """Loads only entities; dtypes are converted."""
     asked = Asked(sharded_state_dict)
-    asked.unmarked = DIALECT
+    asked.engine = {**asked.engine, "unmarked": DIALECT}
     return engine_load(
         asked, checkpoint_dir, sharded_only=True, cast=True, group=_ranks.group_of_call(),
         timeout=within_call(),
@@ -392,6 +394,12 @@ class Given(Prepared):
             compared = self._common() if self._preprocess is None else self._compared
             _common_state.log_differences(compared, self._group)
 
+    def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
+        """Takes what is no keyword of `tilestone.save` out of the options."""
+        own = [name for name in ("tp_replica_names", "separation_hint") if name in options]
+        engine = {name: options.pop(name) for name in own}
+        self.engine = {**engine, "verify_integrity": hashes is not None}
+
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""
         self._given = self._common()
@@ -420,8 +428,6 @@ def engine_save(
     given: Given,
     checkpoint_dir: Any,
     *,
-    tp_replica_names: bool = False,
-    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> _core.SaveResult:
@@ -431,11 +437,9 @@ def engine_save(
     `strategies.torch.TorchDistSaveShardedStrategy`.
     """
     path = literal(checkpoint_dir)
-    given.tp_replica_names = tp_replica_names
-    given.separation_hint = separation_hint
-    given.verify_integrity = hashes is not None
+    given.take_options(options, hashes)
     options = {"overwrite": True, **options}
-    result = _api.save(cast("Any", given), path, dialect="megatron", **options)
+    result = save_load.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)
     if hashes is not None:
         hashes.save_id = result.save_id

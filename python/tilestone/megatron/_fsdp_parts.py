@@ -9,7 +9,7 @@ from typing import Any, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone._torch_parts import states_position
+from tilestone._torch.parts import states_position
 from tilestone.megatron.groups import Group
 
 

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilestone import _api, _calls, _core, _megatron_entities
+from tilestone import _core
+from tilestone._calls import collective, save_load
 from tilestone._errors import InvalidArgumentError, StorageError
+from tilestone._objects import megatron_entities
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
 from tilestone.megatron._shares import OwnReplicas, built
@@ -48,7 +50,7 @@ def entities(tree: Any) -> list[Any]:
     """
     found = []
     for path, leaf in _leaves(tree):
-        if _megatron_entities.kind_of(type(leaf)) not in _SHARDED:
+        if megatron_entities.kind_of(type(leaf)) not in _SHARDED:
             raise InvalidArgumentError(
                 f"a {type(leaf).__name__} is not a ShardedTensor or ShardedObject; only these "
                 "belong to the sharded part of a checkpoint",
@@ -62,7 +64,7 @@ def entities(tree: Any) -> list[Any]:
 
 def _has_common_state(tree: Any) -> bool:
     return any(
-        _megatron_entities.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
+        megatron_entities.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
         for _, leaf in _leaves(tree)
     )
 
@@ -93,7 +95,7 @@ def remove_seals(path: Any, common_is_sharded: bool) -> None:
         ) from error
 
 
-class _Shards(_calls.Prepared):
+class _Shards(collective.Prepared):
     """The sharded part of a state dict, prepared for a save."""
 
     harmless = HARMLESS
@@ -104,15 +106,13 @@ class _Shards(_calls.Prepared):
         path: Any,
         group: Any,
         mains_only: bool,
-        tp_replica_names: bool,
-        separation_hint: str,
+        engine: Mapping[str, Any],
     ) -> None:
         self._tree = tree
         self._path = path
         self._group = group
         self._mains_only = mains_only
-        self.tp_replica_names = tp_replica_names
-        self.separation_hint = separation_hint
+        self.engine = engine
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
@@ -145,7 +145,7 @@ def save_in_place(
     *,
     tp_replica_names: bool = False,
     separation_hint: str = "",
-    save: Callable[..., Any] = _api.save,
+    save: Callable[..., Any] = save_load.save,
     **options: Any,
 ) -> Any:
     """Saves the sharded part of a state dict. Every rank calls.
@@ -174,9 +174,8 @@ def save_in_place(
     path = literal(checkpoint_dir)
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
-    state: Any = _Shards(
-        tree, path, group, mains_only, tp_replica_names, separation_hint
-    )
+    engine = {"tp_replica_names": tp_replica_names, "separation_hint": separation_hint}
+    state: Any = _Shards(tree, path, group, mains_only, engine)
     return save(
         state, path, group=group, dialect="megatron_shards", overwrite=True, **options
     )

@@ -7,8 +7,8 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from tilestone import _options
 from tilestone._errors import InvalidArgumentError
+from tilestone._options import valid
 from tilestone.megatron._model_tensors import (
     make_tp_sharded_tensor_for_checkpoint,
     metadata_with_dp_cp_group,
@@ -51,8 +51,8 @@ def sharded_layers_state_dict(
         CheckpointingException: the layers exceed the model's, a number is not an int, a group is
             not known, or a layer raises it.
     """
-    first_layer = _options.whole("first_layer", first_layer)
-    num_layers = _options.whole("num_layers", num_layers)
+    first_layer = valid.whole("first_layer", first_layer)
+    num_layers = valid.whole("num_layers", num_layers)
     if not 0 <= first_layer <= first_layer + len(layers) <= num_layers:
         raise InvalidArgumentError(
             f"{len(layers)} layers from {first_layer} on are not within the model's {num_layers} "

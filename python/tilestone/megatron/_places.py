@@ -7,8 +7,9 @@ import operator
 from collections.abc import Sequence
 from typing import Tuple
 
-from tilestone import _core, _options
+from tilestone import _core
 from tilestone._errors import InvalidArgumentError
+from tilestone._options import valid
 
 
 def grid_of(
@@ -22,7 +23,7 @@ def grid_of(
     """
     places, fragments = [0] * axes, [1] * axes
     seen = set()
-    for axis, place, count in _options.rank_offsets(rank_offsets, key):
+    for axis, place, count in valid.rank_offsets(rank_offsets, key):
         if not 0 <= axis < axes or count < 1 or not 0 <= place < count:
             text = f"rank offsets {rank_offsets} do not fit a tensor of {axes} axes"
             raise InvalidArgumentError(text, key=key)

@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone._option_values import LocalCopies
+from tilestone._options.values import LocalCopies
 from tilestone.megatron import _engine_calls
 from tilestone.megatron.strategies.base import engine_options_of
 from tilestone.megatron.utils import _clean_metadata_for_serialization

@@ -7,7 +7,7 @@ from typing import Any, Tuple
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
-from tilestone._option_values import Checks
+from tilestone._options.values import Checks
 from tilestone.megatron import (
     _background,
     _engine_calls,

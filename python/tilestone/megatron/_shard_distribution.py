@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, MismatchError
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _shard_files
 from tilestone.megatron._shard_lists import (
     ShardList,

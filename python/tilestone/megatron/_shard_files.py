@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilestone import _checkpoint
+from tilestone._calls import opening
 from tilestone.megatron._places import boxes_of
 from tilestone.megatron._shard_lists import Row
 from tilestone.megatron._stored import literal
@@ -65,7 +65,7 @@ def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> lis
     """
     found: list[str | None] = []
     stored: dict[str, _Stored | None] = {}
-    with _checkpoint.open(literal(checkpoint_dir)) as checkpoint:
+    with opening.open(literal(checkpoint_dir)) as checkpoint:
         keys = set(checkpoint.tensor_keys())
         for row in rows:
             key = row[0]

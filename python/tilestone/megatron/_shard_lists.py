@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from tilestone import _options
 from tilestone._errors import InvalidArgumentError
+from tilestone._options import valid
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedTensor, is_main_replica
 from tilestone.megatron.utils import _sharded_tensor_shard_id, _ShardId
@@ -34,7 +34,7 @@ def numbers(values: Sequence[int]) -> list[int]:
 
 def replica_of(entity: Any) -> list[int] | int:
     """An entity's replica id in a form for JSON."""
-    replica_id = _options.replica(entity.replica_id, entity.key)
+    replica_id = valid.replica(entity.replica_id, entity.key)
     return replica_id[0] if isinstance(entity.replica_id, int) else list(replica_id)
 
 

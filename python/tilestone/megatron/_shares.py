@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from tilestone import _options
+from tilestone._options import valid
 from tilestone.megatron._shard_distribution import ShardDistribution
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
@@ -45,7 +45,7 @@ def _name(shard_id: _ShardId) -> str:
 
 
 def _is_copy(item: Any) -> bool:
-    return isinstance(item, ShardedTensor) and any(_options.replica(item.replica_id, item.key))
+    return isinstance(item, ShardedTensor) and any(valid.replica(item.replica_id, item.key))
 
 
 class OwnReplicas:

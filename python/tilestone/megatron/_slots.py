@@ -14,8 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from tilestone import _core, _forked
-from tilestone._session import Session
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._calls.session import Session
+from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron._together import Deadline, agreed
 
 _MOST_FREE = 1  # free sessions that a group keeps, because each one has memory for a whole save

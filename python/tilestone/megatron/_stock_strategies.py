@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilestone import _api, _calls, _core, _opaque, _options
+from tilestone import _core
+from tilestone._calls import collective, save_load
 from tilestone._errors import UnsafeError, UnsupportedError
-from tilestone._load_report import LoadReport
-from tilestone._option_values import Checks, LocalCopies, Reading, Resources
+from tilestone._objects.opaque import find_in
+from tilestone._options import valid
+from tilestone._options.load_report import LoadReport
+from tilestone._options.values import Checks, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
 from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import Path, entities, save_in_place
@@ -186,12 +189,11 @@ def _request_class(async_strategy: str) -> Any:
     return find(async_strategy)[1]["AsyncRequest"]
 
 
-class _Wanted(_calls.Prepared):
+class _Wanted(collective.Prepared):
     """The request of a load: the entities of its template, by number."""
 
     harmless = HARMLESS
-    unmarked = DIALECT
-    sharded_only = True
+    engine: Mapping[str, Any] = {"unmarked": DIALECT, "sharded_only": True}
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -217,7 +219,7 @@ class _Wanted(_calls.Prepared):
 
 def _refuse_opaque(entity: Any, value: Any) -> None:
     """Raises UnsafeError if an object was not instantiated because its class is not allowed."""
-    opaque = _opaque.find_in(value)
+    opaque = find_in(value)
     if opaque is None:
         return
     name = opaque.full_name
@@ -274,7 +276,7 @@ class _LoadStrategy:
         super().__init__()
         self.cached_global_metadata: Any = None
         self.process_group = process_group
-        self.allow_classes = frozenset(_options.names("allow_classes", allow_classes))
+        self.allow_classes = frozenset(valid.names("allow_classes", allow_classes))
         self._options: dict[str, Any] = {
             "cast": cast,
             "checks": checks,
@@ -303,7 +305,7 @@ class _LoadStrategy:
             that is not allowed.
         """
         wanted: Any = _Wanted(sharded_state_dict)
-        _api.load(
+        save_load.load(
             wanted,
             literal(checkpoint_dir),
             group=self.process_group or _ranks.group_of_call(),

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from tilestone import _bridge, _checkpoint, _core, _options
+from tilestone import _core
+from tilestone._calls import binding, opening
 from tilestone._errors import InvalidArgumentError, NotFoundError
+from tilestone._options import valid
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 
 logger = logging.getLogger("tilestone.megatron")
@@ -59,14 +61,14 @@ def literal(checkpoint_dir: Any) -> Any:
     return os.path.join(os.curdir, os.fsdecode(path)) if is_home else path
 
 
-def open_stored(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
+def open_stored(checkpoint_dir: str | os.PathLike[str]) -> opening.Checkpoint:
     """Opens a checkpoint; its arrays are torch tensors."""
-    return _checkpoint.open(literal(checkpoint_dir), framework="torch")
+    return opening.open(literal(checkpoint_dir), framework="torch")
 
 
-def open_sharded(checkpoint_dir: str | os.PathLike[str]) -> _checkpoint.Checkpoint:
+def open_sharded(checkpoint_dir: str | os.PathLike[str]) -> opening.Checkpoint:
     """Does the same, also for what a strategy alone has saved, without `metadata.json`."""
-    return _checkpoint.open_as(DIALECT, literal(checkpoint_dir), framework="torch")
+    return opening.open_as(DIALECT, literal(checkpoint_dir), framework="torch")
 
 
 def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
@@ -83,15 +85,15 @@ def common_state(checkpoint_dir: str | os.PathLike[str]) -> StateDict:
     return common
 
 
-def common_of(checkpoint: _checkpoint.Checkpoint) -> StateDict | None:
+def common_of(checkpoint: opening.Checkpoint) -> StateDict | None:
     """The same for an open checkpoint; None if it has no common state."""
-    bridge = _bridge.Bridge(framework="torch", harmless=HARMLESS)
+    bridge = binding.Bridge(framework="torch", harmless=HARMLESS)
     common: Any = checkpoint._handle.common(bridge)
     return common  # type: ignore[no-any-return]
 
 
 def tensors_metadata(
-    checkpoint: _checkpoint.Checkpoint, kind: Any = ShardedTensor
+    checkpoint: opening.Checkpoint, kind: Any = ShardedTensor
 ) -> ShardedStateDict:
     """Returns key -> ShardedTensor (of class `kind`) of the whole tensor, without data."""
     found = {}
@@ -102,7 +104,7 @@ def tensors_metadata(
     return found
 
 
-def objects_metadata(checkpoint: _checkpoint.Checkpoint) -> ShardedStateDict:
+def objects_metadata(checkpoint: opening.Checkpoint) -> ShardedStateDict:
     """Returns unique key -> ShardedObject without data."""
     return {key: ShardedObject.empty_from_unique_key(key) for key in checkpoint.object_keys()}
 
@@ -115,7 +117,7 @@ def remove_keys(checkpoint_dir: str | os.PathLike[str], key_prefix: str) -> None
     """
     if not isinstance(key_prefix, str):
         raise InvalidArgumentError(f"key_prefix must be a str, not {type(key_prefix).__name__}")
-    path = _options.directory(literal(checkpoint_dir))
+    path = valid.directory(literal(checkpoint_dir))
     removed = _core.remove_keys(path, key_prefix, _WAIT_FOR_OTHERS)
     if removed.keys:
         logger.info(

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from tilestone import _core, _options
+from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._options import valid
+from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 
 Result = TypeVar("Result")
@@ -29,14 +30,14 @@ class Deadline:
 
     def __init__(self, timeout: Any = _core.DEFAULT_TIMEOUT) -> None:
         self._given = timeout
-        self._end = time.monotonic() + _options.limit_of(timeout)
+        self._end = time.monotonic() + valid.limit_of(timeout)
 
     def check(self) -> None:
         """
         Raises:
             InvalidArgumentError: the timeout is invalid.
         """
-        _options.time_limit(self._given)
+        valid.time_limit(self._given)
 
     def seconds(self) -> float:
         """The remaining time in seconds: more than 0; infinite without a limit."""

@@ -15,8 +15,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tilestone import _core, _options
+from tilestone import _core
 from tilestone._errors import StorageError, UnsupportedError
+from tilestone._options import valid
 from tilestone.megatron import _access, _common_state, _engine_calls, _ranks
 from tilestone.megatron._in_place import remove_seals
 from tilestone.megatron._shares import copied
@@ -53,7 +54,7 @@ def _is_object(item: Any) -> bool:
 def _prepare(checkpoint_dir: Any) -> None:
     if replaced := _engine_calls.replaced_by(checkpoint_dir):
         _engine_calls.logger.warning(replaced)
-    _core.refuse_url(_options.directory(checkpoint_dir))
+    _core.refuse_url(valid.directory(checkpoint_dir))
     try:
         os.makedirs(checkpoint_dir, exist_ok=True)
     except OSError as error:

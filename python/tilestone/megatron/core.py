@@ -7,8 +7,8 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tilestone import _options
 from tilestone._errors import CheckpointError, CorruptError, StorageError
+from tilestone._options import valid
 from tilestone.megatron._files import read_json, replace_file
 
 CONFIG_FNAME = "metadata.json"
@@ -58,7 +58,7 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
     """
     if not checkpoint_dir:
         return None
-    path = os.path.join(os.fsdecode(_options.directory(checkpoint_dir)), CONFIG_FNAME)
+    path = os.path.join(os.fsdecode(valid.directory(checkpoint_dir)), CONFIG_FNAME)
     try:
         found = read_json(path)
     except (FileNotFoundError, NotADirectoryError):

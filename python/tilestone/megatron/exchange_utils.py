@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tilestone._errors import InvalidArgumentError, InternalError, MismatchError
-from tilestone._torch_transfer import transfer_device
+from tilestone._torch.transfer import transfer_device
 from tilestone.megatron import _ranks
 from tilestone.megatron._shard_distribution import (
     ShardDistribution,

@@ -17,8 +17,8 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 import torch
 
-from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._options import valid
 from tilestone.megatron._entity_base import Entity, WithHolders, merged, passed_on
 from tilestone.megatron._places import grid_of, narrowed_runs, with_entry
 from tilestone.megatron.dict_utils import dict_list_map_inplace
@@ -417,7 +417,7 @@ def is_main_replica(replica_id: Union[ReplicaId, Iterable[int]]) -> bool:
     Raises:
         CheckpointingException: it is not an integer or a sequence of integers.
     """
-    return replica_id == 0 if type(replica_id) is int else not any(_options.replica(replica_id, ""))
+    return replica_id == 0 if type(replica_id) is int else not any(valid.replica(replica_id, ""))
 
 
 class LocalNonpersistentObject(Entity):

@@ -10,8 +10,8 @@ from typing import Any, Tuple, Union
 
 import torch
 
-from tilestone import _entities
 from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._objects import entities
 from tilestone.megatron import _ranks
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
@@ -40,7 +40,7 @@ _EXCLUDE_HINT = (
 # Entities of tensors: Megatron-Core's, and Tilestone's own (`from_param`).
 _TENSORS = (
     ShardedTensor, ShardedTensorFactory,
-    _entities.ShardedTensor, _entities.ShardedTensorFactory,
+    entities.ShardedTensor, entities.ShardedTensorFactory,
 )  # fmt: skip
 
 
@@ -135,9 +135,9 @@ def make_sharded_optimizer_tensor(
         raise MismatchError(
             f"optimizer state is a {kind}, not a tensor", key=key, hint=_EXCLUDE_HINT
         )
-    if isinstance(model_param, _entities.ShardedTensor):
+    if isinstance(model_param, entities.ShardedTensor):
         return model_param.of_state(prefix, given)
-    if isinstance(model_param, _entities.ShardedTensorFactory):
+    if isinstance(model_param, entities.ShardedTensorFactory):
         _check_shape(key, optim_param, getattr(model_param.data, "shape", None))
         made = copy(model_param)
         made.key, made.data = key, optim_param

@@ -15,7 +15,7 @@ from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
-from tilestone._option_values import ByFiles, Checks, Differences, LocalCopies
+from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import (
     _engine_calls,
     _integrity,

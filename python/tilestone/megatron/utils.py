@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import time
 from typing import Any, Tuple
 
-from tilestone import _entities
+from tilestone._objects import entities
 from tilestone.megatron.dict_utils import (
     extract_matching_values,
     nested_values,
@@ -117,7 +117,7 @@ def extract_nonpersistent(
 
 
 # Tilestone's own entities, which have a key as Megatron-Core's have.
-OUR_ENTITIES = (_entities.ShardedTensor, _entities.ShardedObject, _entities.ShardedTensorFactory)
+OUR_ENTITIES = (entities.ShardedTensor, entities.ShardedObject, entities.ShardedTensorFactory)
 
 
 def entities_by_path(tree: Any, path: str = "") -> Iterator[Tuple[str, Any]]:

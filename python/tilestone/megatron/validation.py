@@ -15,8 +15,8 @@ from typing import Any, List, Tuple, Union
 
 import torch
 
-from tilestone import _options
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
+from tilestone._options import valid
 from tilestone.megatron import _access
 from tilestone.megatron._common_state import log_differences as _validate_common_state_dict
 from tilestone.megatron._second_names import StoredEntities
@@ -178,7 +178,7 @@ def verify_checkpoint_and_load_strategy(
         CheckpointingException: there is no such directory or no checkpoint in it, or a strategy
             can't load it.
     """
-    directory = os.fsdecode(_options.directory(checkpoint_dir))
+    directory = os.fsdecode(valid.directory(checkpoint_dir))
     if not os.path.isdir(directory):
         problem = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise NotFoundError(f"Checkpoint directory {directory} {problem}", file=directory)

@@ -11,7 +11,7 @@ import torch
 
 from tilestone import _core
 from tilestone._errors import MismatchError, NotFoundError, UnsupportedError
-from tilestone._option_values import Differences
+from tilestone._options.values import Differences
 from tilestone.megatron import _engine_calls
 from tilestone.megatron.distributed_optimizer.formats import (
     DP_RESHARDABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
-from tilestone._option_values import LocalCopies
+from tilestone._options.values import LocalCopies
 from tilestone.megatron import _engine_calls, _stored
 from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import save_in_place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilestone._option_values import LocalCopies
+from tilestone._options.values import LocalCopies
 from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
 
 

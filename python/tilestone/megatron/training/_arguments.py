@@ -8,8 +8,9 @@ import os
 import types
 from typing import Any
 
-from tilestone import _core, _pickling
+from tilestone import _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._objects import pickling
 from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
@@ -137,8 +138,8 @@ def check_kept(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if type(value) not in _PLAIN:
             key = f"args.{name}"
-            pickled, is_archive = _pickling.dumps(value, key)
-            _pickling.check(pickled, is_archive, key, log=False)
+            pickled, is_archive = pickling.dumps(value, key)
+            pickling.check(pickled, is_archive, key, log=False)
 
 
 def _others(args: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tilestone._errors import (
     StorageError,
     UnsupportedError,
 )
-from tilestone._torch_comm import TorchCommunicator
+from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._together import Deadline, then_one
 from tilestone.megatron.core import check_is_distributed_checkpoint

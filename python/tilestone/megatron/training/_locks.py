@@ -17,13 +17,14 @@ import os
 import time
 from collections.abc import Iterator
 
-from tilestone import _core, _options
+from tilestone import _core
 from tilestone._errors import (
     AlreadyExistsError,
     CheckpointError,
     TimeoutError,
     UnsupportedError,
 )
+from tilestone._options import valid
 from tilestone.megatron._stored import literal
 from tilestone.megatron._together import Deadline
 
@@ -47,7 +48,7 @@ class RunLocks:
 
     def __init__(self, run_directory: str, name: str) -> None:
         self._run_directory = run_directory
-        self._place = _options.directory(literal(run_directory))
+        self._place = valid.directory(literal(run_directory))
         self._name = name
         self._mark: _core.NameLock | None = None
 
@@ -119,7 +120,7 @@ class RunLocks:
             if _core.is_locked(self._place, f"{_FOLDER}/{_SAVING}{name}"):
                 return True
             folder = os.path.join(self._run_directory, name)
-            return _core.is_locked(_options.directory(literal(folder)), _LOCK)
+            return _core.is_locked(valid.directory(literal(folder)), _LOCK)
         except UnsupportedError:
             return False
 

@@ -1,0 +1,1 @@
+"""The calls: saves, loads, sessions and open checkpoints."""

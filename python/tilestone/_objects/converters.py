@@ -1,0 +1,336 @@
+"""The registry of converters, which translate objects of foreign types for the engine.
+
+A converter handles one type, or several of one kind. Tilestone's own modules register converters
+with `add` (those for torch once torch is loaded); plug-ins use `tilestone.register_converter`.
+Converters are looked up by an object's class, once for each class.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from tilestone import _core
+from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._objects.given_placements import Placement
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Node: TypeAlias = (
+    _core.TensorView
+    | _core.ShardedTensor
+    | _core.ShardedObject
+    | _core.ShardedTensorFactory
+    | _core.LocalNonpersistent
+)
+Kind: TypeAlias = type | str | Callable[[type], bool]
+
+
+class Call(Protocol):
+    """The save or load for which an object is converted.
+
+    Attributes:
+        for_load: the object is a template that a load fills.
+        group: the torch process group that takes part; None for the default group, or if there is
+            no group.
+        ranks: how many ranks take part.
+        positions: Tilestone's own: entities of arrays so far, without data, by where these stand.
+    """
+
+    for_load: bool
+    group: ProcessGroup | None
+    ranks: int
+    positions: dict[Any, Any]
+
+    def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
+        """Records that `made` replaces the item; restore(loaded) undoes this after a load."""
+
+
+def ranks_in(call: Call, ranks: Sequence[int]) -> list[int]:
+    """Translates global ranks to ranks of the group that takes part.
+
+    Without torch.distributed, `ranks` already are the communicator's own numbers. The result is
+    empty if the translation is not known.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return list(ranks)
+    if call.group is None:
+        return list(ranks) if call.ranks == dist.get_world_size() else []
+    members = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(call.group))}
+    return sorted(members[rank] for rank in ranks if rank in members)
+
+
+class Layout(NamedTuple):
+    """One rank's part of an array that knows how it is sharded over ranks, as a DTensor does.
+
+    Attributes:
+        view: a view of the local memory; a load returns the view's owner.
+        global_shape: shape of the whole array, in elements.
+        mesh, placements: one placement for each dim of the mesh.
+    """
+
+    view: _core.TensorView
+    global_shape: tuple[int, ...]
+    mesh: _core.Mesh
+    placements: Sequence[Placement]
+
+
+class Converter:
+    """Translates objects of one type for the engine. Methods are called with that type only.
+
+    Attributes:
+        in_tree: objects of the type belong to the tree: a list that holds one is split into its
+            elements.
+        may_be_part: `add_parts` applies to objects of the type.
+    """
+
+    in_tree = False
+    may_be_part = False  # an object of the type may say itself that it is a part of a whole
+
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        """The object's node in the tree; None for an ordinary object or a container.
+
+        Args:
+            path: the dotted path, for errors and as the key of objects without their own key.
+        """
+        return None
+
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        """A view of an array's memory; None if it is not an array of numbers.
+
+        For a load, if the array's memory can't be filled in place, the view is of new memory, and
+        its owner is a `CopiedBack`.
+        """
+        return None
+
+    def description(self, item: Any) -> _core.TensorView | None:
+        """Dtype and shape of an array, with a view of its memory if it has any."""
+        return self.view(item, for_load=False)
+
+    def layout(self, item: Any, for_load: bool | None) -> Layout | None:
+        """How an array that is part of a whole is sharded over ranks; None if it doesn't say.
+
+        Args:
+            for_load: True for a load, False for a save, None if only the position is needed.
+        """
+        return None
+
+    def part(self, item: Any, key: str, for_load: bool | None) -> Any:
+        """The engine's entity for an array that says itself where it stands; None if it doesn't.
+
+        Args:
+            for_load: as for `layout`.
+        """
+        return None
+
+    def is_writable(self, item: Any) -> bool:
+        """Whether this array's own memory may be filled."""
+        return False
+
+    def data_of(self, item: Any) -> Any:
+        """The array or object that a load returns in place of a template's item."""
+        return item
+
+    def in_value(self, item: Any) -> Any:
+        """What a leaf stores for the object: a view in host memory, a dtype's name, or an Opaque.
+
+        For a tensor that autograd tracks: (view, whether it is a parameter, whether it requires
+        grad). None: the object is pickled.
+
+        Raises:
+            InvalidArgumentError: the object is not allowed inside a leaf.
+        """
+        return None
+
+    def why_not_in_object(self, item: Any) -> str | None:
+        """The reason, as a noun phrase, why an object that one rank pickles for all must not hold
+        this one; None if it may.
+        """
+        return None
+
+    def is_memory(self, item: Any) -> bool:
+        """Whether a pickle of it holds only the bytes of its memory, with no other objects."""
+        return False
+
+
+class ArrayConverter(Converter):
+    """For arrays, which are whole on every rank unless an entity says otherwise."""
+
+    in_tree = True
+
+    def node(self, item: Any, path: str, call: Call) -> Node | None:
+        try:
+            return self.view(item, call.for_load)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            text = f"can't read the memory of a {type(item).__name__}: {error}"
+            raise InvalidArgumentError(text) from error
+
+
+class PartConverter(Converter):
+    """For objects that describe a part of a whole, which have no meaning inside a leaf."""
+
+    in_tree = True
+
+    def in_value(self, item: Any) -> Any:
+        raise InvalidArgumentError(
+            f"a {type(item).__name__} is inside a tuple or another object; sharded entities are "
+            "only allowed in dicts and lists"
+        )
+
+    def why_not_in_object(self, item: Any) -> str | None:
+        return f"a {type(item).__name__}, which describes a part of a whole"
+
+
+def _matches(kind: Kind, cls: type) -> bool:
+    if isinstance(kind, type):
+        return issubclass(cls, kind)
+    if isinstance(kind, str):
+        return any(kind == f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+    return bool(kind(cls))
+
+
+class _Registry:
+    """Converters by kind of class. Safe to use from threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own: list[tuple[Kind, Converter]] = []
+        self._plugged: list[tuple[Kind, Converter]] = []
+        self._parts: tuple[Callable[[Any], bool], Converter] | None = None
+        self._waiting: dict[str, Callable[[], None]] = {}
+        self._found: weakref.WeakKeyDictionary[type, Converter | None] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, kind: Kind, converter: Converter, plugged: bool) -> None:
+        with self._lock:
+            known = self._plugged if plugged else self._own
+            known[:] = [each for each in known if each[0] != kind]
+            known.insert(0, (kind, converter))
+            self._found = weakref.WeakKeyDictionary()
+
+    def add_lazily(self, module: str, load: Callable[[], None]) -> None:
+        self._waiting[module] = load
+
+    def add_parts(self, states: Callable[[Any], bool], converter: Converter) -> None:
+        self._parts = (states, converter)
+
+    def find_part(self, item: Any) -> Converter | None:
+        return self._parts[1] if self._parts is not None and self._parts[0](item) else None
+
+    def find(self, cls: type) -> Converter | None:
+        for module in tuple(self._waiting):
+            if module in sys.modules:
+                self._waiting[module]()
+                self._waiting.pop(module, None)
+        found = self._found  # matches what is registered now; `add` starts a new dict
+        try:
+            return found[cls]
+        except KeyError:
+            pass
+        known = (c for kind, c in (*self._plugged, *self._own) if _matches(kind, cls))
+        converter = next(known, None)
+        found[cls] = converter
+        return converter
+
+
+_registry = _Registry()
+
+
+def add(kind: Kind, converter: Converter, *, plugged: bool = False) -> None:
+    """Registers a converter. If several match a class, the one that was registered last is used.
+
+    Args:
+        kind: a class (which includes its subclasses), the full name of a class, or a function that
+            says whether a class matches.
+        converter: used for objects of that kind.
+        plugged: it comes from a plug-in, and has priority over Tilestone's own converters.
+    """
+    _registry.add(kind, converter, plugged)
+
+
+def add_lazily(module: str, load: Callable[[], None]) -> None:
+    """Arranges that load(), which adds converters, is called once the module has been imported."""
+    _registry.add_lazily(module, load)
+
+
+def add_parts(states: Callable[[Any], bool], converter: Converter) -> None:
+    """Registers a converter for single objects: those for which states(item) is true.
+
+    It comes before torch's converter of ordinary tensors, and after every converter of a class.
+    """
+    _registry.add_parts(states, converter)
+
+
+def find(item: Any) -> Converter | None:
+    """The converter of an object; None for a plain value, a container, or any other object."""
+    converter = _registry.find(type(item))
+    if converter is None or converter.may_be_part:
+        return _registry.find_part(item) or converter
+    return converter
+
+
+def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
+    """A view of any array's memory; None if it is not an array of numbers."""
+    converter = find(array)
+    return None if converter is None else converter.view(array, for_load)
+
+
+def _checked(found: _core.TensorView | None, array: Any) -> _core.TensorView:
+    if found is not None:
+        return found
+    raise InvalidArgumentError(
+        f"expected an array of numbers, not {type(array).__name__}"
+        + (f" of {array.dtype}" if hasattr(array, "dtype") else "")
+    )
+
+
+def view(array: Any, for_load: bool) -> _core.TensorView:
+    """A view of any array's memory.
+
+    Raises:
+        InvalidArgumentError: it is not an array, or its dtype can't be stored in a checkpoint.
+    """
+    return _checked(find_view(array, for_load), array)
+
+
+def description(array: Any) -> _core.TensorView:
+    """Dtype and shape of any array, also of one without memory (on torch's meta device).
+
+    Raises:
+        InvalidArgumentError: as for `view`.
+    """
+    converter = find(array)
+    return _checked(None if converter is None else converter.description(array), array)
+
+
+def view_or_description(array: Any, for_load: bool | None) -> _core.TensorView:
+    """A view of any array's memory; if for_load is None, its description.
+
+    Raises:
+        InvalidArgumentError: as for `view`.
+    """
+    return description(array) if for_load is None else view(array, for_load)
+
+
+def view_to_fill(array: Any) -> _core.TensorView:
+    """A view through which the array's own memory is filled.
+
+    Raises:
+        InvalidArgumentError: it is not an array, is read-only, or has no memory.
+    """
+    converter = find(array)
+    if converter is None or not converter.is_writable(array):
+        raise InvalidArgumentError(
+            f"a {type(array).__name__} can't be filled: it is read-only or has no memory"
+            if hasattr(type(array), "__dlpack__")
+            else f"only an array can be filled, not a {type(array).__name__}"
+        )
+    return view(array, for_load=True)

@@ -1,0 +1,141 @@
+"""Views of the memory of numpy arrays, and of arrays of other libraries that support DLPack."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy
+
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
+from tilestone._objects import converters
+from tilestone._objects.copied_back import CopiedBack
+from tilestone._objects.dtypes import DType, name_of_numpy
+from tilestone._protocols import SupportsDlpack
+
+# Classes whose arrays consist only of their elements. Arrays of other subclasses (masked arrays,
+# quantities with a unit) are stored as objects, because their elements alone are not enough to
+# restore them.
+_PLAIN = (numpy.ndarray, numpy.memmap, numpy.matrix, numpy.recarray)
+
+
+def dtype_name(array: numpy.ndarray[Any, Any]) -> str | None:
+    """The name of an array's element type; None if a checkpoint can't hold it as a tensor."""
+    return name_of_numpy(array.dtype)
+
+
+def is_plain(array: numpy.ndarray[Any, Any]) -> bool:
+    """Whether an array is stored as a tensor."""
+    return type(array) in _PLAIN and dtype_name(array) is not None
+
+
+def array(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
+    """A numpy array over the memory of a contiguous view."""
+    dtype = DType(loaded.dtype).numpy
+    if loaded.nbytes == 0:
+        return numpy.empty(loaded.shape, dtype)
+    return loaded.bytes.view(dtype).reshape(loaded.shape)
+
+
+def view(array: numpy.ndarray[Any, Any], for_load: bool) -> _core.TensorView | None:
+    """A view of an array's memory; None if a checkpoint can't hold its elements (objects, text).
+
+    For a load, the view of a read-only array is of a new array. If the array has a foreign byte
+    order, or strides that are not multiples of the element size (a field of records), the load
+    fills new memory, which is then copied to the array.
+
+    Raises:
+        InvalidArgumentError: for a load, several elements of the array share memory.
+    """
+    name = name_of_numpy(array.dtype)
+    if name is None or type(array) not in _PLAIN:
+        return None
+    size = array.dtype.itemsize
+    straight = array.dtype.isnative and all(stride % size == 0 for stride in array.strides)
+    owner: Any = None
+    if for_load and not array.flags.writeable:
+        array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+    elif for_load:
+        if _core.shares_elements((*array.shape, size), (*array.strides, 1)):
+            raise InvalidArgumentError(
+                "can't fill an array in which several elements share memory"
+            )
+        if not straight:
+            target = array
+            array = numpy.zeros(array.shape, array.dtype.newbyteorder("="))
+            owner = CopiedBack(array, target, _copied)
+    elif not straight:
+        array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    data: int = array.__array_interface__["data"][0]
+    if array.flags.c_contiguous or array.size == 0:
+        begin, end = data, data + array.nbytes
+    else:
+        # numpy has a function for this, under one name before 2.0 and under another one since.
+        reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides)]
+        begin = data + sum(each for each in reach if each < 0)
+        end = data + sum(each for each in reach if each > 0) + size
+    strides = [stride // size for stride in array.strides]
+    kept = array if owner is None else owner
+    return _core.TensorView.strided(data, name, array.shape, strides, begin, end - begin, kept)
+
+
+def _copied(target: Any, memory: Any) -> Any:
+    numpy.copyto(target, memory)
+    return target
+
+
+def _is_immutable(array: SupportsDlpack) -> bool:
+    # JAX's arrays are immutable, which DLPack before version 1 can't express.
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def is_writable(array: SupportsDlpack) -> bool:
+    """Whether an array that supports DLPack may be filled."""
+    if _is_immutable(array):
+        return False
+    return _core.TensorView.from_dlpack(array, writable=True) is not None
+
+
+def dlpack_view(array: SupportsDlpack, for_load: bool) -> _core.TensorView | None:
+    """A view of an array that supports DLPack; for a load, if read-only, a view of a new array."""
+    readable = for_load and _is_immutable(array)
+    found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)
+    if found is not None or not for_load:
+        return found
+    found = _core.TensorView.from_dlpack(array, writable=False)
+    if found is None:
+        return None
+    return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
+
+
+class _DlpackConverter(converters.ArrayConverter):
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return dlpack_view(item, for_load)
+
+    def is_writable(self, item: Any) -> bool:
+        return is_writable(item)
+
+
+class _NumpyConverter(converters.ArrayConverter):
+    def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
+        return view(item, for_load)
+
+    def is_writable(self, item: Any) -> bool:
+        return bool(item.flags.writeable)
+
+    def in_value(self, item: Any) -> Any:
+        # If torch is loaded, a numpy array is pickled, so that it comes back as a numpy array.
+        plain = type(item) is numpy.ndarray and item.dtype.isnative and "torch" not in sys.modules
+        return view(item, False) if plain else None
+
+
+def is_array(item: Any) -> bool:
+    """Whether an object is an array that this module views."""
+    return isinstance(converters.find(item), (_NumpyConverter, _DlpackConverter))
+
+
+converters.add(lambda cls: hasattr(cls, "__dlpack__"), _DlpackConverter())
+converters.add(numpy.ndarray, _NumpyConverter())
+# numpy's scalars are leaves, although they support DLPack.
+converters.add(numpy.generic, converters.Converter())

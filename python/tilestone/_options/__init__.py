@@ -1,0 +1,1 @@
+"""The options of calls: their table, checks and types."""

@@ -1,0 +1,1 @@
+"""torch's tensors, devices and process groups. Imported once torch is."""

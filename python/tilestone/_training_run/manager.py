@@ -1,0 +1,546 @@
+"""CheckpointManager: the checkpoints of a training run in one directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilestone import _core
+from tilestone._calls import opening
+from tilestone._calls.collective import Prepared, prepared
+from tilestone._calls.session import Session
+from tilestone._errors import (
+    CheckpointError,
+    CorruptError,
+    CoverageError,
+    InvalidArgumentError,
+    MismatchError,
+    NotFoundError,
+    UnsafeError,
+)
+from tilestone._options import valid
+from tilestone._options.keywords import checked
+from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
+from tilestone._protocols import CommunicatorLike
+from tilestone._training_run.background import InFlight, Pruning
+from tilestone._training_run.preemption import WORK, Preemption
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from tilestone._options.values import AsyncSaveKeywords, LoadKeywords
+
+#: What is wrong with the files of a checkpoint, the same on every rank.
+_ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
+
+#: The work with which the engine's ManagedRun::choose begins.
+_CHOICE = "choice of a checkpoint"
+
+logger = logging.getLogger("tilestone")
+
+class _Refused(Prepared):
+    """In place of a state: why this rank's arguments were refused. All ranks then raise it."""
+
+    def __init__(self, error: InvalidArgumentError) -> None:
+        self._error = error
+
+    def make(self) -> Mapping[Any, Any]:
+        raise self._error
+
+
+def _agree(
+    work: str, comm: CommunicatorLike, said: bytes, refused: CheckpointError | None, timeout: Any
+) -> None:
+    """Meets the other ranks that do the same work, and raises an error of one of them on all.
+
+    Args:
+        said: this rank's arguments, which rank 0 compares.
+        refused: why this rank refuses its arguments.
+    """
+    if comm.size == 1:
+        if refused is not None:
+            raise refused
+        return
+
+    def say(_: int, __: bytes) -> bytes:
+        if refused is not None:
+            raise refused
+        return said
+
+    def decide(_: int, all_said: list[bytes]) -> tuple[bytes, bool]:
+        _expect_equal(all_said)
+        return b"", True
+
+    try:
+        _core.agree(work, comm, say, decide, valid.limit_of(timeout))
+    except CheckpointError as error:
+        if refused is None:
+            raise
+        refused.add_rank(comm.rank)
+        if error is not refused:
+            raise refused from error  # others did not come, or made another call
+        raise
+
+
+def _expect_equal(said: list[bytes]) -> None:
+    """Compares the arguments of all ranks' managers: names and values, in the same order.
+
+    Raises:
+        MismatchError: ranks don't agree. It names the first such argument and its values.
+    """
+    ranks = [json.loads(each) for each in said]
+    for name, own in ranks[0].items():
+        first: dict[str, int] = {}  # the first rank with each value
+        for rank, values in enumerate(ranks):
+            first.setdefault(values[name], rank)
+        if len(first) > 1:
+            who = "; ".join(f"rank {rank}: {value}" for value, rank in first.items())
+            raise MismatchError(
+                f"the ranks' managers don't agree on {name} ({who})",
+                rank=next(rank for value, rank in first.items() if value != own),
+                hint="make the manager with the same arguments on every rank",
+            )
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgumentError(f"metrics must be a dict of numbers by name, not {metrics!r}")
+    found = {}
+    for name, value in metrics.items():
+        try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError("text is no number")
+            found[valid.word("the name of a metric", name)] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise InvalidArgumentError(
+                f"the metric {name!r} must be a number, not {value!r}"
+            ) from error
+    return found
+
+
+class CheckpointManager:
+    """Saves the checkpoints of a run, keeps those that are wanted, and finds the newest one.
+
+        with tilestone.CheckpointManager("run", every=100, keep=tilestone.Keep(last=3)) as manager:
+            state, step = manager.restore(state)
+            for step in range((step or 0) + 1, last + 1):
+                loss = train(state)
+                manager.save(step, state, metrics={"loss": loss})
+                if manager.preempted(step):
+                    manager.save(step, state, force=True)
+                    break
+
+    Each step has a folder of its own in the run's directory. Which step is the newest is found from
+    the checkpoints themselves: no file names it. They say which run saved them and which step they
+    continue; `restore`, `latest`, `best` and `keep` follow the line that was saved last, whatever
+    the numbers of other runs' steps. A manager that saves and has restored nothing begins a new
+    run. Folders of Megatron-LM ("iter_0000100") and of
+    torchtitan ("step-100") count as steps too. See docs/run_directories.md.
+
+    All ranks make the manager, and call `save`, `restore` and `preempted`, together; the other
+    methods communicate with nobody. One thread may use it at a time.
+
+    Args:
+        run_dir: the run's directory, on a file system that all ranks see; made by the first save.
+        every: `save` saves at steps that are multiples of it.
+        keep: a `Keep`: the checkpoints that it does not keep are removed, in the background, once a
+            newer one is durable. None: no checkpoint is removed.
+        name: names of the steps' folders, with one "{step}", or padded "{step:08}".
+        group: the ranks, as for `tilestone.save`.
+        async_save: `save` returns as soon as the state may change, as `tilestone.async_save` does,
+            and the checkpoint is written in the background. A failure is then raised by the next
+            `save`, on every rank, or by `wait` and the end of the with block; with on_error="warn"
+            it is logged, and only `wait` raises it. The next save and `restore` wait for a save that
+            is in flight, and so does the end of the with block.
+        strict: a save that lacks something that the step before has raises MismatchError, before
+            the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
+            tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
+        options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
+            and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
+            to save a durable step again; one of a branch that the run has left needs none.
+
+    Raises:
+        InvalidArgumentError: an argument is out of range or can't be used, on any rank.
+        MismatchError: the ranks don't agree on an argument other than `options`, or see different
+            steps in the run's directory.
+        TimeoutError, RankFailedError: not all ranks of the group made the manager.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        keep: Keep | None = None,
+        name: str = "step-{step:08}",
+        group: ProcessGroup | CommunicatorLike | None = None,
+        async_save: bool = True,
+        strict: bool = False,
+        **options: Unpack[AsyncSaveKeywords],
+    ) -> None:
+        self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
+        self._session = Session(group, timeout=self._timeout)
+        self._comm = self._session._comm
+        self._is_closed = False
+        given: dict[str, str] = {}
+        refused = None
+        try:
+            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
+        except CheckpointError as error:
+            refused = error
+        said = json.dumps(given).encode()
+        _agree("arguments of the ranks' managers", self._comm, said, refused, self._timeout)
+        self._run.expect_same_steps(self._comm, valid.limit_of(self._timeout))
+        self._preemption = Preemption(self._comm)
+        self._in_flight: InFlight | None = None
+        self._pruning = Pruning(self._run, self._comm.rank == 0)
+        weakref.finalize(self, self._pruning.end)  # also at the program's end
+
+    def _set_arguments(
+        self,
+        run_dir: Any,
+        every: Any,
+        keep: Any,
+        name: Any,
+        async_save: Any,
+        strict: Any,
+        options: AsyncSaveKeywords,
+    ) -> dict[str, str]:
+        """Checks and keeps the arguments. Returns those that ranks must agree on."""
+        if keep is not None and not isinstance(keep, Keep):
+            raise InvalidArgumentError(f"keep must be a tilestone.Keep, not {keep!r}")
+        self._in_background = valid.flag("async_save", async_save)
+        if "in_flight" in options:
+            raise InvalidArgumentError("in_flight is fixed by the manager: a save waits for the last")
+        kind = AsyncSaveOptions if self._in_background else SaveOptions
+        checked("manager's save", kind, options)
+        self._keep = keep
+        directory = valid.directory(run_dir)
+        if not directory or b"\0" in directory:
+            raise InvalidArgumentError(
+                f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
+            )
+        _core.refuse_url(directory)
+        self._directory = os.path.expanduser(os.fsdecode(directory))
+        self._run = _core.ManagedRun(
+            directory,
+            valid.whole("every", every, 64),
+            None if keep is None else keep.made(),
+            valid.word("name", name),
+            valid.flag("strict", strict),
+        )
+        self._options = options
+        location = os.fsencode(os.path.realpath(self._directory))
+        return {
+            "run_dir": location.decode(errors="backslashreplace"), "every": str(int(every)),
+            "keep": repr(keep), "name": name, "strict": str(strict), "async_save": str(async_save),
+        }  # fmt: skip
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidArgumentError("the manager is closed")
+
+    def should_save(self, step: int) -> bool:
+        """Whether `save` would save this step without `force`: for a state that is costly to make.
+
+        False for the step that was just saved, unless its save has failed. If that one is still in
+        flight, this waits for it.
+        """
+        step = valid.whole("step", step, 64)
+        if not self._run.is_due(step) or not self._run.is_saved(step):
+            return self._run.is_due(step)
+        if self._in_flight is None or self._in_flight.step != step:
+            return False
+        self._in_flight.wait()
+        folder = os.path.join(self._directory, self._run.new_name_of(step))
+        try:
+            with opening.open(folder) as found:  # perhaps an older one
+                return found.save_id != self._in_flight.saving.save_id
+        except CheckpointError:
+            return True
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[Any, Any],
+        metrics: Mapping[str, float] | None = None,
+        *,
+        force: bool = False,
+    ) -> bool:
+        """Saves the state as the checkpoint of a step, if a save is due. Every rank calls.
+
+        With async_save the checkpoint becomes durable later; the state may change once this
+        returns. The step that this manager has saved or restored last may be saved once more, with
+        `force` after the loop for example: the call waits for a save in flight, and if that step is
+        durable and holds this state, by its checksums, nothing is written, and the metrics given
+        now are added to it. If it holds another state, it is replaced with `overwrite`, and
+        otherwise that is an error. If its save has failed, it is saved.
+
+        Args:
+            step: the step, 0 or more; the same on every rank.
+            state: as for `tilestone.save`.
+            metrics: numbers by name ("loss"), for `Keep.best`. Rank 0's are stored with the
+                checkpoint; those of other ranks are ignored.
+            force: save although no save is due; the same on every rank.
+
+        Returns:
+            False if no save is due, else True.
+
+        Raises:
+            InvalidArgumentError: the step or a metric is not a number, on any rank.
+            UnsupportedError: in a forked child; the save in flight belongs to the parent.
+            AlreadyExistsError: the step is durable already, with another state or of another run
+                of the program, and `overwrite` was not given.
+            MismatchError: with strict=True, the state lacks something that the step before has.
+            Also everything that `tilestone.save` raises; with async_save, what the save before has
+            failed with, also because of `strict`, and then nothing is saved.
+        """
+        self._check_open()
+        try:
+            step = valid.whole("step", step, 64)
+            forced = valid.flag("force", force)
+            if not (forced or self._run.is_due(step)):
+                return False
+            numbers = _numbers(metrics)
+        except InvalidArgumentError as error:
+            self._wait_for_last()
+            self._begin_save(0, _Refused(error), "")  # every rank raises it
+            raise
+        self._wait_for_last()
+        if self._is_settled(step, state, numbers):
+            return True
+        self._run.make_room(self._comm, step, valid.limit_of(self._timeout))
+        begun = self._run.begin(self._comm, step, numbers)
+        given: Any = prepared(state)
+        given.engine = {**given.engine, "step": begun}
+        path = os.path.join(self._directory, self._run.new_name_of(step))
+        self._begin_save(step, given, path)
+        self._run.saved(step, begun)
+        return True
+
+    def _is_settled(self, step: int, state: Any, metrics: dict[str, float]) -> bool:
+        """Whether the step was saved or restored last, and holds this state already."""
+        seconds = valid.limit_of(self._timeout)
+        folder = self._run.saved_before(self._comm, step, seconds)
+        if not folder:
+            return False
+        options: Any = self._options
+        difference = self._session._difference(
+            state, os.path.join(self._directory, folder), **options
+        )
+        overwrite = bool(options.get("overwrite"))
+        return self._run.is_settled(
+            self._comm, step, folder, difference, metrics, overwrite, seconds
+        )
+
+    def _wait_for_last(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.wait()
+
+    def _begin_save(self, step: int, given: Any, path: str) -> None:
+        options: Any = self._options
+        try:
+            if self._in_background:
+                saving = self._session.async_save(given, path, **options)
+                self._in_flight = InFlight(saving, step, self._pruning)
+            else:
+                self._session.save(given, path, **options)
+                self._pruning.after(step)
+        except BaseException as error:
+            self._run.failed()
+            if isinstance(error, MismatchError) and error.reason == "different_calls":
+                error.add_hint("step and force of a save must be the same on every rank")
+            raise
+
+    def restore(
+        self,
+        state: Mapping[Any, Any],
+        step: int | None = None,
+        *,
+        fallback: bool = False,
+        **options: Unpack[LoadKeywords],
+    ) -> tuple[Mapping[Any, Any], int | None]:
+        """Loads the newest durable step, or a given one, which the run then continues.
+
+        Every rank calls. The newest step is that of the line that was saved last.
+
+        Rank 0 chooses the newest step for all ranks; `step` and `fallback` must be the same on all of
+        them (MismatchError). Steps whose saves have not ended are skipped, and the
+        log names them. If the chosen step is removed by another process before it is loaded, the
+        newest of the others is chosen.
+
+        Args:
+            state: the template, as for `tilestone.load`.
+            step: the step to load; None: the newest durable one.
+            fallback: if the newest step is damaged, load the one before, and log how much is lost.
+                Without it, a damaged newest step raises. The damage may show only while the step is
+                loaded, so arrays may have been filled from it, which the load of the older step
+                fills again. A step that was lost so is removed when it is saved again.
+            options: the other options of `tilestone.load`.
+
+        Returns:
+            (what `tilestone.load` returns, the step); (state, None) if there is no step yet.
+
+        Raises:
+            NotFoundError, CorruptError: `step` is not durable; the newest step is damaged, and
+                `fallback` is False, or there is no other one.
+            MismatchError: the ranks see different steps in the run's directory.
+            Also everything that `tilestone.load` raises.
+        """
+        self._check_open()
+        self._wait_for_last()
+        timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
+        seconds = valid.limit_of(timeout)
+        try:
+            if "group" in options:
+                raise InvalidArgumentError("group is fixed by the manager")
+            wanted = None if step is None else valid.whole("step", step, 64)
+            fallback = valid.flag("fallback", fallback)
+        except InvalidArgumentError as error:
+            _agree(_CHOICE, self._comm, b"", error, timeout)
+            raise
+        chosen = self._run.choose(self._comm, wanted, fallback, seconds)
+        while chosen is not None:
+            try:
+                loaded = self._session.load(
+                    state, os.path.join(self._directory, chosen.name), **options
+                )
+            except _ABOUT_FILES as error:
+                again = None
+                lacks_key = isinstance(error, NotFoundError) and error.key and not error.file
+                if wanted is None and not lacks_key:  # an intact checkpoint without a wanted key
+                    again = self._run.choose_again(
+                        self._comm, chosen, str(error), fallback, seconds
+                    )
+                if again is None:
+                    if not isinstance(error, NotFoundError):
+                        error.add_hint(self._about_damage(chosen, wanted is None and not fallback))
+                    raise
+                chosen = again
+                continue
+            self._run.restored(chosen)
+            return loaded, chosen.step
+        return state, None
+
+    def _about_damage(self, chosen: _core.ManagedRun.Chosen, may_fall_back: bool) -> str:
+        """What an error about the files of a step that was loaded does not say itself."""
+        hint = f"this is step {chosen.step}: {os.path.join(self._directory, chosen.name)}"
+        if may_fall_back:
+            hint += "; restore(fallback=True) continues from the newest step that is intact"
+        return hint
+
+    def latest(self) -> int | None:
+        """The newest durable step, as this rank sees the directory now; None: there is none."""
+        return self._run.latest()
+
+    def best(self) -> int | None:
+        """The best durable step by the metric of `Keep.best`; None: no step has it.
+
+        Raises:
+            InvalidArgumentError: the manager has no rule `Keep.best`.
+        """
+        if self._keep is None or self._keep.best is None:
+            raise InvalidArgumentError("the manager has no rule that says what is best (Keep.best)")
+        return self._run.best(self._keep.best)
+
+    def steps(self) -> list[_core.StepInfo]:
+        """All steps that have a folder, in ascending order, as this rank sees them now.
+
+        Unfinished, damaged and foreign ones are listed too: `StepInfo.state` says so. Every
+        checkpoint's metadata is read, but not its arrays: `tilestone.open(path).verify()` checks
+        those.
+        """
+        return self._run.steps()
+
+    def path(self, step: int) -> str:
+        """The folder of a step, whether or not it exists."""
+        return os.path.join(
+            self._directory, self._run.name_of(valid.whole("step", step, 64))
+        )
+
+    def preempted(self, step: int) -> bool:
+        """Whether the job is about to be ended: any rank has received SIGTERM.
+
+        Every rank calls this after each step. The ranks agree after each step, so all get True after
+        the same one, and can save it; while steps are so short that this would take more than a
+        hundredth of the time, they agree after every few, at most five. True stays True. The first
+        call begins to listen for SIGTERM; a handler that was there before is called too. A handler
+        that the program installs later is called too from the next call on, which warns: a SIGTERM
+        in between was not noticed. The handler is removed when the manager is closed.
+
+        Args:
+            step: the step that was done; the same on every rank.
+
+        Raises:
+            InvalidArgumentError: the first call is not in the main thread, or the first one after
+                the program has installed a handler.
+            TimeoutError, RankFailedError: a rank did not call.
+        """
+        try:
+            self._preemption.install()
+            valid.whole("step", step, 64)
+        except InvalidArgumentError as error:
+            if not self._preemption.has_agreed:  # afterwards the others don't wait for this rank
+                _agree(WORK, self._comm, b"", error, self._timeout)
+            raise
+        return self._preemption.agreed(valid.limit_of(self._timeout))
+
+    def wait(self) -> None:
+        """Waits until the last save is durable and no checkpoint is being removed any more.
+
+        Raises:
+            The error with which the last save has failed in the background.
+        """
+        if self._in_flight is not None:
+            self._in_flight.wait()
+            in_flight, self._in_flight = self._in_flight, None
+            try:
+                in_flight.saving.result()
+            except CheckpointError:
+                self._run.failed()
+                raise
+        self._run.wait()
+
+    def close(self) -> None:
+        """Waits as `wait` does, and puts the handler of SIGTERM back. A second call does nothing.
+
+        In a forked child it does not wait for a save of the parent.
+
+        Raises:
+            The error with which the last save has failed in the background; with on_error="warn" it
+            is logged.
+        """
+        self._preemption.remove()
+        if self._in_flight is not None and self._in_flight.is_of_parent:
+            return
+        self._is_closed = True
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if self._options.get("on_error") != "warn":
+                raise
+            logger.warning("The last save has failed: %s", error)
+        finally:
+            self._pruning.end()
+            self._session.close()
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._directory!r}{', closed' * self._is_closed})"
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            logger.error("The last save has failed: %s", error)
