@@ -397,7 +397,7 @@ class Given(Prepared):
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""
         own = [name for name in ("tp_replica_names", "separation_hint") if name in options]
-        engine = {name: options.pop(name) for name in own}
+        engine: dict[str, Any] = {name: options.pop(name) for name in own}
         self.engine = {**engine, "verify_integrity": hashes is not None}
 
     def forget(self) -> None:
