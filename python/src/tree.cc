@@ -569,7 +569,7 @@ class TreeReader {
   const Bridge& bridge_;
   const KeptLeaves* const kept_;
   std::unordered_set<uintptr_t> replaced_;  // ids of objects for which stand-ins were filled
-  nb::object copied_back_;                  // tilestone._objects.copied_back.CopiedBack
+  nb::object copied_back_;                  // tilestone._objects.converters.CopiedBack
   nb::list filled_;
   Path path_;  // of the current node
 };

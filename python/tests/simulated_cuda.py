@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from tilestone._calls import async_api
+from tilestone._calls import async_save
 from tilestone._torch import devices, live
 
 _POISON = 0xDB
@@ -228,8 +228,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(devices, "_kinds", {"cuda": Lane})
     monkeypatch.setattr(devices, "_lanes", {})
     monkeypatch.setattr(live, "PLAIN", (*live.PLAIN, Tensor))
-    monkeypatch.setattr(async_api, "_sessions", async_api._Sessions())
+    monkeypatch.setattr(async_save, "_sessions", async_save._Sessions())
     yield cuda
-    async_api._sessions.close()
+    async_save._sessions.close()
     gc.collect()  # unpins the sessions' memory
     assert Cuda.sticky == 0, "the program's next kernel would fail"

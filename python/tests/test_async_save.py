@@ -16,7 +16,7 @@ import pytest
 from thread_ranks import run_ranks
 
 import tilestone
-from tilestone._calls import async_api
+from tilestone._calls import async_save
 from tilestone._calls.steps import begin_save
 
 
@@ -405,7 +405,7 @@ def test_torch_ranks_train_on_while_a_save_is_written(worlds: Any, tmp_path: pat
 
 def test_a_session_of_async_save_lives_as_long_as_its_group(tmp_path: pathlib.Path) -> None:
     """Each `tilestone.solo()` is a group: its copies and threads go with it, its save goes on."""
-    sessions = async_api._sessions._of_group
+    sessions = async_save._sessions._of_group
     before = dict(sessions)
     for step in range(3):
         slow = Slow()

@@ -83,7 +83,7 @@ def test_a_shard_that_no_rank_of_the_group_holds_is_refused() -> None:
 
 
 def test_the_writer_of_a_file_follows_from_its_name() -> None:
-    from tilestone.megatron._shard_files import writer_of
+    from tilestone.megatron._distribution import writer_of
 
     names = {
         "__3_0.distcp": 3,

@@ -19,7 +19,7 @@ import tilestone.megatron as tm
 from ranks import Worlds
 from test_cache_policy import forget, from_disk
 from test_megatron_files import _megatron
-from tilestone.megatron import _shard_files, _shard_lists, exchange_utils, utils
+from tilestone.megatron import _distribution, _shard_lists, exchange_utils, utils
 from tilestone.megatron._shares import built
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.strategies.fully_parallel import (
@@ -157,9 +157,9 @@ def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
     mine = {utils._sharded_tensor_shard_id(shard): shard for shard in shards}
     chosen = [shard_id for shard_id in mine if shard_id in given.main_rank_for_shard]
     rows = [_shard_lists.row_of(mine[shard_id]) for shard_id in chosen]
-    for shard_id, file in zip(chosen, _shard_files.files_of(folder, rows), strict=True):
+    for shard_id, file in zip(chosen, _distribution.files_of(folder, rows), strict=True):
         writer = members[given.main_rank_for_shard[shard_id]]
-        assert file is None or _shard_files.writer_of(file) == writer, (shard_id, file, writer)
+        assert file is None or _distribution.writer_of(file) == writer, (shard_id, file, writer)
     return len({given.main_rank_for_shard[shard_id] for shard_id in chosen})
 
 

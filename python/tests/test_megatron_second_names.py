@@ -13,7 +13,7 @@ from test_megatron_api import MODES
 from test_megatron_stock import _make_directory, _megatron, _stock_on_cpu
 from tilestone import megatron
 from tilestone.megatron import stock, validation
-from tilestone.megatron._second_names import StoredEntities
+from tilestone.megatron._stored import StoredEntities
 from tilestone.megatron.strategies import torch as torch_strategies
 
 KEYS = ("a", "b.c")

@@ -17,7 +17,7 @@ from tilestone import (
     _core,
 )
 from tilestone.megatron import training
-from tilestone.megatron._together import Deadline
+from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.training import _look, _saving
 from tilestone.megatron.training._locks import RunLocks
 from training_runs import (

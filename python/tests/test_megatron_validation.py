@@ -17,7 +17,7 @@ from flat_slices import flat_slice
 from messages import mentions
 from ranks import Raised, Worlds
 from tilestone import megatron
-from tilestone.megatron import _common_state, core, mapping, state_dict_utils, validation
+from tilestone.megatron import _checks, core, mapping, state_dict_utils, validation
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from tilestone.megatron.strategies.base import StrategyAction
@@ -289,5 +289,5 @@ def test_a_contiguous_tensor_of_one_element_is_hashed_whatever_its_stride() -> N
     whole = torch.arange(6.0).reshape(2, 3)
     one = whole[0:1, 1]
     assert one.is_contiguous() and one.stride() == (3,)
-    assert _common_state._digest({"a": one}) is not None
-    assert _common_state._digest({"a": one}) == _common_state._digest({"a": torch.ones(1)})
+    assert _checks._digest({"a": one}) is not None
+    assert _checks._digest({"a": one}) == _checks._digest({"a": torch.ones(1)})

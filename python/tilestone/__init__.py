@@ -14,8 +14,7 @@ files. torch is not required, and is only used if the caller has imported it.
 """
 
 from tilestone import geometry
-from tilestone._calls.async_api import async_save
-from tilestone._calls.async_save import AsyncSave, AsyncStep
+from tilestone._calls.async_save import AsyncSave, AsyncStep, async_save
 from tilestone._calls.convert import convert
 from tilestone._calls.opening import Checkpoint, gc, open, repair
 from tilestone._calls.save_load import load, save
@@ -58,7 +57,7 @@ from tilestone._objects.entities import (
 )
 from tilestone._objects.given_placements import PlacementRules
 from tilestone._objects.opaque import Opaque
-from tilestone._objects.plugins import register_converter
+from tilestone._objects.converters import register_converter
 from tilestone._options.load_report import LoadReport
 from tilestone._options.progress import Progress
 from tilestone._options.rename import add_prefix, strip_prefix

@@ -22,11 +22,10 @@ from tilestone._objects import (
     entities,
     host_arrays,
     megatron_entities,
-    object_arrays,
     object_check,
     pickling,
 )
-from tilestone._objects.copied_back import CopiedBack
+from tilestone._objects.converters import CopiedBack
 from tilestone._objects.dtypes import DType, native_type
 from tilestone._objects.opaque import Opaque, make
 from tilestone._objects.stateful import Below, Statefuls, below, is_stateful, of_optimizer
@@ -203,7 +202,7 @@ class Bridge:
         """What a load returns for a leaf: the template's array, filled from the stored object."""
         if self.as_torch:  # there, an object takes the place of any leaf
             return made
-        return object_arrays.filled_by(original, made, _torch())
+        return host_arrays.filled_by(original, made, _torch())
 
     def replace(self, item: Any, made: Any, restore: Callable[[Any], Any]) -> None:
         """Records the stand-in that a converter made for the item, and how a load restores it."""

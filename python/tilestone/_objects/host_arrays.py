@@ -1,4 +1,8 @@
-"""Views of the memory of numpy arrays, and of arrays of other libraries that support DLPack."""
+"""Views of the memory of numpy arrays, and of arrays of other libraries that support DLPack.
+
+Stock PyTorch pickles numpy arrays, so a checkpoint may hold them as objects. A template's array is
+filled from either.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from typing import Any
 import numpy
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._objects import converters
-from tilestone._objects.copied_back import CopiedBack
+from tilestone._objects.converters import CopiedBack
 from tilestone._objects.dtypes import DType, name_of_numpy
 from tilestone._protocols import SupportsDlpack
 
@@ -139,3 +143,50 @@ converters.add(lambda cls: hasattr(cls, "__dlpack__"), _DlpackConverter())
 converters.add(numpy.ndarray, _NumpyConverter())
 # numpy's scalars are leaves, although they support DLPack.
 converters.add(numpy.generic, converters.Converter())
+
+
+def _as_numpy(made: Any, torch: Any) -> numpy.ndarray[Any, Any]:
+    if torch is not None and torch.is_tensor(made):
+        return array(torch.host_view(made.contiguous()))
+    if isinstance(made, numpy.generic):
+        made = numpy.asarray(made)
+    if not isinstance(made, numpy.ndarray):
+        raise MismatchError(
+            f"an array is wanted, but the checkpoint holds an object of {type(made).__name__}",
+            hint="to get the object, use None instead of the array in the template",
+        )
+    return made
+
+
+def filled_by(original: Any, made: Any, torch: Any) -> Any:
+    """`made`, or the template's array after it was filled from `made`.
+
+    Args:
+        original: the template's leaf, or a list of leaves.
+        made: the object that the checkpoint holds in this place.
+        torch: the module tilestone._torch.tensors, or None while torch is not loaded.
+
+    Raises:
+        MismatchError: the template has an array, and the object is not an array of the same dtype
+            and shape.
+    """
+    if type(original) is list and type(made) is list and len(original) == len(made):
+        return [filled_by(a, b, torch) for a, b in zip(original, made, strict=True)]
+    is_tensor = torch is not None and torch.is_tensor(original)
+    if not is_tensor and not (isinstance(original, numpy.ndarray) and is_plain(original)):
+        return made
+    array = _as_numpy(made, torch)
+    dtype = torch.dtype_name(original.dtype) if is_tensor else dtype_name(original)
+    stored = dtype_name(array)
+    if (stored, array.shape) != (dtype, tuple(original.shape)):
+        raise MismatchError(
+            f"the checkpoint holds an array of {stored or array.dtype} {list(array.shape)} here, "
+            f"as an object, but an array of {dtype} {list(original.shape)} is wanted",
+            hint="to get the stored array, use None instead of the array in the template",
+        )
+    if is_tensor:
+        return torch.filled_by(original, array)
+    if not original.flags.writeable:
+        return array
+    numpy.copyto(original, array)
+    return original

@@ -8,8 +8,7 @@ from typing import TypeAlias, cast
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._objects import converters, given_placements
-from tilestone._objects.converters import Layout
-from tilestone._objects.copied_back import CopiedBack
+from tilestone._objects.converters import CopiedBack, Layout
 from tilestone._objects.given_placements import Placement, PlacementRules
 from tilestone._options import valid
 from tilestone._protocols import DeviceMeshLike, DtensorLike, PlacementLike, SupportsDlpack

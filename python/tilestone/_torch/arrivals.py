@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilestone._torch.comm_errors import CallEndedError, RanksLostError, RanksMissingError
-from tilestone._torch.group import Shared
+from tilestone._torch.group import CallEndedError, RanksLostError, RanksMissingError, Shared
 from tilestone._torch.helper_thread import Task, poll
 from tilestone._torch.transfer import rank_list
 

@@ -56,8 +56,13 @@ import torch.distributed as dist
 
 from tilestone import _forked
 from tilestone._torch.arrivals import Arrivals
-from tilestone._torch.comm_errors import CallEndedError, RanksLostError, RanksMissingError
-from tilestone._torch.group import Shared, shared_by
+from tilestone._torch.group import (
+    CallEndedError,
+    RanksLostError,
+    RanksMissingError,
+    Shared,
+    shared_by,
+)
 from tilestone._torch.helper_thread import LAST_WORDS, Check, StuckError, Task, poll
 from tilestone._torch.transfer import Transfer, rank_list
 

@@ -1,9 +1,10 @@
-"""The state that all communicators over one torch.distributed process group share."""
+"""What all communicators over one torch.distributed process group share, and their exceptions."""
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +13,30 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from tilestone import _core, _forked
 from tilestone._torch.helper_thread import Helper
+
+
+class RanksMissingError(TimeoutError):
+    """The deadline passed. `ranks`: the missing ranks, by their numbers in the group."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+class RanksLostError(ConnectionError):
+    """The connection to a rank broke. `ranks`: its number in the group; empty if unknown."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+
+class CallEndedError(ConnectionError):
+    """Another rank ended the call with an error. `error`: that rank's error, encoded."""
+
+    def __init__(self, message: str, error: bytes) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 class Shared:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tilestone._torch.comm_errors import RanksLostError, RanksMissingError
-from tilestone._torch.group import Shared
+from tilestone._torch.group import RanksLostError, RanksMissingError, Shared
 
 _LONGEST_WAIT = datetime.timedelta(days=1)  # the limit of one wait inside torch
 _NAMED_RANKS = 8

@@ -1,11 +1,8 @@
 """torch.distributed.checkpoint.api itself, which needs nothing from Tilestone."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint import api
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.api import *  # noqa: F403
+from torch.distributed.checkpoint.api import *  # noqa: F403
 
 sys.modules[__name__] = api

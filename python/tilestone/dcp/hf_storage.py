@@ -1,11 +1,8 @@
 """torch.distributed.checkpoint.hf_storage itself, which needs nothing from Tilestone."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint import hf_storage
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.hf_storage import *  # noqa: F403
+from torch.distributed.checkpoint.hf_storage import *  # noqa: F403
 
 sys.modules[__name__] = hf_storage

@@ -1,11 +1,8 @@
 """torch.distributed.checkpoint.logging_handlers itself, which needs nothing from Tilestone."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint import logging_handlers
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.logging_handlers import *  # noqa: F403
+from torch.distributed.checkpoint.logging_handlers import *  # noqa: F403
 
 sys.modules[__name__] = logging_handlers

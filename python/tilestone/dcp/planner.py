@@ -1,11 +1,8 @@
 """torch.distributed.checkpoint.planner itself, which needs nothing from Tilestone."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint import planner
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import *  # noqa: F403
+from torch.distributed.checkpoint.planner import *  # noqa: F403
 
 sys.modules[__name__] = planner

@@ -1,11 +1,8 @@
 """torch.distributed.checkpoint.state_dict itself, which needs nothing from Tilestone."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from torch.distributed.checkpoint import state_dict
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.state_dict import *  # noqa: F403
+from torch.distributed.checkpoint.state_dict import *  # noqa: F403
 
 sys.modules[__name__] = state_dict

@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.storage import StorageWriter
 from torch.distributed.checkpoint.utils import _api_bc_check
 from typing_extensions import deprecated
 
-from tilestone._calls.async_api import async_save as async_save_with_engine
-from tilestone._calls.async_save import AsyncStep
+from tilestone._calls.async_save import AsyncStep, async_save as async_save_with_engine
 from tilestone._calls.save_load import run_save
 from tilestone._options.values import Resources
 from tilestone.dcp import _calls

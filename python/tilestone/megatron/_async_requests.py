@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._together import agreed
+from tilestone.megatron._ranks import agreed
 
 # Modules of the queues that run a request in a process that was started earlier. That process knows
 # only the queue's own class, and may have imported both.

@@ -2,28 +2,230 @@
 
 The call plans the save, by rounds of all ranks, and copies what this rank writes. A thread of this
 process then writes. What Megatron-Core's queue starts in another process only waits for that thread
-(see `_waiting`). When the queue finalizes the request, all ranks report what they have written, and
+(`Wait`). When the queue finalizes the request, all ranks report what they have written, and
 the save is published. What was not finalized is never published.
+
+Such a save uses its group when it is planned and when it is finalized. In between, other saves and
+loads use the group, so each save in flight has a channel of its own, with a session (`Slot`). A
+session that is free serves the next save, which then has its staging memory and its plan already.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import struct
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tilestone import _core
+import torch.distributed as dist
+
+from tilestone import _core, _forked
 from tilestone._calls.collective import Prepared
+from tilestone._calls.session import Session
 from tilestone._calls.steps import BegunSave, begin_save
-from tilestone._errors import InterruptedError
-from tilestone.megatron import _engine_calls, _integrity, _ranks, _slots
+from tilestone._errors import InterruptedError, InvalidArgumentError
+from tilestone._torch.comm import TorchCommunicator
+from tilestone.megatron import _engine_calls, _integrity, _ranks
 from tilestone.megatron._async_requests import AsyncRequest
+from tilestone.megatron._ranks import Deadline, agreed, together
 from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._stored import literal
-from tilestone.megatron._together import Deadline, together
-from tilestone.megatron._waiting import Line
+
+_WRITTEN, _HEARD = b"w", b"h"
+_LOOK_EVERY = 5.0  # seconds between looks whether the trainer still exists
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer
+
+
+@dataclasses.dataclass
+class Wait:
+    """The function of a request: returns when the thread has written. Can be pickled.
+
+    Args:
+        address: of the trainer's socket.
+        process: the trainer's process.
+        line: the trainer's end; not pickled. A fork inherits it, and closes its copy.
+    """
+
+    address: str
+    process: int
+    line: Line | None = None
+
+    def __reduce__(self) -> Any:
+        return Wait, (self.address, self.process)
+
+    def __call__(self) -> None:
+        """Waits.
+
+        Raises:
+            InterruptedError: the save was abandoned, or the trainer has ended.
+            InvalidArgumentError: it has been called before, and had been told.
+        """
+        if self.line is not None and os.getpid() != self.process:
+            self.line.socket.close()
+        with socket.socket(socket.AF_UNIX) as mine:
+            try:
+                mine.connect(self.address)
+                if self._received(mine) == _WRITTEN:
+                    mine.sendall(_HEARD)
+                    return
+            except (ConnectionError, ProcessLookupError):
+                pass
+        if self.line is not None and self.line.heard:
+            raise InvalidArgumentError(
+                "the request of an asynchronous save was executed twice",
+                hint="either schedule a request in a queue or call its execute_sync, once",
+            )
+        raise InterruptedError(
+            "the save was abandoned by the process that saves, or this process has ended",
+            hint="nothing was published: save again",
+        )
+
+    def _received(self, mine: socket.socket) -> bytes:
+        mine.settimeout(_LOOK_EVERY)
+        while True:
+            try:
+                return mine.recv(1)
+            except TimeoutError:
+                os.kill(self.process, 0)  # raises ProcessLookupError
+
+
+class Line:
+    """The trainer's end, used by the thread that writes.
+
+    Attributes:
+        heard: whether a process has heard that all is written.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._address = f"\0tilestone-{secrets.token_hex(16)}"  # in no folder, so nothing remains
+        self._process = os.getpid()
+        self._talk: socket.socket | None = None
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(self._address)
+        self.socket.listen()
+
+    def wait(self) -> Wait:
+        """The function that waits at the other end."""
+        return Wait(self._address, self._process, self)
+
+    def tell(self) -> bool:
+        """Says that all is written. Returns when a process has heard it, or after close().
+
+        Returns:
+            False if none has heard it: the process has died, or there was none before close().
+        """
+        while True:
+            try:
+                talk, _ = self.socket.accept()
+            except OSError:  # closed
+                return False
+            with talk:
+                if not _is_of_this_user(talk):
+                    continue
+                self._talk = talk
+                try:
+                    talk.sendall(_WRITTEN)
+                    self.heard = talk.recv(1) == _HEARD
+                    return self.heard
+                except OSError:
+                    return False
+
+    def close(self, now: bool = False) -> None:
+        """Ends tell(). Processes that have already connected are still told, unless `now`."""
+        for end in (self.socket, self._talk if now else None):
+            try:
+                if end is not None and os.getpid() == self._process:
+                    end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # it is closed
+
+
+def _is_of_this_user(talk: socket.socket) -> bool:
+    given = talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(given)[1] == os.getuid())
+
+
+_MOST_FREE = 1  # free sessions that a group keeps, because each one has memory for a whole save
+
+
+class Slot:
+    """A session, while a save uses it.
+
+    Args:
+        name: of its channel.
+        session: makes the save.
+        free: the group's free slots.
+    """
+
+    def __init__(self, name: str, session: Session, free: dict[str, Slot]) -> None:
+        self._name = name
+        self.session = session
+        self._free = free
+
+    def release(self) -> None:
+        """After a save that has succeeded: the slot may serve the next one."""
+        with _lock:
+            if len(self._free) < _MOST_FREE:
+                self._free[self._name] = self
+            else:
+                self.session.close()
+
+    def close(self) -> None:
+        """After a failure: the slot is not used again."""
+        self.session.close()
+
+
+_lock = _forked.Lock()
+_of_groups: dict[Any, dict[str, Slot]] = {}  # by name; the group None: this process alone
+
+
+def reserve(group: Any, deadline: Deadline) -> Slot:
+    """Takes a free slot of a group, or makes one. Every rank calls, and gets the same slot.
+
+    Args:
+        group: the process group; None: this process alone.
+        deadline: of the save.
+
+    Raises:
+        TimeoutError, RankFailedError: on every rank.
+    """
+    with _lock:
+        for other in [each for each in _of_groups if _is_destroyed(each)]:
+            del _of_groups[other]
+        free = _of_groups.setdefault(group, {})
+
+    def decide(said: list[bytes]) -> bytes:
+        kept = set.intersection(*(set(json.loads(names)) for names in said))
+        chosen = min(kept) if kept else secrets.token_hex(8)
+        return json.dumps([chosen, sorted(kept)]).encode()
+
+    _, answer = agreed(
+        "beginning of a save in the background", group, lambda: None,
+        lambda _: json.dumps(sorted(free)).encode(), decide, deadline,
+    )  # fmt: skip
+    chosen, kept = json.loads(answer)
+    with _lock:
+        for name in set(free) - set(kept):  # other ranks have dropped it
+            free.pop(name).close()
+        found = free.pop(chosen, None)
+    if found is not None:
+        return found
+    comm: Any = _core.solo() if group is None else TorchCommunicator(group, channel=chosen)
+    return Slot(chosen, Session(comm, timeout=deadline.timeout()), free)
+
+
+def _is_destroyed(group: Any) -> bool:
+    """Whether torch no longer knows this process group."""
+    return group is not None and group not in dist.distributed_c10d._world.pg_map
+
 
 _NOT_HEARD = (
     "the save was abandoned: the process that waited for its writing ended early, or the request was "
@@ -46,7 +248,7 @@ class Writing:
     def __init__(
         self,
         begun: BegunSave,
-        slot: _slots.Slot | None,
+        slot: Slot | None,
         after: Callable[[_core.SaveResult], None],
         then: Callable[[BegunSave], None],
     ) -> None:
@@ -114,7 +316,7 @@ def _write(
 
 
 def _abandon(
-    thread: threading.Thread, line: Line, begun: BegunSave, slot: _slots.Slot | None
+    thread: threading.Thread, line: Line, begun: BegunSave, slot: Slot | None
 ) -> None:
     line.close(now=True)
     if not thread.is_alive():  # otherwise the thread gives up the save, or the last reference does
@@ -155,7 +357,7 @@ def save_in_background(
         begun.stage()
         return Writing(begun, None, after, then).request()
     group = _ranks.default_group(group)
-    slot = _slots.reserve(group, deadline)
+    slot = reserve(group, deadline)
     try:
         begun = begin_save(
             state, path, session=slot.session, timeout=deadline.timeout(), **options

@@ -19,10 +19,10 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _common_state, _integrity, _ranks
+from tilestone.megatron import _checks, _integrity, _ranks
 from tilestone.megatron._shares import OwnReplicas, without_copies
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
-from tilestone.megatron._together import within_call
+from tilestone.megatron._ranks import within_call
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -392,7 +392,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _common_state.log_differences(compared, self._group)
+            _checks.log_differences(compared, self._group)
 
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""

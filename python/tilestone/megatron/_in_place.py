@@ -18,7 +18,7 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
 from tilestone.megatron._shares import OwnReplicas, built
 from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
-from tilestone.megatron._together import within_call
+from tilestone.megatron._ranks import within_call
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica

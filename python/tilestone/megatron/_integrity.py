@@ -20,7 +20,7 @@ from tilestone._errors import CorruptError, StorageError, UnsafeError
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import read_json, replace_file, sync_folder
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
-from tilestone.megatron._together import Deadline, agreed, then_one
+from tilestone.megatron._ranks import Deadline, agreed, then_one
 
 logger = logging.getLogger("tilestone.megatron")
 

@@ -1,28 +1,119 @@
-"""The call of the engine, or of a strategy of the user, that `serialization.save` is."""
+"""What `serialization.save` does: checks its arguments, and calls the engine or a strategy of the user.
+
+An error of the arguments is this rank's only: the save then raises it on all ranks together.
+"""
 
 from __future__ import annotations
 
 import reprlib
-from typing import Any, Tuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Dict, Tuple
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError
-from tilestone._options.values import Checks
-from tilestone.megatron import (
-    _background,
-    _engine_calls,
-    _integrity,
-    _ranks,
-    _save_arguments,
-    _user_strategies,
-)
-from tilestone.megatron._together import Deadline
+from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError, UnsupportedError
+from tilestone._options.values import Checks, LocalCopies
+from tilestone.megatron import _background, _engine_calls, _integrity, _ranks, _user_strategies
+from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
     StrategyAction,
     engine_options_of,
     get_default_strategy,
 )
+from tilestone.megatron.utils import _clean_metadata_for_serialization
+
+CONTENT_METADATA_KEY = "content_metadata"
+
+#: The arguments of `tilestone.megatron.save` that Megatron-Core's save does not have, with their
+#: defaults.
+OWN: Mapping[str, Any] = MappingProxyType({
+    "process_group": None, "by_files": None, "copies": None, "common_differs": "warn",
+    "timeout": _core.DEFAULT_TIMEOUT,
+})  # fmt: skip
+
+
+def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
+    """Whether a save has such an argument, or its strategy makes local copies."""
+    if any(value is not OWN[name] and value != OWN[name] for name, value in own.items()):
+        return True
+    options = engine_options_of(sharded_strategy) or {}
+    return options.get("copies") is not None
+
+
+def check_arguments(
+    common_strategy: Any,
+    strategy: Any,
+    options: Dict[str, Any] | None,
+    copies: LocalCopies | None,
+) -> None:
+    """Raises an error for arguments that contradict each other, or that only Megatron-Core has.
+
+    Args:
+        options: the engine's options for the strategy; None: it saves without the engine.
+        copies: the caller's copies, or the strategy's.
+    """
+    if common_strategy is not None:
+        raise NotImplementedError(
+            "common state is always saved in one way: leave common_strategy None"
+        )
+    if copies is not None and (options is None or hasattr(strategy, "engine_state")):
+        raise InvalidArgumentError(
+            f"copies can't be combined with {type(strategy).__name__}, which chooses the writers"
+        )
+
+
+def check_by_files(
+    strategy: Any, options: Dict[str, Any] | None, process_group: Any, verify_integrity: bool
+) -> None:
+    """Raises an error if something of this save is not available by files."""
+    if process_group is not None:
+        raise InvalidArgumentError("process_group and by_files exclude each other")
+    if verify_integrity:
+        raise UnsupportedError(
+            "verify_integrity needs a communicator: the ranks send their hashes to one another",
+            hint="leave verify_integrity False: a load checks every item's checksum in any case",
+        )
+    if hasattr(strategy, "engine_state"):
+        raise UnsupportedError(
+            f"{type(strategy).__name__} needs a communicator: its ranks agree on the writers",
+            hint="leave sharded_strategy None: by files the holders of a ShardedTensor "
+            "(`holders=`) share the writing",
+        )
+    if options is None:
+        raise UnsupportedError(
+            f"{type(strategy).__name__} needs a communicator: it saves without the engine",
+            hint="leave sharded_strategy None, or save without by_files",
+        )
+
+
+def with_content_metadata(state: Any, content_metadata: Any) -> Any:
+    """Adds the content metadata, without its process group, to a state.
+
+    Raises:
+        InvalidArgumentError: it is not a dict, holds entities, or would replace entities.
+    """
+    if content_metadata is not None and not isinstance(content_metadata, dict):
+        kind = type(content_metadata).__name__
+        raise InvalidArgumentError(f"content_metadata must be a dict or None, not {kind}")
+    if not isinstance(state, dict):
+        return state
+    if content_metadata is not None:
+        if _engine_calls.holds_entities(content_metadata):
+            raise InvalidArgumentError(
+                "content_metadata holds sharded entities, but it is saved as common state",
+                key=CONTENT_METADATA_KEY,
+            )
+        if _engine_calls.holds_entities(state.get(CONTENT_METADATA_KEY)):
+            raise InvalidArgumentError(
+                "content_metadata would replace sharded entities of the state dict",
+                key=CONTENT_METADATA_KEY,
+                hint="store the entities under another key of the state dict",
+            )
+    metadata = state.get(CONTENT_METADATA_KEY) if content_metadata is None else content_metadata
+    if not isinstance(metadata, dict):
+        return state
+    return {**state, CONTENT_METADATA_KEY: _clean_metadata_for_serialization(metadata)}
 
 
 def save(
@@ -46,7 +137,7 @@ def save(
         The engine's result, or None if a strategy of the user has saved. With async_sharded_save
         the request.
     """
-    given: dict[str, Any] = {**_save_arguments.OWN, **own}
+    given: dict[str, Any] = {**OWN, **own}
     by_files, copies = given["by_files"], given["copies"]
     group, deadline = given["process_group"], Deadline(given["timeout"])
     strategy, failure = _strategy(sharded_strategy)
@@ -56,14 +147,14 @@ def save(
     chooses = hasattr(strategy, "engine_state")  # it chooses the writers, and checks the access
     state, checks = sharded_state_dict, Checks()
     try:
-        state = _save_arguments.with_content_metadata(sharded_state_dict, content_metadata)
+        state = with_content_metadata(sharded_state_dict, content_metadata)
         checks = Checks(
             access=validate_access_integrity and by_files is None and not chooses,
             common_differs=given["common_differs"] if validate_access_integrity else "ignore",
         )
-        _save_arguments.check(common_strategy, strategy, options, copies)
+        check_arguments(common_strategy, strategy, options, copies)
         if by_files is not None:
-            _save_arguments.check_by_files(strategy, options, group, verify_integrity)
+            check_by_files(strategy, options, group, verify_integrity)
     except Exception as error:
         failure = failure or error
     hashes = _integrity.Hashes(checkpoint_dir, group, deadline) if verify_integrity else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tilestone._options import valid
-from tilestone.megatron._shard_distribution import ShardDistribution
+from tilestone.megatron._distribution import ShardDistribution
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,

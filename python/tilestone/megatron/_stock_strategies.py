@@ -1,10 +1,13 @@
 """Tilestone's strategies for stock Megatron-Core, and how their classes are made.
 
-Their base classes are Megatron-Core's, so the classes are made only on demand.
+Their base classes are Megatron-Core's, so the classes are made only on demand. Only this module
+imports Megatron-Core.
 """
 
 from __future__ import annotations
 
+import importlib
+import re
 import threading
 import types
 from collections.abc import Collection, Mapping
@@ -22,22 +25,60 @@ from tilestone._options.values import Checks, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
 from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import Path, entities, save_in_place
-from tilestone.megatron._installed import find_base, find_module
-from tilestone.megatron._second_names import StockStoredEntities
+from tilestone.megatron._ranks import within_call
 from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._stored import (
     DIALECT,
     HARMLESS,
+    StockStoredEntities,
     literal,
     open_sharded,
     remove_keys,
     tensors_metadata,
 )
-from tilestone.megatron._together import within_call
 from tilestone.megatron.dict_utils import dict_list_map_outplace
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_PACKAGE = "megatron.core.dist_checkpointing"
+_OLDEST, _NEWEST = (0, 13), (0, 19)
+
+
+def find_module(module: str) -> Any:
+    """Imports a module of Megatron-Core, whose version must be a supported one."""
+    try:
+        core = importlib.import_module("megatron.core")
+        found = importlib.import_module(f"{_PACKAGE}.{module}")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"Megatron-Core can't be imported: {error}",
+            hint="install megatron-core, or use tilestone.megatron, which does not need it",
+        ) from error
+    _check_version(str(getattr(core, "__version__", "")))
+    return found
+
+
+def _check_version(version: str) -> None:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and _OLDEST <= (int(numbers[1]), int(numbers[2])) <= _NEWEST:
+        return
+    oldest, newest = (".".join(map(str, ends)) for ends in (_OLDEST, _NEWEST))
+    raise UnsupportedError(
+        f"Megatron-Core {version or 'of an unknown version'} is not supported; versions {oldest} "
+        f"to {newest} are",
+        hint="use tilestone.megatron in place of megatron.core.dist_checkpointing",
+    )
+
+
+def find_base() -> Any:
+    """Imports strategies.base; None for versions from 0.19 on, which do not have it."""
+    find_module("mapping")
+    try:
+        return importlib.import_module(f"{_PACKAGE}.strategies.base")
+    except ModuleNotFoundError:
+        return None
+
 
 BACKENDS = ("torch_dist", "zarr")  # backends that can be loaded
 lock = threading.RLock()  # held while classes are made or Megatron-Core is changed

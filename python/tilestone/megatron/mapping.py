@@ -19,8 +19,15 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._options import valid
-from tilestone.megatron._entity_base import Entity, WithHolders, merged, passed_on
-from tilestone.megatron._places import grid_of, narrowed_runs, with_entry
+from tilestone.megatron._entities import (
+    Entity,
+    WithHolders,
+    grid_of,
+    merged,
+    narrowed_runs,
+    passed_on,
+    with_entry,
+)
 from tilestone.megatron.dict_utils import dict_list_map_inplace
 
 logger = logging.getLogger(__name__)

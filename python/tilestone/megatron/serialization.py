@@ -16,16 +16,9 @@ from typing import Any, Dict, Tuple, Union
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
-from tilestone.megatron import (
-    _engine_calls,
-    _integrity,
-    _ranks,
-    _save_arguments,
-    _save_call,
-    _user_strategies,
-)
+from tilestone.megatron import _engine_calls, _integrity, _ranks, _save_call, _user_strategies
 from tilestone.megatron._stock_errors import raises_stocks_errors
-from tilestone.megatron._together import Deadline
+from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -325,7 +318,7 @@ def load_content_metadata(
         if checkpoint_dir is None:
             raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
-    return preloaded_state_dict.get(_save_arguments.CONTENT_METADATA_KEY)
+    return preloaded_state_dict.get(_save_call.CONTENT_METADATA_KEY)
 
 
 @raises_stocks_errors
@@ -451,7 +444,7 @@ def save(
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
         content_metadata, verify_integrity, **own,
     )  # fmt: skip
-    if async_sharded_save or _save_arguments.are_used(own, sharded_strategy):
+    if async_sharded_save or _save_call.are_used(own, sharded_strategy):
         return result
     return None
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _access, _ranks
+from tilestone.megatron import _checks, _ranks
 from tilestone.megatron._shares import (
     built,
     copied,
@@ -28,7 +28,7 @@ from tilestone.megatron._shares import (
     without_copies,
     written_by_others,
 )
-from tilestone.megatron._together import Deadline, Group, agreed, together
+from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
     dict_list_map_inplace,
@@ -49,7 +49,7 @@ from tilestone.megatron.mapping import (
     StateDict,
     is_main_replica,
 )
-from tilestone.megatron.strategies._distributes import (
+from tilestone.megatron._distribution import (
     Distributes,
     distribute_main_replicas_with_precomputed_distribution,
 )
@@ -170,7 +170,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
-        _access.check_together(
+        _checks.check_together(
             lambda: _entities(built(sharded_state_dict)), process_group, seconds
         )
 
@@ -246,7 +246,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             first = self.cached_distribution is None
             together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
-                _access.check_together(lambda: _entities(sharded_state_dict), None)
+                _checks.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:

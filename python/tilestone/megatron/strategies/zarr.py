@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestone.megatron.strategies._engine import EngineLoadStrategy, EngineSaveStrategy
+from tilestone.megatron.strategies.torch import EngineLoadStrategy, EngineSaveStrategy
 
 
 class ZarrSaveShardedStrategy(EngineSaveStrategy):

@@ -24,7 +24,7 @@ from tilestone._errors import (
 )
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._together import Deadline, then_one
+from tilestone.megatron._ranks import Deadline, then_one
 from tilestone.megatron.core import check_is_distributed_checkpoint
 from tilestone.megatron.training import _arguments, _look, names
 from tilestone.megatron.training._look import Found, NotPublishedError

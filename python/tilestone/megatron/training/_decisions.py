@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Protocol, TypeVar
 import torch.distributed as dist
 
 from tilestone._errors import MismatchError
-from tilestone.megatron._together import Deadline, agreed
+from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron.training import _arguments
 
 _OF_A_SAVE = (

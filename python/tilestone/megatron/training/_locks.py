@@ -26,7 +26,7 @@ from tilestone._errors import (
 )
 from tilestone._options import valid
 from tilestone.megatron._stored import literal
-from tilestone.megatron._together import Deadline
+from tilestone.megatron._ranks import Deadline
 
 logger = logging.getLogger("tilestone.megatron")
 

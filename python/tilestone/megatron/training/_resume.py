@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Tuple
 
 from tilestone._errors import NotFoundError, UnsupportedError
 from tilestone.megatron import groups, serialization
-from tilestone.megatron._model_tensors import to_pass
-from tilestone.megatron._together import Deadline
+from tilestone.megatron._models.tensors import to_pass
+from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from tilestone.megatron.training import _arguments, _decisions, _megatron_globals, state
 from tilestone.megatron.training._choice import Places

@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
 from tilestone.megatron import _files, _save_call, serialization
-from tilestone.megatron._together import Deadline
+from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Dict
 
 from tilestone._errors import InvalidArgumentError
-from tilestone.megatron._together import Deadline, then_one
+from tilestone.megatron._ranks import Deadline, then_one
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue
 from tilestone.megatron.training import _megatron_globals
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._together import Deadline, then_one, together
+from tilestone.megatron._ranks import Deadline, then_one, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.training import _arguments, _megatron_globals, state
 from tilestone.megatron.training._choice import Places, load_latest

@@ -14,7 +14,7 @@ import torch
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError, UnsupportedError
 from tilestone.megatron import groups
-from tilestone.megatron._together import Deadline, agreed
+from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron.mapping import ShardedObject
 from tilestone.megatron.training import _arguments, _megatron_globals
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _engine_calls, groups
-from tilestone.megatron._model_tensors import to_pass
+from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron.training import _arguments
 
 CHECKPOINT_VERSION = 3.0

@@ -10,12 +10,8 @@ from typing import Any, Iterable, List, Optional, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone.megatron._places import with_entry
-from tilestone.megatron.mapping import (
-    ReplicaId,
-    ShardedTensor,
-    ShardedTensorFactory,
-)
+from tilestone.megatron._entities import with_entry
+from tilestone.megatron.mapping import ReplicaId, ShardedTensor, ShardedTensorFactory
 
 logger = logging.getLogger("tilestone.megatron")
 

@@ -14,12 +14,12 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError
-from tilestone.megatron._factories import (
+from tilestone.megatron._models.factories import (
     apply_swiglu_sharded_factory,
     concatenated,
     refuse_flat,
 )
-from tilestone.megatron._model_tensors import (
+from tilestone.megatron._models.tensors import (
     Offset,
     make_sharded_object_for_checkpoint,
     make_sharded_tensors_for_checkpoint,

@@ -1,4 +1,5 @@
-"""The distribution of shards to the ranks of a group, and how the group agrees on it."""
+"""The distribution of shards to the ranks of a group: how the group agrees on it, and marks it in the
+entities."""
 
 from __future__ import annotations
 
@@ -6,18 +7,24 @@ import hashlib
 import json
 import logging
 import os
+import re
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone._errors import CheckpointError, MismatchError
+from tilestone._calls import opening
+from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._torch.comm import TorchCommunicator
-from tilestone.megatron import _shard_files
+from tilestone.megatron import _ranks
+from tilestone.megatron._entities import boxes_of
+from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
 from tilestone.megatron._shard_lists import (
+    Row,
     ShardList,
     ShardsByRow,
     Union,
@@ -25,8 +32,74 @@ from tilestone.megatron._shard_lists import (
     decode,
     union_of,
 )
-from tilestone.megatron.mapping import ShardedTensor
-from tilestone.megatron.utils import _ShardId
+from tilestone.megatron._stored import literal
+from tilestone.megatron.dict_utils import nested_values
+from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
+from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
+
+# File names of stock writers, with or without a prefix, and of Tilestone (prefix: the save's id).
+_DATA_FILE = re.compile(r"(?:.*__|__)(\d+)_\d+\.distcp")
+
+
+def writer_of(file: str) -> int | None:
+    """The global rank that wrote a data file, from its name; None if the name has no rank."""
+    found = _DATA_FILE.fullmatch(os.path.basename(file))
+    return None if found is None else int(found[1])
+
+
+class _Stored:
+    """The chunks of one stored tensor."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._files: list[str] = tensor.files
+        boxes = tensor.boxes
+        self._dims = len(tensor.shape)
+        size = (len(boxes), self._dims)
+        self._begins = np.array([box.offset for box in boxes], np.int64).reshape(size)
+        shapes = np.array([box.shape for box in boxes], np.int64).reshape(size)
+        self._ends = self._begins + shapes
+        self._places = {(box.offset, box.shape): i for i, box in enumerate(boxes)}
+
+    def file_of(self, boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str | None:
+        """The file with the most elements of these boxes (the first such file), or None."""
+        elements: dict[str, int] = {}
+        for offset, shape in boxes:
+            if len(offset) != self._dims:
+                return None
+            place = self._places.get((offset, shape))
+            if place is not None:  # a box as it was stored
+                count = int(np.prod(shape, dtype=np.int64))
+                elements[self._files[place]] = elements.get(self._files[place], 0) + count
+                continue
+            ends = np.minimum(self._ends, np.add(offset, shape))
+            sizes = np.clip(ends - np.maximum(self._begins, offset), 0, None).prod(axis=1)
+            for i in np.flatnonzero(sizes):
+                elements[self._files[i]] = elements.get(self._files[i], 0) + int(sizes[i])
+        return max(elements, key=lambda file: elements[file]) if elements else None
+
+
+def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> list[str | None]:
+    """Finds for each shard the data file of the checkpoint that has most of its elements.
+
+    The entry is None if the checkpoint holds no element of the shard. Only metadata is read, once.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its metadata can't be read.
+    """
+    found: list[str | None] = []
+    stored: dict[str, _Stored | None] = {}
+    with opening.open(literal(checkpoint_dir)) as checkpoint:
+        keys = set(checkpoint.tensor_keys())
+        for row in rows:
+            key = row[0]
+            if key not in stored:
+                stored[key] = _Stored(checkpoint[key]) if key in keys else None
+            tensor = stored[key]
+            local, offset, prepended, flat = row[2], row[4], row[7], row[9]
+            boxes = boxes_of(local, offset, prepended, flat)
+            found.append(None if tensor is None else tensor.file_of(boxes))
+    return found
+
 
 logger = logging.getLogger(__name__)
 
@@ -310,7 +383,7 @@ class _Agreement:
         if self._directory is None:
             return None
         try:
-            files = _shard_files.files_of(self._directory, [union.rows[shard] for shard in chosen])
+            files = files_of(self._directory, [union.rows[shard] for shard in chosen])
         except CheckpointError as error:
             if not self._only_if_checkpoint:
                 raise
@@ -321,7 +394,7 @@ class _Agreement:
         for file in files:
             if file is not None:
                 numbers.setdefault(file, len(numbers))
-        writers = [_shard_files.writer_of(file) for file in numbers]
+        writers = [writer_of(file) for file in numbers]
         return (
             {
                 shard: _NO_FILE if file is None else numbers[file]
@@ -359,3 +432,119 @@ def _unpack(packed: bytes) -> tuple[Union, dict[_ShardId, int]]:
     union = union_of(lists, header["classes"], [int(each, 16) for each in header["mains"]])
     given = zip(union.rows, header["given"], strict=True)
     return union, {shard: rank for shard, rank in given if rank >= 0}
+
+
+class Distributes:
+    """Base of both wrappers: makes distributions, and keeps one from call to call."""
+
+    do_cache_distribution: bool
+    cached_distribution: ShardDistribution | None
+    _group: Group | None
+    _agreed: Agreed | None = None
+    _agreed_by: Group | None = None
+
+    @property
+    def parallelization_group(self) -> Group | None:
+        """The ranks that share the work: the given group, or all ranks of the save or load that is
+        under way, or the default group; None without torch.distributed."""
+        return _ranks.default_group(self._group)
+
+    @parallelization_group.setter
+    def parallelization_group(self, group: Group | None) -> None:
+        self._group = group
+
+    def _sharing(self) -> Group | None:
+        """The ranks that share the work; None if there is only one.
+
+        Raises:
+            InvalidArgumentError: some of them take no part in the save or load under way.
+        """
+        group = self.parallelization_group
+        if group is None or _ranks.size(group) <= 1:
+            return None
+        here = _ranks.group_of_call()
+        if here is not None and here is not group:
+            members = dist.get_process_group_ranks(here)
+            others = sorted(set(dist.get_process_group_ranks(group)) - set(members))
+            if others:
+                raise InvalidArgumentError(
+                    f"the parallelization_group has the ranks {others}, which are not in the "
+                    f"process_group of the call (ranks {members})",
+                    hint="pass a parallelization_group of ranks that all take part",
+                )
+        return group
+
+    def _distribution(
+        self,
+        state_of: Callable[[], ShardedStateDict],
+        ignore_groups: bool,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        only_if_checkpoint: bool = False,
+        deadline: Deadline | None = None,
+    ) -> ShardDistribution | None:
+        """Returns the distribution; the kept one if no rank's shards have changed."""
+        group = self._sharing()
+        if group is None:
+            return None
+        same_ranks = self._agreed_by is group
+        kept = self._agreed if self.do_cache_distribution and same_ranks else None
+        if kept is not None and kept.distribution is not self.cached_distribution:
+            kept = None  # the caller has replaced or removed it
+        if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
+            kept = None  # it is for another checkpoint
+        agreed = agree_on_distribution(
+            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept,
+            deadline_or_default(deadline).seconds(),
+        )  # fmt: skip
+        if self.do_cache_distribution:
+            self._agreed, self.cached_distribution = agreed, agreed.distribution
+            self._agreed_by = group
+        return agreed.distribution
+
+    def _apply(
+        self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None
+    ) -> None:
+        """Sets the replica ids of a state dict as the distribution says."""
+        if distribution is None:
+            return
+        distribute_main_replicas_with_precomputed_distribution(
+            sharded_state_dict, self.parallelization_group, distribution
+        )
+        if self._agreed is not None and self._agreed.distribution is distribution:
+            # The caller may pass the same state dict again, with these replica ids.
+            self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
+
+
+def distribute_main_replicas_with_precomputed_distribution(
+    sharded_state_dict: ShardedStateDict,
+    parallelization_group: Group | None,
+    precomputed_distribution: ShardDistribution | None,
+) -> None:
+    """Gives replica_id 0 to the shards that the distribution assigns to this rank, 1 to the others.
+
+    The entities are changed in place. If a shard occurs twice, only its first entity gets 0.
+
+    Args:
+        sharded_state_dict: this rank's state dict.
+        parallelization_group: the group of the distribution; None for the default group.
+        precomputed_distribution: may be None in a group of one rank, where nothing is done.
+
+    Raises:
+        ValueError: there is no distribution.
+    """
+    group = _ranks.default_group(parallelization_group)
+    if _ranks.size(group) <= 1:
+        return
+    if precomputed_distribution is None:
+        raise ValueError(
+            "precomputed_distribution must be not None for non-trivial parallelization group"
+        )
+    rank = dist.get_rank(group)
+    seen = set()
+    for shard in nested_values(sharded_state_dict):
+        if not isinstance(shard, ShardedTensor):
+            continue
+        shard_id = _sharded_tensor_shard_id(shard)
+        mine = precomputed_distribution.main_rank_for_shard.get(shard_id) == rank
+        shard.replica_id = 0 if mine and shard_id not in seen else 1
+        seen.add(shard_id)

@@ -1,0 +1,1 @@
+"""What `tilestone.megatron.models` is made of: tensors, fused weights, experts."""
