@@ -20,7 +20,7 @@ from tilestone._options.values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
-    from tilestone._options.types import AsyncSaveKeywords
+    from tilestone._options.values import AsyncSaveKeywords
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
