@@ -377,15 +377,11 @@ def save_whole(
     given: _engine_calls.Given,
     checkpoint_dir: Any,
     *,
-    tp_replica_names: bool = False,
-    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> AsyncRequest:
     """As `_engine_calls.engine_save`, in the background."""
-    given.tp_replica_names = tp_replica_names
-    given.separation_hint = separation_hint
-    given.verify_integrity = hashes is not None
+    given.take_options(options, hashes)
 
     def hash_files(begun: BegunSave) -> None:
         if hashes is not None:

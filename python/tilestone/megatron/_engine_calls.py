@@ -267,9 +267,8 @@ class Asked(Prepared):
     """
 
     harmless = HARMLESS
-    objects_by_grid = True
-    log_report = False  # the strict modes log the keys
-    fill_empty = False  # an empty dict is common state, which is not requested
+    # The strict modes log the keys. An empty dict is common state, which is not requested.
+    engine: Mapping[str, Any] = {"objects_by_grid": True, "log_report": False, "fill_empty": False}
 
     def __init__(
         self,
@@ -309,14 +308,14 @@ def engine_load(
 
     With sharded_only common state is neither read nor returned.
     """
-    asked.sharded_only = sharded_only
+    asked.engine = {**asked.engine, "sharded_only": sharded_only}
     return save_load.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
     """Loads only entities; dtypes are converted."""
     asked = Asked(sharded_state_dict)
-    asked.unmarked = DIALECT
+    asked.engine = {**asked.engine, "unmarked": DIALECT}
     return engine_load(
         asked, checkpoint_dir, sharded_only=True, cast=True, group=_ranks.group_of_call(),
         timeout=within_call(),
@@ -399,6 +398,12 @@ class Given(Prepared):
             compared = self._common() if self._preprocess is None else self._compared
             _held.log_differences(compared, self._group)
 
+    def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
+        """Takes what is no keyword of `tilestone.save` out of the options."""
+        own = [name for name in ("tp_replica_names", "separation_hint") if name in options]
+        engine: dict[str, Any] = {name: options.pop(name) for name in own}
+        self.engine = {**engine, "verify_integrity": hashes is not None}
+
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""
         self._given = self._common()
@@ -427,8 +432,6 @@ def engine_save(
     given: Given,
     checkpoint_dir: Any,
     *,
-    tp_replica_names: bool = False,
-    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> _core.SaveResult:
@@ -438,9 +441,7 @@ def engine_save(
     `strategies.torch.TorchDistSaveShardedStrategy`.
     """
     path = literal(checkpoint_dir)
-    given.tp_replica_names = tp_replica_names
-    given.separation_hint = separation_hint
-    given.verify_integrity = hashes is not None
+    given.take_options(options, hashes)
     options = {"overwrite": True, **options}
     result = save_load.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)

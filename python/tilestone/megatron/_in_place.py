@@ -95,15 +95,13 @@ class _Shards(collective.Prepared):
         path: Any,
         group: Any,
         mains_only: bool,
-        tp_replica_names: bool,
-        separation_hint: str,
+        engine: Mapping[str, Any],
     ) -> None:
         self._tree = tree
         self._path = path
         self._group = group
         self._mains_only = mains_only
-        self.tp_replica_names = tp_replica_names
-        self.separation_hint = separation_hint
+        self.engine = engine
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
@@ -165,9 +163,8 @@ def save_in_place(
     path = literal(checkpoint_dir)
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
-    state: Any = _Shards(
-        tree, path, group, mains_only, tp_replica_names, separation_hint
-    )
+    engine = {"tp_replica_names": tp_replica_names, "separation_hint": separation_hint}
+    state: Any = _Shards(tree, path, group, mains_only, engine)
     return save(
         state, path, group=group, dialect="megatron_shards", overwrite=True, **options
     )

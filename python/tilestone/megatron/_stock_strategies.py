@@ -226,8 +226,7 @@ class _Wanted(collective.Prepared):
     """The request of a load: the entities of its template, by number."""
 
     harmless = HARMLESS
-    unmarked = DIALECT
-    sharded_only = True
+    engine: Mapping[str, Any] = {"unmarked": DIALECT, "sharded_only": True}
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
