@@ -207,32 +207,6 @@ std::function<void()> callback_of(const nb::callable& callback) {
 }  // namespace
 
 void bind_async(nb::module_& m) {
-  nb::class_<AsyncOptions> options(m, "AsyncOptions", "How a save in the background behaves.");
-  options.def(nb::init<>())
-      .def_prop_rw(
-          "on_error",
-          [](const AsyncOptions& given) {
-            return given.on_error == AsyncOptions::OnError::kWarn ? "warn" : "raise";
-          },
-          [](AsyncOptions& given, const std::string& word) {
-            given.on_error = value_named<AsyncOptions::OnError>(
-                "on_error", word,
-                {{"raise", AsyncOptions::OnError::kRaise}, {"warn", AsyncOptions::OnError::kWarn}});
-          })
-      .def_prop_rw(
-          "in_flight",
-          [](const AsyncOptions& given) {
-            using InFlight = AsyncOptions::InFlight;
-            if (given.in_flight == InFlight::kFail) return "fail";
-            return given.in_flight == InFlight::kSkip ? "skip" : "wait";
-          },
-          [](AsyncOptions& given, const std::string& word) {
-            using InFlight = AsyncOptions::InFlight;
-            given.in_flight = value_named<InFlight>(
-                "in_flight", word,
-                {{"wait", InFlight::kWait}, {"fail", InFlight::kFail}, {"skip", InFlight::kSkip}});
-          })
-      .def_rw("max_staged_bytes", &AsyncOptions::max_staged_bytes, nb::arg().none());
   nb::class_<AsyncSave>(m, "AsyncSave", "A save that goes on in the background.")
       .def_prop_ro("save_id", &AsyncSave::save_id)
       .def_prop_ro("bytes", &AsyncSave::bytes)

@@ -1,4 +1,5 @@
-// Converts Dims to a Python tuple of ints, and any sequence of ints to Dims.
+// Converts Dims to a Python tuple of ints, and any sequence of ints to Dims; values of options'
+// enums to words.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,6 +12,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "tilestone/engine/run/option_fields_internal.h"
 #include "tilestone/tilestone.h"
 
 namespace tilestone::python {
@@ -63,6 +65,26 @@ struct type_caster<tilestone::Dims> {
   static bool give_up() noexcept {
     PyErr_Clear();
     return false;
+  }
+};
+
+template <tilestone::HasWords Word>
+struct type_caster<Word, enable_if_t<std::is_enum_v<Word>>> {
+  NB_TYPE_CASTER(Word, const_name("str"))
+
+  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
+    int place = 0;
+    for (const char* word : tilestone::WordsOf<Word>::words) {
+      value = static_cast<Word>(place++);
+      if (PyUnicode_Check(src.ptr()) && PyUnicode_CompareWithASCIIString(src.ptr(), word) == 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  static handle from_cpp(Word word, rv_policy, cleanup_list*) noexcept {
+    return PyUnicode_FromString(tilestone::WordsOf<Word>::words[static_cast<int>(word)]);
   }
 };
 

@@ -20,7 +20,7 @@ from tilestone._options.values import AsyncSaveOptions, ByFiles
 from tilestone._protocols import CommunicatorLike
 
 if TYPE_CHECKING:
-    from tilestone._options.types import AsyncSaveKeywords
+    from tilestone._options.values import AsyncSaveKeywords
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
@@ -145,10 +145,7 @@ def _engine_options(given: dict[str, Any]) -> _core.AsyncOptions:
     """What the engine needs before the first round; that finds the values that are invalid."""
     options = _core.AsyncOptions()
     with contextlib.suppress(InvalidArgumentError):
-        found = checked("async_save", AsyncSaveOptions, given)
-        options.on_error = found.on_error
-        options.in_flight = found.in_flight
-        options.max_staged_bytes = found.max_staged_bytes
+        checked("async_save", AsyncSaveOptions, given).fill(options)
     return options
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _forked
@@ -96,26 +97,10 @@ class Prepared(abc.ABC):
 
     #: Classes whose objects may be created without permission, if they can be imported.
     harmless: frozenset[str] = frozenset()
-    #: LoadOptions::objects_by_grid: sharded objects are compared by the key of their grid.
-    objects_by_grid: bool = False
-    #: LoadOptions::unmarked: the dialect of a checkpoint of which no file names one.
-    unmarked: str = "pytorch"
-    #: LoadOptions::log_report: rank 0 logs the LoadReport.
-    log_report: bool = True
-    #: LoadOptions::fill_empty: empty dicts and lists ask for what is stored there.
-    fill_empty: bool = True
-    #: LoadOptions::sharded_only: common state is neither read nor returned.
-    sharded_only: bool = False
     #: Only torch's tensors are tensors, and objects with state_dict() are ordinary ones.
     as_torch: bool = False
-    #: SaveOptions::tp_replica_names: further names for what tensor-parallel ranks replicate.
-    tp_replica_names: bool = False
-    #: SaveOptions::verify_integrity: the ranks hash the files after the save.
-    verify_integrity: bool = False
-    #: SaveOptions::separation_hint: keys that begin with it get data files of their own.
-    separation_hint: str = ""
-    #: SaveOptions::step: what a CheckpointManager adds.
-    step: _core.RunStep | None = None
+    #: Fields of the engine's options that are no keywords of `save` and `load`.
+    engine: Mapping[str, Any] = MappingProxyType({})
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
@@ -131,6 +116,12 @@ class Prepared(abc.ABC):
     def copied_group(self, given: Any) -> Any:
         """For a save with local copies: their group, made from the caller's."""
         return given
+
+    def set_in(self, options: Any) -> Any:
+        """Sets the fields that are no keywords in the engine's options; returns them."""
+        for name, value in self.engine.items():
+            setattr(options, name, value)
+        return options
 
     def finish(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
         """Finishes a load; returns what the load returns.
@@ -249,8 +240,9 @@ class SaveCall:
         """
         given = {name: v for name, v in self.given.items() if name not in _LATER_OPTIONS}
         options = checked("save", self._kind, given | {"timeout": self.limit})
-        has_copies = isinstance(self.given.get("copies"), LocalCopies)
-        return self._request(options, {}, LocalCopies(()) if has_copies else None)
+        if isinstance(self.given.get("copies"), LocalCopies):
+            options = dataclasses.replace(options, copies=LocalCopies(()))
+        return self._request(options, {})
 
     def prepare(self) -> _core.SaveRequest:
         """This rank's request, with its state."""
@@ -258,14 +250,13 @@ class SaveCall:
         own, _ = self._who()
         shown = reporting(options.progress, "save", own)
         state = self._state.make()
-        copies = options.copies
-        if copies is not None:
-            ranks = _copied_ranks(self._state.copied_group(copies.group), self._group)
-            copies = dataclasses.replace(copies, group=ranks)
+        if options.copies is not None:
+            ranks = _copied_ranks(self._state.copied_group(options.copies.group), self._group)
+            copies = dataclasses.replace(options.copies, group=ranks)
+            options = dataclasses.replace(options, copies=copies)
         return self._request(
             options,
             state,
-            copies,
             tensor_attributes=options.tensor_attributes,
             progress=self._until_the_end.enter_context(shown),
             compared_common=self._state.compared_common(),
@@ -281,7 +272,6 @@ class SaveCall:
         self,
         options: SaveOptions,
         state: Mapping[Any, Any],
-        copies: LocalCopies | None,
         *,
         tensor_attributes: Any = None,
         progress: Any = None,
@@ -293,13 +283,8 @@ class SaveCall:
             group=self._group, ranks=ranks, by_rule=self.files is not None and unwrapped, rank=own,
             harmless=self._state.harmless, common=not unwrapped, as_torch=self._state.as_torch,
         )  # fmt: skip
-        engine: _core.SaveOptions = options.fill(_core.SaveOptions())
+        engine: _core.SaveOptions = self._state.set_in(options.fill(_core.SaveOptions()))
         engine.by_files = self.files
-        engine.copies = None if copies is None else copies.made()
-        engine.tp_replica_names = self._state.tp_replica_names
-        engine.separation_hint = self._state.separation_hint
-        engine.verify_integrity = self._state.verify_integrity
-        engine.step = self._state.step
         return _core.SaveRequest(
             state,
             valid.directory(self.path),
@@ -383,12 +368,7 @@ class LoadCall:
             harmless=self._template.harmless, as_torch=self._template.as_torch,
         )  # fmt: skip
         template = self._template.make()
-        engine: _core.LoadOptions = options.fill(_core.LoadOptions())
-        engine.sharded_only = self._template.sharded_only
-        engine.objects_by_grid = self._template.objects_by_grid
-        engine.log_report = self._template.log_report
-        engine.fill_empty = self._template.fill_empty
-        engine.unmarked = self._template.unmarked
+        engine: _core.LoadOptions = self._template.set_in(options.fill(_core.LoadOptions()))
         return _core.LoadRequest(
             template if self._has_template else None,
             path,

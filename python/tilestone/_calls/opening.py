@@ -16,13 +16,14 @@ from tilestone._objects.given_boxes import BoxLike, to_box
 from tilestone._options import valid
 from tilestone._options.keywords import checked, keywords
 from tilestone._options.progress import ProgressCallback, reporting
-from tilestone._options.values import OpenOptions, Reading, Resources, checked_framework
+from tilestone._options.kinds import checked_framework
+from tilestone._options.values import OpenOptions, Reading, Resources
 from tilestone._protocols import SupportsDlpack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tilestone._options.types import OpenKeywords
+    from tilestone._options.values import OpenKeywords
 
 
 class Checkpoint:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._options.types import LoadKeywords, SaveKeywords
+    from tilestone._options.values import LoadKeywords, SaveKeywords
 
 
 @keywords(SaveOptions)

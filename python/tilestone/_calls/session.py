@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._options.types import AsyncSaveKeywords, LoadKeywords, SaveKeywords
+    from tilestone._options.values import AsyncSaveKeywords, LoadKeywords, SaveKeywords
 
 
 def _is_alone(by_files: Any, group: Any) -> bool:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tilestone._errors import InvalidArgumentError
-from tilestone._options.values import (
-    VALUES, AsyncSaveOptions, Options, SaveOptions, subclass_fields_first,
-)
+from tilestone._options.kinds import Options, subclass_fields_first
+from tilestone._options.values import VALUES, AsyncSaveOptions, SaveOptions
 
 Made = TypeVar("Made", bound=Options)
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
-    from tilestone._options.types import AsyncSaveKeywords, LoadKeywords
+    from tilestone._options.values import AsyncSaveKeywords, LoadKeywords
 
 #: What is wrong with the files of a checkpoint, the same on every rank.
 _ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
@@ -319,7 +319,7 @@ class CheckpointManager:
         self._run.make_room(self._comm, step, valid.limit_of(self._timeout))
         begun = self._run.begin(self._comm, step, numbers)
         given: Any = prepared(state)
-        given.step = begun
+        given.engine = {**given.engine, "step": begun}
         path = os.path.join(self._directory, self._run.new_name_of(step))
         self._begin_save(step, given, path)
         self._run.saved(step, begun)

@@ -32,7 +32,7 @@ class State(Prepared):
     """A state that is split into items as torch does it."""
 
     as_torch = True
-    fill_empty = False  # as in torch
+    engine: Mapping[str, Any] = {"fill_empty": False}  # as in torch
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._state = state

@@ -19,10 +19,9 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _checks, _integrity, _ranks
-from tilestone.megatron._shares import OwnReplicas, without_copies
-from tilestone.megatron._stored import DIALECT, HARMLESS, literal
+from tilestone.megatron import _held, _integrity, _ranks
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -39,7 +38,12 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
+from tilestone.megatron.utils import (
+    OwnReplicas,
+    force_all_tensors_to_non_fp8,
+    is_empty_slice,
+    without_copies,
+)
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -263,9 +267,8 @@ class Asked(Prepared):
     """
 
     harmless = HARMLESS
-    objects_by_grid = True
-    log_report = False  # the strict modes log the keys
-    fill_empty = False  # an empty dict is common state, which is not requested
+    # The strict modes log the keys. An empty dict is common state, which is not requested.
+    engine: Mapping[str, Any] = {"objects_by_grid": True, "log_report": False, "fill_empty": False}
 
     def __init__(
         self,
@@ -305,14 +308,14 @@ def engine_load(
 
     With sharded_only common state is neither read nor returned.
     """
-    asked.sharded_only = sharded_only
+    asked.engine = {**asked.engine, "sharded_only": sharded_only}
     return save_load.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
     """Loads only entities; dtypes are converted."""
     asked = Asked(sharded_state_dict)
-    asked.unmarked = DIALECT
+    asked.engine = {**asked.engine, "unmarked": DIALECT}
     return engine_load(
         asked, checkpoint_dir, sharded_only=True, cast=True, group=_ranks.group_of_call(),
         timeout=within_call(),
@@ -393,7 +396,13 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _checks.log_differences(compared, self._group)
+            _held.log_differences(compared, self._group)
+
+    def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
+        """Takes what is no keyword of `tilestone.save` out of the options."""
+        own = [name for name in ("tp_replica_names", "separation_hint") if name in options]
+        engine: dict[str, Any] = {name: options.pop(name) for name in own}
+        self.engine = {**engine, "verify_integrity": hashes is not None}
 
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""
@@ -423,8 +432,6 @@ def engine_save(
     given: Given,
     checkpoint_dir: Any,
     *,
-    tp_replica_names: bool = False,
-    separation_hint: str = "",
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> _core.SaveResult:
@@ -434,9 +441,7 @@ def engine_save(
     `strategies.torch.TorchDistSaveShardedStrategy`.
     """
     path = literal(checkpoint_dir)
-    given.tp_replica_names = tp_replica_names
-    given.separation_hint = separation_hint
-    given.verify_integrity = hashes is not None
+    given.take_options(options, hashes)
     options = {"overwrite": True, **options}
     result = save_load.save(cast("Any", given), path, dialect="megatron", **options)
     given.end(result)

@@ -24,20 +24,14 @@ void check_timeout(double timeout) {
 }
 
 void check_resources(const Resources& resources) {
-  if (resources.threads < 0 || resources.threads > kMaxThreads) {
-    refuse(
-        fmt::format("resources.threads is {}; expected 1 to {}, or 0 for as many as the machine "
-                    "has (at most 8)",
-                    resources.threads, kMaxThreads));
-  }
-  if (resources.buffer_bytes < kMinBufferBytes || resources.buffer_bytes > kMaxBufferBytes) {
-    refuse(fmt::format("resources.buffer_bytes is {}; expected {} to {}", resources.buffer_bytes,
-                       kMinBufferBytes, kMaxBufferBytes));
-  }
-  if (resources.files_per_rank < 1 || resources.files_per_rank > kMaxFilesPerRank) {
-    refuse(fmt::format("resources.files_per_rank is {}; expected 1 to {}", resources.files_per_rank,
-                       kMaxFilesPerRank));
-  }
+  const auto check = [](const char* name, auto value, auto low, auto high, const char* or_else) {
+    if (value >= low && value <= high) return;
+    refuse(fmt::format("resources.{} is {}; expected {} to {}{}", name, value, low, high, or_else));
+  };
+  const int threads = resources.threads == 0 ? 1 : resources.threads;
+  check("threads", threads, 1, kMaxThreads, ", or 0 for as many as the machine has (at most 8)");
+  check("buffer_bytes", resources.buffer_bytes, kMinBufferBytes, kMaxBufferBytes, "");
+  check("files_per_rank", resources.files_per_rank, 1, kMaxFilesPerRank, "");
 }
 
 void check_attributes(const SaveOptions& options) {

@@ -1,8 +1,12 @@
 // Options of save, load and Checkpoint. Each option has a default that suits most callers. Options
-// that belong together are one struct. The structs and most options have the same names and fields
-// in Python, which finds out the others itself (such as `complete`). No environment variable
-// changes them. A number outside its limits is Error(kInvalidArgument) with the option's name, on
-// every rank.
+// that belong together are one struct. No environment variable changes them. A number outside its
+// limits is Error(kInvalidArgument) with the option's name, on every rank.
+//
+// The structs are the table of options. `tools/options --fix` makes from their fields what goes
+// over all of them: the binding, the options of Python with their types, defaults, checks and
+// explanations (the comments here), docs/options.md, and which options the ranks compare: those
+// whose comment says "Must be the same on every rank" (of a save, or of a load). Otherwise every
+// rank throws Error(kMismatch), which names the option.
 #pragma once
 
 #include <cstdint>
@@ -102,64 +106,85 @@ inline constexpr int kMaxFilesPerRank = 1024;
 inline constexpr uint64_t kMaxAttributeBytes = 1u << 20;         // all names and values together
 inline constexpr uint64_t kMaxTensorAttributeBytes = 16u << 20;  // likewise, per rank
 
-// A save without a communicator: its ranks coordinate only through files at the location. `token`
-// and `number` identify the attempt.
+// A save in which the ranks communicate only through small files at the path.
+//
+// This needs no process group, and does not use an existing one. The ranks decide without
+// communication who writes what, and need not call at the same time; the data of each rank stays on
+// disk until the last rank publishes the checkpoint. A shard whose holders are declared or known
+// from placements is written once, by one of them. Any other shard is written by each rank that has
+// a main replica of it, and these replicas must be equal. Objects that are not wrapped must be on
+// every rank. Only for torch_dist, without `overwrite` and `checks.access`, and only to a path
+// without a checkpoint. See docs/saving_by_files.md.
+//
+// `save` needs the first three fields. In a `Session` with a group they come from the group.
 struct ByFiles {
+  // The number of this rank. If the state has DTensors, it must be torch's global rank.
   int rank = 0;
-  int world_size = 1;
-  // Identifies one run of a job: the same text on all its ranks, a new text for every start of the
-  // job. A rank that is restarted and uses the same token again promises to save the same
-  // state. 8 to 256 bytes.
+  int world_size = 1;  // how many ranks save; the same on all ranks
+  // A string of 8 to 256 bytes, the same on all ranks of one run of the job and different in every
+  // other run, also when the scheduler starts the same job again. A rank that was restarted saves
+  // the same state under the same token and so completes the checkpoint. What it wrote before is
+  // not written again, and a warning says so; a state with other keys, shapes, dtypes or shards is
+  // Error(kMismatch).
   std::string token = {};
-  uint64_t number = 0;  // counts the saves under this token to this location
-  // Wait until the checkpoint is published. Without this, the last rank to write publishes it.
+  // Distinguishes saves that have the same token and the same path. A different state needs a
+  // different number. A session counts its saves itself.
+  uint64_t number = 0;
+  // true: return once the checkpoint is published. false: return once this rank has written its
+  // part. The last rank to write then publishes, and SaveResult::published says whether that was
+  // this rank.
   bool wait = true;
-  // Saves as torch does with use_collectives=False: each rank writes everything that it holds,
-  // replicas too, and publishes its own `__RANK.metadata` as soon as its data is durable. When all
-  // ranks have done so, the location holds a rank-local checkpoint, which publish() turns into an
-  // ordinary one. `wait` waits for that; SaveResult::published reports it. Format torch_dist only.
+  // As with torch's use_collectives=False, each rank writes everything that it holds, replicas
+  // included, and publishes its own `__RANK.metadata` as soon as its data is durable; torch's ranks
+  // can load these files. `wait` then waits until all ranks have done so, and `published` of the
+  // result says whether they have. `publish` turns such a checkpoint into an ordinary one.
   bool torch_rank_local = false;
 };
 
-// Copies of what this rank holds and another rank of its group writes: this rank also writes them
-// to its own data file. After a restart with the same sharding it then reads only its own file.
-// Only the manifest lists copies; the format's index does not. Replicas must hold equal elements,
-// else the save fails with Error(kMismatch) naming the key. By files, shards with declared holders
-// are copied, and replicas whose id has Megatron's three numbers and ends with 0. Objects are
-// copied where they are equal: unwrapped objects on all ranks, whatever the group; sharded objects
-// with a communicator within the group, by files all. Error(kUnsupported) in formats that store
-// each chunk in its own file.
+// Each rank also writes to its own data file what it holds and another rank of its group writes,
+// and objects that are equal here and on the rank that writes them. After a restart with the same
+// sharding the rank then reads no other file for them. Only the manifest lists copies, so stock
+// PyTorch does not see them. Replicas must hold equal elements, else the save is Error(kMismatch)
+// with the key. By files only arrays with known holders are copied, and replicas whose id has
+// Megatron's three numbers and ends with 0. Either all ranks of a save give copies or none.
+// Error(kUnsupported) in formats that store each chunk in its own file.
 struct LocalCopies {
-  // Ranks of this save, in any order, each once, including this rank. Each rank gives its own
-  // group, usually its model-parallel group: a data-parallel group would make each rank copy
-  // everything it shares, up to the whole model. Any other list is Error(kInvalidArgument).
+  // The ranks whose shards this rank copies, itself included: a torch process group that it belongs
+  // to, or rank numbers in the group that saves. Usually this is the model-parallel group. With the
+  // data-parallel group every rank would copy everything that it shares, up to the whole model.
+  // `save` needs it; in `tilestone.megatron.save`, nullopt is the model-parallel group of
+  // Megatron's parallel_state.
   std::vector<int> group = {};
-  // The limit on this rank's copies: bytes of elements and of objects' items; nullopt: none. The
-  // smallest copies are written first, because a small one saves as many reads as a large one;
-  // among equal sizes the lower key, then the lower box.
+  // The most bytes of elements and of objects' items that this rank copies, smallest first, because
+  // a small copy saves as many reads as a large one; nullopt: no limit. `SaveResult.copies` and
+  // `copy_bytes` say what was copied.
   std::optional<uint64_t> max_bytes = std::nullopt;
 };
 
-// What a save, a load or an open checkpoint checks. Each uses the fields that concern it, so one
-// value may serve all calls of a program.
+// What is checked. Each call uses the fields that concern it, so one value may serve all calls of a
+// program.
 struct Checks {
   enum class Differing : uint8_t { kIgnore, kWarn, kError };
-  // A save, before anything is written: the main replicas of all ranks hold each element of each
-  // tensor exactly once, and grids of objects are complete (plan/access.h). Without this, a save
-  // accepts any replicas with equal elements, and incomplete grids. A load, before
-  // tensors and objects are read: the ranks want what a save would accept with this option; a rank
-  // that loads everything, without a template, is not checked.
+  // `save`: before anything is written, check that the main replicas of all ranks (those whose
+  // replica_id is 0) hold every element of each array and every cell of each grid of ShardedObjects
+  // exactly once, and raise an error if not. Arrays that are not wrapped count once. Without this
+  // option, shards of the same box count as replicas of each other whatever their replica_ids are,
+  // and a grid may have empty cells. Not possible by files. `load`: before arrays and objects are
+  // read, check the same of what the ranks want; a rank that loads everything, without a template,
+  // is not checked. Must be the same on every rank.
   bool access = false;
-  // Saves: what to do when ranks differ in something that should be equal, of which only one rank's
-  // is saved: the common state, objects, replicas of small tensors (plan/contents.h). kIgnore
-  // compares nothing. kWarn: rank 0 logs a warning. The warning or error names the paths or keys
-  // and the ranks. Larger tensors are compared only on disjoint meshes, where kWarn refuses a
-  // difference too: a parameter would be lost.
+  // `save`: what to do when the ranks differ in something of which only one rank's version is
+  // saved: objects (the order of a dict does not matter) and their replicas, Megatron-Core's common
+  // state, and replicas of arrays of at most 64 KiB. Larger arrays are compared only where DTensors
+  // of one key are on disjoint meshes; if they differ, the save is refused with kWarn too. kIgnore:
+  // compare nothing. kWarn: rank 0 logs the keys and the ranks, each once; in Megatron-Core's
+  // dialect the other ranks log their own keys. kError: Error(kMismatch) on every rank, before
+  // anything is written. Must be the same on every rank of a save.
   Differing common_differs = Differing::kWarn;
-  // Loads and open checkpoints: check every byte that is read, by whole blocks
-  // (state/chunk_blocks.h). Items without blocks, of other writers and earlier versions, are
-  // checked if a rank reads them whole; in two-phase reading by messages also if several ranks
-  // together do. false: reads exactly what is wanted.
+  // `load` and `open`: check every byte that is read; whole blocks of 64 KiB to 4 MiB are read for
+  // this. Items without checksums of blocks (of other writers, or of earlier versions) are checked
+  // if one rank, or several together, read them whole; the log says if parts were not. false: read
+  // exactly what is wanted, unchecked. Must be the same on every rank of a load.
   bool checksums = true;
 };
 
@@ -187,96 +212,137 @@ struct LoadReport {
   }
 };
 
-// What a load does about a difference between `wanted` and the checkpoint. kReport: the LoadReport
-// lists it, and rank 0 logs a warning. kIgnore: no warning. When the load goes on, the leaf keeps
-// what the template has: a tensor its elements (or none), a value itself. Keys that only a
-// dialect's common state has are never a difference: a load adds them to what it returns.
+// What a load does about differences between the templates and the checkpoint.
+//
+// kError raises; kReport lists the key in `report` and in a warning of rank 0; kIgnore goes on
+// without a warning. If the load continues, the leaf keeps its value from the template. The three
+// policies don't apply to values, lists and arrays in the common state (Megatron-Core's dialect):
+// the common state comes back as it was saved, and an array of another shape in it is always an
+// error.
 struct Differences {
   enum class Policy : uint8_t { kError, kReport, kIgnore };
-  Policy not_in_checkpoint = Policy::kError;  // wanted, but the checkpoint lacks the key
-  // In the checkpoint, but wanted by no rank. nullopt: an error below LoadOptions::complete; one
-  // warning, with keys and bytes, for what else is below a dict or list of a template; else
-  // ignored.
+  // A wanted key that the checkpoint doesn't hold. Must be the same on every rank.
+  Policy not_in_checkpoint = Policy::kError;
+  // A key of the checkpoint that no rank wants. nullopt: an error below the key of an object with
+  // state_dict(); below other dicts and lists of the template one warning, with keys and bytes;
+  // ignored elsewhere. `report` lists what is below dicts and lists whatever this says. Must be the
+  // same on every rank.
   std::optional<Policy> not_requested = std::nullopt;
-  Policy other_shape = Policy::kError;  // the wanted global shape is not the stored one
-  LoadReport* report = nullptr;         // receives what the load found; must outlive it
+  // A tensor whose wanted global shape differs from the stored one. Must be the same on every rank.
+  Policy other_shape = Policy::kError;
+  // Receives what is reported; its lists are emptied first. If the load_state_dict() of an object
+  // raises, the report and the arrays are already filled.
+  LoadReport* report = nullptr;
 };
 
-// How a checkpoint's files are read.
+// How files are read.
 struct Reading {
-  // Two-phase reading: one rank reads, for all ranks, what several ranks want and what would take a
-  // rank many short reads. For loads.
-  enum class TwoPhase {
-    kAuto,    // on one host through its page cache, on several hosts by messages
-    kAlways,  // by messages, in every group of more than one rank
-    kNever,   // each rank reads for itself
-  };
+  enum class TwoPhase { kAuto, kAlways, kNever };
+  // `load`: whether data that several ranks want, or that one rank would need many short reads for,
+  // is read once by one rank for all. kAuto: through the page cache if all ranks run on one host,
+  // otherwise by messages. kAlways: by messages. kNever: each rank reads for itself. Must be the
+  // same on every rank.
   TwoPhase two_phase = TwoPhase::kAuto;
-  // What reads leave in the page cache; by default everything, where it fits into half of the
-  // available memory (docs/cache.md), and nothing for verify. Ranks of one host that read for one
-  // another through the page cache leave what they read there, whatever this option says.
+  // kKeep leaves what is read in the page cache, so that another load of the same files needs no
+  // disk. kBypass reads large tensors without the page cache, which leaves that memory to others.
+  // nullopt: keep where what is read fits into half of the memory that is available
+  // (docs/cache.md); `verify` keeps only with kKeep. Data that is already in the cache is read from
+  // there in any case, and ranks of one host that read for one another through the page cache leave
+  // what they read there.
   std::optional<CachePolicy> cache;
-  // Read files through any symbolic link that leads out of the directory (docs/links.md). For a
-  // location that is a path; any other storage decides itself.
+  // Read files through any symbolic link that leads out of the directory. Without it, the only such
+  // links that are followed lead into a directory "blobs" next to the checkpoint or next to one of
+  // its parent directories, as in the Hugging Face hub's cache. Other links are Error(kUnsafe),
+  // because a checkpoint from somebody else could name any file that you may read (docs/links.md).
   bool follow_links = false;
 };
 
 // What a call uses of the machine, on this rank.
 struct Resources {
-  int threads = 0;  // 0: one per hardware thread of the machine, at most 8
-  // Pooled memory, bytes; in two-phase reading also for the messages.
+  int threads = 0;  // number of threads; 0: as many as the machine has, at most 8
+  // Pooled memory, in bytes; in two-phase reading also for the messages.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  int files_per_rank = 1;  // data files that a save writes
+  int files_per_rank = 1;  // `save`: number of data files that each rank writes
 };
 
-// These options must be equal on all ranks: format, dialect, overwrite, attributes,
-// checks.access, checks.common_differs, whether there are copies, tp_replica_names,
-// verify_integrity. Otherwise every rank throws Error(kMismatch), which names the option. The other
-// options may differ between ranks.
+// The options of a save.
 struct SaveOptions {
-  Communicator comm = {};                            // default: a group of one
-  std::shared_ptr<const Format> format = nullptr;    // default: torch_dist
-  std::shared_ptr<const Dialect> dialect = nullptr;  // default: PyTorch's
-  // With this, `comm` is a group of one and the ranks plan by rule. A shard whose holders are
-  // declared or known from placements is written once, by one of its holders, such that the load is
-  // balanced. Any other shard is written by each rank that has a main replica of it, and these
-  // replicas must be equal. Objects that are not wrapped must be on every rank. `overwrite` is
-  // Error(kInvalidArgument). Formats whose data files have fixed names (zarr), the dialect
-  // megatron_shards, and checks.access are Error(kUnsupported).
-  std::optional<ByFiles> by_files = std::nullopt;
-  // Replaces a valid checkpoint at the location; the old one stays valid until the new one is
-  // durable. Without this, saving there is Error(kAlreadyExists).
+  Communicator comm = {};  // default: a group of one
+  // The file format. "torch_dist" is PyTorch's. "zarr" can be read by Megatron-Core up to 0.15, the
+  // zarr package and tensorstore. With zarr, each array must be sharded into the cells of one
+  // regular grid, its dtype must be one of numpy's or bfloat16, keys are file paths, and the ranks
+  // need a communicator. Must be the same on every rank.
+  std::shared_ptr<const Format> format = nullptr;  // torch_dist
+  // Which parts of the state are sharded. "pytorch": as described under `state`; stock PyTorch can
+  // load the checkpoint. "megatron": only `ShardedTensor`, `ShardedObject`, DTensors and
+  // Megatron-Core's entities are sharded. Everything else, arrays included, forms one common state,
+  // which is saved from rank 0; stock Megatron-Core (0.9 and later) can load the checkpoint. Must
+  // be the same on every rank.
+  std::shared_ptr<const Dialect> dialect = nullptr;  // pytorch
+  std::optional<ByFiles> by_files = std::nullopt;    // with it, `comm` is a group of one
+  // Replace a valid checkpoint at `path`; without this, saving there is Error(kAlreadyExists). The
+  // old one stays valid until the new one is durable. With format zarr or Megatron-Core's dialect,
+  // and when the old checkpoint is of one of these kinds, a new directory is built beside the old
+  // one and replaces it as a whole, in one step. Not possible by files. Must be the same on every
+  // rank.
   bool overwrite = false;
-  Checks checks = {};
-  std::optional<LocalCopies> copies = std::nullopt;  // nullopt: each shard is written once
-  Resources resources = {};
-  double timeout = kDefaultTimeout;  // seconds, more than 0; or kNoTimeout
+  Checks checks = {};  // what is checked
+  // Also write copies of what other ranks write; nullopt: each shard is written once.
+  std::optional<LocalCopies> copies = std::nullopt;
+  Resources resources = {};  // threads, memory and files
+  double timeout =
+      kDefaultTimeout;  // seconds for the whole call, more than 0; kNoTimeout: no limit
   // In Megatron-Core's dialects: adds names to the index for a tensor KEY that has replicas on
   // tensor-parallel ranks (the second of the three numbers of a replica id): KEY.__tp_replica_0,
   // ..._1, ..., one for each of these ranks. All name the same bytes. They are for a stock
   // Megatron-Core that asks for them; Tilestone itself knows only KEY. Error(kUnsupported) in other
-  // dialects, and in formats whose index is the file names.
+  // dialects, and in formats whose index is the file names. Must be the same on every rank.
   bool tp_replica_names = false;
   // Items whose keys begin with this text go to data files of their own, whose names begin with it
   // too: at most 128 bytes, a part of a file name. "": no such files. Error(kUnsupported) by files,
   // and in formats other than torch_dist. The name is that of Megatron-Core's option.
   std::string separation_hint = {};
   // The caller's ranks meet after the save, to hash the files. The save itself does nothing for it.
+  // Must be the same on every rank.
   bool verify_integrity = false;
-  // Texts about the checkpoint, stored in its manifest: {"iteration": "100"}.
+  // Strings that describe the checkpoint ({"iteration": "100"}), at most 1 MiB in all.
+  // `Checkpoint.attributes` returns them, and `tilestone inspect` shows them. Must be the same on
+  // every rank.
   std::map<std::string, std::string> attributes = {};
-  // The same for tensors, by key: values of plain kinds (null, bool, int, float, string, bytes,
-  // list, tuple, dict). Each rank may give attributes for tensors that it saves, whether or not it
-  // writes them; another key is Error(kInvalidArgument). The attributes that several ranks give a
-  // tensor are merged; Error(kMismatch) where two ranks contradict each other.
+  // Attributes of single tensors, by the tensor's key and the attribute's name ({"layer.w":
+  // {"kind": "glu", "order": [0, 1]}}). Values are null, bools, 64-bit ints, floats, strings,
+  // bytes, lists, tuples and dicts, nested at most 16 deep and at most 16 MiB in all. Each rank
+  // gives attributes of tensors that it holds; those of all ranks are merged.
+  // `Checkpoint.tensor_attributes` and `tilestone inspect PATH KEY` return them.
   std::map<std::string, Attributes> tensor_attributes = {};
   // What a CheckpointManager adds (run/inventory.h); only the coordinator's counts. Not by files.
   std::shared_ptr<RunStep> step = nullptr;
+  // true shows a bar on a terminal; a function is called with `Progress`.
   ProgressFn progress = nullptr;
   // Another thread may request an interrupt. The save then ends soon, as after any failure: it
   // throws the request's reason here, and Error(kInterrupted) on the other ranks. A request has no
   // effect once the checkpoint is being published.
   std::shared_ptr<const Interrupt> interrupt = nullptr;
+};
+
+// The options that a save in the background has beside those of a save.
+struct AsyncOptions {
+  enum class OnError : uint8_t { kRaise, kWarn };
+  enum class InFlight : uint8_t { kWait, kFail, kSkip };
+  // What happens when a save fails and a rank does not ask for its result. kRaise: the next save of
+  // the session, or of the group, raises the error on every rank, and does nothing else. kWarn: it
+  // logs it and saves. With kWarn, a failure of the storage or of another rank before the call
+  // returns (StorageError, NotFoundError, TimeoutError, RankFailedError) is not raised either: it
+  // is logged, and is the result of the save. A state or an option that can't be saved is always an
+  // error. With a communicator it must be equal on all ranks.
+  OnError on_error = OnError::kRaise;
+  // What happens if the previous save has not ended on some rank. kWait: wait for it. kFail:
+  // Error(kAlreadyExists) on every rank. kSkip: save nothing, on every rank (AsyncSave::skipped);
+  // not possible by files. With a communicator it must be equal on all ranks.
+  InFlight in_flight = InFlight::kWait;
+  // The most memory that this rank uses for copies of arrays, in bytes. Arrays that do not fit are
+  // written before the call returns. nullopt: all are copied. Not possible by files.
+  std::optional<uint64_t> max_staged_bytes = std::nullopt;
 };
 
 struct SaveResult {
@@ -305,29 +371,33 @@ struct SessionStats {
   friend bool operator==(const SessionStats&, const SessionStats&) = default;
 };
 
-// These options must be equal on all ranks: format, reading.two_phase, checks.checksums (ranks read
-// for one another), checks.access, differences, sharded_only, objects_by_grid. Otherwise every rank
-// throws Error(kMismatch), which names the option. The other options may differ between ranks.
+// The options of a load.
 struct LoadOptions {
   Communicator comm = {};
-  // For a load without a communicator: the number of this process among those of its job. In a
-  // rank-local checkpoint (torch's kind), only this rank's own metadata is read if it has
-  // everything that is wanted, as this rank itself wrote it; otherwise the metadata of all ranks
-  // is read. The option has no effect on other checkpoints, on loads of everything, and where
-  // differences between `wanted` and the checkpoint are not errors.
+  // Load alone, as this rank of the job (0 or more), without communication; `group` must not be
+  // given. From a rank-local checkpoint (torch's use_collectives=False) this rank reads only its
+  // own metadata if that holds everything wanted, just as this rank wrote it; otherwise it reads
+  // the metadata of all ranks. Other ranks need not call.
   std::optional<int> own_rank = std::nullopt;
-  std::shared_ptr<const Format> format = nullptr;  // default: found from the files
+  // The file format, "torch_dist" or "zarr"; nullopt: found from the files. Must be the same on
+  // every rank.
+  std::shared_ptr<const Format> format = nullptr;
   // The dialect of a checkpoint of which no file names one: Megatron-Core's, before metadata.json
-  // is written. Must be equal on all ranks. Default: PyTorch's.
+  // is written. Default: PyTorch's. Must be the same on every rank.
   std::shared_ptr<const Dialect> unmarked = nullptr;
-  bool cast = false;  // convert from the stored dtype
-  Differences differences = {};
-  Checks checks = {};
-  Reading reading = {};
-  Resources resources = {};
-  double timeout = kDefaultTimeout;  // as in SaveOptions
-  // Names each key of the checkpoint as `wanted` names it; "": the key is hidden. Must be the same
-  // function on all ranks. Keys of a common state keep their names.
+  // Convert from the stored dtype to the wanted one where they differ, as torch's .to() does (a
+  // value too large for float8_e4m3fn becomes the largest number of that dtype).
+  bool cast = false;
+  Differences differences = {};  // what to do about differences between templates and checkpoint
+  Checks checks = {};            // what is checked
+  Reading reading = {};          // how files are read
+  Resources resources = {};      // threads, memory and files
+  double timeout =
+      kDefaultTimeout;  // seconds for the whole call, more than 0; kNoTimeout: no limit
+  // Gives the checkpoint's keys the names that `state` has: a function of a key, such as
+  // `tilestone.strip_prefix("_orig_mod.")`, or pairs (regular expression, replacement), of which
+  // the first one that is found in a key replaces what it finds. An empty name hides the key. Must
+  // be the same function on all ranks. Keys of a common state keep their names.
   std::function<std::string(const std::string&)> rename = nullptr;
   // Paths below which everything in the checkpoint is loaded into fresh memory, even if `wanted`
   // does not name it: an optimizer without state does not know the names of its state yet.
@@ -345,23 +415,27 @@ struct LoadOptions {
   std::vector<Path> complete = {};
   // In a dialect that has a common state: the common state is neither read nor returned. The result
   // has exactly the template's leaves; a leaf that is not wrapped is the stored item whose key is
-  // the leaf's path.
+  // the leaf's path. Must be the same on every rank.
   bool sharded_only = false;
   // not_in_checkpoint and not_requested treat the sharded objects of one grid as one: the grid is
   // in the checkpoint, or requested, when any of its objects is, and it is reported under the
   // grid's key. The load still fails when a wanted object is not stored but others of its grid are.
+  // Must be the same on every rank.
   bool objects_by_grid = false;
   bool log_report = true;  // rank 0 logs the report; only rank 0's option counts
+  // true shows a bar on a terminal; a function is called with `Progress`.
   ProgressFn progress = nullptr;
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions
 };
 
+// The options of opening a checkpoint.
 struct OpenOptions {
-  std::shared_ptr<const Format> format = nullptr;     // default: found from the files
-  std::shared_ptr<const Dialect> unmarked = nullptr;  // as in LoadOptions
-  Checks checks = {};
-  Reading reading = {};
-  Resources resources = {};
+  // The file format, "torch_dist" or "zarr"; nullopt: found from the files.
+  std::shared_ptr<const Format> format = nullptr;
+  std::shared_ptr<const Dialect> unmarked = nullptr;     // as in LoadOptions
+  Checks checks = {};                                    // what is checked
+  Reading reading = {};                                  // how files are read
+  Resources resources = {};                              // threads, memory and files
   std::shared_ptr<const Interrupt> interrupt = nullptr;  // as in SaveOptions, while opening
 };
 

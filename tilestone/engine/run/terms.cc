@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/run/option_fields_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
@@ -14,7 +15,6 @@ namespace tilestone::engine {
 namespace {
 
 std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
-std::string bool_text(bool value) { return value ? "True" : "False"; }
 
 Bytes encode(const Terms& terms) {
   ByteWriter writer;
@@ -72,6 +72,44 @@ Bytes take(Bytes& message, size_t rank) {
       .with_reason(Reason::kDifferentCalls);
 }
 
+// The values of options as Python's callers write them; `of` are the options.
+
+std::string text_of(const auto& /*of*/, bool value) { return value ? "True" : "False"; }
+template <HasWords Word>
+std::string text_of(const auto& /*of*/, Word value) {
+  return in_quotes(WordsOf<Word>::words[static_cast<size_t>(value)]);
+}
+template <HasWords Word>
+std::string text_of(const auto& of, const std::optional<Word>& value) {
+  return value ? text_of(of, *value) : "not set";
+}
+std::string text_of(const auto& /*of*/, const std::map<std::string, std::string>& attributes) {
+  return attributes_text(attributes);
+}
+std::string text_of(const SaveOptions& of, const std::shared_ptr<const Format>& /*format*/) {
+  return in_quotes(format_of(of)->name());
+}
+std::string text_of(const LoadOptions& /*of*/, const std::shared_ptr<const Format>& format) {
+  return in_quotes(format ? format->name() : "found from the files");
+}
+std::string text_of(const auto& /*of*/, const std::shared_ptr<const Dialect>& dialect) {
+  return in_quotes((dialect ? dialect : pytorch_dialect())->name());
+}
+
+constexpr int kOfSave = 1, kOfLoad = 2;
+
+template <int call, typename Options>
+void add_terms(const std::string& above, const Options& options, Terms& terms) {
+  FieldsOf<Options>::each([&](const std::string& name, auto field, auto compared) {
+    const auto& value = options.*field;
+    if constexpr (HasFields<std::remove_cvref_t<decltype(value)>>) {
+      add_terms<call>(name + ".", value, terms);
+    } else if constexpr ((compared.value & call) != 0) {
+      terms.emplace_back(above + name, text_of(options, value));
+    }
+  });
+}
+
 }  // namespace
 
 std::string attributes_text(const std::map<std::string, std::string>& attributes) {
@@ -84,10 +122,7 @@ std::string attributes_text(const std::map<std::string, std::string>& attributes
   return std::to_string(attributes.size()) + " of XXH3 " + std::to_string(xxh3_64(as_bytes(text)));
 }
 
-std::string differing_text(Checks::Differing differing) {
-  static constexpr std::string_view kDiffering[] = {"ignore", "warn", "error"};
-  return in_quotes(kDiffering[static_cast<size_t>(differing)]);
-}
+std::string differing_text(Checks::Differing differing) { return text_of(differing, differing); }
 
 std::string ranks_text(const std::vector<int>& ranks, size_t most) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -101,35 +136,16 @@ std::string ranks_text(const std::vector<int>& ranks, size_t most) {
 }
 
 Terms terms_of(const Location& location, const SaveOptions& options) {
-  return {{"path", in_quotes(location.identity())},
-          {"overwrite", bool_text(options.overwrite)},
-          {"checks.access", bool_text(options.checks.access)},
-          {"checks.common_differs", differing_text(options.checks.common_differs)},
-          {"copies", options.copies ? "given" : "None"},
-          {"tp_replica_names", bool_text(options.tp_replica_names)},
-          {"verify_integrity", bool_text(options.verify_integrity)},
-          {"format", in_quotes(format_of(options)->name())},
-          {"dialect", in_quotes(dialect_of(options)->name())},
-          {"attributes", attributes_text(options.attributes)}};
+  Terms terms = {{"path", in_quotes(location.identity())}};
+  add_terms<kOfSave>("", options, terms);
+  terms.emplace_back("copies", options.copies ? "given" : "None");
+  return terms;
 }
 
 Terms terms_of(const Location& location, const LoadOptions& options) {
-  static constexpr std::string_view kWays[] = {"auto", "always", "never"};
-  static constexpr std::string_view kPolicies[] = {"error", "report", "ignore"};
-  const auto policy = [](std::optional<Differences::Policy> named) {
-    return named ? in_quotes(kPolicies[static_cast<size_t>(*named)]) : std::string("not set");
-  };
-  return {{"path", in_quotes(location.identity())},
-          {"differences.not_in_checkpoint", policy(options.differences.not_in_checkpoint)},
-          {"differences.not_requested", policy(options.differences.not_requested)},
-          {"differences.other_shape", policy(options.differences.other_shape)},
-          {"sharded_only", bool_text(options.sharded_only)},
-          {"checks.access", bool_text(options.checks.access)},
-          {"objects_by_grid", bool_text(options.objects_by_grid)},
-          {"reading.two_phase", in_quotes(kWays[static_cast<size_t>(options.reading.two_phase)])},
-          {"checks.checksums", bool_text(options.checks.checksums)},
-          {"format", in_quotes(options.format ? options.format->name() : "found from the files")},
-          {"unmarked", in_quotes(options.unmarked ? options.unmarked->name() : "pytorch")}};
+  Terms terms = {{"path", in_quotes(location.identity())}};
+  add_terms<kOfLoad>("", options, terms);
+  return terms;
 }
 
 Bytes with_terms(Bytes message, const Terms& terms) {

@@ -33,30 +33,6 @@ class Background;
 struct OfAsyncSave;
 }  // namespace engine
 
-// With a communicator on_error and in_flight must be equal on all ranks: Error(kMismatch).
-struct AsyncOptions {
-  // What happens when a save fails that nobody has asked for its result.
-  //  - kRaise: the next save of the session throws the error, on every rank, and does nothing else,
-  //    unless all ranks that know of the failure have asked.
-  //    If there is none, the error is logged when the last of AsyncSave and session is gone.
-  //  - kWarn: the next save of the session logs it. A failure of the storage or of another rank
-  //    (kIo, kNotFound, kTimeout, kRankFailed) that comes before the call returns is not thrown
-  //    either, but is the result of the save. Arguments and states that can't be saved are always
-  //    errors.
-  enum class OnError : uint8_t { kRaise, kWarn };
-  OnError on_error = OnError::kRaise;
-  // What this save does if the session's previous one has not ended on some rank.
-  //  - kWait: waits for it.
-  //  - kFail: throws Error(kAlreadyExists) on every rank.
-  //  - kSkip: does nothing, on every rank (AsyncSave::skipped). Not by files, where ranks can't
-  //    agree: Error(kUnsupported).
-  enum class InFlight : uint8_t { kWait, kFail, kSkip };
-  InFlight in_flight = InFlight::kWait;
-  // The most memory for staged tensors, in bytes. Tensors for which it has no room are written
-  // before the call returns, straight from their memory. nullopt: everything is staged.
-  std::optional<uint64_t> max_staged_bytes = std::nullopt;
-};
-
 // A save that goes on in the background. Copies refer to the same save. Thread-safe.
 //
 // When the last copy, and the session that made the save, are gone, the last of them waits until
