@@ -183,7 +183,7 @@ def test_a_layout_in_which_parameters_share_or_lack_elements_is_refused(
     first, second = _layouts(job)
     plain = {**first.to_plain(), "group": 1}  # both describe the first half
     write_layouts(tmp_path / "layout.json", [first, Layout.from_plain(plain)])
-    with pytest.raises(tilestone.CoverageError, match=r"hold \d+ of the \d+ elements") as raised:
+    with pytest.raises(tilestone.CoverageError, match="does not hold box") as raised:
         tilestone.convert(
             tmp_path / "a", tmp_path / "b", format="torch_dist", layout=tmp_path / "layout.json"
         )

@@ -55,13 +55,12 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
     }
     check_archive_file(path);
   }
-  for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
-    const StoredTensor& tensor = metadata.tensors[i];
+  for (const StoredTensor& tensor : metadata.tensors) {
     source.entries.push_back({.key = tensor.key,
                               .path = tensor.path,
                               .dtype = tensor.dtype,
                               .shape = tensor.shape,
-                              .tensor = [=](DType dtype) { return stored->tensor(i, dtype); },
+                              .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
                               .object = nullptr,
                               .order = tensor.order});
   }

@@ -8,6 +8,7 @@ elements; those of parameters are relative to the beginning of their bucket.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,11 @@ class Layout:
             raise MismatchError(
                 f"not a layout of a distributed optimizer: {error!r}"
             ) from error
+
+
+def to_json(layouts: Iterable[Layout]) -> str:
+    """Layouts as text, which engine/read/optimizer_layout.cc reads."""
+    return json.dumps({"optimizer_layouts": [layout.to_plain() for layout in layouts]})
 
 
 def _plain(parameter: Parameter) -> dict[str, Any]:
