@@ -170,7 +170,7 @@ def test_a_layout_with_the_right_sizes_and_another_order_is_refused_by_the_model
     job = Ranks(2, 1, 2)
     _save_with_model(job, tmp_path / "model")
     right = _layouts(job)
-    error = _refused(tmp_path / "model", [right[0], _swapped(right[1], key)])
+    error = _refused(tmp_path / "model", [_swapped(right[0], key), right[1]])
     assert error.key == key
     assert "are not the model's" in str(error)
 

@@ -33,9 +33,9 @@ void expect_disjoint(const OptimizerStates& states) {
     for (const StoredChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
     const auto shared = find_overlap(boxes);
     if (!shared) continue;
-    throw Error(ErrorCode::kCoverage, "two layouts hold the same elements: " +
-                                          to_string(boxes[shared->first]) + " and " +
-                                          to_string(boxes[shared->second]))
+    throw Error(ErrorCode::kCoverage,
+                "two layouts hold the same elements: " + to_string(boxes[shared->first]) + " and " +
+                    to_string(boxes[shared->second]))
         .with_key(tensor.key);
   }
 }
@@ -57,8 +57,7 @@ Sample sample_of(const StoredChunk& chunk, const OptimizerStates::Place& place,
   Box box{chunk.box.offset, Dims(chunk.box.rank(), 1)};
   if (box.rank() > 0) {
     const int64_t stride = std::max<int64_t>(place.strides.back(), 1);
-    box.shape[box.rank() - 1] =
-        std::min({chunk.box.shape.back(), kElements, kReach / stride + 1});
+    box.shape[box.rank() - 1] = std::min({chunk.box.shape.back(), kElements, kReach / stride + 1});
   }
   const auto item = [&](const StoredTensor& stored) {
     TensorItem made;
@@ -97,7 +96,12 @@ void compare(StoredSource& source, std::vector<Sample>& samples) {
     items.push_back(sample.model);
   }
   source.read(items, true);
-  for (const Sample& sample : samples) compare(sample);
+  try {
+    for (const Sample& sample : samples) compare(sample);
+  } catch (Error& error) {
+    error.with_hint(kLayoutHint);
+    throw;
+  }
   samples.clear();
 }
 
@@ -108,7 +112,8 @@ void check_values(StoredSource& source, const OptimizerStates& states) {
   std::vector<Sample> samples;
   for (const StoredTensor& state : states.by_parameter().tensors) {
     if (!state.key.starts_with(kMains)) continue;
-    const StoredTensor* const model = source.metadata().find_tensor(state.key.substr(kMains.size()));
+    const StoredTensor* const model =
+        source.metadata().find_tensor(state.key.substr(kMains.size()));
     const bool is_real =
         model != nullptr && (model->dtype == DType::kFloat32 || model->dtype == DType::kBFloat16 ||
                              model->dtype == DType::kFloat16);

@@ -56,13 +56,14 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
     check_archive_file(path);
   }
   for (const StoredTensor& tensor : metadata.tensors) {
-    source.entries.push_back({.key = tensor.key,
-                              .path = tensor.path,
-                              .dtype = tensor.dtype,
-                              .shape = tensor.shape,
-                              .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
-                              .object = nullptr,
-                              .order = tensor.order});
+    source.entries.push_back(
+        {.key = tensor.key,
+         .path = tensor.path,
+         .dtype = tensor.dtype,
+         .shape = tensor.shape,
+         .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
+         .object = nullptr,
+         .order = tensor.order});
   }
   for (const StoredObject& object : metadata.objects) {
     source.entries.push_back({.key = object.key,

@@ -470,7 +470,7 @@ class LoadByRounds::Loading {
   std::vector<Path> empty_;  // of the template: dicts and lists; once described: on all ranks
   Requested requested_;
   StateReads states_;  // instead of a distributed optimizer's
-  Bytes message_;  // to the coordinator, after reading
+  Bytes message_;      // to the coordinator, after reading
   ReadFor way_ = ReadFor::kOneself;
   uint64_t ranks_here_ = 1;  // on this host
   std::optional<ReadContext> context_;

@@ -24,6 +24,8 @@ constexpr std::string_view kFormats[] = {"dp_reshardable", "dp_zero_gather_scatt
 constexpr const char* kPassLayouts =
     "to read buckets into another TP or PP layout, pass the layouts of the job that saved them as "
     "`layouts=`, or save with `layout_object`";
+constexpr const char* kAllLayouts =
+    "give the layouts of all model-parallel ranks of the job that saved";
 
 // Skips digits; false if there are none.
 bool skip_number(std::string_view& text) {
@@ -92,8 +94,7 @@ std::string declared_format(const Value* common, const std::string& place) {
   const Value* found = entry_of(entry_of(common, kContent), kDeclaredType);
   if (found == nullptr || found->is_null()) found = sharding_type(entry_of(common, place));
   if (found == nullptr || found->kind() != Value::Kind::kString) return "";
-  return found->as_string() == "fully_sharded_bucket_space" ? "dp_reshardable"
-                                                            : found->as_string();
+  return found->as_string() == "fully_sharded_bucket_space" ? "dp_reshardable" : found->as_string();
 }
 
 std::string first_of(const OptimizerLayout& layout) {
@@ -142,10 +143,7 @@ std::optional<TensorView> flattened(const TensorView& target) {
 
 void fail_layout(const std::string& parameter, const std::string& problem) {
   throw Error(ErrorCode::kMismatch, "the layout does not fit the checkpoint: " + problem)
-      .with_key(parameter)
-      .with_hint(
-          "make the layout from the model, the parallel sizes and the bucket size of the job that "
-          "saved");
+      .with_key(parameter);
 }
 
 std::optional<std::pair<std::string, std::string>> group_key(std::string_view key) {
@@ -273,7 +271,8 @@ OptimizerStates::OptimizerStates(const Metadata& stored, ReadObject object,
   try {
     for (const auto& [prefix, layout] : layouts_) add_layout(layout, asked ? &*asked : nullptr);
   } catch (Error& error) {
-    if (only_own_ && error.code() == ErrorCode::kMismatch) error.with_hint(kPassLayouts);
+    if (error.code() == ErrorCode::kMismatch)
+      error.with_hint(only_own_ ? kPassLayouts : kLayoutHint);
     throw;
   }
   for (const TensorItem& item : wanted != nullptr ? *wanted : std::vector<TensorItem>()) {
@@ -330,7 +329,7 @@ void OptimizerStates::expect_complete() const {
     if (layouts_.contains(prefix)) continue;
     throw Error(ErrorCode::kMismatch, "no layout describes the buckets of this rank")
         .with_key(prefix)
-        .with_hint("give the layouts of all model-parallel ranks of the job that saved");
+        .with_hint(kAllLayouts);
   }
 }
 
@@ -398,7 +397,8 @@ void OptimizerStates::check_model(const LayoutParameter& parameter, const Layout
   const auto is_box = [&](const StoredChunk& chunk) { return chunk.box == piece.box; };
   if (!only_own_ || std::any_of(tensor->chunks.begin(), tensor->chunks.end(), is_box)) return;
   throw Error(ErrorCode::kMismatch, "no rank of the job that saved held the model's box " +
-                                        to_string(piece.box) + ", so its buckets had another layout")
+                                        to_string(piece.box) +
+                                        ", so its buckets had another layout")
       .with_key(piece.key);
 }
 
@@ -493,8 +493,7 @@ void OptimizerStates::add_views(const OptimizerLayout& layout, BucketId id,
   }
 }
 
-const Value& OptimizerStates::object_of(const OptimizerLayout& layout,
-                                        const StoredObject& stored) {
+const Value& OptimizerStates::object_of(const OptimizerLayout& layout, const StoredObject& stored) {
   const auto [object, first] = objects_.try_emplace(layout.prefix());
   if (!first) return object->second;
   object->second = object_(stored);
@@ -519,11 +518,8 @@ LoadPlan OptimizerStates::plan(std::span<const TensorItem> states, bool cast) co
   try {
     return plan_load(states, by_parameter_, {.cast = cast});
   } catch (Error& error) {
-    const bool lacks = error.code() == ErrorCode::kCoverage || error.code() == ErrorCode::kNotFound;
-    if (!lacks) throw;
-    error.with_hint(
-        only_own_ ? kPassLayouts
-                  : "give the layouts of all model-parallel ranks of the job that saved");
+    if (error.code() == ErrorCode::kCoverage)
+      error.with_hint(only_own_ ? kPassLayouts : kAllLayouts);
     throw;
   }
 }
@@ -569,8 +565,7 @@ StateReads OptimizerStates::reads_of(std::vector<TensorItem> wanted, bool cast) 
       memory = TensorView::allocate(target.dtype, {span});
       reads.scattered.push_back({target, *memory, std::move(strides)});
     }
-    const auto [at, first] =
-        items.try_emplace({place.flat, target.dtype}, reads.items.size());
+    const auto [at, first] = items.try_emplace({place.flat, target.dtype}, reads.items.size());
     if (first) {
       TensorItem& item = reads.items.emplace_back();
       item.key = flat.stored->key;
@@ -596,8 +591,7 @@ Value OptimizerStates::groups_of(const StoredGroup& group) const {
 }
 
 // The group whose objects are those of the optimizer with this number in a chain.
-const OptimizerStates::StoredGroup* OptimizerStates::group_for(
-    std::optional<int64_t> chain) const {
+const OptimizerStates::StoredGroup* OptimizerStates::group_for(std::optional<int64_t> chain) const {
   std::vector<const OptimizerLayout*> read;  // a conversion reads all
   for (const auto& [place, flats] : buckets_) read.push_back(place.first);
   std::stable_sort(read.begin(), read.end(), [&](const auto* a, const auto* b) {

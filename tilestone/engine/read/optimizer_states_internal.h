@@ -48,7 +48,9 @@ std::string optimizer_place(const std::optional<Value>& common);
 // what follows its dot. nullopt: another key.
 std::optional<std::pair<std::string, std::string>> group_key(std::string_view key);
 
-// Throws Error(kMismatch): a layout is not that of the job that saved.
+// Throws Error(kMismatch): a layout is not that of the job that saved. The caller adds the hint.
+inline constexpr const char* kLayoutHint =
+    "make the layout from the model, the parallel sizes and the bucket size of the job that saved";
 [[noreturn]] void fail_layout(const std::string& parameter, const std::string& problem);
 
 struct OptimizerLayouts {
@@ -143,9 +145,9 @@ class OptimizerStates {
   std::vector<Flat> flats_;
   std::map<std::pair<const OptimizerLayout*, BucketId>, std::vector<size_t>> buckets_;
   std::vector<Place> places_;
-  std::set<std::pair<std::string, Box>> held_;    // the model's key and box
-  std::map<std::string, StoredTensor> by_key_;    // becomes by_parameter_
-  std::map<std::string, Dims> shapes_;            // by the model's key
+  std::set<std::pair<std::string, Box>> held_;  // the model's key and box
+  std::map<std::string, StoredTensor> by_key_;  // becomes by_parameter_
+  std::map<std::string, Dims> shapes_;          // by the model's key
   Metadata by_parameter_;
 };
 
