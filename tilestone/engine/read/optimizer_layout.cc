@@ -90,6 +90,9 @@ LayoutParameter parameter_of(const Value& plain) {
 LayoutBucket bucket_of(const Value& plain) {
   LayoutBucket bucket{.numel = count(field(plain, "numel_unpadded"), "a bucket's size"),
                       .parameters = {}};
+  if (count(field(plain, "numel"), "a bucket's padded size") < bucket.numel) {
+    wrong("a bucket is longer than with its padding");
+  }
   int64_t end = 0;
   for (const Value& each : list(field(plain, "parameters"), "\"parameters\"")) {
     bucket.parameters.push_back(parameter_of(each));
