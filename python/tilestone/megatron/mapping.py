@@ -19,7 +19,7 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._options import valid
-from tilestone.megatron._entities import (
+from tilestone.megatron._shards.entities import (
     Entity,
     WithHolders,
     grid_of,

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _held, _ranks
-from tilestone.megatron._distribution import (
+from tilestone.megatron import _ranks
+from tilestone.megatron._ranks import Deadline, Group, agreed, together
+from tilestone.megatron._shards import held
+from tilestone.megatron._shards.distribution import (
     Distributes,
     distribute_main_replicas_with_precomputed_distribution,
 )
-from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
     dict_list_map_inplace,
@@ -167,7 +168,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
-        _held.check_together(
+        held.check_together(
             lambda: _entities(built(sharded_state_dict)), process_group, seconds
         )
 
@@ -245,7 +246,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             first = self.cached_distribution is None
             together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
-                _held.check_together(lambda: _entities(sharded_state_dict), None)
+                held.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:

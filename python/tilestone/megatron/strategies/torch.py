@@ -9,9 +9,10 @@ from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone._options.values import LocalCopies
-from tilestone.megatron import _engine_calls, _stored, mapping
-from tilestone.megatron._background import save_in_background
-from tilestone.megatron._in_place import save_in_place
+from tilestone.megatron import _stored, mapping
+from tilestone.megatron._calls import engine_calls
+from tilestone.megatron._calls.background import save_in_background
+from tilestone.megatron._calls.in_place import save_in_place
 from tilestone.megatron._stored import StoredEntities
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
 from tilestone.megatron.strategies.async_utils import AsyncRequest
@@ -107,7 +108,7 @@ class EngineLoadStrategy(LoadShardedStrategy):
         Raises:
             CheckpointingException: the load failed; on every rank.
         """
-        return _engine_calls.load_sharded(sharded_state_dict, checkpoint_dir)
+        return engine_calls.load_sharded(sharded_state_dict, checkpoint_dir)
 
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Any = None

@@ -26,8 +26,8 @@ from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._options import valid
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._entities import boxes_of
 from tilestone.megatron._ranks import deadline_or_default
+from tilestone.megatron._shards.entities import boxes_of
 from tilestone.megatron.dict_utils import diff, nested_values
 from tilestone.megatron.mapping import (
     CommonStateDict,

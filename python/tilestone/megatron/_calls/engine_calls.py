@@ -19,8 +19,9 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _held, _integrity, _ranks
+from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._shards import held
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
@@ -396,7 +397,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _held.log_differences(compared, self._group)
+            held.log_differences(compared, self._group)
 
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""

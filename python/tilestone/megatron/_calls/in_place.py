@@ -151,7 +151,7 @@ def save_in_place(
             holds a shard's data may write it.
         tp_replica_names, separation_hint: as for
             `strategies.torch.TorchDistSaveShardedStrategy`.
-        save: `tilestone.save`, or `_background.save_in_background`.
+        save: `tilestone.save`, or `background.save_in_background`.
         options: keyword arguments of `tilestone.save`.
 
     Returns:
