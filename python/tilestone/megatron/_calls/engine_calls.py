@@ -43,7 +43,7 @@ from tilestone.megatron.utils import (
     OwnReplicas,
     force_all_tensors_to_non_fp8,
     is_empty_slice,
-    without_copies,
+    without_replicas,
 )
 
 logger = logging.getLogger("tilestone.megatron")
@@ -323,16 +323,16 @@ def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> S
     )  # fmt: skip
 
 
-def without_local_copies(tree: Any) -> Any:
+def without_own_replicas(tree: Any) -> Any:
     """The tree without second replicas of a shard on this rank; the same tree if there are none."""
     try:
         leaves = list(_leaves(tree))
     except RecursionError:
         return tree  # the engine refuses a container that holds itself, with its key
-    copies = OwnReplicas(leaves)
-    if not any([copies.repeats(leaf) for leaf in leaves]):
+    replicas = OwnReplicas(leaves)
+    if not any([replicas.repeats(leaf) for leaf in leaves]):
         return tree
-    return without_copies(tree, OwnReplicas(leaves).repeats)
+    return without_replicas(tree, OwnReplicas(leaves).repeats)
 
 
 class Given(Prepared):
@@ -373,7 +373,7 @@ class Given(Prepared):
         _expect_dict(self._given)
         if self._replaces and _ranks.rank(self._group) == 0:
             self._replaced = replaced_by(self._directory)
-        return without_local_copies(self._given)  # type: ignore[no-any-return]
+        return without_own_replicas(self._given)  # type: ignore[no-any-return]
 
     def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""

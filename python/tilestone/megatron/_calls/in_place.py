@@ -113,8 +113,8 @@ class _Shards(collective.Prepared):
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]
-        copies = OwnReplicas(kept)
-        kept = [entity for entity in kept if not copies.repeats(entity)]
+        replicas = OwnReplicas(kept)
+        kept = [entity for entity in kept if not replicas.repeats(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
 
     def copied_group(self, given: Any) -> Any:

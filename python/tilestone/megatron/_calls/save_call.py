@@ -1,4 +1,4 @@
-"""What `serialization.save` does: checks its arguments, and calls the engine or a strategy of the user.
+"""What `serialization.save` does: checks its arguments, calls the engine or the user's strategy.
 
 An error of the arguments is this rank's only: the save then raises it on all ranks together.
 """

@@ -1,5 +1,4 @@
-"""The distribution of shards to the ranks of a group: how the group agrees on it, and marks it in the
-entities."""
+"""The distribution of shards to the ranks of a group, which agree on it and mark it in entities."""
 
 from __future__ import annotations
 

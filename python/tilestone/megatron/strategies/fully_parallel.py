@@ -1,4 +1,4 @@
-"""Saves and loads that are divided among the ranks that hold copies of the same shards.
+"""Saves and loads that are divided among the ranks that hold replicas of the same shards.
 
 With a strategy of Tilestone, a save writes each shard where the distribution says, and the engine
 does the load: what several ranks need is read once and sent from rank to rank in native memory,
@@ -60,8 +60,8 @@ from tilestone.megatron.utils import (
     built,
     copied,
     debug_time,
-    is_copy,
-    without_copies,
+    is_replica,
+    without_replicas,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ _WORK = "distribution of a save"
 
 
 class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
-    """Divides a save among the ranks that hold copies of the same shards.
+    """Divides a save among the ranks that hold replicas of the same shards.
 
     No data moves: the ranks exchange what they hold, and each shard is saved by the rank that
     Megatron-Core's distribution names.
@@ -91,7 +91,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         """
         Args:
             strategy: takes a shard with replica_id 0 as one that this rank saves.
-            parallelization_group: ranks that hold copies of one another's shards, usually the data
+            parallelization_group: ranks that hold replicas of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
             do_cache_distribution: set `cached_distribution`. The shards are distributed anew in each
@@ -181,7 +181,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         """Removes the tensors that other ranks write, so that the engine follows the distribution.
 
         Every rank that saves calls. In the result factories are built; data and all else are the
-        caller's. If no rank has the main replica of a tensor, the engine chooses a copy to save.
+        caller's. If no rank has the main replica of a tensor, the engine chooses a replica to save.
 
         Args:
             sharded_state_dict: not changed.
@@ -216,8 +216,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             return sharded_state_dict
         kept = _left_to_engine(made[0], left)
         self._apply(made[0], distribution)
-        state: ShardedStateDict = without_copies(
-            made[0], lambda item: is_copy(item) and id(item) not in kept
+        state: ShardedStateDict = without_replicas(
+            made[0], lambda item: is_replica(item) and id(item) not in kept
         )
         return state
 

@@ -170,7 +170,7 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
     Args:
         backend: name of the format: "torch_dist".
         version: version of the format: 1.
-        keep_only_main_replica: ignored: one copy of each part is written, by a rank that the plan
+        keep_only_main_replica: ignored: one replica of each part is written, by a rank that the plan
             chooses.
         thread_count: ignored: each rank writes one file, with as many threads as are useful.
         cached_metadata: ignored: each save is planned anew, which takes milliseconds. So a changed
