@@ -1,6 +1,4 @@
 // The distribution of shards over ranks, and rounds of agreement.
-#include <algorithm>
-
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "tilestone/engine/agree.h"
@@ -10,13 +8,11 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using Files = std::pair<std::vector<int64_t>, std::vector<int>>;
 
 std::vector<int> distribute(const std::vector<uint64_t>& bytes,
                             const std::vector<uint32_t>& holders,
                             const std::vector<bool>& main_is_outside,
-                            const std::vector<std::vector<int>>& holder_sets, int ranks,
-                            const std::optional<Files>& files) {
+                            const std::vector<std::vector<int>>& holder_sets, int ranks) {
   if (holders.size() != bytes.size() || main_is_outside.size() != bytes.size()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "bytes, holders and main_is_outside must have one entry for each shard");
@@ -26,13 +22,7 @@ std::vector<int> distribute(const std::vector<uint64_t>& bytes,
   for (size_t i = 0; i < bytes.size(); ++i) {
     shards.push_back({bytes[i], holders[i], main_is_outside[i]});
   }
-  if (!files) return distribute_shards(shards, holder_sets, ranks);
-  std::vector<uint32_t> file_of;
-  for (int64_t file : files->first) {
-    file_of.push_back(file < 0 ? kNoFile
-                               : static_cast<uint32_t>(std::min<int64_t>(file, kNoFile - 1)));
-  }
-  return distribute_shards_by_file(shards, holder_sets, ranks, file_of, files->second);
+  return distribute_shards(shards, holder_sets, ranks);
 }
 
 // say(round, answer) -> bytes; decide(round, said) -> (answer, last).
@@ -63,13 +53,11 @@ nb::bytes agree_in_python(const std::string& work, nb::handle comm, const nb::ca
 
 void bind_plan(nb::module_& m) {
   m.def("distribute_shards", &distribute, "bytes"_a, "holders"_a, "main_is_outside"_a,
-        "holder_sets"_a, "ranks"_a, "files"_a = nb::none(),
+        "holder_sets"_a, "ranks"_a,
         "Chooses a rank for each shard, as Megatron-Core does. Shards are in the order of their "
         "ids.\n"
         "`holders[i]` is the index in `holder_sets` of the ranks that hold shard i; ranks are 0 to "
         "`ranks` - 1.\n"
-        "`files`: (for each shard, the file that holds most of it, or -1; for each file, the rank "
-        "that wrote it, or -1). A file's shards are then given to its writer.\n"
         "Raises InvalidArgumentError for a shard without holders or a number out of range.");
   m.def("agree", &agree_in_python, "work"_a, "comm"_a.none(), "say"_a, "decide"_a, "seconds"_a,
         nb::sig("def agree(work: str, comm: object, say: collections.abc.Callable[[int, bytes], "

@@ -19,8 +19,8 @@ import tilestone.megatron as tm
 from ranks import Worlds
 from test_cache_policy import forget, from_disk
 from test_megatron_files import _megatron
-from tilestone.megatron import _distribution, _shard_lists, exchange_utils, utils
-from tilestone.megatron._shares import built
+from tilestone.megatron import exchange_utils, utils
+from tilestone.megatron._entities import boxes_of
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -150,16 +150,24 @@ def _template(rank: int, flat: bool = True) -> dict[str, Any]:
 
 def _files_are_the_writers(state: Any, group: Any, folder: str) -> int:
     """Checks that each shard is in the file of the rank that the distribution names."""
-    given = exchange_utils.determine_main_replica_uniform_distribution(built(state), group)
+    given = exchange_utils.determine_main_replica_uniform_distribution(utils.built(state), group)
     assert given is not None
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    shards = [s for s in nested_values(built(state)) if isinstance(s, tm.ShardedTensor)]
+    shards = [s for s in nested_values(utils.built(state)) if isinstance(s, tm.ShardedTensor)]
     mine = {utils._sharded_tensor_shard_id(shard): shard for shard in shards}
     chosen = [shard_id for shard_id in mine if shard_id in given.main_rank_for_shard]
-    rows = [_shard_lists.row_of(mine[shard_id]) for shard_id in chosen]
-    for shard_id, file in zip(chosen, _distribution.files_of(folder, rows), strict=True):
-        writer = members[given.main_rank_for_shard[shard_id]]
-        assert file is None or _distribution.writer_of(file) == writer, (shard_id, file, writer)
+    with tilestone.open(folder) as stored:
+        for shard_id in chosen:
+            shard, tensor = mine[shard_id], stored[shard_id[0]]
+            flat = shard.flattened_range
+            boxes = boxes_of(
+                shard.local_shape, shard.global_offset, shard.prepend_axis_num,
+                None if flat is None else (flat.start, flat.stop),
+            )  # fmt: skip
+            writer = members[given.main_rank_for_shard[shard_id]]
+            for file, box in zip(tensor.files, tensor.boxes, strict=True):
+                if box.numel and (box.offset, box.shape) in boxes:
+                    assert f"__{writer}_" in file, (shard_id, file, writer)
     return len({given.main_rank_for_shard[shard_id] for shard_id in chosen})
 
 

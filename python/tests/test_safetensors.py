@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import tilestone
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 DTYPES = [
     torch.bool,
@@ -127,21 +128,44 @@ def write_pieces(folder: pathlib.Path, pieces: list[dict[str, tuple[torch.Tensor
         )
 
 
-def test_pieces_of_ranks_are_refused_as_pieces_in_the_folder_and_in_each_file(
+def test_pieces_of_ranks_are_joined_and_one_ranks_file_is_refused_as_pieces(
     tmp_path: pathlib.Path,
 ) -> None:
-    rows = torch.arange(24.0).reshape(8, 3)
-    ranks = [{"w": (rows[:4].clone(), [0, 0])}, {"w": (rows[4:].clone(), [4, 0])}]
+    whole = {"rows": torch.arange(24.0).reshape(8, 3), "grid": torch.arange(30).reshape(5, 6)}
+    ranks: list[dict[str, tuple[torch.Tensor, list[int]]]] = [
+        {
+            "rows": (whole["rows"][4 * r : 4 * r + 4].clone(), [4 * r, 0]),
+            "grid": (whole["grid"][:, 3 * r : 3 * r + 3].clone(), [0, 3 * r]),
+            f"own{r}": (torch.ones(r + 1), [0]),
+        }
+        for r in range(2)
+    ]
     write_pieces(tmp_path / "all", ranks)
-    write_pieces(tmp_path / "second", ranks)
-    (tmp_path / "second" / "shard-00001-model-00001-of-00001.safetensors").unlink()
-    folders = [tmp_path / "all", tmp_path / "second"]
-    for path in folders + sorted((tmp_path / "all").iterdir()):
+    loaded = tilestone.load(tmp_path / "all")
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in whole.items())
+    assert loaded["own0"].shape == (1,) and loaded["own1"].shape == (2,)
+    part = tilestone.ShardedTensor.from_box("grid", torch.zeros(2, 4, dtype=torch.int64), (5, 6), [(1, 3), (1, 5)])
+    tilestone.load({"grid": part}, tmp_path / "all")
+    assert torch.equal(part.data, whole["grid"][1:3, 1:5])
+    assert tilestone.open(tmp_path / "all").verify().ok
+    tilestone.convert(tmp_path / "all", tmp_path / "one.safetensors")
+    assert torch.equal(load_file(tmp_path / "one.safetensors")["grid"], whole["grid"])
+
+    def expect_refused(path: pathlib.Path, error: Any, text: str) -> None:
         for call in (tilestone.open, lambda p: tilestone.convert(p, tmp_path / "made")):
-            with pytest.raises(tilestone.UnsupportedError, match="piece of a tensor") as caught:
+            with pytest.raises(error, match=text) as caught:
                 call(path)
-            assert caught.value.key == "w"
-    assert not (tmp_path / "made").exists()
+            assert caught.value.key in whole
+        assert not (tmp_path / "made").exists()
+
+    files = sorted((tmp_path / "all").iterdir())
+    for file in files:
+        refused = (tilestone.UnsupportedError, tilestone.CoverageError)  # the first, a later one
+        expect_refused(file, refused, "pieces? of this tensor")
+    files[0].unlink()
+    expect_refused(tmp_path / "all", tilestone.CoverageError, "only pieces of this tensor are here")
+    write_pieces(tmp_path / "twice", [ranks[1], ranks[0], ranks[1] | {"own1": ranks[0]["own0"]}])
+    expect_refused(tmp_path / "twice", tilestone.CorruptError, "overlap")
 
 
 def test_whole_tensors_of_torchs_writer_are_loaded(tmp_path: pathlib.Path) -> None:

@@ -51,13 +51,13 @@ from tilestone._errors import (
     UnsafeError,
     UnsupportedError,
 )
+from tilestone._objects.converters import register_converter
 from tilestone._objects.dtypes import DType, dtype_names
 from tilestone._objects.entities import (
     LocalNonpersistent, ShardedObject, ShardedTensor, ShardedTensorFactory,
 )
 from tilestone._objects.given_placements import PlacementRules
 from tilestone._objects.opaque import Opaque
-from tilestone._objects.converters import register_converter
 from tilestone._options.load_report import LoadReport
 from tilestone._options.progress import Progress
 from tilestone._options.rename import add_prefix, strip_prefix

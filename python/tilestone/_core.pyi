@@ -378,11 +378,10 @@ class LocalNonpersistent:
     @staticmethod
     def make(value: object | None) -> LocalNonpersistent: ...
 
-def distribute_shards(bytes: Sequence[int], holders: Sequence[int], main_is_outside: Sequence[bool], holder_sets: Sequence[Sequence[int]], ranks: int, files: tuple[Sequence[int], Sequence[int]] | None = None) -> list[int]:
+def distribute_shards(bytes: Sequence[int], holders: Sequence[int], main_is_outside: Sequence[bool], holder_sets: Sequence[Sequence[int]], ranks: int) -> list[int]:
     """
     Chooses a rank for each shard, as Megatron-Core does. Shards are in the order of their ids.
     `holders[i]` is the index in `holder_sets` of the ranks that hold shard i; ranks are 0 to `ranks` - 1.
-    `files`: (for each shard, the file that holds most of it, or -1; for each file, the rank that wrote it, or -1). A file's shards are then given to its writer.
     Raises InvalidArgumentError for a shard without holders or a number out of range.
     """
 

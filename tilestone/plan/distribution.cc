@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <numeric>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "tilestone/base/checked.h"
@@ -96,110 +94,6 @@ std::vector<size_t> uses_of(std::span<const DistributedShard> shards,
   return uses;
 }
 
-// The shards of one file that have the same set of holders.
-struct FileGroup {
-  uint64_t bytes = 0;
-  std::vector<size_t> shards;
-};
-// The unique key (main_is_outside, number of holders, file, set).
-using FileGroupKey = std::tuple<bool, size_t, uint32_t, uint32_t>;
-
-class ByFile {
- public:
-  ByFile(std::span<const DistributedShard> shards, std::span<const std::vector<int>> holder_sets,
-         int ranks, std::span<const uint32_t> file_of, std::span<const int> writers)
-      : shards_(shards),
-        sets_(holder_sets),
-        uses_(uses_of(shards, holder_sets)),
-        file_of_(file_of),
-        writers_(writers),
-        group_(holder_sets, ranks),
-        given_(shards.size(), -1),
-        readers_(writers.size(), -1) {
-    uint64_t total = 0;
-    for (const auto& shard : shards) total = checked_add(total, shard.bytes, "bytes of the shards");
-    const uint64_t mean = ranks == 0 ? 0 : total / static_cast<uint64_t>(ranks);
-    limit_ = mean + mean / 4;
-  }
-
-  std::vector<int> run() {
-    give_to_writers();
-    for (const FileGroup& group : rest_in_order()) {
-      for (size_t i : group.shards) give_to_reader(i);
-    }
-    return std::move(given_);
-  }
-
- private:
-  void give(size_t i, int rank) {
-    given_[i] = rank;
-    group_.give(rank, shards_[i].bytes);
-  }
-
-  void give_to_writers() {
-    std::vector<std::vector<int>> sorted(sets_.begin(), sets_.end());
-    for (auto& set : sorted) std::sort(set.begin(), set.end());
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      if (file_of_[i] == kNoFile) continue;
-      const int writer = writers_[file_of_[i]];
-      const std::vector<int>& holders = sorted[shards_[i].holders];
-      if (std::binary_search(holders.begin(), holders.end(), writer)) give(i, writer);
-    }
-  }
-
-  // The shards that went to no writer: groups with few holders first, then large groups, and in
-  // each group large shards first.
-  std::vector<FileGroup> rest_in_order() const {
-    std::map<FileGroupKey, FileGroup> by_key;
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      if (given_[i] >= 0) continue;
-      const DistributedShard& shard = shards_[i];
-      FileGroup& group =
-          by_key[{shard.main_is_outside, sets_[shard.holders].size(), file_of_[i], shard.holders}];
-      group.bytes += shard.bytes;
-      group.shards.push_back(i);
-    }
-    std::vector<std::pair<FileGroupKey, FileGroup>> groups(by_key.begin(), by_key.end());
-    std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-      const auto key = [](const auto& g) {
-        return std::tuple(std::get<0>(g.first), std::get<1>(g.first), ~g.second.bytes);
-      };
-      return key(a) < key(b);
-    });
-    std::vector<FileGroup> rest;
-    for (auto& [key, group] : groups) {
-      std::stable_sort(group.shards.begin(), group.shards.end(),
-                       [&](size_t a, size_t b) { return shards_[a].bytes > shards_[b].bytes; });
-      rest.push_back(std::move(group));
-    }
-    return rest;
-  }
-
-  // Gives shard i to the rank that got the previous shard of its file, unless that would exceed the
-  // rank's limit.
-  void give_to_reader(size_t i) {
-    const DistributedShard& shard = shards_[i];
-    const std::vector<int>& holders = sets_[shard.holders];
-    int* reader = file_of_[i] == kNoFile ? nullptr : &readers_[file_of_[i]];
-    const bool goes_on = reader != nullptr && *reader >= 0 &&
-                         group_.load_of(*reader) + shard.bytes <= limit_ &&
-                         std::find(holders.begin(), holders.end(), *reader) != holders.end();
-    const int rank = goes_on ? *reader : group_.least(shard.holders, uses_[shard.holders] == 1);
-    if (reader != nullptr) *reader = rank;
-    give(i, rank);
-  }
-
-  std::span<const DistributedShard> shards_;
-  std::span<const std::vector<int>> sets_;
-  std::vector<size_t> uses_;
-  std::span<const uint32_t> file_of_;
-  std::span<const int> writers_;
-  DistributionGroup group_;
-  std::vector<int> given_;    // -1: not given yet
-  std::vector<int> readers_;  // for each file, the rank that got its last shard, or -1
-  uint64_t limit_ = 0;
-};
-
 }  // namespace
 
 std::vector<int> distribute_shards(std::span<const DistributedShard> shards,
@@ -224,28 +118,6 @@ std::vector<int> distribute_shards(std::span<const DistributedShard> shards,
     group.give(given[i], shard.bytes);
   }
   return given;
-}
-
-std::vector<int> distribute_shards_by_file(std::span<const DistributedShard> shards,
-                                           std::span<const std::vector<int>> holder_sets, int ranks,
-                                           std::span<const uint32_t> file_of,
-                                           std::span<const int> writers) {
-  check_sets(holder_sets, ranks);
-  if (file_of.size() != shards.size()) {
-    refuse("file_of has " + std::to_string(file_of.size()) +
-           " entries, but the number of shards is " + std::to_string(shards.size()));
-  }
-  for (uint32_t file : file_of) {
-    if (file == kNoFile || file < writers.size()) continue;
-    refuse("file_of names file " + std::to_string(file) + ", but writers has " +
-           std::to_string(writers.size()) + " entries");
-  }
-  for (int writer : writers) {
-    if (writer >= -1 && writer < ranks) continue;
-    refuse("the writer of a file is rank " + std::to_string(writer) + ", but the group has " +
-           std::to_string(ranks) + " ranks");
-  }
-  return ByFile(shards, holder_sets, ranks, file_of, writers).run();
 }
 
 }  // namespace tilestone

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -36,21 +35,5 @@ struct DistributedShard {
 // same code if the bytes exceed 64 bits.
 std::vector<int> distribute_shards(std::span<const DistributedShard> shards,
                                    std::span<const std::vector<int>> holder_sets, int ranks);
-
-inline constexpr uint32_t kNoFile = std::numeric_limits<uint32_t>::max();
-
-// The same for reading from data files, so that ranks open few files other than their own. The
-// shards of a file go to the rank that wrote it, if that rank holds them, however many they are.
-// The other shards of a file go together to the least-loaded holder as long as its load does not
-// exceed 1.25 times the mean over all ranks; the rest goes to the next one. Ties as above.
-//
-// file_of: for each shard, the file that contains most of it, as an index into `writers`, or
-// kNoFile.
-// writers: for each file, the rank of the group that wrote it, or -1.
-// Throws as above, and if a file does not exist or a writer is outside the group.
-std::vector<int> distribute_shards_by_file(std::span<const DistributedShard> shards,
-                                           std::span<const std::vector<int>> holder_sets, int ranks,
-                                           std::span<const uint32_t> file_of,
-                                           std::span<const int> writers);
 
 }  // namespace tilestone

@@ -87,6 +87,30 @@ Assignment plan_save_alone(const LocalSavePlan& plan) {
   return all;
 }
 
+namespace {
+
+// Assigns the chunks of one set of holders: this rank writes them, or copies what a rank of its
+// group writes.
+void assign_held(const LocalSavePlan& plan, std::span<const int> holders,
+                 std::vector<uint32_t>& chunks, int rank, std::span<const int> group,
+                 Assignment& mine) {
+  if (chunks.empty()) return;
+  sort_chunks(plan, true, chunks);
+  HolderBalance balance(holders);
+  for (const uint32_t i : chunks) {
+    const PlanChunk& chunk = plan.chunks[i];
+    const int owner =
+        is_compared(plan, chunk) ? holders.front() : balance.give(bytes_of(plan, chunk));
+    if (owner == rank) {
+      mine.chunks.push_back(i);
+    } else if (std::binary_search(group.begin(), group.end(), owner)) {
+      mine.copies.push_back(i);
+    }
+  }
+}
+
+}  // namespace
+
 Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<const int> group,
                              bool group_is_world) {
   Assignment mine;
@@ -109,19 +133,7 @@ Assignment plan_save_by_rule(const LocalSavePlan& plan, int rank, std::span<cons
     }
   }
   for (size_t s = 0; s < by_set.size(); ++s) {
-    if (by_set[s].empty()) continue;
-    sort_chunks(plan, true, by_set[s]);
-    HolderBalance balance(plan.holder_sets[s]);
-    for (uint32_t i : by_set[s]) {
-      const PlanChunk& chunk = plan.chunks[i];
-      const int owner = is_compared(plan, chunk) ? plan.holder_sets[s].front()
-                                                 : balance.give(bytes_of(plan, chunk));
-      if (owner == rank) {
-        mine.chunks.push_back(i);
-      } else if (std::binary_search(group.begin(), group.end(), owner)) {
-        mine.copies.push_back(i);
-      }
-    }
+    assign_held(plan, plan.holder_sets[s], by_set[s], rank, group, mine);
   }
   std::sort(mine.chunks.begin(), mine.chunks.end());
   std::sort(mine.copies.begin(), mine.copies.end());

@@ -156,25 +156,25 @@ def _is_of_this_user(talk: socket.socket) -> bool:
 _MOST_FREE = 1  # free sessions that a group keeps, because each one has memory for a whole save
 
 
+@dataclasses.dataclass(eq=False)
 class Slot:
     """A session, while a save uses it.
 
-    Args:
+    Attributes:
         name: of its channel.
         session: makes the save.
         free: the group's free slots.
     """
 
-    def __init__(self, name: str, session: Session, free: dict[str, Slot]) -> None:
-        self._name = name
-        self.session = session
-        self._free = free
+    name: str
+    session: Session
+    free: dict[str, Slot]
 
     def release(self) -> None:
         """After a save that has succeeded: the slot may serve the next one."""
         with _lock:
-            if len(self._free) < _MOST_FREE:
-                self._free[self._name] = self
+            if len(self.free) < _MOST_FREE:
+                self.free[self.name] = self
             else:
                 self.session.close()
 

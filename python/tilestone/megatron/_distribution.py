@@ -3,109 +3,38 @@ entities."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-import re
-import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone._calls import opening
 from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._entities import boxes_of
-from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
-from tilestone.megatron._shard_lists import (
-    Row,
+from tilestone.megatron._held import (
     ShardList,
     ShardsByRow,
     Union,
     bytes_of,
     decode,
+    encode,
+    framed,
+    unframed,
     union_of,
 )
-from tilestone.megatron._stored import literal
+from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
-
-# File names of stock writers, with or without a prefix, and of Tilestone (prefix: the save's id).
-_DATA_FILE = re.compile(r"(?:.*__|__)(\d+)_\d+\.distcp")
-
-
-def writer_of(file: str) -> int | None:
-    """The global rank that wrote a data file, from its name; None if the name has no rank."""
-    found = _DATA_FILE.fullmatch(os.path.basename(file))
-    return None if found is None else int(found[1])
-
-
-class _Stored:
-    """The chunks of one stored tensor."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._files: list[str] = tensor.files
-        boxes = tensor.boxes
-        self._dims = len(tensor.shape)
-        size = (len(boxes), self._dims)
-        self._begins = np.array([box.offset for box in boxes], np.int64).reshape(size)
-        shapes = np.array([box.shape for box in boxes], np.int64).reshape(size)
-        self._ends = self._begins + shapes
-        self._places = {(box.offset, box.shape): i for i, box in enumerate(boxes)}
-
-    def file_of(self, boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> str | None:
-        """The file with the most elements of these boxes (the first such file), or None."""
-        elements: dict[str, int] = {}
-        for offset, shape in boxes:
-            if len(offset) != self._dims:
-                return None
-            place = self._places.get((offset, shape))
-            if place is not None:  # a box as it was stored
-                count = int(np.prod(shape, dtype=np.int64))
-                elements[self._files[place]] = elements.get(self._files[place], 0) + count
-                continue
-            ends = np.minimum(self._ends, np.add(offset, shape))
-            sizes = np.clip(ends - np.maximum(self._begins, offset), 0, None).prod(axis=1)
-            for i in np.flatnonzero(sizes):
-                elements[self._files[i]] = elements.get(self._files[i], 0) + int(sizes[i])
-        return max(elements, key=lambda file: elements[file]) if elements else None
-
-
-def files_of(checkpoint_dir: str | os.PathLike[str], rows: Sequence[Row]) -> list[str | None]:
-    """Finds for each shard the data file of the checkpoint that has most of its elements.
-
-    The entry is None if the checkpoint holds no element of the shard. Only metadata is read, once.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or its metadata can't be read.
-    """
-    found: list[str | None] = []
-    stored: dict[str, _Stored | None] = {}
-    with opening.open(literal(checkpoint_dir)) as checkpoint:
-        keys = set(checkpoint.tensor_keys())
-        for row in rows:
-            key = row[0]
-            if key not in stored:
-                stored[key] = _Stored(checkpoint[key]) if key in keys else None
-            tensor = stored[key]
-            local, offset, prepended, flat = row[2], row[4], row[7], row[9]
-            boxes = boxes_of(local, offset, prepended, flat)
-            found.append(None if tensor is None else tensor.file_of(boxes))
-    return found
-
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _WORK = "distribution of shards"
-_NO_FILE = -1
 
 
 class ShardDistribution(NamedTuple):
@@ -156,19 +85,7 @@ def distribute_shards_to_ranks(
     Raises:
         InvalidArgumentError: a shard has no holders, or a rank is outside the group.
     """
-    return _distribute(
-        shard_to_ranks, shard_to_size, num_ranks, cross_parallelization_group_loads, None
-    )
-
-
-def _distribute(
-    shard_to_ranks: Mapping[T, Sequence[int]],
-    shard_to_size: Mapping[T, int],
-    num_ranks: int,
-    outside: Collection[T],
-    files: tuple[Mapping[T, int], list[int]] | None,
-) -> dict[T, int]:
-    outside = outside if isinstance(outside, (set, frozenset)) else set(outside)
+    outside = set(cross_parallelization_group_loads)
     size = {shard: int(shard_to_size[shard]) for shard in shard_to_ranks}
     order = sorted(
         shard_to_ranks,
@@ -186,7 +103,6 @@ def _distribute(
         [shard in outside for shard in order],
         sets,
         num_ranks,
-        None if files is None else ([files[0][shard] for shard in order], files[1]),
     )
     return dict(zip(order, ranks, strict=True))
 
@@ -210,37 +126,12 @@ def _distinct(lists: list[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     return sets, found
 
 
-@dataclass
-class Agreed:
-    """A distribution that all ranks of a group have, and may use again.
-
-    Attributes:
-        distribution: the same on all ranks.
-        token: identifies this agreement; the same on all ranks.
-        structures: structures of this rank's state dicts that it is valid for.
-        checkpoint_dir: the checkpoint whose files it follows, or None.
-    """
-
-    distribution: ShardDistribution
-    token: str
-    structures: set[str]
-    checkpoint_dir: str | None
-
-
-def structure_of(shards: ShardList) -> str:
-    """Identifies a rank's shards and which of them are main replicas."""
-    return f"{shards.digest.hex()}/{shards.mains:x}"
-
-
 def agree_on_distribution(
     state_of: Callable[[], Any],
     group: dist.ProcessGroup,
     ignore_groups: bool = False,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    only_if_checkpoint: bool = False,
-    known: Agreed | None = None,
     seconds: float = _core.DEFAULT_TIMEOUT,
-) -> Agreed:
+) -> ShardDistribution:
     """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
 
     Args:
@@ -248,17 +139,12 @@ def agree_on_distribution(
             raises, every rank raises the same.
         group: a group of more than one rank.
         ignore_groups: distribute shards whose main replica is in another group, too.
-        checkpoint_dir: a checkpoint that is to be read: shards go to the writers of their files.
-        only_if_checkpoint: ignore a directory that holds no checkpoint that can be opened.
-        known: an earlier result of this group, which is returned if no rank's shards have changed.
         seconds: time limit; infinity for no limit.
 
     Raises:
         CheckpointError: any rank failed; the same on every rank.
     """
-    agreement = _Agreement(
-        state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, known
-    )
+    agreement = _Agreement(state_of, group, ignore_groups)
     try:
         answer = _core.agree(
             _WORK, TorchCommunicator(group), agreement.say, agreement.decide, seconds
@@ -266,20 +152,9 @@ def agree_on_distribution(
     except CheckpointError as error:
         _name_globally(error, group)
         raise
-    if not answer:
-        assert known is not None
-        return known
     union, given = _unpack(answer)
-    distribution = ShardDistribution(
-        dict(given),
-        set(given),
-        ShardsByRow(union.rows),
-        {shard: union.holders[shard] for shard in given},
-    )
-    token = hashlib.blake2b(answer, digest_size=16).hexdigest()
-    return Agreed(
-        distribution, token, {structure_of(agreement.shards)}, place_of(checkpoint_dir)
-    )
+    holders = {shard: union.holders[shard] for shard in given}
+    return ShardDistribution(given, set(given), ShardsByRow(union.rows), holders)
 
 
 def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
@@ -289,11 +164,7 @@ def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
     error.rank = dist.get_global_rank(group, error.rank)
 
 
-def place_of(checkpoint_dir: str | os.PathLike[str] | None) -> str | None:
-    """A directory in the form that Agreed has."""
-    return None if checkpoint_dir is None else os.fspath(checkpoint_dir)
-
-
+@dataclass
 class _Agreement:
     """This rank's part in agreeing on a distribution.
 
@@ -301,107 +172,54 @@ class _Agreement:
     list sends it, and rank 0 makes the distribution. The answer has the lists and the distribution.
     """
 
-    def __init__(
-        self,
-        state_of: Callable[[], Any],
-        group: dist.ProcessGroup,
-        ignore_groups: bool,
-        checkpoint_dir: str | os.PathLike[str] | None,
-        only_if_checkpoint: bool,
-        known: Agreed | None,
-    ) -> None:
-        self._state_of = state_of
-        self._group = group
-        self._ignore_groups = ignore_groups
-        self._directory = checkpoint_dir
-        self._only_if_checkpoint = only_if_checkpoint
-        self._known = known
-        self.shards = ShardList([], b"", 0)
-        self._classes: list[int] = []  # this and the following are used on rank 0 only
-        self._providers: list[int] = []
-        self._mains: list[int] = []
+    state_of: Callable[[], Any]
+    group: dist.ProcessGroup
+    ignore_groups: bool
+    shards: ShardList = field(default_factory=lambda: ShardList([], b"", 0))
+    classes: list[int] = field(default_factory=list)  # this and the following: on rank 0 only
+    providers: list[int] = field(default_factory=list)
+    mains: list[int] = field(default_factory=list)
 
     def say(self, round: int, answer: bytes) -> bytes:
         """Returns this rank's message for a round."""
         if round == 1:
-            chosen = dist.get_rank(self._group) in json.loads(answer)
-            return self.shards.encode() if chosen else b""
-        self.shards = ShardList.of(self._state_of())
-        known = self._known
-        same = known is not None and structure_of(self.shards) in known.structures
+            chosen = dist.get_rank(self.group) in json.loads(answer)
+            return encode(self.shards.rows) if chosen else b""
+        self.shards = ShardList.of(self.state_of())
         words = {
             "digest": self.shards.digest.hex(),
             "mains": f"{self.shards.mains:x}",
-            "known": known.token if known is not None and same else "",
-            "had": known is not None,
-            "options": [self._ignore_groups, self._directory is not None],
+            "for_load": self.ignore_groups,
         }
         return json.dumps(words).encode()
 
     def decide(self, round: int, said: list[bytes]) -> tuple[bytes, bool]:
         """On rank 0: returns the answer to all ranks' messages, and whether it is the last one."""
         if round == 1:
-            return self._distributed([said[rank] for rank in self._providers]), True
+            return self._distributed([said[rank] for rank in self.providers]), True
         words = [json.loads(each) for each in said]
-        if any(each["options"] != words[0]["options"] for each in words):
+        if any(each["for_load"] != words[0]["for_load"] for each in words):
             raise MismatchError("the ranks ask for different distributions (save or load)")
-        if words[0]["known"] and all(each["known"] == words[0]["known"] for each in words):
-            return b"", True
-        if any(each["had"] for each in words):
-            changed = [rank for rank, each in enumerate(words) if not each["known"]]
-            logger.warning(
-                "the shards of ranks %s have changed since they were distributed; distributing "
-                "again",
-                changed,
-            )
         numbers: dict[str, int] = {}
         for rank, each in enumerate(words):
             number = numbers.setdefault(each["digest"], len(numbers))
-            if number == len(self._providers):
-                self._providers.append(rank)
-                self._mains.append(0)
-            self._classes.append(number)
-            self._mains[number] |= int(each["mains"], 16)
-        return json.dumps(self._providers).encode(), False
+            if number == len(self.providers):
+                self.providers.append(rank)
+                self.mains.append(0)
+            self.classes.append(number)
+            self.mains[number] |= int(each["mains"], 16)
+        return json.dumps(self.providers).encode(), False
 
     def _distributed(self, lists: list[bytes]) -> bytes:
-        union = union_of([decode(each) for each in lists], self._classes, self._mains)
-        chosen = [shard for shard in union.rows if self._ignore_groups or shard in union.mains]
-        given = _distribute(
+        union = union_of([decode(each) for each in lists], self.classes, self.mains)
+        chosen = [shard for shard in union.rows if self.ignore_groups or shard in union.mains]
+        given = distribute_shards_to_ranks(
             {shard: union.holders[shard] for shard in chosen},
             {shard: bytes_of(union.rows[shard]) for shard in chosen},
-            len(self._classes),
+            len(self.classes),
             {shard for shard in chosen if shard not in union.mains},
-            self._files(union, chosen),
         )
-        return _pack(lists, self._classes, self._mains, list(union.rows), given)
-
-    def _files(
-        self, union: Union, chosen: list[_ShardId]
-    ) -> tuple[dict[_ShardId, int], list[int]] | None:
-        """The number of each shard's file, and for each file the group rank that wrote it."""
-        if self._directory is None:
-            return None
-        try:
-            files = files_of(self._directory, [union.rows[shard] for shard in chosen])
-        except CheckpointError as error:
-            if not self._only_if_checkpoint:
-                raise
-            logger.debug("distributing shards without regard to their files: %s", error)
-            return None
-        members = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(self._group))}
-        numbers: dict[str, int] = {}
-        for file in files:
-            if file is not None:
-                numbers.setdefault(file, len(numbers))
-        writers = [writer_of(file) for file in numbers]
-        return (
-            {
-                shard: _NO_FILE if file is None else numbers[file]
-                for shard, file in zip(chosen, files, strict=True)
-            },
-            [-1 if writer is None else members.get(writer, -1) for writer in writers],
-        )
+        return _pack(lists, self.classes, self.mains, list(union.rows), given)
 
 
 def _pack(
@@ -412,36 +230,24 @@ def _pack(
     given: dict[_ShardId, int],
 ) -> bytes:
     """Encodes all that a rank needs to know the distribution."""
-    header = {
-        "classes": classes,
-        "mains": [f"{each:x}" for each in mains],
-        "given": [given.get(shard, -1) for shard in shards],
-        "sizes": [len(each) for each in lists],
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return struct.pack("<Q", len(text)) + text + b"".join(lists)
+    header = [classes, [f"{each:x}" for each in mains], [given.get(each, -1) for each in shards]]
+    return framed([json.dumps(header, separators=(",", ":")).encode(), *lists])
 
 
 def _unpack(packed: bytes) -> tuple[Union, dict[_ShardId, int]]:
-    (length,) = struct.unpack_from("<Q", packed)
-    header = json.loads(packed[8 : 8 + length])
-    lists, at = [], 8 + length
-    for size in header["sizes"]:
-        lists.append(decode(packed[at : at + size]))
-        at += size
-    union = union_of(lists, header["classes"], [int(each, 16) for each in header["mains"]])
-    given = zip(union.rows, header["given"], strict=True)
+    header, *lists = unframed(packed)
+    classes, mains, ranks = json.loads(header)
+    union = union_of(list(map(decode, lists)), classes, [int(each, 16) for each in mains])
+    given = zip(union.rows, ranks, strict=True)
     return union, {shard: rank for shard, rank in given if rank >= 0}
 
 
 class Distributes:
-    """Base of both wrappers: makes distributions, and keeps one from call to call."""
+    """Base of both wrappers: makes distributions, and shows the last one if asked to."""
 
     do_cache_distribution: bool
     cached_distribution: ShardDistribution | None
     _group: Group | None
-    _agreed: Agreed | None = None
-    _agreed_by: Group | None = None
 
     @property
     def parallelization_group(self) -> Group | None:
@@ -478,41 +284,27 @@ class Distributes:
         self,
         state_of: Callable[[], ShardedStateDict],
         ignore_groups: bool,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        only_if_checkpoint: bool = False,
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
-        """Returns the distribution; the kept one if no rank's shards have changed."""
+        """Returns the distribution; None if there is only one rank."""
         group = self._sharing()
         if group is None:
             return None
-        same_ranks = self._agreed_by is group
-        kept = self._agreed if self.do_cache_distribution and same_ranks else None
-        if kept is not None and kept.distribution is not self.cached_distribution:
-            kept = None  # the caller has replaced or removed it
-        if kept is not None and kept.checkpoint_dir != place_of(checkpoint_dir):
-            kept = None  # it is for another checkpoint
-        agreed = agree_on_distribution(
-            state_of, group, ignore_groups, checkpoint_dir, only_if_checkpoint, kept,
-            deadline_or_default(deadline).seconds(),
-        )  # fmt: skip
+        found = agree_on_distribution(
+            state_of, group, ignore_groups, deadline_or_default(deadline).seconds()
+        )
         if self.do_cache_distribution:
-            self._agreed, self.cached_distribution = agreed, agreed.distribution
-            self._agreed_by = group
-        return agreed.distribution
+            self.cached_distribution = found
+        return found
 
     def _apply(
         self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None
     ) -> None:
         """Sets the replica ids of a state dict as the distribution says."""
-        if distribution is None:
-            return
-        distribute_main_replicas_with_precomputed_distribution(
-            sharded_state_dict, self.parallelization_group, distribution
-        )
-        if self._agreed is not None and self._agreed.distribution is distribution:
-            # The caller may pass the same state dict again, with these replica ids.
-            self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
+        if distribution is not None:
+            distribute_main_replicas_with_precomputed_distribution(
+                sharded_state_dict, self.parallelization_group, distribution
+            )
 
 
 def distribute_main_replicas_with_precomputed_distribution(

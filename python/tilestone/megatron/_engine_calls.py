@@ -19,10 +19,9 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _checks, _integrity, _ranks
-from tilestone.megatron._shares import OwnReplicas, without_copies
-from tilestone.megatron._stored import DIALECT, HARMLESS, literal
+from tilestone.megatron import _held, _integrity, _ranks
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -39,7 +38,12 @@ from tilestone.megatron.mapping import (
     ShardedTensorFactory,
     StateDict,
 )
-from tilestone.megatron.utils import force_all_tensors_to_non_fp8, is_empty_slice
+from tilestone.megatron.utils import (
+    OwnReplicas,
+    force_all_tensors_to_non_fp8,
+    is_empty_slice,
+    without_copies,
+)
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -392,7 +396,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _checks.log_differences(compared, self._group)
+            _held.log_differences(compared, self._group)
 
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""

@@ -7,7 +7,7 @@ replaces the sharded part in the existing directory, where common.pt is already 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilestone import _core
@@ -16,29 +16,18 @@ from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone._objects import megatron_entities
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
-from tilestone.megatron._shares import OwnReplicas, built
-from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._stored import COMMON_FILE, HARMLESS, INTEGRITY_FILE, literal
 from tilestone.megatron.core import CONFIG_FNAME
+from tilestone.megatron.dict_utils import leaves_by_path
 from tilestone.megatron.groups import model_parallel_group
 from tilestone.megatron.mapping import is_main_replica
+from tilestone.megatron.utils import OwnReplicas, built
 
 Path = str | os.PathLike[str]
 
 _COMMON_KEY = "common_state"  # key of the ShardedObject in which 0.19 passes the common state
 _SHARDED = {"ShardedTensor", "ShardedObject"}
-
-
-def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the leaves of nested dicts and lists, each with its path, in order."""
-    if isinstance(tree, dict):
-        for key, item in tree.items():
-            yield from _leaves(item, (*path, key))
-    elif isinstance(tree, list):
-        for index, item in enumerate(tree):
-            yield from _leaves(item, (*path, index))
-    else:
-        yield path, tree
 
 
 def entities(tree: Any) -> list[Any]:
@@ -49,12 +38,12 @@ def entities(tree: Any) -> list[Any]:
             path.
     """
     found = []
-    for path, leaf in _leaves(tree):
+    for path, leaf in leaves_by_path(tree):
         if megatron_entities.kind_of(type(leaf)) not in _SHARDED:
             raise InvalidArgumentError(
                 f"a {type(leaf).__name__} is not a ShardedTensor or ShardedObject; only these "
                 "belong to the sharded part of a checkpoint",
-                key=".".join(map(str, path)),
+                key=path,
                 hint="pass the whole state dict to save or load of dist_checkpointing, which "
                 "passes the sharded part to the strategy",
             )
@@ -65,7 +54,7 @@ def entities(tree: Any) -> list[Any]:
 def _has_common_state(tree: Any) -> bool:
     return any(
         megatron_entities.kind_of(type(leaf)) == "ShardedObject" and leaf.key == _COMMON_KEY
-        for _, leaf in _leaves(tree)
+        for _, leaf in leaves_by_path(tree)
     )
 
 

@@ -34,6 +34,7 @@ from tilestone.megatron._stored import (
     literal,
     open_sharded,
     remove_keys,
+    sharded_metadata,
     tensors_metadata,
 )
 from tilestone.megatron.dict_utils import dict_list_map_outplace
@@ -181,14 +182,7 @@ class _SaveStrategy:
         Raises:
             As `tilestone.save`, the same on every rank.
         """
-        save_in_place(
-            sharded_state_dict,
-            checkpoint_dir,
-            self.process_group,
-            self.keep_only_main_replica,
-            separation_hint=self.separation_hint or "",
-            **self._options,
-        )
+        self._save(sharded_state_dict, checkpoint_dir)
 
     @raises_stocks_errors
     def async_save(
@@ -210,16 +204,14 @@ class _SaveStrategy:
             As save().
         """
         kind = _request_class(async_strategy)
-        request = save_in_place(
-            sharded_state_dict,
-            checkpoint_dir,
-            self.process_group,
-            self.keep_only_main_replica,
-            separation_hint=self.separation_hint or "",
-            save=save_in_background,
-            **self._options,
-        )
+        request = self._save(sharded_state_dict, checkpoint_dir, save=save_in_background)
         return kind(request.async_fn, (), request.finalize_fns[:1])
+
+    def _save(self, sharded_state_dict: Any, checkpoint_dir: Path, **how: Any) -> Any:
+        return save_in_place(
+            sharded_state_dict, checkpoint_dir, self.process_group, self.keep_only_main_replica,
+            separation_hint=self.separation_hint or "", **self._options, **how,
+        )  # fmt: skip
 
 
 def _request_class(async_strategy: str) -> Any:
@@ -375,17 +367,7 @@ class _LoadStrategy:
             As `tilestone.open`; UnsupportedError with the key of a stored object that is not a
             ShardedObject.
         """
-        mapping = find_module("mapping")
-        found: dict[str, Any] = {}
-        with open_sharded(checkpoint_dir) as checkpoint:
-            for key in checkpoint.object_keys():
-                try:
-                    found[key] = mapping.ShardedObject.empty_from_unique_key(key)
-                except (AssertionError, ValueError, IndexError) as error:
-                    raise UnsupportedError(
-                        "a stored object is not a ShardedObject", key=key
-                    ) from error
-            return StockStoredEntities(found | tensors_metadata(checkpoint, mapping.ShardedTensor))
+        return sharded_metadata(checkpoint_dir, find_module("mapping"), StockStoredEntities)
 
     @raises_stocks_errors
     def check_backend_compatibility(self, loaded_backend: Any) -> None:
@@ -417,32 +399,7 @@ class _LoadStrategy:
         remove_keys(checkpoint_dir, key_prefix)
 
 
-def _make_save_class() -> type:
-    base = find_base()
-    parent = (
-        find_module("strategies.torch").TorchDistSaveShardedStrategy
-        if base is None
-        else base.AsyncSaveShardedStrategy
-    )
-    return _named("TilestoneSaveStrategy", _SaveStrategy, parent)
-
-
-def _make_load_class() -> type:
-    base = find_base()
-    parent = object if base is None else base.LoadShardedStrategy
-    return _named("TilestoneLoadStrategy", _LoadStrategy, parent)
-
-
-def _named(name: str, ours: type, parent: type) -> type:
-    contents = {"__module__": "tilestone.megatron.stock", "__doc__": ours.__doc__}
-    return types.new_class(name, (ours, parent), {}, lambda space: space.update(contents))
-
-
-_MAKERS = {
-    "TilestoneSaveStrategy": _make_save_class,
-    "TilestoneLoadStrategy": _make_load_class,
-}
-NAMES = tuple(_MAKERS)
+NAMES = ("TilestoneSaveStrategy", "TilestoneLoadStrategy")
 _made: dict[str, type] = {}
 
 
@@ -454,5 +411,17 @@ def find_class(name: str) -> Any:
     """
     with lock:
         if name not in _made:
-            _made[name] = _MAKERS[name]()
+            _made[name] = _make(_SaveStrategy if name == NAMES[0] else _LoadStrategy, name)
         return _made[name]
+
+
+def _make(ours: type, name: str) -> type:
+    base = find_base()
+    if ours is _LoadStrategy:
+        parent = object if base is None else base.LoadShardedStrategy
+    elif base is None:
+        parent = find_module("strategies.torch").TorchDistSaveShardedStrategy
+    else:
+        parent = base.AsyncSaveShardedStrategy
+    contents = {"__module__": "tilestone.megatron.stock", "__doc__": ours.__doc__}
+    return types.new_class(name, (ours, parent), {}, lambda space: space.update(contents))

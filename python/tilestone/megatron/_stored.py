@@ -16,9 +16,9 @@ import torch
 
 from tilestone import _core
 from tilestone._calls import binding, opening
-from tilestone._errors import InvalidArgumentError, NotFoundError
+from tilestone._errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilestone._options import valid
-from tilestone.megatron.mapping import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor, StateDict
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -96,6 +96,30 @@ def common_of(checkpoint: opening.Checkpoint) -> StateDict | None:
     return common  # type: ignore[no-any-return]
 
 
+def sharded_metadata(
+    checkpoint_dir: str | os.PathLike[str], entities: Any, kind: type[dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns the tensors by key, and the ShardedObjects by unique key, all without data.
+
+    Args:
+        checkpoint_dir: also of what a strategy alone has saved.
+        entities: the module whose classes they have.
+        kind: class of the result.
+
+    Raises:
+        UnsupportedError: a stored object is not a ShardedObject; it has the object's key.
+    """
+    found = {}
+    with open_sharded(checkpoint_dir) as checkpoint:
+        for key in checkpoint.object_keys():
+            try:
+                found[key] = entities.ShardedObject.empty_from_unique_key(key)
+            except (AssertionError, ValueError, IndexError) as error:
+                text = "a stored object is not a ShardedObject"
+                raise UnsupportedError(text, key=key) from error
+        return kind(found | tensors_metadata(checkpoint, entities.ShardedTensor))
+
+
 def tensors_metadata(
     checkpoint: opening.Checkpoint, kind: Any = ShardedTensor
 ) -> ShardedStateDict:
@@ -106,11 +130,6 @@ def tensors_metadata(
         data = torch.empty(stored.shape, dtype=stored.dtype.torch, device="meta")
         found[key] = kind.from_rank_offsets(key, data).without_data()
     return found
-
-
-def objects_metadata(checkpoint: opening.Checkpoint) -> ShardedStateDict:
-    """Returns unique key -> ShardedObject without data."""
-    return {key: ShardedObject.empty_from_unique_key(key) for key in checkpoint.object_keys()}
 
 
 def remove_keys(checkpoint_dir: str | os.PathLike[str], key_prefix: str) -> None:

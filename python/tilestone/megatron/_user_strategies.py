@@ -18,11 +18,10 @@ from typing import Any
 from tilestone import _core
 from tilestone._errors import StorageError, UnsupportedError
 from tilestone._options import valid
-from tilestone.megatron import _checks, _engine_calls, _ranks
+from tilestone.megatron import _engine_calls, _held, _ranks
 from tilestone.megatron._in_place import remove_seals
-from tilestone.megatron._shares import copied
-from tilestone.megatron._stored import literal
 from tilestone.megatron._ranks import then_one, together
+from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import (
     dict_list_map_outplace,
@@ -38,7 +37,7 @@ from tilestone.megatron.mapping import (
     apply_factory_merges,
 )
 from tilestone.megatron.state_dict_utils import load_preprocess, save_preprocess
-from tilestone.megatron.utils import extract_sharded_base
+from tilestone.megatron.utils import copied, extract_sharded_base
 from tilestone.megatron.validation import (
     StrictHandling,
     determine_global_metadata,
@@ -128,8 +127,8 @@ class Save:
 
         sharded, common, compared = together("preparation of a save", group, prepared)
         if self.validate_access_integrity:
-            _checks.check_together(lambda: nested_values(sharded), group)
-            _checks.log_differences(compared, group)
+            _held.check_together(lambda: nested_values(sharded), group)
+            _held.log_differences(compared, group)
         then_one("directory of a save", group, _nothing, self._make_directory)
         together("save of the common state", group, lambda: self._save_common(common))
         # A fully parallel save marks in the entities who saves what; the caller's must not change.

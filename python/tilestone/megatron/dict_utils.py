@@ -187,6 +187,15 @@ def nested_items_iter(
             yield x, name, value
 
 
+def leaves_by_path(x: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted path, leaf) for each leaf of a tree, in order; a leaf is a tree of one."""
+    if not _is_container(x):
+        yield path, x
+        return
+    for name, value in _items(x):
+        yield from leaves_by_path(value, f"{path}.{name}" if path else str(name))
+
+
 def dict_map(f: Callable[[Any], Any], d: dict[Any, Any]) -> None:
     """Replaces each leaf of a tree by f(leaf), in place."""
     for container, name, value in nested_items_iter(d):

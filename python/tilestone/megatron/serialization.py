@@ -17,8 +17,8 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import _engine_calls, _integrity, _ranks, _save_call, _user_strategies
-from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron._ranks import Deadline
+from tilestone.megatron._stock_errors import raises_stocks_errors
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +11,11 @@ from time import time
 from typing import Any, Tuple
 
 from tilestone._objects import entities
+from tilestone._options import valid
 from tilestone.megatron.dict_utils import (
+    dict_list_map_outplace,
     extract_matching_values,
+    leaves_by_path,
     nested_values,
 )
 from tilestone.megatron.mapping import (
@@ -120,24 +124,96 @@ def extract_nonpersistent(
 OUR_ENTITIES = (entities.ShardedTensor, entities.ShardedObject, entities.ShardedTensorFactory)
 
 
-def entities_by_path(tree: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
+def entities_by_path(tree: Any) -> Iterator[Tuple[str, Any]]:
     """(dotted path, entity) for every entity of a state, Tilestone's own included."""
-    if isinstance(tree, (*OUR_ENTITIES, ShardedBase)):
-        yield path, tree
-        return
-    children: Iterable[Tuple[Any, Any]] = ()
-    if isinstance(tree, dict):
-        children = tree.items()
-    elif isinstance(tree, list):
-        children = enumerate(tree)
-    for key, child in children:
-        yield from entities_by_path(child, f"{path}.{key}" if path else str(key))
+    kinds = (*OUR_ENTITIES, ShardedBase)
+    return ((path, leaf) for path, leaf in leaves_by_path(tree) if isinstance(leaf, kinds))
 
 
 def key_at(entity: Any, path: str) -> str:
     """An entity's key; without its own it is the path in the state."""
     key: str = entity.key or path
     return key
+
+
+def copied(tree: Any) -> Any:
+    """Copies a tree with copies of its entities (and the same data), which may then be changed."""
+    return dict_list_map_outplace(_own, tree)
+
+
+def built(tree: Any) -> Any:
+    """Does the same, and replaces each factory by its subtree."""
+
+    def of(leaf: Any) -> Any:
+        return built(leaf.build()) if isinstance(leaf, ShardedTensorFactory) else _own(leaf)
+
+    return dict_list_map_outplace(of, tree)
+
+
+def _own(leaf: Any) -> Any:
+    return copy.copy(leaf) if isinstance(leaf, ShardedBase) else leaf
+
+
+def is_copy(item: Any) -> bool:
+    """Whether it is a tensor that is not a main replica."""
+    return isinstance(item, ShardedTensor) and any(valid.replica(item.replica_id, item.key))
+
+
+class OwnReplicas:
+    """Finds tensors whose shard this rank also holds as another replica, such as tied weights.
+
+    Args:
+        leaves: everything that the rank holds.
+    """
+
+    def __init__(self, leaves: Iterable[Any]) -> None:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, ShardedTensor)]
+        self._seen = {self._place(each) for each in tensors if not is_copy(each)}
+
+    def repeats(self, item: Any) -> bool:
+        """Whether a leaf is a further replica. Call it once for each leaf, in order."""
+        if not is_copy(item):
+            return False
+        place = self._place(item)
+        repeated = place in self._seen
+        self._seen.add(place)
+        return repeated
+
+    @staticmethod
+    def _place(item: Any) -> tuple[Any, ...]:
+        flat = getattr(item, "flattened_range", None)
+        within = None if flat is None else (flat.start, flat.stop)
+        return item.key, tuple(item.global_offset), tuple(item.local_shape), within
+
+
+def without_copies(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
+    """Copies the tree without some of its tensors.
+
+    A dict or list that held nothing else is removed too, because it would become common state. What
+    is left out of another list keeps its place there, so that the list has its length on all ranks.
+
+    Args:
+        tree: a tree of entities.
+        leaves_out: called once for each leaf, in order; returns whether to leave it out.
+    """
+    rest = _rest_of(tree, leaves_out)
+    return type(tree)() if rest is _LEFT_OUT else rest
+
+
+_LEFT_OUT = LocalNonpersistentObject(None)
+
+
+def _rest_of(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
+    if leaves_out(tree):
+        return _LEFT_OUT
+    if not isinstance(tree, (dict, list)) or not tree:
+        return tree
+    if isinstance(tree, dict):
+        rests = {key: _rest_of(value, leaves_out) for key, value in tree.items()}
+        kept = {key: rest for key, rest in rests.items() if rest is not _LEFT_OUT}
+        return kept or _LEFT_OUT
+    rest = [_rest_of(value, leaves_out) for value in tree]
+    return _LEFT_OUT if all(each is _LEFT_OUT for each in rest) else rest
 
 
 def _change_keys(sharded_state_dict: ShardedStateDict, changed: Callable[[str], str]) -> None:

@@ -265,7 +265,7 @@ class Mark {
 };
 
 // Whether two descriptions are of the same save.
-bool same(const Description& a, const Description& b) {
+bool same(const DescribingFiles& a, const DescribingFiles& b) {
   return a.manifest == b.manifest && a.files.contents == b.files.contents;
 }
 

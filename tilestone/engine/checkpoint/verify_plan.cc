@@ -15,11 +15,11 @@ namespace {
 
 using Kind = VerifyItem::Kind;
 
-class Planner {
+class VerifyPlanner {
  public:
-  Planner(const ReadContext& context, const std::vector<int64_t>& sizes,
-          const std::map<std::string, uint64_t>& written, const std::vector<ItemLocation>& parts,
-          const StoredObject* common)
+  VerifyPlanner(const ReadContext& context, const std::vector<int64_t>& sizes,
+                const std::map<std::string, uint64_t>& written,
+                const std::vector<ItemLocation>& parts, const StoredObject* common)
       : context_(context), sizes_(sizes), written_(written), parts_(parts), common_(common) {}
 
   VerifyPlan run() {
@@ -260,7 +260,7 @@ std::vector<const ItemLocation*> places_of(const Metadata& metadata, const Verif
 VerifyPlan plan_verify(const ReadContext& context, const std::vector<int64_t>& sizes,
                        const std::map<std::string, uint64_t>& written,
                        const std::vector<ItemLocation>& parts, const StoredObject* common) {
-  return Planner(context, sizes, written, parts, common).run();
+  return VerifyPlanner(context, sizes, written, parts, common).run();
 }
 
 }  // namespace tilestone::engine

@@ -121,26 +121,26 @@ void fail_no_checkpoint(const Attempt& attempt) {
       .with_hint("save under another token or number, to a path that has no checkpoint");
 }
 
-bool has_ended(const Attempt& attempt) {
+bool outcome_is_published(const Attempt& attempt) {
   const auto outcome = read_outcome(*attempt.location, attempt.id());
   if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
   return outcome == Outcome::kPublished;
 }
 
-bool is_published(const Attempt& attempt) {
-  if (!has_stood(*attempt.location, attempt.id())) return false;
+bool switch_is_published(const Attempt& attempt) {
+  if (!switch_was_noted(*attempt.location, attempt.id())) return false;
   if (!attempt.location->stat(manifest_name(attempt.id()))) fail_no_checkpoint(attempt);
   return true;
 }
 
-bool is_over(const Attempt& attempt) {
-  if (!has_ended(attempt)) return false;
-  const bool published = is_published(attempt);
+bool is_finished(const Attempt& attempt) {
+  if (!outcome_is_published(attempt)) return false;
+  const bool published = switch_is_published(attempt);
   if (has_begun(attempt)) {
     if (published) clean(attempt);
     return published;
   }
-  if (!published && !is_published(attempt)) fail_no_checkpoint(attempt);
+  if (!published && !switch_is_published(attempt)) fail_no_checkpoint(attempt);
   const std::string directory = attempt_directory(attempt.id());
   try_to_clean([&] {
     if (attempt.location->stat(directory)) attempt.location->remove_tree(directory);
@@ -148,9 +148,9 @@ bool is_over(const Attempt& attempt) {
   return true;
 }
 
-bool ended_before(const Attempt& attempt) {
-  if (!has_ended(attempt)) return false;
-  if (is_over(attempt)) return true;
+bool was_published(const Attempt& attempt) {
+  if (!outcome_is_published(attempt)) return false;
+  if (is_finished(attempt)) return true;
   const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
   if (!existing.found || existing.save_id != attempt.id()) return false;
   if (!existing.rank_local.empty()) return false;
@@ -160,7 +160,7 @@ bool ended_before(const Attempt& attempt) {
 
 void clean(const Attempt& attempt) {
   try_to_clean([&] {
-    note_stood(*attempt.location, attempt.id(), Deadline::never());
+    note_switch(*attempt.location, attempt.id(), Deadline::never());
     remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
     attempt.location->remove_tree(attempt_directory(attempt.id()));
   });

@@ -177,7 +177,7 @@ void make_head(const Attempt& attempt, Deadline deadline) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     const auto begun = read_head(storage, attempt.id());
     if (begun) join_begun(attempt, *begun);
-    if (!begun && !is_published(attempt)) throw;
+    if (!begun && !switch_is_published(attempt)) throw;
     is_first = false;
   }
   storage.sync_directory("");
@@ -214,7 +214,7 @@ std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
 
 bool join(Attempt& attempt, Deadline deadline) {
   attempt.old_failure = read_if_there(*attempt.location, failed_name(attempt.id()), kMaxSmallFile);
-  if (is_over(attempt)) return false;
+  if (is_finished(attempt)) return false;
   if (const auto begun = read_head(*attempt.location, attempt.id())) {
     join_begun(attempt, *begun);
     return true;
@@ -224,10 +224,10 @@ bool join(Attempt& attempt, Deadline deadline) {
   try {
     begin(attempt, deadline);
   } catch (const Error&) {
-    if (is_over(attempt)) return false;
+    if (is_finished(attempt)) return false;
     throw;
   }
-  return !is_over(attempt);
+  return !is_finished(attempt);
 }
 
 // Removes only a failure that was there when this process joined: another rank may have left its

@@ -130,19 +130,19 @@ std::optional<AllLeft> read_merged(const Attempt& attempt) {
   return decode_left(attempt, left);
 }
 
-Descriptions describe_left(const Attempt& attempt, AllLeft all, std::set<std::string> remains) {
+NewIndex describe_left(const Attempt& attempt, AllLeft all, std::set<std::string> remains) {
   const AttemptHead& head = attempt.head;
   ReplicaNames replicas;
   for (const AttemptReceipt& one : all.left) merge_replica_names(replicas, one.replicas);
-  DescribedSave save{.receipts = std::move(all.receipts),
-                     .encoded = all.encoded,
-                     .copies = CopyPolicy::kAccept,
-                     .save_id = head.save_id,
-                     .writer = head.writer,
-                     .attributes = head.attributes,
-                     .of_dialect = files_of_dialect(attempt, all.left.front()),
-                     .remains = std::move(remains),
-                     .replicas = std::move(replicas)};
+  SaveToIndex save{.receipts = std::move(all.receipts),
+                   .encoded = all.encoded,
+                   .copies = CopyPolicy::kAccept,
+                   .save_id = head.save_id,
+                   .writer = head.writer,
+                   .attributes = head.attributes,
+                   .of_dialect = files_of_dialect(attempt, all.left.front()),
+                   .remains = std::move(remains),
+                   .replicas = std::move(replicas)};
   try {
     return describe_save(std::move(save), *attempt.format, *attempt.dialect);
   } catch (const Error& error) {
@@ -151,7 +151,7 @@ Descriptions describe_left(const Attempt& attempt, AllLeft all, std::set<std::st
   }
 }
 
-Descriptions describe_checked(const Attempt& attempt, AllLeft all) {
+NewIndex describe_checked(const Attempt& attempt, AllLeft all) {
   expect_same_lists(attempt, all);
   expect_same_keys(all);
   expect_all_objects(all);

@@ -23,15 +23,15 @@ namespace tilestone::engine {
 // has replaced the checkpoint.
 [[noreturn]] void fail_no_checkpoint(const Attempt& attempt);
 // Whether the outcome is "published". Throws if it is "abandoned".
-bool has_ended(const Attempt& attempt);
+bool outcome_is_published(const Attempt& attempt);
 // Whether the switch was published.
-bool is_published(const Attempt& attempt);
+bool switch_is_published(const Attempt& attempt);
 // Whether nothing is left to do. Does step 6 if the publisher died before it. Throws if the attempt
 // was abandoned.
-bool is_over(const Attempt& attempt);
+bool is_finished(const Attempt& attempt);
 // Whether files of the attempt are gone because it was published: just now, or earlier with step 6
 // interrupted.
-bool ended_before(const Attempt& attempt);
+bool was_published(const Attempt& attempt);
 void clean(const Attempt& attempt);  // step 6
 
 // What `step` returns. If it throws because another process has published the attempt meanwhile,
@@ -41,7 +41,7 @@ bool unless_published(const Attempt& attempt, const Step& step) {
   try {
     return step();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kAlreadyExists && is_published(attempt)) return true;
+    if (error.code() != ErrorCode::kAlreadyExists && switch_is_published(attempt)) return true;
     throw;
   }
 }
@@ -64,10 +64,10 @@ struct AllLeft {
 };
 // nullopt: not all groups are merged.
 std::optional<AllLeft> read_merged(const Attempt& attempt);
-// The files that describe the checkpoint. `remains`: as DescribedSave::remains.
-Descriptions describe_left(const Attempt& attempt, AllLeft all, std::set<std::string> remains);
+// The files that describe the checkpoint. `remains`: as SaveToIndex::remains.
+NewIndex describe_left(const Attempt& attempt, AllLeft all, std::set<std::string> remains);
 // The ordinary save's checks, then the files. Errors: those of receipts that contradict each other.
-Descriptions describe_checked(const Attempt& attempt, AllLeft all);
+NewIndex describe_checked(const Attempt& attempt, AllLeft all);
 
 // ---- What the ranks hold (attempt_contents.cc)
 

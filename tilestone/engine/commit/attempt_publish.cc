@@ -76,7 +76,7 @@ bool publish(const Attempt& attempt, Deadline deadline) {
     const Lease lease = publisher_lease(attempt);
     auto all = read_merged(attempt);
     if (!all) return false;
-    const Descriptions made = describe_checked(attempt, *std::move(all));
+    const NewIndex made = describe_checked(attempt, *std::move(all));
     refuse_rank_metadata(attempt, 0, attempt.head.group_end(0));
     publish_manifest(attempt, made.manifest, deadline);
     publish_index(attempt, made.index, deadline);
@@ -98,12 +98,12 @@ bool publish(const Attempt& attempt, Deadline deadline) {
 
 bool publish_if_complete(Attempt& attempt, std::optional<int> group, int threads,
                          Deadline deadline) {
-  if (is_over(attempt)) return true;
+  if (is_finished(attempt)) return true;
   return unless_published(attempt, [&] {
     if (!merge_groups(attempt, group, refuse_metadata_of_group, threads, deadline)) {
-      return ended_before(attempt);
+      return was_published(attempt);
     }
-    return publish(attempt, deadline) || is_published(attempt);
+    return publish(attempt, deadline) || switch_is_published(attempt);
   });
 }
 
@@ -219,7 +219,7 @@ void fail_not_first(const Attempt& attempt, const std::string& file) {
 // Looks up one name as long as there is no index, because many ranks wait.
 void expect_first(const Attempt& attempt) {
   const std::string name = attempt.format->encode_index({}).front().name;
-  if (!attempt.location->stat(name) || is_published(attempt)) return;
+  if (!attempt.location->stat(name) || switch_is_published(attempt)) return;
   std::optional<std::string> first = claimed_by(*attempt.location);
   if (!first) {
     try {

@@ -65,7 +65,7 @@ void publish_group_metadata(const Attempt& attempt, int, std::vector<Receipt> re
 // ---- Steps 4 and 5
 
 struct DescribedRankLocal {
-  Descriptions made;
+  NewIndex made;
   Replaced replaced;  // the ranks' metadata
 };
 // nullopt: another process has published it, and is removing the groups.
@@ -141,7 +141,7 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
   if (read_outcome(storage, attempt.id()) == Outcome::kAbandoned) fail_abandoned(attempt);
   const std::string name = attempt_receipt_name(attempt.head, rank);
   const auto bytes = counted_receipt(storage, attempt.head, rank);
-  if (!bytes && is_published(attempt)) return;
+  if (!bytes && switch_is_published(attempt)) return;
   if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's receipt is gone").with_file(name);
   publish_rank_file(attempt, Receipt::decode(AttemptReceipt::decode(*bytes, name).receipt),
                     deadline);
@@ -149,8 +149,8 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
 }
 
 bool merge_rank_local(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline) {
-  has_ended(attempt);  // throws if it was abandoned
-  if (is_published(attempt)) return true;
+  outcome_is_published(attempt);  // throws if it was abandoned
+  if (switch_is_published(attempt)) return true;
   return unless_published(attempt, [&] {
     return merge_groups(attempt, group, publish_group_metadata, threads, deadline);
   });
@@ -161,12 +161,12 @@ void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline) {
 }
 
 bool publish_rank_local_if_complete(Attempt& attempt, int threads, Deadline deadline) {
-  if (is_over(attempt)) return true;
+  if (is_finished(attempt)) return true;
   return unless_published(attempt, [&] {
     if (!merge_groups(attempt, std::nullopt, publish_group_metadata, threads, deadline)) {
-      return ended_before(attempt);
+      return was_published(attempt);
     }
-    return publish_united(attempt, deadline) || is_published(attempt);
+    return publish_united(attempt, deadline) || switch_is_published(attempt);
   });
 }
 

@@ -68,7 +68,7 @@ bool leave_receipt(Attempt& attempt, int rank, const AttemptReceipt& left, Deadl
     const auto existing = counted_receipt(storage, attempt.head, rank);
     if (existing && *existing != bytes) return false;
     if (existing && sync_receipt(attempt, group)) return true;
-    if (!has_ended(attempt)) throw;
+    if (!outcome_is_published(attempt)) throw;
     return is_in_manifest(attempt, rank, left);
   }
   if (const auto merged = read_group(storage, attempt.head, group)) {

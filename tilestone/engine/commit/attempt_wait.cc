@@ -92,12 +92,24 @@ std::optional<Error> failure_to_throw(Attempt& attempt, std::optional<Outcome> o
 
 // The rank that began the attempt may have removed its head again.
 void expect_begun(const Attempt& attempt) {
-  if (has_begun(attempt) || has_ended(attempt)) return;
+  if (has_begun(attempt) || outcome_is_published(attempt)) return;
   throw Error(ErrorCode::kRankFailed,
               "the save " + attempt.id() + " at " + attempt.location->describe() +
                   " was withdrawn by the rank that began it, or its files were removed")
       .with_file(attempt_name(attempt.id()))
       .with_hint("save again");
+}
+
+// Throws unless the attempt was published just now, so that the files that seem missing were
+// removed.
+void fail_at_deadline(const Attempt& attempt) {
+  try {
+    expect_begun(attempt);
+    expect_first(attempt);
+    fail_missing(attempt);
+  } catch (const Error&) {
+    if (!switch_is_published(attempt)) throw;
+  }
 }
 
 }  // namespace
@@ -120,21 +132,11 @@ void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int 
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
     const auto outcome = read_outcome(*attempt.location, attempt.id());
     if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
-    if (outcome == Outcome::kPublished && is_published(attempt)) return;
+    if (outcome == Outcome::kPublished && switch_is_published(attempt)) return;
     if (is_complete(attempt)) return;
     const bool is_patient = !for_old_failure.expired() && !deadline.expired();
     if (auto failed = failure_to_throw(attempt, outcome, is_patient)) throw *std::move(failed);
-    if (deadline.expired()) {
-      try {
-        expect_begun(attempt);
-        expect_first(attempt);
-        fail_missing(attempt);
-      } catch (const Error&) {
-        if (is_published(attempt))
-          return;  // just now, so the files that seemed missing were removed
-        throw;
-      }
-    }
+    if (deadline.expired()) return fail_at_deadline(attempt);
     if (patience.expired()) {
       expect_begun(attempt);
       expect_first(attempt);

@@ -12,7 +12,7 @@ constexpr size_t kNamedObjects = 4;  // in a text for people
 
 }  // namespace
 
-Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect) {
+NewIndex describe_save(SaveToIndex save, const Format& format, const Dialect& dialect) {
   std::vector<std::vector<std::string>> written;  // files by rank
   for (const Receipt& receipt : save.receipts) {
     written.emplace_back();
@@ -23,7 +23,7 @@ Descriptions describe_save(DescribedSave save, const Format& format, const Diale
   metadata.writer = save.writer;
   metadata.dialect = dialect.read_as();
   add_replica_names(metadata, save.replicas);
-  Descriptions made;
+  NewIndex made;
   made.index = merge_index(format.encode_index(metadata), std::move(save.of_dialect));
   made.files.insert(metadata.files.begin(), metadata.files.end());
   if (save.inventory) made.inventory = inventory_of(metadata, written);

@@ -18,7 +18,7 @@
 
 namespace tilestone::engine {
 
-struct DescribedSave {
+struct SaveToIndex {
   std::vector<Receipt> receipts;   // by rank
   std::span<const Bytes> encoded;  // encoded[i] is the result of receipts[i].encode()
   CopyPolicy copies = CopyPolicy::kRefuse;
@@ -28,11 +28,11 @@ struct DescribedSave {
   Index of_dialect = {};                               // Dialect::encode_index() on rank 0
   std::set<std::string> remains = {};                  // Manifest::remains
   ReplicaNames replicas = {};                          // second names to add to the index
-  bool inventory = false;                              // fill Descriptions::inventory
+  bool inventory = false;                              // fill NewIndex::inventory
   const Value* common = nullptr;  // the common state, for the inventory; null: the dialect has none
 };
 
-struct Descriptions {
+struct NewIndex {
   Index index;
   Bytes manifest;
   std::set<std::string> files;  // that the index names
@@ -40,7 +40,7 @@ struct Descriptions {
 };
 
 // Throws the errors of merge_receipts() and add_replica_names().
-Descriptions describe_save(DescribedSave save, const Format& format, const Dialect& dialect);
+NewIndex describe_save(SaveToIndex save, const Format& format, const Dialect& dialect);
 
 // Keeps each object in the lowest rank's receipt only: in torch's rank-local mode, each rank writes
 // the objects that all ranks have.

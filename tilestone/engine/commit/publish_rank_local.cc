@@ -271,11 +271,11 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
   if (dropped.rank >= 0) log(LogLevel::kWarning, dropped.differing);
   std::vector<Bytes> encoded;
   for (const Receipt& receipt : read.receipts) encoded.push_back(receipt.encode());
-  DescribedSave save{.receipts = std::move(read.receipts),
-                     .encoded = encoded,
-                     .copies = CopyPolicy::kAccept,
-                     .of_dialect = found.format.dialect->encode_index(Items(), format),
-                     .remains = std::move(dropped.remains)};
+  SaveToIndex save{.receipts = std::move(read.receipts),
+                   .encoded = encoded,
+                   .copies = CopyPolicy::kAccept,
+                   .of_dialect = found.format.dialect->encode_index(Items(), format),
+                   .remains = std::move(dropped.remains)};
   describe_save(save, format, *found.format.dialect);  // refuses before anything is written
   Transaction transaction(location.shared(), found.format.format, found.format.dialect, save_id,
                           true);

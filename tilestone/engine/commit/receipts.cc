@@ -48,10 +48,10 @@ constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock
 constexpr Seconds kTidyTime{1};
 constexpr int kManyReceipts = 256;  // with more ranks, the coordinator looks less often
 
-std::optional<LeftReceipt> read_receipt(Storage& storage, const std::string& name) {
+std::optional<BackgroundReceipt> read_receipt(Storage& storage, const std::string& name) {
   const auto bytes = read_if_there(storage, name);
   if (!bytes) return std::nullopt;
-  return LeftReceipt::decode(*bytes, name);
+  return BackgroundReceipt::decode(*bytes, name);
 }
 
 // Pauses that become longer.
@@ -70,22 +70,23 @@ class Pauses {
 
 }  // namespace
 
-Receipts::Receipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks)
+BackgroundReceipts::BackgroundReceipts(std::shared_ptr<Storage> storage, std::string save_id,
+                                       int rank, int ranks)
     : storage_(storage->held()),
       save_id_(std::move(save_id)),
       rank_(rank),
       ranks_(ranks),
       seen_(static_cast<size_t>(ranks), false) {}
 
-Receipts::~Receipts() {
+BackgroundReceipts::~BackgroundReceipts() {
   if (std::exchange(reserved_, nullptr)) remove_files(*storage_, std::vector{temporary()});
 }
 
-std::string Receipts::temporary() const {
+std::string BackgroundReceipts::temporary() const {
   return temporary_name(save_id_, rank_ == 0 ? "ended" : "receipt-" + std::to_string(rank_));
 }
 
-void Receipts::reserve() {
+void BackgroundReceipts::reserve() {
   if (ranks_ == 1) return;
   reserved_ = storage_->create(temporary());
   try {
@@ -95,7 +96,7 @@ void Receipts::reserve() {
   }
 }
 
-void Receipts::write(ByteView bytes) {
+void BackgroundReceipts::write(ByteView bytes) {
   const std::string temp = temporary();
   try {
     auto file = std::exchange(reserved_, nullptr);
@@ -109,15 +110,15 @@ void Receipts::write(ByteView bytes) {
   }
 }
 
-void Receipts::leave(ByteView receipt, Deadline deadline) {
+void BackgroundReceipts::leave(ByteView receipt, Deadline deadline) {
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before this rank could leave its receipt")
         .with_rank(rank_);
   }
-  write(LeftReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
+  write(BackgroundReceipt{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode());
 }
 
-bool Receipts::surely_has_none() noexcept {
+bool BackgroundReceipts::surely_has_none() noexcept {
   try {
     return !storage_->stat(receipt_name(save_id_, rank_));
   } catch (...) {
@@ -126,10 +127,10 @@ bool Receipts::surely_has_none() noexcept {
 }
 
 // On a full disk there may be room for an empty file.
-void Receipts::leave(const Error& error) noexcept {
+void BackgroundReceipts::leave(const Error& error) noexcept {
   try {
     Error named = error;
-    const Bytes bytes = LeftReceipt{named.with_rank(rank_), {}}.encode();
+    const Bytes bytes = BackgroundReceipt{named.with_rank(rank_), {}}.encode();
     try {
       write(bytes);
     } catch (const Error&) {
@@ -143,7 +144,7 @@ void Receipts::leave(const Error& error) noexcept {
   }
 }
 
-bool Receipts::coordinator_is_gone() {
+bool BackgroundReceipts::coordinator_is_gone() {
   try {
     return sees_lock_ && !storage_->is_locked(std::string(kLockName));
   } catch (const Error&) {
@@ -152,13 +153,13 @@ bool Receipts::coordinator_is_gone() {
 }
 
 // The outcome, if it is there. This rank's receipt, which says that it waits, is then removed.
-std::optional<LeftReceipt> Receipts::outcome() {
+std::optional<BackgroundReceipt> BackgroundReceipts::outcome() {
   auto found = read_receipt(*storage_, ended_name(save_id_));
   if (found) remove_files(*storage_, std::vector{receipt_name(save_id_, rank_)});
   return found;
 }
 
-std::optional<Receipts::Failed> Receipts::wait_for_outcome(
+std::optional<BackgroundReceipts::Failed> BackgroundReceipts::wait_for_outcome(
     Storage& location, const std::shared_ptr<const Format>& format, Deadline deadline) {
   Deadline patience = Deadline::after(kLookForCoordinator);
   bool was_gone = false;  // before the last look for the outcome
@@ -172,7 +173,7 @@ std::optional<Receipts::Failed> Receipts::wait_for_outcome(
     // The coordinator releases its lock after it has left the outcome.
     const bool is_gone = coordinator_is_gone() || !storage_->stat(receipt_name(save_id_, rank_));
     if (is_late || (is_gone && was_gone)) {
-      if (has_published(location, format, save_id_)) {
+      if (holds_checkpoint_of(location, format, save_id_)) {
         location.sync_directory("");  // the coordinator may have died before it did this
         return std::nullopt;
       }
@@ -188,7 +189,7 @@ std::optional<Receipts::Failed> Receipts::wait_for_outcome(
   }
 }
 
-void Receipts::remove_left_error() noexcept {
+void BackgroundReceipts::remove_left_error() noexcept {
   try {
     const Deadline deadline = Deadline::after(kTidyTime);
     for (Pauses pauses; !outcome() && !deadline.expired(); pauses.next(deadline)) {
@@ -198,7 +199,7 @@ void Receipts::remove_left_error() noexcept {
   }
 }
 
-std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
+std::vector<Bytes> BackgroundReceipts::gather(Bytes own, Deadline deadline) {
   std::vector<Bytes> receipts(static_cast<size_t>(ranks_));
   receipts[static_cast<size_t>(rank_)] = std::move(own);
   std::vector<int> missing;
@@ -226,10 +227,10 @@ std::vector<Bytes> Receipts::gather(Bytes own, Deadline deadline) {
   }
 }
 
-void Receipts::end(const std::optional<Failed>& failed) noexcept {
+void BackgroundReceipts::end(const std::optional<Failed>& failed) noexcept {
   if (ranks_ == 1) return;
   try {
-    LeftReceipt left;
+    BackgroundReceipt left;
     if (failed) left = {failed->error, {}, failed->may_exist};
     write(left.encode());
   } catch (const std::exception& error) {
@@ -238,7 +239,7 @@ void Receipts::end(const std::optional<Failed>& failed) noexcept {
   }
 }
 
-void Receipts::tidy() noexcept {
+void BackgroundReceipts::tidy() noexcept {
   if (ranks_ == 1) return;
   try {
     const Deadline deadline = Deadline::after(kTidyTime);

@@ -17,12 +17,12 @@
 namespace tilestone::engine {
 
 // One rank's view. Used by one thread at a time.
-class Receipts {
+class BackgroundReceipts {
  public:
   // `storage`: where the ranks write, the location or the directory of a staged save.
-  Receipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks);
-  ~Receipts();  // removes what reserve() has made, if it was not used
-  Receipts(Receipts&&) = default;
+  BackgroundReceipts(std::shared_ptr<Storage> storage, std::string save_id, int rank, int ranks);
+  ~BackgroundReceipts();  // removes what reserve() has made, if it was not used
+  BackgroundReceipts(BackgroundReceipts&&) = default;
 
   // While the ranks can still communicate: makes the file in which this rank will leave its receipt
   // or the outcome. So a rank that can't write here fails now, and one that finds no room for a
@@ -68,7 +68,7 @@ class Receipts {
  private:
   std::string temporary() const;
   void write(ByteView bytes);
-  std::optional<LeftReceipt> outcome();
+  std::optional<BackgroundReceipt> outcome();
   bool coordinator_is_gone();
 
   const std::shared_ptr<Storage> storage_;

@@ -30,8 +30,11 @@ struct SaveLocation {
     storage->make_directory(std::string(kTilestoneDirectory));
     lock = storage->try_lock(std::string(kLockName));
   }
-  Receipts of(int rank, int ranks) const { return Receipts(storage, kId, rank, ranks); }
-  std::optional<Receipts::Failed> outcome_of(Receipts& rank, Deadline deadline = in_time()) const {
+  BackgroundReceipts of(int rank, int ranks) const {
+    return BackgroundReceipts(storage, kId, rank, ranks);
+  }
+  std::optional<BackgroundReceipts::Failed> outcome_of(BackgroundReceipts& rank,
+                                                       Deadline deadline = in_time()) const {
     return rank.wait_for_outcome(*storage, torch_dist_format(), deadline);
   }
   std::vector<std::string> names() const { return storage->list(); }
@@ -43,11 +46,11 @@ struct SaveLocation {
 TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
   for (const int ranks : {1, 2, 5}) {
     const SaveLocation location;
-    Receipts coordinator = location.of(0, ranks);
+    BackgroundReceipts coordinator = location.of(0, ranks);
     std::vector<std::thread> others;
     for (int rank = 1; rank < ranks; ++rank) {
       others.emplace_back([&, rank] {
-        Receipts mine = location.of(rank, ranks);
+        BackgroundReceipts mine = location.of(rank, ranks);
         mine.leave(receipt_of(rank), in_time());
         EXPECT_FALSE(location.outcome_of(mine));
       });
@@ -65,7 +68,8 @@ TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
 
 TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   const SaveLocation location;
-  Receipts coordinator = location.of(0, 3), failed = location.of(1, 3), other = location.of(2, 3);
+  BackgroundReceipts coordinator = location.of(0, 3), failed = location.of(1, 3),
+                     other = location.of(2, 3);
   failed.leave(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
   try {
     coordinator.gather(receipt_of(0), in_time());  // the receipt of rank 2 is missing
@@ -73,7 +77,7 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   } catch (const Error& error) {
     EXPECT_EQ(error.rank(), 1);
     EXPECT_EQ(error.key(), "w");
-    coordinator.end(Receipts::Failed{error, true});
+    coordinator.end(BackgroundReceipts::Failed{error, true});
   }
   failed.remove_left_error();
   other.leave(receipt_of(2), in_time());
@@ -95,7 +99,7 @@ TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
     return call.op == StorageOp::kAppend ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
   const SaveLocation location(disk->storage());
-  Receipts coordinator = location.of(0, 2), full = location.of(1, 2);
+  BackgroundReceipts coordinator = location.of(0, 2), full = location.of(1, 2);
   EXPECT_THROW(full.leave(receipt_of(1), in_time()), Error);
   full.leave(Error(ErrorCode::kIo, "the disk is full"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
@@ -110,7 +114,7 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
     const std::string name = receipt_name(kId, 1);
     location.storage->publish(name, temporary_name(kId, "receipt-1"),
                               Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
-    Receipts coordinator = location.of(0, 2);
+    BackgroundReceipts coordinator = location.of(0, 2);
     try {
       coordinator.gather(receipt_of(0), in_time());
       FAIL();
@@ -122,7 +126,7 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
 
 TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
   const SaveLocation location;
-  Receipts coordinator = location.of(0, 3), other = location.of(1, 3);
+  BackgroundReceipts coordinator = location.of(0, 3), other = location.of(1, 3);
   other.leave(receipt_of(1), in_time());
   const Deadline soon = Deadline::after(std::chrono::milliseconds(20));
   try {
@@ -138,7 +142,7 @@ TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
 
 TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
   SaveLocation location;
-  Receipts other = location.of(1, 2);
+  BackgroundReceipts other = location.of(1, 2);
   other.reserve();
   other.leave(receipt_of(1), in_time());
   location.lock.reset();
@@ -150,7 +154,7 @@ TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
 TEST(Receipts, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
   SaveLocation location;
   location.lock.reset();
-  Receipts other = location.of(1, 2);
+  BackgroundReceipts other = location.of(1, 2);
   other.reserve();
   other.leave(receipt_of(1), in_time());
   expect_error(
@@ -164,10 +168,10 @@ TEST(Receipts, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNotStayUnuse
     return full && call.op == StorageOp::kCreate ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
   const SaveLocation location(disk->storage());
-  Receipts coordinator = location.of(0, 2), mine = location.of(1, 2);
+  BackgroundReceipts coordinator = location.of(0, 2), mine = location.of(1, 2);
   coordinator.reserve();
   {
-    Receipts unused = location.of(2, 3);
+    BackgroundReceipts unused = location.of(2, 3);
     unused.reserve();
     EXPECT_EQ(location.names().size(), 3u);
   }
@@ -175,7 +179,7 @@ TEST(Receipts, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNotStayUnuse
   full = true;
   mine.leave(Error(ErrorCode::kIo, "no inode is free"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo, "no inode");
-  coordinator.end(Receipts::Failed{Error(ErrorCode::kIo, "no inode is free"), false});
+  coordinator.end(BackgroundReceipts::Failed{Error(ErrorCode::kIo, "no inode is free"), false});
   EXPECT_TRUE(location.outcome_of(mine));
   coordinator.tidy();
   EXPECT_THAT(location.names(), testing::ElementsAre(std::string(kLockName)));

@@ -435,7 +435,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   given.save.save_id = save_id_;
   given.save.writer = writer_name();
   given.save.inventory = given.step != nullptr;
-  Descriptions made = describe_save(std::move(given.save), *format_, *dialect_);
+  NewIndex made = describe_save(std::move(given.save), *format_, *dialect_);
   if (given.step != nullptr) compare_with_before(*given.step, made.inventory);
   step_ = std::move(given.step);
   inventory_ = std::move(made.inventory);
@@ -463,6 +463,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
 }
 
 void Transaction::commit(Deadline deadline) {
+  was_tried_ = true;
   if (staging_) {
     staging_->publish();
   } else {

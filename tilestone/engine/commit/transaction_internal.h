@@ -43,7 +43,7 @@ class Transaction {
 
   // The input of step 3.
   struct ToPublish {
-    DescribedSave save;    // the save id and the writer are set by prepare()
+    SaveToIndex save;      // the save id and the writer are set by prepare()
     int threads = 0;       // the save's option
     bool manifest = true;  // false: no manifest can describe the receipts, and none is published
     std::shared_ptr<RunStep> step = nullptr;  // SaveOptions::step
@@ -56,6 +56,8 @@ class Transaction {
   void prepare(ToPublish given, Deadline deadline);
   // Step 4. The checkpoint begins to exist during this call.
   void commit(Deadline deadline);
+  // commit() was called: the checkpoint may exist, and nobody may remove anything.
+  bool was_tried() const { return was_tried_; }
   // Step 5. Failures are logged.
   void clean();
   // To be called instead of commit(). Removes what prepare() made. If no rank writes data files any
@@ -107,9 +109,10 @@ class Transaction {
   std::shared_ptr<RunStep> step_;       // ToPublish::step
   Inventory inventory_;                 // for it, of this save
   std::vector<std::string> published_;  // files of the index that this save has published
-  bool has_note_ = false;               // the note that this save has begun was left
-  MadeDirectories made_;                // the location's and those above it
-  bool makes_own_ = false;              // kTilestoneDirectory was absent before
+  bool was_tried_ = false;
+  bool has_note_ = false;   // the note that this save has begun was left
+  MadeDirectories made_;    // the location's and those above it
+  bool makes_own_ = false;  // kTilestoneDirectory was absent before
 };
 
 }  // namespace tilestone::engine

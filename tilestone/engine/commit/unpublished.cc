@@ -146,28 +146,34 @@ std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save
   }
 }
 
+// Of a save whose head is not there, or damaged: `damage`. nullopt: as below.
+std::optional<UnpublishedSave> describe_without_head(Storage& storage, UnpublishedSave save,
+                                                     const std::string& damage) {
+  const AttemptState state{engine::read_outcome(storage, save.save_id),
+                           0,
+                           {},
+                           engine::read_failed(storage, save.save_id)};
+  if (state.outcome == Outcome::kPublished) return std::nullopt;
+  save.abandoned = state.outcome.has_value();
+  save.missing_count = 1;
+  if (state.failed) save.failure = state.failed->what();
+  save.text = engine::attempt_text(save.save_id, 0, state);
+  if (!damage.empty() && !save.abandoned) {
+    save.text = "the save " + save.save_id + " is not published, and can't be: " + damage;
+  }
+  return save;
+}
+
 // nullopt: the save has been published, or is being published just now.
 std::optional<UnpublishedSave> describe_intact(const Location& location,
                                                const std::string& save_id) {
   Storage& storage = location.storage();
   UnpublishedSave save;
   save.save_id = save_id;
-  if (engine::has_stood(storage, save_id)) return std::nullopt;  // gc removes what is left
+  if (engine::switch_was_noted(storage, save_id)) return std::nullopt;  // gc removes what is left
   std::string damage;
   const auto head = intact_head(storage, save_id, &damage);
-  if (!head) {
-    const AttemptState state{
-        engine::read_outcome(storage, save_id), 0, {}, engine::read_failed(storage, save_id)};
-    if (state.outcome == Outcome::kPublished) return std::nullopt;
-    save.abandoned = state.outcome.has_value();
-    save.missing_count = 1;
-    if (state.failed) save.failure = state.failed->what();
-    save.text = engine::attempt_text(save_id, 0, state);
-    if (!damage.empty() && !save.abandoned) {
-      save.text = "the save " + save_id + " is not published, and can't be: " + damage;
-    }
-    return save;
-  }
+  if (!head) return describe_without_head(storage, std::move(save), damage);
   const Attempt attempt(location.shared(), *head);
   AttemptState state = engine::look(attempt, SIZE_MAX);
   if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {

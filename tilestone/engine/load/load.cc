@@ -193,7 +193,7 @@ class LoadByRounds::Loading {
     const bool has_it = comm_.is_coordinator();
     const auto shared = rounds_.result_or_error([&] {
       const Bytes encoded = rounds_.broadcast(has_it ? description_.encode() : Bytes(), deadline);
-      if (!has_it) description_ = Description::decode(encoded);
+      if (!has_it) description_ = DescribingFiles::decode(encoded);
       return true;
     });
     const Error* const failed = std::get_if<Error>(&shared);
@@ -433,7 +433,7 @@ class LoadByRounds::Loading {
   std::optional<Location> location_;  // as it is read (Reading::follow_links)
   std::optional<ThreadPool> threads_;
   std::shared_ptr<Storage> held_;
-  Description description_;
+  DescribingFiles description_;
   std::shared_ptr<FileSizes> sizes_ = std::make_shared<FileSizes>();  // of the described checkpoint
   std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   bool of_own_rank_ = false;  // description_ has only this rank's part of a rank-local checkpoint

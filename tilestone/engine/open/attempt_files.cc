@@ -370,13 +370,13 @@ std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id
   return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
 }
 
-bool has_stood(Storage& storage, const std::string& save_id) {
+bool switch_was_noted(Storage& storage, const std::string& save_id) {
   const auto bytes = read_if_there(storage, outcome_name(save_id), kMaxSmallFile);
   return bytes && as_text(*bytes) == kStoodText;
 }
 
-void note_stood(Storage& storage, const std::string& save_id, Deadline deadline) {
-  if (has_stood(storage, save_id)) return;
+void note_switch(Storage& storage, const std::string& save_id, Deadline deadline) {
+  if (switch_was_noted(storage, save_id)) return;
   storage.publish(outcome_name(save_id), attempt_temporary(save_id, "outcome"),
                   as_bytes(kStoodText), true, deadline);
 }

@@ -129,10 +129,10 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
 std::string how_to_read_without_attempt(const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
 // Whether the outcome records that this save's switch was published. The outcome "published" alone
-// is not enough: another save's switch may have been published first. note_stood() makes that
+// is not enough: another save's switch may have been published first. note_switch() makes that
 // record and is called by the publisher once the switch is durable.
-bool has_stood(Storage& storage, const std::string& save_id);
-void note_stood(Storage& storage, const std::string& save_id, Deadline deadline);
+bool switch_was_noted(Storage& storage, const std::string& save_id);
+void note_switch(Storage& storage, const std::string& save_id, Deadline deadline);
 // The error that a rank has left; nullopt if there is none. For a damaged file, the error about
 // that.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);

@@ -93,22 +93,50 @@ void expect_no_pieces_beside(const Storage& storage, const Format& format) {
   if (!entry || !format.may_hold_pieces(entry->name)) return;
   std::vector<std::string> all = entry->storage->list("");
   std::erase_if(all, [&](const std::string& name) { return !format.may_hold_pieces(name); });
-  if (all.size() > 1) format.parse_index(read_index(*entry->storage, format, nullptr, all));
+  if (all.size() == 1) return;
+  const Metadata joined = format.parse_index(read_index(*entry->storage, format, nullptr, all));
+  for (const StoredTensor& tensor : joined.tensors) {
+    const auto is_here = [&](const StoredChunk& chunk) {
+      return joined.files[chunk.at.file] == entry->name;
+    };
+    if (tensor.chunks.size() == 1 ||
+        std::none_of(tensor.chunks.begin(), tensor.chunks.end(), is_here)) {
+      continue;
+    }
+    throw Error(ErrorCode::kUnsupported,
+                "the file has a piece of this tensor; its other pieces are in the files beside it")
+        .with_key(tensor.key)
+        .with_file(entry->name)
+        .with_hint("open the folder, which joins them");
+  }
 }
 
 // Whether to read the receipts of a rank-local save's ranks.
 enum class Receipts : uint8_t { kRead, kIgnored };
 
+// Reads the manifest among these names, unless it has vanished meanwhile.
+void read_manifest(Storage& storage, std::span<const std::string> names,
+                   DescribingFiles& description) {
+  const auto manifest = manifest_of(*description.metadata, names);
+  if (!manifest) return;
+  try {
+    description.manifest = read_file(storage, *manifest, kAnySize);
+    description.manifest_file = *manifest;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotFound) throw;
+  }
+}
+
 // Reads the index among these names, and its manifest if there is one.
-Description read_once(Storage& storage, const DetectedFormat& found, std::vector<std::string> names,
-                      Receipts receipts) {
+DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
+                          std::vector<std::string> names, Receipts receipts) {
   if (replaced_of(storage, *found.format, names)) {
     const std::vector<std::string> rank_local = found.format->rank_local_files(names);
     names = without(std::move(names), rank_local);
   }
   const bool rank_local = is_rank_local(*found.format, names);
   if (rank_local) expect_all_ranks(storage, *found.format, names);
-  Description description;
+  DescribingFiles description;
   description.format = found.format->name();
   description.dialect = found.dialect->name();
   description.files = read_index(storage, *found.format, found.dialect.get(), names);
@@ -132,35 +160,28 @@ Description read_once(Storage& storage, const DetectedFormat& found, std::vector
     }
     return description;
   }
-  const auto manifest = manifest_of(*description.metadata, names);
-  if (!manifest) return description;
-  try {
-    description.manifest = read_file(storage, *manifest, kAnySize);
-    description.manifest_file = *manifest;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) throw;
-  }
+  read_manifest(storage, names, description);
   return description;
 }
 
-bool lacks_manifest(const Description& description) {
+bool lacks_manifest(const DescribingFiles& description) {
   const Metadata& metadata = *description.metadata;
   return !metadata.rank_local && !metadata.files.empty() && is_own_name(metadata.files.front()) &&
          description.manifest.empty();
 }
 
-bool same_files(const Description& a, const Description& b) {
+bool same_files(const DescribingFiles& a, const DescribingFiles& b) {
   return a.files.contents == b.files.contents && a.files.sizes == b.files.sizes &&
          a.files.parts == b.files.parts && a.manifest == b.manifest;
 }
 
 // A save that has replaced a checkpoint removes the old manifest. So an index without a manifest
 // may be outdated, and is read again until two reads are equal.
-Description read_description(Storage& storage, const DetectedFormat& detected,
-                             std::vector<std::string> names, Receipts receipts) {
-  Description found = read_once(storage, detected, std::move(names), receipts);
+DescribingFiles read_description(Storage& storage, const DetectedFormat& detected,
+                                 std::vector<std::string> names, Receipts receipts) {
+  DescribingFiles found = read_once(storage, detected, std::move(names), receipts);
   for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
-    Description next = read_once(storage, detected, names_of_checkpoint(storage), receipts);
+    DescribingFiles next = read_once(storage, detected, names_of_checkpoint(storage), receipts);
     const bool same = same_files(next, found);
     found = std::move(next);
     if (same) break;
@@ -171,14 +192,14 @@ Description read_description(Storage& storage, const DetectedFormat& detected,
 // Describes the part of a rank-local checkpoint that one rank has written, whether or not the other
 // ranks have written theirs. nullopt if this rank has no metadata, or the checkpoint is not
 // rank-local.
-std::optional<Description> describe_rank_alone(Storage& storage, const DetectedFormat& found,
-                                               std::span<const std::string> names, int rank) {
+std::optional<DescribingFiles> describe_rank_alone(Storage& storage, const DetectedFormat& found,
+                                                   std::span<const std::string> names, int rank) {
   const Format& format = *found.format;
   const std::string name = format.rank_index_name(rank);
   if (name.empty() || !is_rank_local(format, names) || !contains_name(names, name)) {
     return std::nullopt;
   }
-  Description description;
+  DescribingFiles description;
   description.format = format.name();
   description.dialect = found.dialect->name();
   description.files.names.push_back(name);
@@ -191,7 +212,7 @@ std::optional<Description> describe_rank_alone(Storage& storage, const DetectedF
 }
 
 // Whether no file of the checkpoint says that its dialect is another one than `unmarked`.
-bool may_be_of(const Description& description, const Dialect& unmarked) {
+bool may_be_of(const DescribingFiles& description, const Dialect& unmarked) {
   if (description.dialect != pytorch_dialect()->name()) return false;
   if (description.manifest.empty()) return true;
   return Manifest::decode(description.manifest, description.manifest_file).dialect ==
@@ -260,7 +281,7 @@ ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const F
   if (!as_wanted && detect(storage, names).format == nullptr) return existing;
   const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
   const bool rank_local = is_rank_local(*found.format, names);
-  Description description;
+  DescribingFiles description;
   try {
     description = read_description(storage, found, std::move(names), Receipts::kIgnored);
   } catch (const Error& error) {
@@ -288,8 +309,8 @@ ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const F
   return existing;
 }
 
-bool has_published(Storage& storage, const std::shared_ptr<const Format>& format,
-                   const std::string& save_id) {
+bool holds_checkpoint_of(Storage& storage, const std::shared_ptr<const Format>& format,
+                         const std::string& save_id) {
   for (int tries = 0; tries < kMaxLost; ++tries) {
     try {
       const ExistingCheckpoint existing = read_existing(storage, format);
@@ -303,7 +324,7 @@ bool has_published(Storage& storage, const std::shared_ptr<const Format>& format
   return false;
 }
 
-Bytes Description::encode() const {
+Bytes DescribingFiles::encode() const {
   ByteWriter writer;
   writer.string(format);
   writer.string(dialect);
@@ -331,10 +352,10 @@ Bytes Description::encode() const {
   return std::move(writer).take();
 }
 
-Description Description::decode(ByteView bytes) {
+DescribingFiles DescribingFiles::decode(ByteView bytes) {
   ByteReader reader(bytes, "description of a checkpoint");
   const auto owned = [](ByteView view) { return Bytes(view.begin(), view.end()); };
-  Description description;
+  DescribingFiles description;
   description.format = reader.string();
   description.dialect = reader.string();
   description.manifest = owned(reader.blob());

@@ -15,7 +15,7 @@
 namespace tilestone::engine {
 
 // The files that describe a checkpoint. One rank reads them; the others get the bytes.
-struct Description {
+struct DescribingFiles {
   std::string format;
   std::string dialect;
   DirectoryFiles files;  // the index; `names` has the names in contents and sizes
@@ -25,7 +25,7 @@ struct Description {
   std::optional<Metadata> metadata;  // parsed from `files`, on the rank that read them; not encoded
 
   Bytes encode() const;
-  static Description decode(ByteView bytes);
+  static DescribingFiles decode(ByteView bytes);
 };
 
 // A storage that stays with the present directory even if a save exchanges it for another one
@@ -35,7 +35,7 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage);
 struct Found {
   std::shared_ptr<Storage> storage;  // held
   DetectedFormat format;
-  Description description;
+  DescribingFiles description;
   bool of_own_rank = false;  // the description covers `own_rank` only
 };
 // Finds and describes the checkpoint. The description is consistent even if a save replaces the
@@ -62,8 +62,8 @@ ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const F
 
 // Whether the checkpoint of this save is published here, for a rank that can't ask the coordinator.
 // False, too, if what is here can't be read.
-bool has_published(Storage& storage, const std::shared_ptr<const Format>& format,
-                   const std::string& save_id);
+bool holds_checkpoint_of(Storage& storage, const std::shared_ptr<const Format>& format,
+                         const std::string& save_id);
 
 // The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
 struct Replaced {

@@ -106,7 +106,7 @@ void expect_same_checkpoint(Storage& storage, const Opened& opened) {
           "rank sees another directory (all ranks need one file system at this path)");
 }
 
-Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,
+Opened open_description(DescribingFiles description, const std::shared_ptr<const Format>& wanted,
                         SecondNames names) {
   Opened opened;
   opened.format = format_or(description.format, wanted);

@@ -39,7 +39,7 @@ enum class SecondNames : uint8_t {
   kAsStored,
 };
 // Parses a description. Error(kCorrupt) if manifest and metadata contradict each other.
-Opened open_description(Description description, const std::shared_ptr<const Format>& wanted,
+Opened open_description(DescribingFiles description, const std::shared_ptr<const Format>& wanted,
                         SecondNames names = SecondNames::kUnited);
 
 }  // namespace tilestone::engine

@@ -35,7 +35,7 @@ bool is_receipt_suffix(std::string_view base) {
          std::all_of(rank.begin(), rank.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-Bytes LeftReceipt::encode() const {
+Bytes BackgroundReceipt::encode() const {
   ByteWriter out;
   out.u8(kReceiptVersion);
   out.u8(static_cast<uint8_t>(!error      ? Status::kWell
@@ -47,7 +47,7 @@ Bytes LeftReceipt::encode() const {
   return std::move(out).take();
 }
 
-LeftReceipt LeftReceipt::decode(ByteView bytes, const std::string& file) {
+BackgroundReceipt BackgroundReceipt::decode(ByteView bytes, const std::string& file) {
   if (bytes.empty()) {
     return {Error(ErrorCode::kIo, "a rank could not write, and could not say why")
                 .with_hint("its disk may be full; its log says more")};
@@ -57,7 +57,7 @@ LeftReceipt LeftReceipt::decode(ByteView bytes, const std::string& file) {
     if (in.u8() != kReceiptVersion) {
       throw Error(ErrorCode::kUnsupported, file + " was written by a newer version of Tilestone");
     }
-    LeftReceipt left;
+    BackgroundReceipt left;
     const auto status = static_cast<Status>(in.u8());
     if (status > Status::kUnknown) in.fail("an unknown status");
     const ByteView content = in.blob();

@@ -20,7 +20,7 @@ std::string ended_name(std::string_view save_id);
 bool is_receipt_suffix(std::string_view base);
 
 // The content of both files.
-struct LeftReceipt {
+struct BackgroundReceipt {
   std::optional<Error> error;  // nullopt: the rank has written, or the checkpoint is published
   Bytes receipt = {};          // Receipt::encode(); empty in an outcome
   // In an outcome with an error: it came while the checkpoint was published, which may exist.
@@ -28,7 +28,7 @@ struct LeftReceipt {
 
   Bytes encode() const;
   // Error(kCorrupt) for other bytes. An empty file is from a rank that could not say why it failed.
-  static LeftReceipt decode(ByteView bytes, const std::string& file);
+  static BackgroundReceipt decode(ByteView bytes, const std::string& file);
 };
 
 }  // namespace tilestone::engine

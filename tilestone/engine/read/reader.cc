@@ -438,10 +438,37 @@ uint64_t stored_bytes(const Metadata& metadata, std::span<const Transfer> transf
   return bytes;
 }
 
+namespace {
+
+// Places that were tried, by tensor and chunk.
+using Tried = std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>>;
+
+// What is to be read again, from other places. Throws the error of a chunk that has none.
+std::vector<Transfer> elsewhere(const ReadContext& context, LostFiles& lost, Tried& tried,
+                                std::vector<TransferReader::Damaged>& damaged) {
+  std::vector<Transfer> again;
+  for (TransferReader::Damaged& chunk : damaged) {
+    std::set<uint32_t>& places = tried[{chunk.chunk.tensor, chunk.chunk.chunk}];
+    places.insert(chunk.chunk.copy);
+    const std::optional<uint32_t> next =
+        lost.place_besides(chunk.chunk.tensor, chunk.chunk.chunk, places);
+    if (!next) throw chunk.error;
+    warn_of_damage(chunk.error, context, chunk.chunk);
+    for (Transfer& transfer : chunk.transfers) {
+      transfer.copy = *next;
+      transfer.substitute = true;
+      transfer.checked = false;
+      again.push_back(std::move(transfer));
+    }
+  }
+  return again;
+}
+
+}  // namespace
+
 void read_transfers(const ReadContext& context, std::span<const Transfer> transfers,
                     ProgressMeter& progress) {
-  using Damaged = TransferReader::Damaged;
-  std::map<std::pair<uint32_t, uint32_t>, std::set<uint32_t>> tried;  // places, by tensor and chunk
+  Tried tried;
   ProgressMeter silent({}, "read", 0);
   LostFiles lost(context);
   uint64_t to_devices = 0;
@@ -457,24 +484,10 @@ void read_transfers(const ReadContext& context, std::span<const Transfer> transf
     lost.avoid(placed);
     transfers = placed;
   }
-  std::vector<Damaged> damaged = TransferReader(context, transfers, progress).run();
+  std::vector<TransferReader::Damaged> damaged = TransferReader(context, transfers, progress).run();
   context.device_writes->finish();
   while (!damaged.empty()) {
-    std::vector<Transfer> again;
-    for (Damaged& chunk : damaged) {
-      std::set<uint32_t>& places = tried[{chunk.chunk.tensor, chunk.chunk.chunk}];
-      places.insert(chunk.chunk.copy);
-      const std::optional<uint32_t> next =
-          lost.place_besides(chunk.chunk.tensor, chunk.chunk.chunk, places);
-      if (!next) throw chunk.error;
-      warn_of_damage(chunk.error, context, chunk.chunk);
-      for (Transfer& transfer : chunk.transfers) {
-        transfer.copy = *next;
-        transfer.substitute = true;
-        transfer.checked = false;
-        again.push_back(std::move(transfer));
-      }
-    }
+    const std::vector<Transfer> again = elsewhere(context, lost, tried, damaged);
     damaged = TransferReader(context, again, silent).run();
     context.device_writes->finish();
   }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@ Deadline coordinator_deadline(const Rounds& rounds) {
   return rounds.deadline().sooner(kCoordinatorShare);
 }
 
-Transaction transaction_of(const Described& own, const Planning& planning) {
+Transaction transaction_of(const RankPlanning& own, const CoordinatorPlanning& planning) {
   const SaveShare& share = own.share;
   return {own.location,
           share.format,
@@ -40,7 +41,7 @@ class Earlier {
  public:
   explicit Earlier(const Deadline& deadline) : patience_(deadline.sooner(kCoordinatorShare)) {}
 
-  AfterEarlier consider(const Planning& planning) {
+  AfterEarlier consider(const CoordinatorPlanning& planning) {
     std::vector<InFlight> ranks;
     for (const PlanMessage& message : planning.messages) {
       ranks.push_back(InFlight::decode(message.earlier));
@@ -66,6 +67,83 @@ Bytes answer_of(const AfterEarlier& after) {
   return std::move(writer).take();
 }
 
+// The coordinator's part of the planning: takes what the ranks have replied to its last answers,
+// and answers them until they have their orders. Begins the save at the location just before that.
+class Coordinator {
+ public:
+  Coordinator(SavingByRounds& saving, const RankPlanning& own, bool keeps_plans)
+      : saving_(saving), own_(own), keeps_plans_(keeps_plans), earlier_(saving.rounds.deadline()) {}
+
+  std::vector<Bytes> take_first(std::vector<Bytes> messages) {
+    planning_ = planning_of(std::move(messages));
+    return after_earlier();
+  }
+
+  // `asked`: what was answered before.
+  std::vector<Bytes> take(Answer asked, std::vector<Bytes> replies) {
+    switch (asked) {
+      case Answer::kEarlier:
+        for (size_t rank = 0; rank < replies.size(); ++rank) {
+          planning_.messages[rank].earlier = std::move(replies[rank]);
+        }
+        return after_earlier();
+      case Answer::kSendPlans:
+        add_plans(planning_, std::move(replies));
+        return ask_or_begin();
+      default:
+        add_replies(planning_, replies, own_.share);
+        return begin();
+    }
+  }
+
+  // Hands over to the share with which the save goes on.
+  void hand_over(PlannedShare& planned) {
+    planned.replicas = std::move(planning_.replicas);
+    planned.transaction = std::move(transaction_);
+  }
+  void abandon() {
+    if (transaction_) transaction_->abandon(saving_.rounds.comm().size() == 1);
+  }
+
+ private:
+  std::vector<Bytes> to_all(const Bytes& answer) const {
+    return std::vector<Bytes>(planning_.messages.size(), answer);
+  }
+
+  std::vector<Bytes> after_earlier() {
+    const AfterEarlier after = earlier_.consider(planning_);
+    if (after.way != AfterEarlier::Way::kGoOn) return to_all(answer_of(after));
+    return needs_plans(planning_) ? to_all(ask_for_plan()) : ask_or_begin();
+  }
+
+  std::vector<Bytes> ask_or_begin() {
+    std::vector<Bytes> asked = make_orders(planning_, own_.share, keeps_plans_);
+    return asked.empty() ? begin() : asked;
+  }
+
+  std::vector<Bytes> begin() {
+    std::vector<Begun> begun = make_answers(planning_, own_.share);
+    if (saving_.publishes) {
+      transaction_.emplace(transaction_of(own_, planning_));
+      transaction_->begin(coordinator_deadline(saving_.rounds));
+    }
+    std::vector<Bytes> answers;
+    for (Begun& one : begun) {
+      if (transaction_) one.staging_name = transaction_->staging();
+      answers.push_back(one.encode());
+      one.orders = Bytes();
+    }
+    return answers;
+  }
+
+  SavingByRounds& saving_;
+  const RankPlanning& own_;
+  bool keeps_plans_;
+  Earlier earlier_;
+  CoordinatorPlanning planning_;
+  std::optional<Transaction> transaction_;  // set once the save has begun
+};
+
 // For the answer kEarlier: waits a while for the earlier save, if that is the answer, and returns
 // what this rank knows of it then. Throws for other answers. `session`: null on a rank that saves
 // without one, beside ranks that have one.
@@ -84,10 +162,28 @@ InFlight heed_earlier(const Bytes& answer, SessionParts* session, const Rounds& 
   heed(after);
 }
 
+std::string_view phase_of(Answer answer) {
+  if (answer == Answer::kEarlier) return "waiting for the session's previous save";
+  return answer == Answer::kCompare ? "comparing what the ranks hold" : "planning";
+}
+
+// What a rank replies to an answer other than kOrders.
+Bytes reply(const Bytes& answer, RankPlanning& own, SessionParts* session, const Rounds& rounds,
+            const Deadline& deadline) {
+  switch (kind_of(answer)) {
+    case Answer::kEarlier:
+      return heed_earlier(answer, session, rounds, deadline).encoded();
+    case Answer::kSendPlans:
+      return late_plan(own, session);
+    default:
+      return reply_to(own, Question::decode(answer));
+  }
+}
+
 // On a rank that has lost the coordinator in the last round: the checkpoint may be published.
 std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lost) {
   const SaveShare& share = planned.share;
-  if (!has_published(*planned.location, share.format, share.save_id)) return std::nullopt;
+  if (!holds_checkpoint_of(*planned.location, share.format, share.save_id)) return std::nullopt;
   planned.location->sync_directory("");  // the coordinator may have died before it did this
   log(LogLevel::kWarning,
       "save: the checkpoint at " + planned.location->describe() +
@@ -108,38 +204,8 @@ SavingByRounds::SavingByRounds(const Communicator& comm, const std::string& name
 void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts* session,
                const Terms& more_terms) {
   Rounds& rounds = saving.rounds;
-  Described own;
-  Planning planning;                       // on the coordinator, as all below
-  std::optional<Transaction> transaction;  // set once the save has begun
-
-  const auto begin = [&] {
-    std::vector<Begun> begun = make_answers(planning, own.share);
-    if (saving.publishes) {
-      transaction.emplace(transaction_of(own, planning));
-      transaction->begin(coordinator_deadline(rounds));
-    }
-    std::vector<Bytes> answers;
-    for (Begun& one : begun) {
-      if (transaction) one.staging_name = transaction->staging();
-      answers.push_back(one.encode());
-      one.orders = Bytes();
-    }
-    return answers;
-  };
-  const auto ask_or_begin = [&] {
-    std::vector<Bytes> asked = make_orders(planning, own.share, session != nullptr);
-    return asked.empty() ? begin() : asked;
-  };
-  Earlier earlier(rounds.deadline());
-  const auto after_earlier = [&] {
-    const AfterEarlier after = earlier.consider(planning);
-    if (after.way != AfterEarlier::Way::kGoOn) {
-      return std::vector<Bytes>(planning.messages.size(), answer_of(after));
-    }
-    if (!needs_plans(planning)) return ask_or_begin();
-    return std::vector<Bytes>(planning.messages.size(), ask_for_plan());
-  };
-
+  RankPlanning own;
+  Coordinator coordinator(saving, own, session != nullptr);
   try {
     Bytes answer = rounds.run(
         "planning",
@@ -148,46 +214,20 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
           own.terms.insert(own.terms.end(), more_terms.begin(), more_terms.end());
           return first_message(own);
         },
-        [&](std::vector<Bytes> messages) {
-          planning = planning_of(std::move(messages));
-          return after_earlier();
-        });
-    while (is_answer(answer, Answer::kEarlier)) {
+        [&](std::vector<Bytes> messages) { return coordinator.take_first(std::move(messages)); });
+    while (kind_of(answer) != Answer::kOrders) {
+      const Answer asked = kind_of(answer);
+      if (asked != Answer::kEarlier && session != nullptr) session->note_earlier_reported();
       answer = rounds.run(
-          "waiting for the session's previous save",
-          [&](const Deadline& deadline) {
-            return heed_earlier(answer, session, rounds, deadline).encoded();
-          },
-          [&](std::vector<Bytes> known) {
-            for (size_t rank = 0; rank < known.size(); ++rank) {
-              planning.messages[rank].earlier = std::move(known[rank]);
-            }
-            return after_earlier();
-          });
+          phase_of(asked),
+          [&](const Deadline& deadline) { return reply(answer, own, session, rounds, deadline); },
+          [&](std::vector<Bytes> replies) { return coordinator.take(asked, std::move(replies)); });
     }
     if (session != nullptr) session->note_earlier_reported();
-    if (is_answer(answer, Answer::kSendPlans)) {
-      answer = rounds.run(
-          "planning", [&](Deadline) { return late_plan(own, session); },
-          [&](std::vector<Bytes> plans) {
-            add_plans(planning, std::move(plans));
-            return ask_or_begin();
-          });
-    }
-    if (is_answer(answer, Answer::kCompare)) {
-      const Question question = Question::decode(answer);
-      answer = rounds.run(
-          "comparing what the ranks hold", [&](Deadline) { return reply_to(own, question); },
-          [&](const std::vector<Bytes>& replies) {
-            add_replies(planning, replies, own.share);
-            return begin();
-          });
-    }
     saving.planned = follow(std::move(own), Begun::decode(answer), session);
-    saving.planned.replicas = std::move(planning.replicas);
-    saving.planned.transaction = std::move(transaction);
+    coordinator.hand_over(saving.planned);
   } catch (...) {
-    if (transaction) transaction->abandon(rounds.comm().size() == 1);
+    coordinator.abandon();
     throw;
   }
 }
@@ -245,20 +285,17 @@ SaveResult publish_step(SavingByRounds& saving) {
   Rounds& rounds = saving.rounds;
   PlannedShare& planned = saving.planned;
   std::optional<Transaction>& transaction = planned.transaction;
-  bool tried = false;
   try {
     rounds.run_last(
         "preparing to publish", [](Deadline) { return Bytes(); },
         [&](std::vector<Bytes>) {
           // From here on the checkpoint can't be withdrawn.
-          tried = true;
           transaction->commit(coordinator_deadline(rounds).without_interrupt());
           return std::vector<Bytes>();
         },
         [&](const Error& lost) { return find_published(planned, lost); });
   } catch (...) {
-    // Only the coordinator knows whether publishing was tried.
-    if (transaction && !tried) discard(planned);
+    if (transaction) discard(planned);  // only the coordinator knows whether publishing was tried
     throw;
   }
   if (transaction) transaction->clean();

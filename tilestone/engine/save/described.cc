@@ -15,18 +15,18 @@ namespace tilestone::engine {
 namespace {
 
 // With whom this rank compares what; empty: it does not know without the coordinator.
-ContentGroups groups_of(const Described& own) {
+ContentGroups groups_of(const RankPlanning& own) {
   return own.cached ? own.cached->groups : ContentGroups();
 }
 
-Bytes encoded_plan(const Described& own, SessionParts* session) {
+Bytes encoded_plan(const RankPlanning& own, SessionParts* session) {
   Bytes plan = own.share.local.encode();
   if (session != nullptr) session->count({0, 0, 0, plan.size()});
   return plan;
 }
 
 // Looks for the plan of an earlier save of the session in which this rank had the same structure.
-void look_for_plan(Described& own, SessionParts* session) {
+void look_for_plan(RankPlanning& own, SessionParts* session) {
   if (session == nullptr || own.share.world_size == 1) return;
   own.structure = structure_of(own.share, PlannedBy::kExchange);
   const CachedPlan* const found = session->plans.find(*own.structure);
@@ -34,7 +34,7 @@ void look_for_plan(Described& own, SessionParts* session) {
 }
 
 // Hash of the common state; 0 in dialects without a common state.
-uint64_t hash_of_common(Described& own, const RequestView& asked) {
+uint64_t hash_of_common(RankPlanning& own, const RequestView& asked) {
   const SaveShare& share = own.share;
   if (!share.items.common) return 0;
   own.compared =
@@ -42,7 +42,7 @@ uint64_t hash_of_common(Described& own, const RequestView& asked) {
   return content_hash(*own.compared);
 }
 
-void plan_locally(Described& own, const RequestView& asked, SessionParts* session) {
+void plan_locally(RankPlanning& own, const RequestView& asked, SessionParts* session) {
   SaveShare& share = own.share;
   const bool alone = share.world_size == 1;
   set_state(share, *asked.state);
@@ -69,9 +69,9 @@ void plan_locally(Described& own, const RequestView& asked, SessionParts* sessio
 
 }  // namespace
 
-Described describe(const MadeRequest& request, int rank, int world_size, SessionParts* session) {
+RankPlanning describe(const MadeRequest& request, int rank, int world_size, SessionParts* session) {
   const RequestView& asked = expect_made(request);
-  Described own;
+  RankPlanning own;
   own.share.rank = rank;
   own.share.world_size = world_size;
   set_options(own.share, *asked.options);
@@ -83,12 +83,12 @@ Described describe(const MadeRequest& request, int rank, int world_size, Session
   return own;
 }
 
-Bytes first_message(Described& own) {
+Bytes first_message(RankPlanning& own) {
   const PlanMessage message = std::exchange(own.message, {});
   return with_terms(message.encode(), own.terms);
 }
 
-Bytes late_plan(Described& own, SessionParts* session) {
+Bytes late_plan(RankPlanning& own, SessionParts* session) {
   const bool unsent = own.cached.has_value();
   own.cached.reset();
   for (PlanChunk& chunk : own.share.local.chunks) {
@@ -97,7 +97,7 @@ Bytes late_plan(Described& own, SessionParts* session) {
   return unsent ? encoded_plan(own, session) : Bytes();
 }
 
-Bytes reply_to(Described& own, const Question& question) {
+Bytes reply_to(RankPlanning& own, const Question& question) {
   own.common_differs = question.other >= 0;
   Reply reply;
   const bool is_asked = own.share.rank == 0 || own.share.rank == question.other;
@@ -109,7 +109,7 @@ Bytes reply_to(Described& own, const Question& question) {
   return reply.encode();
 }
 
-PlannedShare follow(Described own, const Begun& begun, SessionParts* session) {
+PlannedShare follow(RankPlanning own, const Begun& begun, SessionParts* session) {
   SaveShare& share = own.share;
   // As in Megatron-Core, where each rank says that its common state differs.
   if (!share.dialect->common_object().empty()) tell_of_lost(share.rank, begun.lost);

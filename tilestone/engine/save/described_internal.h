@@ -21,7 +21,7 @@
 namespace tilestone::engine {
 
 // What a rank knows while the ranks plan.
-struct Described {
+struct RankPlanning {
   std::shared_ptr<Storage> location;
   SaveShare share;
   PlanMessage message;  // to the coordinator, until first_message()
@@ -35,15 +35,15 @@ struct Described {
 // Makes items of the state, checks them and the options, and plans locally. Throws the request's
 // error, if there is one, and every error that the state or the options deserve. `session`: null
 // without one, as below.
-Described describe(const MadeRequest& request, int rank, int world_size, SessionParts* session);
+RankPlanning describe(const MadeRequest& request, int rank, int world_size, SessionParts* session);
 
 // The first message; to be called once, because the plan in it may be large and is not kept.
-Bytes first_message(Described& own);
+Bytes first_message(RankPlanning& own);
 // The plan, if this rank has not sent it yet: for the answer kSendPlans.
-Bytes late_plan(Described& own, SessionParts* session);
+Bytes late_plan(RankPlanning& own, SessionParts* session);
 // For the answer kCompare. The coordinator reports what differs.
-Bytes reply_to(Described& own, const Question& question);
+Bytes reply_to(RankPlanning& own, const Question& question);
 // For the answer kOrders.
-PlannedShare follow(Described own, const Begun& begun, SessionParts* session);
+PlannedShare follow(RankPlanning own, const Begun& begun, SessionParts* session);
 
 }  // namespace tilestone::engine

@@ -261,7 +261,6 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
                          std::span<const std::string> files, Deadline deadline) {
   if (!state_->transaction) throw Error(ErrorCode::kInvalidArgument, "the save is over");
   const Index described = {{kIndexName, std::move(index), IndexRole::kSwitch}};
-  bool tried = false;
   std::vector<std::string> written;  // by write_foreign(), on all ranks
   try {
     std::vector<Receipt> decoded = receipts_of(receipts, world_size, state_->save_id);
@@ -286,11 +285,9 @@ void ForeignSave::commit(std::span<const Bytes> receipts, int world_size, Bytes 
         state_->prepare_without_manifest(std::move(decoded), described, error.what(), deadline);
       }
     }
-    tried = true;
     state_->transaction->commit(deadline.without_interrupt());
   } catch (...) {
-    // Once publishing was tried, the checkpoint can't be withdrawn.
-    if (tried) {
+    if (state_->transaction->was_tried()) {
       state_->transaction.reset();
     } else {
       engine::remove_files(*state_->transaction->storage(), written);

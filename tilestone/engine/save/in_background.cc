@@ -39,7 +39,7 @@ std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, 
 // If this rank has lost the outcome of the last round, the others may have begun to write in the
 // background, and wait for its receipt. `receipts`: empty until this rank has ended its step of the
 // round; before, every rank hears of its failure.
-void leave_failure(const PlannedShare& planned, std::optional<Receipts>& receipts,
+void leave_failure(const PlannedShare& planned, std::optional<BackgroundReceipts>& receipts,
                    const Error& why) noexcept {
   if (planned.transaction || !receipts) return;
   const bool is_lost = why.code() == ErrorCode::kTimeout || why.code() == ErrorCode::kRankFailed;
@@ -49,11 +49,11 @@ void leave_failure(const PlannedShare& planned, std::optional<Receipts>& receipt
 
 // Opens the storage, and reserves the file of this rank's receipt there. False: this rank does not
 // see what the coordinator has begun.
-bool open_begun(PlannedShare& planned, std::optional<Receipts>& receipts) {
+bool open_begun(PlannedShare& planned, std::optional<BackgroundReceipts>& receipts) {
   const SaveShare& share = planned.share;
   try {
     open_storage(planned);
-    Receipts own(planned.storage, share.save_id, share.rank, share.world_size);
+    BackgroundReceipts own(planned.storage, share.save_id, share.rank, share.world_size);
     own.reserve();
     const bool is_sure = planned.transaction || !planned.staging_name.empty();
     if (!is_sure && !planned.location->stat(note_name(share.save_id))) return false;
@@ -66,10 +66,10 @@ bool open_begun(PlannedShare& planned, std::optional<Receipts>& receipts) {
 }
 
 // The same, on a network file system that may show late what another host has made.
-Receipts open_to_meet(PlannedShare& planned, const Deadline& deadline) {
+BackgroundReceipts open_to_meet(PlannedShare& planned, const Deadline& deadline) {
   constexpr std::chrono::duration<double> kLongestLook{1}, kPause{0.1};
   const Deadline patience = Deadline::after(kLongestLook);
-  std::optional<Receipts> receipts;
+  std::optional<BackgroundReceipts> receipts;
   while (!open_begun(planned, receipts)) {
     if (patience.expired() || deadline.expired())
       fail_elsewhere(*planned.location, note_name(planned.share.save_id));
@@ -109,13 +109,13 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy) {
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;
-  std::optional<Receipts> receipts;
+  std::optional<BackgroundReceipts> receipts;
   const auto began = StepTimes::Clock::now();
   try {
     rounds.run(
         "staging",
         [&](const Deadline& deadline) {
-          Receipts own = open_to_meet(planned, deadline);
+          BackgroundReceipts own = open_to_meet(planned, deadline);
           if (most) {
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
@@ -165,7 +165,7 @@ void InBackground::tidy() noexcept {
 }
 
 void InBackground::give_up(const Error& why) noexcept {
-  if (is_coordinator_) return end_badly(why, false);
+  if (is_coordinator_) return end_badly(why);
   discard(planned_);
   receipts_.leave(why);
 }
@@ -203,7 +203,6 @@ void InBackground::release() {
 // ---- The coordinator
 
 void InBackground::publish() {
-  bool tried = false;
   try {
     Receipt own = write();
     const auto began = StepTimes::Clock::now();
@@ -219,10 +218,9 @@ void InBackground::publish() {
     if (deadline_.expired()) {
       throw Error(ErrorCode::kTimeout, "the save's deadline passed before it was published");
     }
-    tried = true;
     planned_.transaction->commit(deadline.without_interrupt());
   } catch (...) {
-    end_badly(current_error(), tried);
+    end_badly(current_error());
     throw;
   }
   receipts_.end({});
@@ -230,9 +228,9 @@ void InBackground::publish() {
   planned_.transaction.reset();
 }
 
-// `tried`: to publish. Then the checkpoint may exist, and nobody may remove anything.
-void InBackground::end_badly(const Error& error, bool tried) noexcept {
-  receipts_.end(Receipts::Failed{named(error), tried});
+void InBackground::end_badly(const Error& error) noexcept {
+  const bool tried = planned_.transaction->was_tried();
+  receipts_.end(BackgroundReceipts::Failed{named(error), tried});
   if (!tried) {
     // The directory of a staged save will be gone, and the outcome with it.
     if (!planned_.staging_name.empty()) receipts_.tidy();
@@ -261,7 +259,7 @@ void InBackground::report_and_wait() {
     }
     reported_ = StepTimes::Clock::now();
   }
-  std::optional<Receipts::Failed> failed;
+  std::optional<BackgroundReceipts::Failed> failed;
   try {
     failed = receipts_.wait_for_outcome(*planned_.location, planned_.share.format,
                                         until_outcome(deadline_));

@@ -21,7 +21,7 @@ struct StagedShare {
   PlannedShare planned;
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;  // what was not staged
-  Receipts receipts;               // of the save's ranks
+  BackgroundReceipts receipts;     // of the save's ranks
 };
 
 // Takes from the share's assignment the tensors for which `most` bytes of staging memory have no
@@ -54,7 +54,7 @@ class InBackground {
   void note_reported(StepTimes::Clock::time_point began);
   void release();
   void publish();
-  void end_badly(const Error& error, bool tried) noexcept;
+  void end_badly(const Error& error) noexcept;
   void report_and_wait();
 
   PlannedShare planned_;
@@ -63,7 +63,7 @@ class InBackground {
   std::shared_ptr<SessionParts> session_;
   const Deadline deadline_;
   const bool is_coordinator_;
-  Receipts receipts_;
+  BackgroundReceipts receipts_;
   StepTimes::Clock::time_point reported_ = {};
   bool has_left_error_ = false;  // not on the coordinator
 };

@@ -96,11 +96,11 @@ TEST_P(LostAnswer, ARankThatLosesItFindsThePublishedCheckpointAndReturns) {
 TEST_P(LostAnswer, OnlyTheCheckpointOfTheSaveItselfCounts) {
   const auto format = format_named(GetParam().format);
   const std::string id = save_all(3).front();
-  EXPECT_TRUE(engine::has_published(*storage(), format, id));
+  EXPECT_TRUE(engine::holds_checkpoint_of(*storage(), format, id));
   const std::string next = save_all(50).front();
-  EXPECT_FALSE(engine::has_published(*storage(), format, id));
-  EXPECT_TRUE(engine::has_published(*storage(), format, next));
-  EXPECT_FALSE(engine::has_published(*memory_storage(), format, next));
+  EXPECT_FALSE(engine::holds_checkpoint_of(*storage(), format, id));
+  EXPECT_TRUE(engine::holds_checkpoint_of(*storage(), format, next));
+  EXPECT_FALSE(engine::holds_checkpoint_of(*memory_storage(), format, next));
 }
 
 TEST_P(LostAnswer, ACoordinatorThatIsLostBeforeItPublishesIsAnError) {
@@ -113,7 +113,7 @@ TEST_P(LostAnswer, ACoordinatorThatIsLostBeforeItPublishesIsAnError) {
     save(row_state(plain, 50), Location(storage()), options(comm));
   });
   EXPECT_THAT(texts, Each(HasSubstr("gave no answer after writing")));
-  EXPECT_TRUE(engine::has_published(*storage(), format_named(GetParam().format), id));
+  EXPECT_TRUE(engine::holds_checkpoint_of(*storage(), format_named(GetParam().format), id));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LostAnswer,

@@ -85,8 +85,8 @@ Orders Orders::decode(ByteView bytes) {
   return orders;
 }
 
-bool is_answer(ByteView answer, Answer kind) {
-  return !answer.empty() && answer.front() == static_cast<std::byte>(kind);
+Answer kind_of(ByteView answer) {
+  return static_cast<Answer>(ByteReader(answer, "an answer of the coordinator").u8());
 }
 
 Bytes ask_for_plan() { return Bytes(1, static_cast<std::byte>(Answer::kSendPlans)); }

@@ -54,7 +54,7 @@ enum class Answer : uint8_t {
   kSendPlans,  // send the plan, if it was not sent: another rank's plan has changed
   kEarlier,    // no save, because of an earlier one of the session (in_flight_internal.h)
 };
-bool is_answer(ByteView answer, Answer kind);
+Answer kind_of(ByteView answer);  // throws if it is empty
 Bytes ask_for_plan();
 
 // The answer kOrders.

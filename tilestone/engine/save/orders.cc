@@ -71,9 +71,9 @@ ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std
   return made;
 }
 
-Planning planning_of(std::vector<Bytes> messages) {
+CoordinatorPlanning planning_of(std::vector<Bytes> messages) {
   agree_on_terms(messages);
-  Planning planning;
+  CoordinatorPlanning planning;
   for (Bytes& message : messages) {
     planning.messages.push_back(PlanMessage::decode(std::move(message)));
     merge_replica_names(planning.replicas, planning.messages.back().replicas);
@@ -82,13 +82,13 @@ Planning planning_of(std::vector<Bytes> messages) {
   return planning;
 }
 
-bool needs_plans(const Planning& planning) {
+bool needs_plans(const CoordinatorPlanning& planning) {
   return !planning.as_before &&
          std::any_of(planning.messages.begin(), planning.messages.end(),
                      [](const PlanMessage& message) { return !message.made_in.empty(); });
 }
 
-void add_plans(Planning& planning, std::vector<Bytes> plans) {
+void add_plans(CoordinatorPlanning& planning, std::vector<Bytes> plans) {
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     if (!plans[rank].empty()) planning.messages[rank].plan = std::move(plans[rank]);
   }
@@ -96,7 +96,8 @@ void add_plans(Planning& planning, std::vector<Bytes> plans) {
   for (PlanMessage& message : planning.messages) message.contents.clear();
 }
 
-std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool keeps_plans) {
+std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& own,
+                               bool keeps_plans) {
   std::vector<PlanMessage>& messages = planning.messages;
   if (own.options.checks.access && !planning.as_before) validate(messages);
   planning.save_id = random_save_id();
@@ -119,7 +120,8 @@ std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool ke
   return asked;
 }
 
-void add_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own) {
+void add_replies(CoordinatorPlanning& planning, const std::vector<Bytes>& replies,
+                 const SaveShare& own) {
   std::vector<Bytes> parts;
   std::vector<std::vector<ListLength>> lists;
   std::vector<std::vector<NamedContent>> contents;
@@ -141,7 +143,7 @@ void add_replies(Planning& planning, const std::vector<Bytes>& replies, const Sa
   sort_by_key(planning.differing);
 }
 
-std::vector<Begun> make_answers(Planning& planning, const SaveShare& own) {
+std::vector<Begun> make_answers(CoordinatorPlanning& planning, const SaveShare& own) {
   tell_of_differing(planning.differing, own.options.checks.common_differs, own.dialect->name());
   const size_t ranks = planning.messages.size();
   planning.messages.clear();

@@ -1,6 +1,6 @@
 // How the coordinator of a save by rounds plans: functions of the ranks' messages, between which
-// `Planning` goes from one round to the next. They send nothing, and change nothing at the
-// location.
+// `CoordinatorPlanning` goes from one round to the next. They send nothing, and change nothing at
+// the location.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace tilestone::engine {
 
-struct Planning {
+struct CoordinatorPlanning {
   std::vector<PlanMessage> messages;  // by rank
   ReplicaNames replicas;              // additional names for the index
   bool as_before = false;             // all ranks use their cached plans
@@ -29,21 +29,23 @@ struct Planning {
 
 // Begins with the ranks' first messages, which end with their terms. Error(kMismatch) where the
 // terms differ.
-Planning planning_of(std::vector<Bytes> messages);
+CoordinatorPlanning planning_of(std::vector<Bytes> messages);
 // Whether the ranks that have sent no plan must do so, because another rank's plan has changed.
-bool needs_plans(const Planning& planning);
+bool needs_plans(const CoordinatorPlanning& planning);
 // Takes the plans that were sent then; those of the other ranks are empty.
-void add_plans(Planning& planning, std::vector<Bytes> plans);
+void add_plans(CoordinatorPlanning& planning, std::vector<Bytes> plans);
 // Decides who writes what. Returns a question for each rank, encoded as Answer::kCompare; none: the
 // ranks hold nothing different. `own`: the coordinator's share. `keeps_plans`: in a session. Throws
 // what check_access(), SavePlanner and plan_grids() throw.
-std::vector<Bytes> make_orders(Planning& planning, const SaveShare& own, bool keeps_plans);
+std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& own,
+                               bool keeps_plans);
 // Takes the replies to the questions. Throws what tell_of_other_state() and expect_same_lengths()
 // throw.
-void add_replies(Planning& planning, const std::vector<Bytes>& replies, const SaveShare& own);
+void add_replies(CoordinatorPlanning& planning, const std::vector<Bytes>& replies,
+                 const SaveShare& own);
 // Ends the planning, after all comparisons: reports what differs. Returns the answers to the ranks,
 // without a staging name. Throws what tell_of_differing() throws.
-std::vector<Begun> make_answers(Planning& planning, const SaveShare& own);
+std::vector<Begun> make_answers(CoordinatorPlanning& planning, const SaveShare& own);
 
 // True if the ranks compare what should be equal on all of them.
 bool compares(const SaveShare& share);

@@ -150,6 +150,7 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
 }
 
 void discard(PlannedShare& planned, bool none_writes) noexcept {
+  if (planned.transaction && planned.transaction->was_tried()) return;
   if (!planned.written.empty()) remove_files(*planned.storage, planned.written);
   if (planned.transaction)
     planned.transaction->abandon(none_writes || planned.share.world_size == 1);

@@ -81,7 +81,8 @@ void release_tensors(SaveShare& share);
 void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline);
 // The save will not be committed. Removes the data files that this rank has written, and abandons
-// the transaction. `none_writes`: no other rank writes any more. Failures are logged.
+// the transaction, but does nothing once publishing was tried. `none_writes`: no other rank writes
+// any more. Failures are logged.
 void discard(PlannedShare& planned, bool none_writes = false) noexcept;
 
 }  // namespace tilestone::engine

@@ -176,6 +176,26 @@ void copy_all(Fetching& fetching, const std::vector<Copy>& copies, ThreadPool* t
   }
 }
 
+void add_blocks(std::vector<Copy>& copies, const TensorView& data, std::byte* to,
+                const std::string& key) {
+  const uint64_t bytes = data.bytes();
+  for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
+    copies.push_back({&data, to + begin, begin, std::min(bytes, begin + kBlock), &key});
+  }
+}
+
+// Each written piece has its data in the staging memory then, and the others have none.
+void point_to_copies(const std::vector<Piece*>& pieces, const std::vector<uint32_t>& written,
+                     const std::vector<TensorView>& from, const std::vector<std::byte*>& to) {
+  for (Piece* piece : pieces) {
+    piece->data = TensorView::without_data(piece->data.dtype, piece->data.shape);
+  }
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (to[i] == nullptr) continue;
+    pieces[written[i]]->data = TensorView::contiguous(to[i], from[i].dtype, from[i].shape);
+  }
+}
+
 }  // namespace
 
 StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignment& assignment,
@@ -207,9 +227,7 @@ StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignm
     } else if (later[i]) {
       late.copies.push_back({key, data, to.back()});
     } else {
-      for (uint64_t begin = 0; begin < bytes; begin += kBlock) {
-        copies.push_back({&data, to.back() + begin, begin, std::min(bytes, begin + kBlock), &key});
-      }
+      add_blocks(copies, data, to.back(), key);
     }
   }
   late.is_watched = !late.copies.empty() || !far.empty();
@@ -220,13 +238,7 @@ StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignm
     late.fetching = std::exchange(fetching, {});
   }
   copy_all(fetching, copies, threads, deadline);
-  for (Piece* piece : pieces) {
-    piece->data = TensorView::without_data(piece->data.dtype, piece->data.shape);
-  }
-  for (size_t i = 0; i < written.size(); ++i) {
-    if (to[i] == nullptr) continue;
-    pieces[written[i]]->data = TensorView::contiguous(to[i], from[i].dtype, from[i].shape);
-  }
+  point_to_copies(pieces, written, from, to);
   return late;
 }
 

@@ -144,6 +144,12 @@ class RankWriter {
     return task_.items->tensors[ref.item].pieces[ref.piece];
   }
 
+  static FileShare& least_full(std::span<FileShare> files) {
+    return *std::min_element(
+        files.begin(), files.end(),
+        [](const FileShare& a, const FileShare& b) { return a.bytes < b.bytes; });
+  }
+
   // Distributes the items over files. An item for which the format names a file goes there. Other
   // objects go to the first data file, before its tensors. Each tensor chunk goes to the file
   // with the fewest bytes so far. Keys that begin with the hint have as many files of their own.
@@ -172,19 +178,11 @@ class RankWriter {
     for (uint32_t i = 0; i < chunk_count(); ++i) {
       const uint32_t chunk = chunk_at(i);
       const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
-      if (const auto own =
-              format_.separate_file(task_.items->tensors[refs_[chunk].item], piece(chunk))) {
-        FileShare& share = file_named(*own);
-        share.chunks.push_back(i);
-        share.bytes += bytes;
-        continue;
-      }
-      const auto of_key = files_for(task_.items->tensors[refs_[chunk].item].key);
-      const auto least = std::min_element(
-          of_key.begin(), of_key.end(),
-          [](const FileShare& a, const FileShare& b) { return a.bytes < b.bytes; });
-      least->chunks.push_back(i);
-      least->bytes += bytes;
+      const TensorItem& tensor = task_.items->tensors[refs_[chunk].item];
+      const auto own = format_.separate_file(tensor, piece(chunk));
+      FileShare& share = own ? file_named(*own) : least_full(files_for(tensor.key));
+      share.chunks.push_back(i);
+      share.bytes += bytes;
     }
     std::erase_if(shares, [](const FileShare& s) { return s.objects.empty() && s.chunks.empty(); });
     std::move(named.begin(), named.end(), std::back_inserter(shares));

@@ -7,9 +7,12 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
 #include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/safetensors/weight_map_internal.h"
+#include "tilestone/geometry/coverage.h"
 
 namespace tilestone::safetensors {
 namespace {
@@ -30,6 +33,13 @@ std::string index_of(const std::vector<std::string>& indexes) {
       .with_file(indexes[0])
       .with_hint("open a folder that has one of them and its files, or one of the files");
 }
+
+// A piece of a tensor, of torch's HuggingFaceStorageWriter(save_distributed=True).
+struct TensorPiece {
+  HeaderTensor tensor;
+  uint32_t file = 0;
+  uint64_t data = 0;  // where the file's tensors begin, bytes
+};
 
 class FolderReader {
  public:
@@ -100,6 +110,7 @@ class FolderReader {
       }
       read_file(name, found->second, map);
     }
+    for (auto& [key, pieces] : pieces_) join(key, pieces);
   }
 
   void read_file(const std::string& name, const FileParts& read, const WeightMap* map) {
@@ -116,7 +127,6 @@ class FolderReader {
     const auto file = static_cast<uint32_t>(metadata_.files.size());
     metadata_.files.push_back(name);
     std::vector<std::string> others;  // keys that the index gives to other files
-    bool has_places = false;
     for (HeaderTensor& tensor : parse_header(json, read.size, name)) {
       if (map != nullptr) {
         const auto wanted = map->find(tensor.key);
@@ -126,32 +136,95 @@ class FolderReader {
         }
       }
       const auto [known, is_new] = file_of_.emplace(tensor.key, name);
-      has_places = has_places || tensor.saved_at;
-      if (tensor.saved_at && (!is_new || *tensor.saved_at != Dims(tensor.saved_at->size(), 0))) {
-        refuse_piece(tensor, name);
+      const bool may_be_piece = tensor.saved_at && map == nullptr && tensor.unsupported.empty();
+      if (!is_new && !(may_be_piece && pieces_.contains(tensor.key))) {
+        refuse_second(tensor.key, known->second, name);
       }
-      if (!is_new) refuse_second(tensor.key, known->second, name);
-      add(std::move(tensor), file, kLengthBytes + size);
+      if (may_be_piece) {
+        pieces_[tensor.key].push_back({std::move(tensor), file, kLengthBytes + size});
+      } else {
+        if (tensor.saved_at && !begins_at_zero(tensor)) refuse_piece(tensor, name);
+        add({std::move(tensor), file, kLengthBytes + size});
+      }
     }
-    if (!others.empty()) {
-      note(name + " also has " + std::to_string(others.size()) +
-           (others.size() == 1 ? " key that" : " keys that") +
-           " the index reads from other files: " + in_quotes(others.front()) +
-           (others.size() == 1 ? "" : " and others"));
-    }
-    if (has_places && is_shard_name(name) && files_.parts.size() == 1) {
+    if (!others.empty()) note_others(name, others);
+    if (!pieces_.empty() && is_shard_name(name) && files_.parts.size() == 1) {
       note(name +
            " is one rank's file: if other ranks have saved too, its tensors are only pieces, which "
            "it does not say");
     }
   }
 
-  void add(HeaderTensor tensor, uint32_t file, uint64_t data) {
-    const ItemLocation at{.file = file,
-                          .codec = Codec::kNone,
-                          .offset = data + tensor.begin,
-                          .length = tensor.end - tensor.begin,
-                          .checksums = {}};
+  static bool begins_at_zero(const HeaderTensor& tensor) {
+    return *tensor.saved_at == Dims(tensor.saved_at->size(), 0);
+  }
+
+  // No file has the extents of the whole: they are what all pieces cover.
+  void join(const std::string& key, std::vector<TensorPiece>& pieces) {
+    if (pieces.size() == 1 && begins_at_zero(pieces[0].tensor)) {
+      return add(std::move(pieces[0]));
+    }
+    const HeaderTensor& first = pieces.front().tensor;
+    StoredTensor joined{
+        .key = key, .path = {}, .dtype = first.dtype, .shape = first.shape, .chunks = {}};
+    std::vector<Box> boxes;
+    for (const TensorPiece& piece : pieces) {
+      if (piece.tensor.dtype != first.dtype || piece.tensor.shape.size() != first.shape.size()) {
+        throw Error(ErrorCode::kCorrupt,
+                    "the pieces of this tensor have different dtypes or numbers of dims")
+            .with_key(key)
+            .with_file(metadata_.files[piece.file]);
+      }
+      const Box& box = boxes.emplace_back(Box{*piece.tensor.saved_at, piece.tensor.shape});
+      for (size_t d = 0; d < box.rank(); ++d) {
+        const int64_t end = checked_add(box.offset[d], box.shape[d], "the extents of a piece");
+        joined.shape[d] = std::max(joined.shape[d], end);
+      }
+      if (!box.empty()) joined.chunks.push_back({box, location_of(piece)});
+    }
+    expect_tiling(joined, boxes, pieces);
+    metadata_.tensors.push_back(std::move(joined));
+  }
+
+  void expect_tiling(const StoredTensor& joined, std::span<const Box> boxes,
+                     const std::vector<TensorPiece>& pieces) const {
+    const auto fault = check_tiling(joined.shape, boxes);
+    if (!fault) return;
+    const auto file_of = [&](size_t piece) { return metadata_.files[pieces[piece].file]; };
+    if (fault->kind != TilingFault::Kind::kUncovered) {
+      throw Error(ErrorCode::kCorrupt, "the pieces of this tensor in " + file_of(fault->first) +
+                                           " and " + file_of(fault->second) + " overlap")
+          .with_key(joined.key)
+          .with_file(file_of(fault->second));
+    }
+    throw Error(ErrorCode::kCoverage,
+                "only pieces of this tensor are here, in " + counted(pieces.size(), "file") + " (" +
+                    file_of(0) + (pieces.size() > 1 ? " and others" : "") +
+                    "), and no piece has the elements " + to_string(fault->where) +
+                    ": files of other ranks are missing")
+        .with_key(joined.key)
+        .with_file(file_of(0))
+        .with_hint("open the folder that has the files of all ranks of the save");
+  }
+
+  // `keys`: those that the index gives to other files.
+  void note_others(const std::string& name, const std::vector<std::string>& keys) {
+    note(name + " also has " + std::to_string(keys.size()) +
+         (keys.size() == 1 ? " key that" : " keys that") + " the index reads from other files: " +
+         in_quotes(keys.front()) + (keys.size() == 1 ? "" : " and others"));
+  }
+
+  static ItemLocation location_of(const TensorPiece& piece) {
+    return {.file = piece.file,
+            .codec = Codec::kNone,
+            .offset = piece.data + piece.tensor.begin,
+            .length = piece.tensor.end - piece.tensor.begin,
+            .checksums = {}};
+  }
+
+  void add(TensorPiece whole) {
+    const ItemLocation at = location_of(whole);
+    HeaderTensor& tensor = whole.tensor;
     if (!tensor.unsupported.empty()) {
       metadata_.objects.push_back({.key = std::move(tensor.key),
                                    .path = {},
@@ -169,16 +242,12 @@ class FolderReader {
   }
 
   [[noreturn]] static void refuse_piece(const HeaderTensor& tensor, const std::string& file) {
-    throw Error(ErrorCode::kUnsupported,
-                "this is a piece of a tensor, at " + to_string(*tensor.saved_at) +
-                    ", whose other pieces are in the files of other ranks: it was saved by "
-                    "PyTorch's HuggingFaceStorageWriter(save_distributed=True)")
+    throw Error(ErrorCode::kUnsupported, "this is a piece of a tensor, at " +
+                                             to_string(*tensor.saved_at) +
+                                             ", and the index names no other file for it")
         .with_key(tensor.key)
         .with_file(file)
-        .with_hint(
-            "join the files of all ranks first, with consolidate_safetensors_files of "
-            "torch.distributed.checkpoint._consolidate_hf_safetensors, or save with "
-            "enable_consolidation=True");
+        .with_hint("open a folder that has the files of all ranks and no index");
   }
 
   [[noreturn]] static void refuse_second(const std::string& key, const std::string& first,
@@ -193,7 +262,8 @@ class FolderReader {
 
   const DirectoryFiles& files_;
   Metadata metadata_;
-  std::map<std::string, std::string, std::less<>> file_of_;  // key -> file
+  std::map<std::string, std::string, std::less<>> file_of_;  // key -> file, that of its first piece
+  std::map<std::string, std::vector<TensorPiece>, std::less<>> pieces_;  // by key
 };
 
 template <typename Wanted>

@@ -76,12 +76,10 @@ class LoadStrategyBase(ABC):
     @abstractmethod
     def check_backend_compatibility(self, loaded_backend: str) -> None:
         """Raises if checkpoints of this backend can't be loaded."""
-        raise NotImplementedError
 
     @abstractmethod
     def check_version_compatibility(self, loaded_version: int) -> None:
         """Raises if checkpoints of this version of the backend can't be loaded."""
-        raise NotImplementedError
 
     @property
     def can_handle_sharded_objects(self) -> Any:
@@ -116,14 +114,12 @@ class LoadCommonStrategy(LoadStrategyBase):
     @abstractmethod
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
         """Loads the common state."""
-        raise NotImplementedError
 
     @abstractmethod
     def load_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> StateDict:
         """Replaces each ShardedObject of a state dict by the loaded object."""
-        raise NotImplementedError
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
         """Returns the ShardedObjects of the checkpoint by unique key, without data."""
@@ -138,7 +134,6 @@ class LoadShardedStrategy(LoadStrategyBase):
     @abstractmethod
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
         """Loads each leaf of a state dict; every leaf is an entity."""
-        raise NotImplementedError
 
     @abstractmethod
     def load_tensors_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
@@ -173,7 +168,6 @@ class SaveCommonStrategy(SaveStrategyBase):
     @abstractmethod
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Saves the common state."""
-        raise NotImplementedError
 
     def save_sharded_objects(
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
@@ -188,7 +182,6 @@ class SaveShardedStrategy(SaveStrategyBase):
     @abstractmethod
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Saves a state dict whose leaves are all entities."""
-        raise NotImplementedError
 
     def engine_options(self) -> dict[str, Any] | None:
         """Arguments of `_engine_calls.engine_save` with which the engine does the same as `save`.
@@ -212,7 +205,6 @@ class AsyncSaveShardedStrategy(SaveShardedStrategy):
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> AsyncRequest:
         """Prepares a save, which the caller schedules."""
-        raise NotImplementedError
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
         """Prepares the save and executes it at once."""

@@ -8,6 +8,8 @@ Megatron-Core, and this module exchanges what was loaded.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -18,15 +20,10 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _checks, _ranks
-from tilestone.megatron._shares import (
-    built,
-    copied,
-    left_to_engine,
-    saved_by,
-    unsaved_by_all,
-    without_copies,
-    written_by_others,
+from tilestone.megatron import _held, _ranks
+from tilestone.megatron._distribution import (
+    Distributes,
+    distribute_main_replicas_with_precomputed_distribution,
 )
 from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
@@ -49,10 +46,6 @@ from tilestone.megatron.mapping import (
     StateDict,
     is_main_replica,
 )
-from tilestone.megatron._distribution import (
-    Distributes,
-    distribute_main_replicas_with_precomputed_distribution,
-)
 from tilestone.megatron.strategies.base import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
@@ -63,7 +56,11 @@ from tilestone.megatron.utils import (
     _sharded_object_id,
     _sharded_tensor_shard_id,
     _ShardId,
+    built,
+    copied,
     debug_time,
+    is_copy,
+    without_copies,
 )
 
 logger = logging.getLogger(__name__)
@@ -80,8 +77,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     Attributes:
         base_strategy: the strategy that saves.
         parallelization_group: the ranks that share the save; None without torch.distributed.
-        do_cache_distribution: keep the distribution from save to save.
-        cached_distribution: the kept distribution, or None.
+        do_cache_distribution: keep the last distribution, for the caller to see.
+        cached_distribution: that distribution, or None.
     """
 
     def __init__(
@@ -96,9 +93,9 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             parallelization_group: ranks that hold copies of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
-            do_cache_distribution: after the first save the ranks do not exchange their shards
-                again, but only check whether these are still the same. (Megatron-Core does not
-                check, and drops new shards.)
+            do_cache_distribution: set `cached_distribution`. The shards are distributed anew in each
+                save, which takes milliseconds. (Megatron-Core distributes them once, and drops new
+                shards.)
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
@@ -170,7 +167,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
-        _checks.check_together(
+        _held.check_together(
             lambda: _entities(built(sharded_state_dict)), process_group, seconds
         )
 
@@ -211,14 +208,16 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             _ranks.default_group(None),
             lambda: self._distribution(state_of, ignore_groups=False, deadline=deadline),
             self._saved,
-            unsaved_by_all,
+            _unsaved_by_all,
             deadline,
         )
         if distribution is None:
             return sharded_state_dict
-        kept = left_to_engine(made[0], left)
+        kept = _left_to_engine(made[0], left)
         self._apply(made[0], distribution)
-        state: ShardedStateDict = without_copies(made[0], written_by_others(kept))
+        state: ShardedStateDict = without_copies(
+            made[0], lambda item: is_copy(item) and id(item) not in kept
+        )
         return state
 
     def _saved(self, distribution: ShardDistribution | None) -> bytes:
@@ -226,7 +225,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         group = self.parallelization_group
         if distribution is None or group is None or dist.get_rank(group) != 0:
             return b""
-        return saved_by(distribution)
+        return _saved_by(distribution)
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
@@ -246,12 +245,44 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             first = self.cached_distribution is None
             together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
-                _checks.check_together(lambda: _entities(sharded_state_dict), None)
+                _held.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:
         """Whether the base strategy saves sharded objects too."""
         return bool(self.base_strategy.can_handle_sharded_objects)
+
+
+def _name_of(shard_id: _ShardId) -> str:
+    return hashlib.blake2b(repr(shard_id).encode(), digest_size=12).hexdigest()
+
+
+def _saved_by(distribution: ShardDistribution) -> bytes:
+    """What a group of ranks saves of the shards it holds, and what it does not save."""
+    chosen = distribution.shards_in_this_group
+    others = [shard for shard in distribution.shard_to_metadata if shard not in chosen]
+    words = {"saved": list(map(_name_of, chosen)), "others": list(map(_name_of, others))}
+    return json.dumps(words).encode()
+
+
+def _unsaved_by_all(said: list[bytes]) -> bytes:
+    """The shards that no group saves; `said` has the result of _saved_by() of each rank, or b""."""
+    saved: set[str] = set()
+    others: set[str] = set()
+    for words in filter(None, said):
+        group = json.loads(words)
+        saved.update(group["saved"])
+        others.update(group["others"])
+    return json.dumps(sorted(others - saved)).encode()
+
+
+def _left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
+    """The ids of the tensors in a tree that no group saves, by the result of _unsaved_by_all()."""
+    names = set(json.loads(unsaved))
+    if not names:
+        return set()
+    tensors = (item for item in nested_values(tree) if isinstance(item, ShardedTensor))
+    return {id(item) for item in tensors if _name_of(_sharded_tensor_shard_id(item)) in names}
 
 
 def _entities(tree: Any) -> list[ShardedBase]:
@@ -274,9 +305,9 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
     Attributes:
         base_strategy: the strategy that loads.
         parallelization_group: the ranks that share the load; None without torch.distributed.
-        do_cache_distribution: keep the distribution from load to load.
+        do_cache_distribution: keep the last distribution, for the caller to see.
         exchange_algo: how the ranks send one another what they have loaded.
-        cached_distribution: the kept distribution, or None.
+        cached_distribution: that distribution, or None.
         cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
 
@@ -293,8 +324,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
                 otherwise the default group).
-            do_cache_distribution: after the first load the ranks only check whether their shards
-                are still the same. A distribution for loads can't be used for saves.
+            do_cache_distribution: set `cached_distribution`, as for a save.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
                 ignored with a strategy of Tilestone.
         """
@@ -318,8 +348,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
 
         With a strategy of Tilestone the engine gets the whole state dict, and its ranks read for
         one another. With any other strategy each rank loads its share, and the ranks exchange what
-        they have loaded; if Tilestone can open the checkpoint, the shares follow its files, see
-        apply_loading_parallelization.
+        they have loaded.
 
         Args:
             sharded_state_dict: ShardedTensors and ShardedObjects. It is not changed, but the
@@ -333,10 +362,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             CheckpointingException: the shards can't be distributed, the base strategy failed on any
                 rank, or no rank has loaded some shard; on every rank.
         """
-        native = self.engine_options() is not None
-        if self._sharing() is None or native:
-            if native and self.do_cache_distribution:
-                self._distribution(lambda: sharded_state_dict, ignore_groups=True)
+        if self._sharing() is None or self.engine_options() is not None:
             # A strategy may replace the entities in what it is given.
             own = dict_list_map_outplace(lambda item: item, sharded_state_dict)
             loaded = self.base_strategy.load(own, checkpoint_dir)
@@ -377,9 +403,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | os.PathLike[str]
     ) -> _Share:
         """Distributes the load, and loads this rank's share."""
-        distribution = self._distribution(
-            lambda: sharded_state_dict, True, checkpoint_dir, only_if_checkpoint=True
-        )
+        distribution = self._distribution(lambda: sharded_state_dict, True)
         assert distribution is not None
         self._apply(sharded_state_dict, distribution)
         objects, _ = _by_id(sharded_state_dict, ShardedObject, _sharded_object_id)
@@ -432,9 +456,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
         _fill_in(sharded_state_dict, loaded_tensors, ShardedTensor, _sharded_tensor_shard_id)
 
     def apply_loading_parallelization(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
+        self, sharded_state_dict: ShardedStateDict
     ) -> ShardDistribution | None:
         """Gives replica_id 0 to the shards that this rank loads, and 1 to the others, in place.
 
@@ -442,12 +464,6 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
 
         Args:
             sharded_state_dict: this rank's state dict.
-            checkpoint_dir: a checkpoint that Tilestone can open. Shards are then grouped by the
-                data file that holds most of their elements. A group is loaded by the rank that
-                wrote the file, if that rank needs the shards, and otherwise by as few ranks as the
-                balance allows: apart from its own file, no rank loads more than 1.25 times the
-                mean. The metadata says which files there are and who wrote them, also in a
-                checkpoint of stock Megatron-Core; one rank of the group reads it.
 
         Returns:
             The distribution; None in a group of one rank.
@@ -456,7 +472,7 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             CheckpointingException: any rank failed; the same on every rank of the group.
         """
         with debug_time("apply_loading_parallelization", logger):
-            distribution = self._distribution(lambda: sharded_state_dict, True, checkpoint_dir)
+            distribution = self._distribution(lambda: sharded_state_dict, True)
             self._apply(sharded_state_dict, distribution)
         return distribution
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone._options.values import LocalCopies
-from tilestone.megatron import _engine_calls, _stored
+from tilestone.megatron import _engine_calls, _stored, mapping
 from tilestone.megatron._background import save_in_background
 from tilestone.megatron._in_place import save_in_place
 from tilestone.megatron._stored import StoredEntities
@@ -123,9 +123,7 @@ class EngineLoadStrategy(LoadShardedStrategy):
 
     def load_sharded_metadata(self, checkpoint_dir: Directory) -> ShardedStateDict:
         """Returns also the ShardedObjects, by unique key."""
-        with _stored.open_sharded(checkpoint_dir) as checkpoint:
-            objects = _stored.objects_metadata(checkpoint)
-            return StoredEntities(objects | _stored.tensors_metadata(checkpoint))
+        return _stored.sharded_metadata(checkpoint_dir, mapping, StoredEntities)
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         """Removes tensors and objects whose keys begin with a prefix.
