@@ -11,7 +11,7 @@ import torch
 from tilestone import _core
 from tilestone._errors import NotFoundError
 from tilestone._options.values import Differences
-from tilestone.megatron import _engine_calls
+from tilestone.megatron._calls import engine_calls
 from tilestone.megatron.distributed_optimizer.formats import (
     PARAM_STATE,
     SHARDING_TYPE,
@@ -75,9 +75,9 @@ def load_optimizer(
             tensors += _states_of(shard)
     except Exception as error:
         failure = error
-    asked = _engine_calls.Asked({_STATES: tensors}, _engine_calls.raiser(failure))
+    asked = engine_calls.Asked({_STATES: tensors}, engine_calls.raiser(failure))
     asked.optimizer = (place, given, own)
-    loaded = _engine_calls.engine_load(
+    loaded = engine_calls.engine_load(
         asked,
         checkpoint_dir,
         group=process_group,
