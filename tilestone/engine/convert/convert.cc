@@ -38,7 +38,6 @@ struct Chosen {
   DType dtype = DType::kFloat32;  // of a tensor, as it is written
 
   bool is_tensor() const { return entry->tensor != nullptr; }
-  TensorView tensor() const { return entry->tensor(dtype); }
 };
 
 bool is_cast(DType dtype) {
@@ -101,12 +100,13 @@ class PartOfTree {
   PartOfTree(const ConvertSource& source, const std::string& name)
       : name_(name), prefix_(name + ".") {
     if (name.empty()) return;
-    strips_ = std::any_of(source.entries.begin(), source.entries.end(),
-                          [&](const SourceEntry& entry) { return entry.key.starts_with(prefix_); });
-    for (const auto& [path, keys] : source.dict_keys) {
+    strips_ =
+        std::any_of(source.entries.begin(), source.entries.end(),
+                    [&](const SourceEntry& entry) { return entry.key().starts_with(prefix_); });
+    for (const auto& [path, keys] : source.metadata().dict_keys) {
       strips_ = strips_ || (keys.empty && dotted(path).starts_with(prefix_));
     }
-    if (strips_ || (name == "model" && source.dialect == kMegatron)) return;
+    if (strips_ || (name == "model" && source.dialect() == kMegatron)) return;
     throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
         .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
   }
@@ -180,9 +180,9 @@ class Conversion {
     for (const Chosen& chosen : chosen_) {
       ConvertedKey key{.from = chosen.from, .to = chosen.to, .object = !chosen.is_tensor()};
       if (chosen.is_tensor()) {
-        key.from_dtype = chosen.entry->dtype;
+        key.from_dtype = chosen.entry->tensor->dtype;
         key.dtype = chosen.dtype;
-        key.shape = chosen.entry->shape;
+        key.shape = chosen.entry->tensor->shape;
         const auto file = files_.find(chosen.to);
         if (file != files_.end() && !one_file_) key.file = file->second;
         result.bytes += static_cast<uint64_t>(numel(key.shape)) * itemsize(key.dtype);
@@ -215,7 +215,7 @@ class Conversion {
       return itemsize(a->dtype) > itemsize(b->dtype);
     });
     StateDict state;
-    for (const Chosen* chosen : order) state.entries().emplace_back(chosen->to, chosen->tensor());
+    for (const Chosen* chosen : order) state.entries().emplace_back(chosen->to, tensor_of(*chosen));
     return state;
   }
 
@@ -229,10 +229,12 @@ class Conversion {
     options.timeout = options_.timeout;
     options.progress = options_.progress;
     options.interrupt = options_.interrupt;
-    options.attributes = source_.attributes;
+    if (const auto& manifest = source_.stored->opened().manifest) {
+      options.attributes = manifest->attributes;
+    }
     for (const Chosen& chosen : chosen_) {
-      const auto found = source_.tensor_attributes.find(chosen.from);
-      if (found == source_.tensor_attributes.end()) continue;
+      const auto found = source_.metadata().attributes.find(chosen.from);
+      if (found == source_.metadata().attributes.end()) continue;
       options.tensor_attributes.emplace(chosen.to, found->second);
     }
     return options;
@@ -245,13 +247,20 @@ class Conversion {
   }
 
  private:
+  TensorView tensor_of(const Chosen& chosen) const {
+    return source_.stored->tensor(*chosen.entry->tensor, chosen.dtype);
+  }
+  Value object_of(const Chosen& chosen) const {
+    return source_.stored->object(*chosen.entry->object);
+  }
+
   void choose() {
     const PartOfTree part(source_, options_.only);
     const RenameRules rules(options_.rename);
     for (const SourceEntry& entry : source_.entries) {
-      Chosen chosen{.from = entry.key, .to = {}, .path = {}, .entry = &entry};
-      auto inside = part.find(entry.key, entry.path, !chosen.is_tensor());
-      if (!inside || !matches(options_.keys, entry.key)) {
+      Chosen chosen{.from = entry.key(), .to = {}, .path = {}, .entry = &entry};
+      auto inside = part.find(entry.key(), entry.path(), !chosen.is_tensor());
+      if (!inside || !matches(options_.keys, entry.key())) {
         ++left_out_;
         continue;
       }
@@ -261,12 +270,13 @@ class Conversion {
         continue;
       }
       check_text(chosen.to);
-      if (entry.stored != nullptr) expect_supported(*entry.stored);
+      if (entry.object != nullptr) expect_supported(*entry.object);
       chosen.path = renamed_path(inside->second, inside->first, chosen.to);
-      chosen.dtype = options_.cast && is_cast(entry.dtype) ? *options_.cast : entry.dtype;
+      if (chosen.is_tensor()) chosen.dtype = entry.tensor->dtype;
+      if (options_.cast && is_cast(chosen.dtype)) chosen.dtype = *options_.cast;
       chosen_.push_back(std::move(chosen));
     }
-    dict_keys_ = part.keys(source_.dict_keys);
+    dict_keys_ = part.keys(source_.metadata().dict_keys);
     sort_chosen();
     choose_empty_dicts(part, rules);
     if (part.takes_common() && options_.keys.empty()) common_ = source_.common;
@@ -281,7 +291,7 @@ class Conversion {
 
   // A state without keys was saved.
   bool is_empty_source() const {
-    return source_.entries.empty() && source_.dict_keys.empty() &&
+    return source_.entries.empty() && source_.metadata().dict_keys.empty() &&
            (!source_.common || source_.common->as_dict().empty());
   }
 
@@ -323,10 +333,10 @@ class Conversion {
     at_top.reserve(source_.entries.size());
     std::vector<const Path*> items;
     for (const SourceEntry& entry : source_.entries) {
-      if (entry.path.empty()) at_top.push_back({entry.key});
-      items.push_back(entry.path.empty() ? &at_top.back() : &entry.path);
+      if (entry.path().empty()) at_top.push_back({entry.key()});
+      items.push_back(entry.path().empty() ? &at_top.back() : &entry.path());
     }
-    const std::vector<Path> empty = empty_dicts(source_.dict_keys, std::move(items));
+    const std::vector<Path> empty = empty_dicts(source_.metadata().dict_keys, std::move(items));
     if (empty.empty()) return;
     std::map<Path, const Chosen*> taken;
     for (const Chosen& chosen : chosen_) {
@@ -343,7 +353,7 @@ class Conversion {
       expect_free(place, key, taken);
       DictKeys& keys = dict_keys_[place];
       keys.empty = true;
-      keys.order = source_.dict_keys.at(path).order;
+      keys.order = source_.metadata().dict_keys.at(path).order;
       empty_dicts_.push_back(key);
     }
   }
@@ -360,7 +370,7 @@ class Conversion {
     if (name.empty()) {
       const auto saved = known_formats();
       const bool is_saved = std::any_of(saved.begin(), saved.end(), [&](const auto& format) {
-        return format->name() == source_.format;
+        return format->name() == source_.format();
       });
       name = is_saved ? kSafetensors : "torch_dist";
     }
@@ -385,7 +395,8 @@ class Conversion {
       throw Error(ErrorCode::kUnsupported, "unknown format \"" + name + "\"")
           .with_hint("use one of: torch_dist, zarr, safetensors, torch_save");
     }
-    dialect_ = dialect_named(options_.dialect.empty() ? source_.dialect : options_.dialect);
+    dialect_ =
+        dialect_named(options_.dialect.empty() ? std::string(source_.dialect()) : options_.dialect);
   }
 
   void pick_safetensors(bool one_file) {
@@ -402,9 +413,10 @@ class Conversion {
     }
     std::vector<SafetensorsTensor> tensors;
     for (const Chosen& chosen : chosen_) {
-      const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->shape));
-      tensors.push_back({chosen.to, elements * itemsize(chosen.dtype),
-                         safetensors_header_bytes(chosen.to, chosen.dtype, chosen.entry->shape)});
+      const uint64_t elements = static_cast<uint64_t>(numel(chosen.entry->tensor->shape));
+      tensors.push_back(
+          {chosen.to, elements * itemsize(chosen.dtype),
+           safetensors_header_bytes(chosen.to, chosen.dtype, chosen.entry->tensor->shape)});
     }
     files_ =
         safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
@@ -440,7 +452,7 @@ class Conversion {
             .with_key(chosen.from)
             .with_hint(kHint);
       }
-      check_safetensors(chosen.to, chosen.dtype, chosen.entry->shape);
+      check_safetensors(chosen.to, chosen.dtype, chosen.entry->tensor->shape);
     }
   }
 
@@ -450,7 +462,7 @@ class Conversion {
     if (grid == chosen.to) return std::nullopt;
     const std::string_view cell = std::string_view(chosen.to).substr(grid.size() + 7);  // "/shard_"
     const size_t between = cell.find('_');
-    return ShardedObject::make(std::string(grid), chosen.entry->object(),
+    return ShardedObject::make(std::string(grid), object_of(chosen),
                                numbers(cell.substr(between + 1)), numbers(cell.substr(0, between)));
   }
   static Dims numbers(std::string_view text) {
@@ -477,7 +489,7 @@ class Conversion {
     std::vector<const Chosen*> order;
     for (const Chosen& chosen : chosen_) order.push_back(&chosen);
     std::stable_sort(order.begin(), order.end(), [](const Chosen* a, const Chosen* b) {
-      return a->entry->order < b->entry->order;
+      return a->entry->order() < b->entry->order();
     });
     return order;
   }
@@ -491,7 +503,7 @@ class Conversion {
     StateDict entities;
     for (const Chosen* const chosen : in_order()) {
       if (chosen->is_tensor()) {
-        TensorView view = chosen->tensor();
+        TensorView view = tensor_of(*chosen);
         const Box whole = Box::whole(view.shape);
         if (wraps) {
           entities[chosen->to] = ShardedTensor::from_box(chosen->to, view, view.shape, whole);
@@ -500,7 +512,7 @@ class Conversion {
         TensorItem item;
         item.key = chosen->to;
         item.path = chosen->path;
-        item.order = chosen->entry->order;
+        item.order = chosen->entry->order();
         item.pieces.push_back({whole, std::move(view)});
         items.tensors.push_back(std::move(item));
       } else if (auto sharded = as_sharded(*chosen)) {
@@ -509,13 +521,13 @@ class Conversion {
         ObjectItem item;
         item.key = chosen->to;
         item.path = chosen->path;
-        item.order = chosen->entry->order;
-        item.value = chosen->entry->object();
+        item.order = chosen->entry->order();
+        item.value = object_of(*chosen);
         items.objects.push_back(std::move(item));
       }
     }
     StateDict state = tree_of(std::move(items));
-    if (source_.dialect != kMegatron) expect_places(state, entities);
+    if (source_.dialect() != kMegatron) expect_places(state, entities);
     add_entities(state, std::move(entities));
     return state;
   }

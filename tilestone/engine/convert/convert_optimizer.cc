@@ -127,42 +127,33 @@ void check_values(StoredSource& source, const OptimizerStates& states) {
 
 // ---- What is written
 
-void replace_entries(ConvertSource& source, const std::shared_ptr<StoredSource>& stored,
-                     const OptimizerStates& states) {
+void replace_entries(ConvertSource& source, const OptimizerStates& states) {
   std::erase_if(source.entries,
-                [](const SourceEntry& entry) { return group_key(entry.key).has_value(); });
+                [](const SourceEntry& entry) { return group_key(entry.key()).has_value(); });
   for (const StoredTensor& tensor : states.by_parameter().tensors) {
-    source.entries.push_back(
-        {.key = tensor.key,
-         .path = {},
-         .dtype = tensor.dtype,
-         .shape = tensor.shape,
-         .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
-         .object = nullptr,
-         .order = UINT32_MAX});  // after the rest
+    source.entries.push_back({&tensor});
   }
   std::stable_sort(source.entries.begin(), source.entries.end(),
                    [](const SourceEntry& a, const SourceEntry& b) {
                      const bool a_object = a.tensor == nullptr, b_object = b.tensor == nullptr;
-                     return a_object != b_object ? b_object : a.key < b.key;
+                     return a_object != b_object ? b_object : a.key() < b.key();
                    });
 }
 
 }  // namespace
 
-void make_fully_reshardable(ConvertSource& source, const std::shared_ptr<StoredSource>& stored,
-                            const std::string& layout_file) {
+void make_fully_reshardable(ConvertSource& source, const std::string& layout_file) {
   const std::string place = optimizer_place(source.common);
   const Value* const common = source.common ? &*source.common : nullptr;
-  if (is_by_parameter(optimizer_format(stored->metadata(), common, place))) {
+  if (is_by_parameter(optimizer_format(source.metadata(), common, place))) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the optimizer's states are already stored by parameter, and load into any layout")
         .with_hint("leave out the options --optimizer and --layout");
   }
-  const OptimizerStates& states = stored->unpack_optimizer(layouts_in(layout_file));
+  const OptimizerStates& states = source.stored->unpack_optimizer(layouts_in(layout_file));
   expect_disjoint(states);
-  check_values(*stored, states);
-  replace_entries(source, stored, states);
+  check_values(*source.stored, states);
+  replace_entries(source, states);
   source.common = states.common(source.common, place);
 }
 

@@ -1,11 +1,9 @@
 // Converts the state of Megatron-Core's distributed optimizer while a checkpoint is copied.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "tilestone/engine/convert/convert_source_internal.h"
-#include "tilestone/engine/convert/stored_source_internal.h"
 
 namespace tilestone::engine {
 
@@ -21,7 +19,6 @@ namespace tilestone::engine {
 // Throws Error(kInvalidArgument) if no layout is known, or the state needs no conversion;
 // kMismatch, with the key of the first parameter that does not fit the checkpoint; kUnsupported for
 // fsdp_dtensor; kNotFound if there is no such state; and what reads throw.
-void make_fully_reshardable(ConvertSource& source, const std::shared_ptr<StoredSource>& stored,
-                            const std::string& layout_file);
+void make_fully_reshardable(ConvertSource& source, const std::string& layout_file);
 
 }  // namespace tilestone::engine

@@ -4,9 +4,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/convert_optimizer_internal.h"
-#include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
-#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/storage/mapped_file.h"
 
@@ -41,12 +39,9 @@ void check_archive_file(const std::string& path) {
 }  // namespace
 
 ConvertSource open_source(const Location& location, const ConvertOptions& options) {
-  const auto stored = StoredSource::open(location, opening_of(options));
-  const Metadata& metadata = stored->metadata();
   ConvertSource source;
-  source.format = stored->opened().format->name();
-  source.dialect = stored->opened().dialect->name();
-  if (source.format == torch_save_format()->name()) {
+  source.stored = StoredSource::open(location, opening_of(options));
+  if (source.format() == torch_save_format()->name()) {
     const std::string path = location.describe();
     if (converts_optimizer(options)) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -55,31 +50,12 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
     }
     check_archive_file(path);
   }
-  for (const StoredTensor& tensor : metadata.tensors) {
-    source.entries.push_back(
-        {.key = tensor.key,
-         .path = tensor.path,
-         .dtype = tensor.dtype,
-         .shape = tensor.shape,
-         .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
-         .object = nullptr,
-         .order = tensor.order});
+  for (const StoredTensor& tensor : source.metadata().tensors) source.entries.push_back({&tensor});
+  for (const StoredObject& object : source.metadata().objects) {
+    source.entries.push_back({nullptr, &object});
   }
-  for (const StoredObject& object : metadata.objects) {
-    source.entries.push_back({.key = object.key,
-                              .path = object.path,
-                              .dtype = {},
-                              .shape = {},
-                              .tensor = nullptr,
-                              .object = [=, &object] { return stored->object(object); },
-                              .stored = &object,
-                              .order = object.order});
-  }
-  source.common = stored->common();
-  source.dict_keys = metadata.dict_keys;
-  source.tensor_attributes = metadata.attributes;
-  if (const auto& manifest = stored->opened().manifest) source.attributes = manifest->attributes;
-  if (converts_optimizer(options)) make_fully_reshardable(source, stored, options.layout_file);
+  source.common = source.stored->common();
+  if (converts_optimizer(options)) make_fully_reshardable(source, options.layout_file);
   return source;
 }
 

@@ -1,41 +1,41 @@
 // What a conversion reads: the tensors and objects of a checkpoint, or of one file of torch.save.
 #pragma once
 
-#include <functional>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tilestone/engine/convert/convert.h"
+#include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/run/options.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/state/metadata.h"
-#include "tilestone/state/tensor_view.h"
 #include "tilestone/state/value.h"
 
 namespace tilestone::engine {
 
+// A tensor or an object; the other is null.
 struct SourceEntry {
-  std::string key;
-  Path path;  // empty if it is not recorded
-  DType dtype = DType::kFloat32;
-  Dims shape;
-  // The elements in a dtype, readable piece by piece. Null: an object. Reads are fast in the order
-  // of these calls. Throws Error(kUnsupported) if they can't be converted.
-  std::function<TensorView(DType)> tensor;
-  std::function<Value()> object;
-  const StoredObject* stored = nullptr;  // the object in a checkpoint, if it is one there
-  uint32_t order = 0;                    // its position among the leaves of the tree
+  const StoredTensor* tensor = nullptr;
+  const StoredObject* object = nullptr;
+
+  const std::string& key() const { return tensor != nullptr ? tensor->key : object->key; }
+  // Empty if it is not recorded.
+  const Path& path() const { return tensor != nullptr ? tensor->path : object->path; }
+  // Its position among the leaves of the tree.
+  uint32_t order() const { return tensor != nullptr ? tensor->order : object->order; }
 };
 
 struct ConvertSource {
-  std::string format;
-  std::string dialect;
+  std::shared_ptr<StoredSource> stored;
   std::vector<SourceEntry> entries;  // by key: first the tensors, then the objects
   std::optional<Value> common;       // a dict
-  TreeKeys dict_keys;
-  std::map<std::string, std::string> attributes;
-  std::map<std::string, Attributes, std::less<>> tensor_attributes;  // by key
+
+  std::string_view format() const { return stored->opened().format->name(); }
+  std::string_view dialect() const { return stored->opened().dialect->name(); }
+  const Metadata& metadata() const { return stored->metadata(); }
 };
 
 // A regular file whose name ends with .pt, .pth, .bin or .ckpt is read as a file of torch.save,

@@ -413,6 +413,7 @@ void OptimizerStates::add_piece(const LayoutParameter& parameter, const LayoutPi
       tensor.key = key;
       tensor.dtype = dtype;
       tensor.shape = piece.global_shape;
+      tensor.order = UINT32_MAX;  // after the rest
     }
     if (tensor.dtype != dtype) {
       throw Error(ErrorCode::kMismatch, "its parts are stored as " +
