@@ -188,22 +188,6 @@ DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unk
 // with rank, size, describe, gather, scatter, broadcast and all_to_all.
 Communicator to_communicator(nb::handle object);
 
-// "a", "b" or "c": each word in quotation marks.
-std::string any_of(const std::vector<std::string>& words);
-
-// The value of an option that is given as a word. Error(kInvalidArgument) for an unknown word.
-template <typename Value>
-Value value_named(const std::string& option, const std::string& given,
-                  const std::vector<std::pair<const char*, Value>>& known) {
-  std::vector<std::string> words;
-  for (const auto& [word, value] : known) {
-    if (given == word) return value;
-    words.emplace_back(word);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              option + " must be " + any_of(words) + ", not \"" + given + "\"");
-}
-
 // A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
 std::function<std::string(const std::string&)> renaming(nb::handle function);
 

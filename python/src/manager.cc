@@ -16,36 +16,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using BestRule = std::tuple<std::string, std::string, size_t>;  // metric, "min" or "max", count
-
-Best best_of(const BestRule& rule) {
-  const auto& [metric, mode, count] = rule;
-  return {metric,
-          value_named<Best::Mode>("keep.best", mode,
-                                  {{"min", Best::Mode::kMin}, {"max", Best::Mode::kMax}}),
-          count};
-}
-
-void bind_keep(nb::module_& m) {
-  nb::class_<Keep>(m, "Keep", "Which checkpoints of a run are kept.")
-      .def(nb::init<>())
-      .def_rw("last", &Keep::last)
-      .def_rw("every", &Keep::every)
-      .def_rw("newer_than", &Keep::newer_than, nb::arg().none())
-      .def_prop_rw(
-          "best",
-          [](const Keep& keep) -> std::optional<BestRule> {
-            if (!keep.best) return std::nullopt;
-            const bool least = keep.best->mode == Best::Mode::kMin;
-            return BestRule{keep.best->metric, least ? "min" : "max", keep.best->count};
-          },
-          [](Keep& keep, const std::optional<BestRule>& rule) {
-            keep.best.reset();
-            if (rule) keep.best = best_of(*rule);
-          },
-          nb::arg().none());
-}
-
 void bind_step_info(nb::module_& m) {
   const auto text = [](std::string StepInfo::* field) {
     return [field](const StepInfo& info) { return python_text(info.*field); };
@@ -202,7 +172,6 @@ void bind_restoring(nb::class_<ManagedRun>& run) {
 }  // namespace
 
 void bind_manager(nb::module_& m) {
-  bind_keep(m);
   bind_step_info(m);
   nb::class_<ManagedRun> run(m, "ManagedRun", "What a CheckpointManager knows of its run.");
   run.def(nb::new_(&managed_run), "path"_a, "every"_a, "keep"_a.none(), "name"_a, "strict"_a);
@@ -224,9 +193,8 @@ void bind_manager(nb::module_& m) {
            [](ManagedRun& self) { return without_gil([&] { return self.directory().latest(); }); })
       .def(
           "best",
-          [](ManagedRun& self, const BestRule& rule) {
-            const Best best = best_of(rule);
-            return without_gil([&] { return self.directory().best(best); });
+          [](ManagedRun& self, const Best& rule) {
+            return without_gil([&] { return self.directory().best(rule); });
           },
           "rule"_a);
 }

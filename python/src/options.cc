@@ -91,6 +91,7 @@ void bind_options(nb::module_& m) {
   bind_struct<Differences>(m, "Differences");
   bind_struct<Reading>(m, "Reading");
   bind_struct<Resources>(m, "Resources");
+  bind_struct<Keep>(m, "Keep");
   nb::class_<RunStep>(m, "RunStep", "What a CheckpointManager adds to a save.");
   bind_struct<SaveOptions>(m, "SaveOptions");
   bind_struct<LoadOptions>(m, "LoadOptions");

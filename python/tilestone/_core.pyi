@@ -9,8 +9,8 @@ import numpy.typing
 
 VERSION: str = '0.1.0'
 
-def log(level: str, message: str) -> None:
-    """Logs a message as the engine does."""
+def log(level: int, message: str) -> None:
+    """Logs a message as the engine does; the level is one of `logging`."""
 
 def leave_threads_behind() -> None:
     """
@@ -620,6 +620,33 @@ class Resources:
 
     @files_per_rank.setter
     def files_per_rank(self, arg: int, /) -> None: ...
+
+class Keep:
+    def __init__(self) -> None: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @last.setter
+    def last(self, arg: int, /) -> None: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @every.setter
+    def every(self, arg: int, /) -> None: ...
+
+    @property
+    def best(self) -> tuple[str, str, int] | None: ...
+
+    @best.setter
+    def best(self, arg: tuple[str, str, int] | None, /) -> None: ...
+
+    @property
+    def newer_than(self) -> float | None: ...
+
+    @newer_than.setter
+    def newer_than(self, arg: float | None, /) -> None: ...
 
 class RunStep:
     """What a CheckpointManager adds to a save."""
@@ -1466,35 +1493,6 @@ class ConvertResult:
     def __repr__(self) -> str: ...
 
 def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None) -> ConvertResult: ...
-
-class Keep:
-    """Which checkpoints of a run are kept."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def last(self) -> int: ...
-
-    @last.setter
-    def last(self, arg: int, /) -> None: ...
-
-    @property
-    def every(self) -> int: ...
-
-    @every.setter
-    def every(self, arg: int, /) -> None: ...
-
-    @property
-    def newer_than(self) -> float | None: ...
-
-    @newer_than.setter
-    def newer_than(self, arg: float | None, /) -> None: ...
-
-    @property
-    def best(self) -> tuple[str, str, int] | None: ...
-
-    @best.setter
-    def best(self, arg: tuple[str, str, int] | None, /) -> None: ...
 
 class StepInfo:
     """What the folder of a run's step holds."""

@@ -100,23 +100,6 @@ bool is_abandoned(const StepInfo& step, const Line& line);
 // first.
 std::vector<const StepInfo*> steps_beside(std::span<const StepInfo> steps, const Line& line);
 
-// The `count` steps whose metric of this name is the lowest or the highest. Steps without the
-// metric, and those where it is NaN, are never among them.
-struct Best {
-  enum class Mode : uint8_t { kMin, kMax };
-  std::string metric;
-  Mode mode = Mode::kMin;
-  size_t count = 1;
-};
-
-// A step is kept if one of these rules keeps it.
-struct Keep {
-  size_t last = 1;     // the newest ones, at least 1
-  uint64_t every = 0;  // steps that are multiples of it; 0: none
-  std::optional<Best> best = std::nullopt;
-  // Seconds since it was saved. A step of unknown age is kept if this is set.
-  std::optional<double> newer_than = std::nullopt;
-};
 // Error(kInvalidArgument), naming the field, for last == 0, best->count == 0, an empty name of a
 // metric, and a newer_than that is negative or NaN.
 void check_keep(const Keep& keep);
