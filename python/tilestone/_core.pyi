@@ -483,6 +483,11 @@ class Session:
         This rank's part in the next save by files to a path. Each call counts as one save.
         """
 
+def refuse_url(path: bytes) -> None:
+    """
+    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
+    """
+
 class ByFiles:
     def __init__(self) -> None: ...
 
@@ -930,7 +935,7 @@ class SaveRequest:
 class LoadRequest:
     """A rank's template, path and options for a load."""
 
-    def __init__(self, wanted: object | None, path: bytes, bridge: object, options: LoadOptions, *, progress: object | None) -> None: ...
+    def __init__(self, wanted: object | None, path: bytes, bridge: object, options: LoadOptions, *, progress: object | None, optimizer: Sequence[str]) -> None: ...
 
 def save(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float) -> SaveResult: ...
 
@@ -1185,6 +1190,10 @@ class Removal:
 
 def remove_keys(path: bytes, prefix: str, seconds: float) -> Removal: ...
 
+def check_hashes(path: bytes, save_id: str, rank: int, ranks: int) -> list[tuple[str, str, bool]]: ...
+
+def sha256_of_file(folder: bytes, name: str) -> str: ...
+
 class Checkpoint:
     @staticmethod
     def open(path: bytes, options: OpenOptions) -> Checkpoint: ...
@@ -1274,31 +1283,6 @@ def check_access(ranks: Sequence[bytes]) -> None:
     Checks that the main replicas of all ranks hold each tensor and each grid of objects exactly once. Raises MismatchError, CoverageError or InvalidArgumentError, with key, box and ranks. ranks[r]: the result of encode_access() on rank r.
     """
 
-class NameLock:
-    """
-    A lock that try_lock() returned. It is released with the object or at the end of the process. A forked child does not hold it.
-    """
-
-    def release(self) -> None:
-        """Releases the lock; does nothing the second time."""
-
-def try_lock(directory: bytes, name: str) -> NameLock | None:
-    """
-    Locks a name in a directory; returns None if the lock is held already. Creates the file and the directories that it needs; they are not removed.
-    Raises UnsupportedError if the file system can't lock files.
-    """
-
-def is_locked(directory: bytes, name: str) -> bool:
-    """
-    Whether anybody, including the caller, holds the lock. Creates and changes nothing.
-    Raises UnsupportedError if the file system can't lock files.
-    """
-
-def refuse_url(path: bytes) -> None:
-    """
-    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
-    """
-
 class UnpublishedSave:
     """A save without a communicator that is not published yet."""
 
@@ -1356,6 +1340,8 @@ def publish(path: bytes, save_id: str, timeout: float, threads: int) -> str: ...
 
 def abandon(path: bytes, save_id: str, period: float) -> str: ...
 
+def check_optimizer_layouts(json: str) -> None: ...
+
 class ConvertOptions:
     """How a checkpoint is converted."""
 
@@ -1384,12 +1370,6 @@ class ConvertOptions:
 
     @only.setter
     def only(self, arg: str, /) -> None: ...
-
-    @property
-    def rename(self) -> list[str]: ...
-
-    @rename.setter
-    def rename(self, arg: Sequence[str], /) -> None: ...
 
     @property
     def cast(self) -> str: ...
@@ -1570,21 +1550,14 @@ class ManagedRun:
 
     def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool) -> None: ...
 
-    def expect_same_steps(self, comm: object | None, seconds: float) -> None: ...
+    def expect_same_steps(self, comm: object | None, terms: Sequence[tuple[str, str]], seconds: float) -> None: ...
 
     def is_due(self, step: int) -> bool: ...
 
     def is_saved(self, step: int) -> bool: ...
 
-    def saved_before(self, comm: object | None, step: int, seconds: float) -> str: ...
-
-    def is_settled(self, comm: object | None, step: int, folder: str, difference: str, metrics: Mapping[str, float], overwrite: bool, seconds: float) -> bool: ...
-
-    def make_room(self, comm: object | None, step: int, seconds: float) -> None: ...
-
-    def begin(self, comm: object | None, step: int, metrics: Mapping[str, float]) -> RunStep: ...
-
-    def saved(self, step: int, begun: RunStep) -> None: ...
+    def save(self, comm: object | None, step: int, metrics: Mapping[str, float], overwrite: bool, seconds: float, difference: Callable[[str], str], write: Callable[[str, RunStep], None]) -> None:
+        """Saves a step that is due."""
 
     def failed(self) -> None: ...
 
@@ -1592,20 +1565,9 @@ class ManagedRun:
 
     def wait(self) -> None: ...
 
-    class Chosen:
-        """A step that was chosen for a restore."""
+    def end(self) -> None: ...
 
-        @property
-        def step(self) -> int: ...
-
-        @property
-        def name(self) -> str: ...
-
-    def choose(self, comm: object | None, step: int | None, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
-
-    def choose_again(self, comm: object | None, failed: ManagedRun.Chosen, problem: str, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
-
-    def restored(self, chosen: ManagedRun.Chosen) -> None: ...
+    def restore(self, comm: object | None, step: int | None, fallback: bool, seconds: float, load: Callable[[int, str], None]) -> int | None: ...
 
     def name_of(self, step: int) -> str:
         """
@@ -1620,6 +1582,22 @@ class ManagedRun:
     def latest(self) -> int | None: ...
 
     def best(self, rule: tuple[str, str, int]) -> int | None: ...
+
+def read_megatron_tracker(run: bytes, name: str) -> tuple[int, bool]:
+    """(iteration, whether it is the release checkpoint)."""
+
+def choose_megatron_step(load: bytes | None, non_persistent: bytes | None, pretrained: bytes | None, iteration: int | None) -> tuple[int, bool, str] | None:
+    """
+    (iteration, whether it is the release checkpoint, the place); None: no checkpoint.
+    """
+
+def megatron_problem(run: bytes, iteration: int, release: bool) -> str | None:
+    """Why it can't be loaded; None: it can."""
+
+def move_megatron_tracker(run: bytes, iteration: int, release: bool, interval: int, only_newest: bool) -> list[str]:
+    """Returns the folders that the checkpoint replaces."""
+
+def remove_megatron_steps(run: bytes, names: Sequence[str]) -> None: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """
