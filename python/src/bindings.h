@@ -119,22 +119,26 @@ auto with_gil_here(const std::string& what, Work&& work) {
 
 // ---- Trees ----
 
-// The Python side of one call: a tilestone._calls.binding.Bridge, whose methods the binding calls.
-// Any thread may copy it; calling a method needs the GIL.
+// The Python side of one call: the functions of a tilestone._calls.binding.Bridge, which says what
+// each does, and its facts. They are looked up when this is made. Any thread may copy it; calling a
+// function needs the GIL.
 class Bridge {
  public:
-  explicit Bridge(nb::handle object)
-      : object_(keep_alive(object)), for_load_(nb::cast<bool>(object.attr("for_load"))) {}
+  explicit Bridge(nb::handle object);
 
-  bool for_load() const { return for_load_; }
-  template <typename... Args>
-  nb::object call(const char* method, Args&&... args) const {
-    return kept_object(object_).attr(method)(std::forward<Args>(args)...);
-  }
+  bool for_load, keeps_keys;
+  int everywhere;
+  nb::handle copied_back;  // the class of view owners whose finish() returns the array
+  // Of trees.
+  nb::handle describe, is_entity, optimizer_places, variable, check_container, log_attributes;
+  // Of loaded trees.
+  nb::handle replaced, stand_in_of, restored, data_of, rebuilt, filled_by, note_filled;
+  // Of leaves.
+  nb::handle describe_in_value, pickle, make_array, make_variable, make_dtype, make_ordered_dict,
+      make_opaque;
 
  private:
-  std::shared_ptr<const void> object_;
-  bool for_load_;
+  std::shared_ptr<const void> kept_;  // keeps the functions alive
 };
 
 nb::bytes python_bytes(ByteView bytes);

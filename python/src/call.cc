@@ -35,7 +35,7 @@ class PythonCall;
 struct Process {
   std::mutex mutex;  // guards calls, messages and dropped
   std::set<PythonCall*> calls;
-  std::vector<Message> messages;   // of threads that work for no call
+  std::vector<Message> messages;
   std::vector<PyObject*> dropped;  // references to release once a thread has the GIL
   std::atomic<int> entered = 0;    // threads inside the binding
   std::atomic<int> taking = 0;     // threads about to take the GIL
@@ -134,40 +134,31 @@ class PythonCall {
       process().calls.insert(this);
     }
     if (program_is_ending()) stop(program_ends());
-    if (parent_ != nullptr) inherit_stop();
   }
   ~PythonCall() {
-    {
-      std::lock_guard lock(process().mutex);
-      process().calls.erase(this);
-    }
-    release(std::exchange(dropped_, {}));
+    std::lock_guard lock(process().mutex);
+    process().calls.erase(this);
   }
   PythonCall(const PythonCall&) = delete;
   PythonCall& operator=(const PythonCall&) = delete;
 
   // Throws what the library throws. An exception from Python takes precedence over it.
   void run(const CallWork& work) {
-    if (start(work)) {
-      serve();
-      ReleasedGil released;
+    start(work);
+    serve();
+    {
+      const ReleasedGil released;
       engine_->join();
-    } else {
-      ReleasedGil released;
-      work_here(work);
     }
     deliver_messages();
     if (program_is_ending()) note(program_ends());
-    if (raised_) {
-      if (failure_) raised_->came_during(failure_);
-      throw *raised_;
-    }
+    if (raised_) throw *raised_;
     if (failure_) std::rethrow_exception(failure_);
   }
 
   bool is_of_this_process() const { return process_ == ::getpid(); }
 
-  // The next five are called by threads of the library.
+  // The next three are called by threads of the library.
 
   void ask(const std::function<void()>& task) {
     Request request{&task, false, nullptr};
@@ -177,19 +168,8 @@ class PythonCall {
     answered_.wait(lock, [&] { return request.done; });
     if (request.failure) std::rethrow_exception(request.failure);
   }
-  void post(Message message) {
-    {
-      std::lock_guard lock(mutex_);
-      messages_.push_back(std::move(message));
-    }
-    changed_.notify_one();
-  }
   std::shared_ptr<const Interrupt> interrupt() const { return interrupt_; }
   void stop(const Raised& why) { interrupt_->request(std::make_exception_ptr(why)); }
-  void drop(PyObject* object) {
-    std::lock_guard lock(mutex_);
-    dropped_.push_back(object);
-  }
 
  private:
   struct Request {
@@ -198,61 +178,42 @@ class PythonCall {
     std::exception_ptr failure;
   };
 
-  // Starts the work's thread; false if the system can't start another thread.
-  bool start(const CallWork& work) {
+  void start(const CallWork& work) {
     const BlockedSignals blocked;
     try {
       engine_ = std::make_unique<std::thread>([this, &work] {
-        {
+        try {
           const CallScope scope(this);
-          work_here(work);
+          work(interrupt_);
+        } catch (...) {
+          failure_ = std::current_exception();
         }
         std::lock_guard lock(mutex_);
         ended_ = true;
         changed_.notify_one();
       });
-      return true;
     } catch (const std::system_error& error) {
-      post({LogLevel::kWarning, std::string("could not start a thread for a call (") +
-                                    error.what() + "): the call can't be interrupted"});
-      return false;
+      throw Error(ErrorCode::kIo,
+                  std::string("could not start a thread for a call: ") + error.what());
     }
-  }
-
-  void work_here(const CallWork& work) {
-    try {
-      work(interrupt_);
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-  }
-
-  // Needs the GIL.
-  static void release(const std::vector<PyObject*>& dropped) {
-    for (PyObject* object : dropped) Py_DECREF(object);
   }
 
   // Serves requests, messages and signals until the work has ended. The GIL is held on entry and on
   // return.
   void serve() {
-    while (true) {
+    for (bool ended = false; !ended;) {
       std::deque<Request*> requests;
-      std::vector<PyObject*> dropped;
-      bool ended = false;
       {
         ReleasedGil released;
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, kSignalPoll,
-                          [&] { return ended_ || !requests_.empty() || !messages_.empty(); });
+        changed_.wait_for(lock, kSignalPoll, [&] { return ended_ || !requests_.empty(); });
         requests = std::exchange(requests_, {});
-        dropped = std::exchange(dropped_, {});
         ended = ended_;
       }
-      release(dropped);
+      give_back_dropped();
       if (PyErr_CheckSignals() != 0) note(raised_now());
       deliver_messages();
       for (Request* request : requests) answer(*request);
-      if (ended) return;
     }
   }
 
@@ -295,37 +256,16 @@ class PythonCall {
     }
   }
 
-  void inherit_stop() {
-    try {
-      parent_->interrupt_->check();
-    } catch (...) {
-      interrupt_->request(std::current_exception());
-    }
-  }
-
   void note(const Raised& raised) {
     stop(raised);
-    {
-      std::lock_guard lock(process().mutex);
-      for (PythonCall* call : process().calls) {
-        if (call->parent_ == this) call->stop(raised);
-      }
-    }
     if (!raised_) raised_ = raised;
   }
 
   void deliver_messages() {
-    std::vector<Message> messages = process().take_messages();
-    {
-      std::lock_guard lock(mutex_);
-      for (Message& message : std::exchange(messages_, {})) messages.push_back(std::move(message));
-    }
-    if (const auto raised = deliver(messages)) note(*raised);
+    if (const auto raised = deliver(process().take_messages())) note(*raised);
   }
 
   const pid_t process_ = ::getpid();
-  PythonCall* const parent_ =
-      static_cast<PythonCall*>(CallScope::current());  // the call of run_ranks, or null
   std::unique_ptr<std::thread> engine_;
   const std::shared_ptr<Interrupt> interrupt_;
   std::optional<Raised> raised_;  // from the calling thread
@@ -334,8 +274,6 @@ class PythonCall {
   std::mutex mutex_;  // guards all members below
   std::condition_variable changed_, answered_;
   std::deque<Request*> requests_;
-  std::vector<Message> messages_;
-  std::vector<PyObject*> dropped_;  // references to release
   bool ended_ = false;
 };
 
@@ -383,19 +321,6 @@ void Raised::add_note(const std::string& note) const {
   const nb::object notes = nb::getattr(exception, "__notes__", nb::none());
   if (notes.is_none() || PySequence_Contains(notes.ptr(), text.ptr()) != 1) {
     exception.attr("add_note")(text);
-  }
-}
-
-void Raised::came_during(const std::exception_ptr& failure) const {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    const nb::object exception = this->exception();
-    const nb::object before = nb::steal(PyException_GetContext(exception.ptr()));
-    if (error.cause() != nullptr || before.is_valid()) return;
-    PyException_SetContext(exception.ptr(), exception_of(error).release().ptr());
-  } catch (...) {
-    // The work was ended by this exception itself.
   }
 }
 
@@ -468,7 +393,6 @@ std::function<bool()> ends_early() {
 void drop_reference(PyObject* object) {
   if (Py_IsInitialized() == 0) return;
   if (holds_gil()) return Py_DECREF(object);
-  if (auto* call = static_cast<PythonCall*>(CallScope::current())) return call->drop(object);
   Process& p = process();
   bool first = false;
   {
@@ -480,9 +404,6 @@ void drop_reference(PyObject* object) {
 }
 
 void post_message(LogLevel level, std::string_view text) {
-  if (auto* call = static_cast<PythonCall*>(CallScope::current())) {
-    return call->post({level, std::string(text)});
-  }
   std::lock_guard lock(process().mutex);
   process().messages.push_back({level, std::string(text)});
 }

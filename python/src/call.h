@@ -39,9 +39,7 @@ class Raised : public std::exception {
   nb::object exception() const;   // this and all functions below need the GIL
   bool ends_the_program() const;  // KeyboardInterrupt, SystemExit: not a subclass of Exception
   void add_note(const std::string& note) const;  // does nothing before Python 3.11
-  // Sets a failure of the library, which this exception replaces, as its __context__.
-  void came_during(const std::exception_ptr& failure) const;
-  void restore() const;  // sets it as Python's current error
+  void restore() const;                          // sets it as Python's current error
 
  private:
   std::shared_ptr<const void> exception_;
@@ -124,8 +122,7 @@ std::function<bool()> ends_early();
 // may be waiting for this one: without the GIL, a Python thread releases the reference soon after.
 void drop_reference(PyObject* object);
 
-// Queues a message of the library for the call that the thread works for, or else for the next call
-// that delivers messages.
+// Queues a message of the library for the next call that delivers messages.
 void post_message(LogLevel level, std::string_view text);
 
 // Ends the calls of other threads. Python's `atexit` calls it with the GIL held.

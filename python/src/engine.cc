@@ -29,7 +29,8 @@ struct BridgedLoad {
   Location location;
   LoadOptions options;
   Bridge bridge;
-  double preparing = 0;  // seconds
+  std::shared_ptr<const void> original = nullptr;  // the template's dict
+  double preparing = 0;                            // seconds
 };
 
 double seconds_since(std::chrono::steady_clock::time_point began) {
@@ -69,9 +70,7 @@ engine::SaveRequest make_save(
     const nb::typed<nb::dict, nb::str, nb::typed<nb::dict, nb::str, nb::object>>& tensor_attributes,
     nb::handle progress, nb::handle compared_common) {
   const Bridge bridge(bridge_object);
-  engine::SaveRequest request{
-      to_state(bridge.call("unpack", state), bridge), path_of(path), options, {}};
-  bridge.call("described");
+  engine::SaveRequest request{to_state(state, bridge), path_of(path), options, {}};
   if (!compared_common.is_none()) request.compared_common = to_state(compared_common, bridge);
   request.options.tensor_attributes = tensor_attributes_of(tensor_attributes, bridge);
   request.options.progress = to_progress(progress);
@@ -84,8 +83,8 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   Claims claims;
   BridgedLoad load{std::nullopt, path_of(path), options, bridge};
   if (!wanted.is_none()) {
-    load.wanted = to_state(bridge.call("unpack", wanted), bridge, &claims);
-    bridge.call("described");
+    load.wanted = to_state(wanted, bridge, &claims);
+    load.original = keep_alive(wanted);
     check_writable(*load.wanted);
   }
   load.options.complete = std::move(claims.complete);
@@ -238,13 +237,15 @@ std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
 }
 
 // Gives Python what was loaded; returns why it could not take it.
-std::optional<Error> give(const nb::callable& take, const Bridge& bridge,
+std::optional<Error> give(const nb::callable& take, const BridgedLoad& asked,
                           const engine::LoadResult& loaded) {
   try {
     with_gil("taking what was loaded", [&] {
       const LoadReport& report = loaded.report;
-      take(from_state(loaded.state, bridge.call("unpacked"), bridge, loaded.kept),
-           report.not_in_checkpoint, report.not_requested, report.other_shape, loaded.kept.keys);
+      const nb::object original =
+          asked.original ? nb::borrow(kept_object(asked.original)) : nb::object(nb::none());
+      take(from_state(loaded.state, original, asked.bridge, loaded.kept), report.not_in_checkpoint,
+           report.not_requested, report.other_shape, loaded.kept.keys);
     });
     return std::nullopt;
   } catch (...) {
@@ -302,7 +303,7 @@ std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
       if (load) without_gil([&] { load.reset(); });  // Python raised after the load had read
       throw;
     }
-    const std::optional<Error> untaken = give(take, asked->bridge, *loaded);
+    const std::optional<Error> untaken = give(take, *asked, *loaded);
     if (untaken && ends_the_program(*untaken)) interrupt->request(untaken->cause());
     call_library(
         [&](const Stop&) {

@@ -173,11 +173,12 @@ void bind_entities(nb::module_& m) {
           "make",
           [](std::string key, nb::handle data, Dims global_shape, Dims global_offset,
              Dims replica_id, nb::handle bridge) {
-            Value value = to_value(data, Bridge(bridge), {key});
+            Value value = bridge.is_none() ? Value() : to_value(data, Bridge(bridge), {key});
             return ShardedObject::make(std::move(key), std::move(value), std::move(global_shape),
                                        std::move(global_offset), std::move(replica_id));
           },
-          "key"_a, "data"_a.none(), "global_shape"_a, "global_offset"_a, "replica_id"_a, "bridge"_a)
+          "key"_a, "data"_a.none(), "global_shape"_a, "global_offset"_a, "replica_id"_a,
+          "bridge"_a.none())
       .def_prop_ro("unique_key", &ShardedObject::unique_key);
   bind_factory(m);
   nb::class_<LocalNonpersistent>(m, "LocalNonpersistent")

@@ -230,11 +230,11 @@ DType dtype_named(std::string_view name) {
 nb::object from_tensor(const TensorView& view, nb::handle original, const Bridge& bridge) {
   if (nb::handle kept = kept_object(view.owner)) return nb::borrow(kept);
   if (view.device || !view.has_data() || view.strided_view().is_contiguous()) {
-    return bridge.call("make_array", view, original);
+    return bridge.make_array(view, original);
   }
   TensorView copy = TensorView::allocate(view.dtype, view.shape);
   pack_range(view.strided_view(), 0, {copy.data, copy.bytes()});
-  return bridge.call("make_array", copy, original);
+  return bridge.make_array(copy, original);
 }
 
 void bind_tensor(nb::module_& m) {

@@ -2,7 +2,6 @@
 #include "tilestone/comm/threads_testing.h"
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
-#include "tilestone/base/call_scope.h"
 
 namespace tilestone::python {
 
@@ -14,9 +13,7 @@ void bind_threads(nb::module_& m) {
       [](int n, nb::callable body) {
         auto kept = keep_alive(body);
         without_gil([&] {
-          void* const call = CallScope::current();  // ending it ends the calls of the ranks
           run_ranks(n, [&](Communicator comm) {
-            const CallScope scope(call);
             nb::gil_scoped_acquire held;
             try {
               kept_object(kept)(comm);

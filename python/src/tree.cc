@@ -130,11 +130,7 @@ auto keyed(const Path& path, const PythonCall& call) {
 class TreeMaker {
  public:
   // `claims` (may be null) receives the claims of the tree's Stateful objects.
-  TreeMaker(const Bridge& bridge, Claims* claims)
-      : bridge_(bridge),
-        claims_(claims),
-        everywhere_(nb::cast<int>(bridge.call("everywhere"))),
-        keeps_keys_(nb::cast<bool>(bridge.call("keeps_keys"))) {}
+  TreeMaker(const Bridge& bridge, Claims* claims) : bridge_(bridge), claims_(claims) {}
 
   StateNode node(nb::handle object, const Path& path) const {
     if (is_ordered_dict(object)) log_attributes(object, path);
@@ -144,7 +140,7 @@ class TreeMaker {
     if (is_plain(object)) return leaf(object, path);
     if (auto view = torch_view(object, path)) return tensor(object, *std::move(view), path);
     const nb::object described =
-        keyed(path, [&] { return bridge_.call("describe", object, dotted(path)); });
+        keyed(path, [&] { return bridge_.describe(object, dotted(path)); });
     if (PyTuple_CheckExact(described.ptr())) return stateful(described, path);
     if (nb::isinstance<TensorView>(described)) {
       return tensor(object, nb::cast<TensorView>(described), path);
@@ -177,7 +173,7 @@ class TreeMaker {
           out.original_keys().emplace(std::get<std::string>(below.back()), *std::move(original));
         }
       }
-      if (keeps_keys_ && !is_writable_key(key)) check_holds_sharded(item, below);
+      if (bridge_.keeps_keys && !is_writable_key(key)) check_holds_sharded(item, below);
       entries.emplace_back(below.back(), node(item, below));
     }
     if (!distinct) check_distinct(out, path);
@@ -215,7 +211,7 @@ class TreeMaker {
   // Whether a dict is stored as one value of the common state because of its keys, such as (1, 2),
   // None or a dtype.
   bool is_whole(nb::handle dict, const Path& path) const {
-    if (!keeps_keys_ || path.empty()) return false;
+    if (!bridge_.keeps_keys || path.empty()) return false;
     bool some = false;
     for (auto [key, item] : nb::borrow<nb::dict>(dict)) {
       some = some || !is_writable_key(key);
@@ -230,7 +226,7 @@ class TreeMaker {
     if (is_plain(object)) return false;
     const bool is_dict = PyDict_Check(object.ptr());
     if (!is_dict && !PyList_Check(object.ptr())) {
-      return !torch_view(object, path) && nb::cast<bool>(bridge_.call("is_entity", object));
+      return !torch_view(object, path) && nb::cast<bool>(bridge_.is_entity(object));
     }
     check_depth(path);
     if (!seen.insert(object.ptr()).second) return false;
@@ -282,7 +278,7 @@ class TreeMaker {
     const int has_groups = PySequence_Contains(mapping.ptr(), nb::str("param_groups").ptr());
     if (has_groups < 0) throw nb::python_error();
     if (has_groups == 0) return;
-    const nb::object places = bridge_.call("optimizer_places", mapping);
+    const nb::object places = bridge_.optimizer_places(mapping);
     claim(nb::object(places[0]), path, claims_->subtrees);
     claim(nb::object(places[1]), path, claims_->unmade);
   }
@@ -297,7 +293,7 @@ class TreeMaker {
 
   // Checks that a container of a special class can be recreated with other contents; returns it.
   nb::handle checked_container(nb::handle container, const Path& path) const {
-    keyed(path, [&] { return bridge_.call("check_container", container); });
+    keyed(path, [&] { return bridge_.check_container(container); });
     log_attributes(container, path);
     return container;
   }
@@ -308,15 +304,15 @@ class TreeMaker {
     const nb::object kept = nb::steal(attributes);
     if (attributes == nullptr) PyErr_Clear();
     const bool some = attributes == nullptr || PyDict_Size(attributes) > 0;
-    if (!bridge_.for_load() && (some || !is_ordered_dict(container))) {
-      bridge_.call("log_attributes", container, dotted(path));
+    if (!bridge_.for_load && (some || !is_ordered_dict(container))) {
+      bridge_.log_attributes(container, dotted(path));
     }
   }
 
   StateNode list_or_leaf(nb::handle list_object, const Path& path) const {
     check_depth(path);
     std::unordered_set<PyObject*> seen;
-    const bool asks = bridge_.for_load() && PyList_CheckExact(list_object.ptr());
+    const bool asks = bridge_.for_load && PyList_CheckExact(list_object.ptr());
     if (asks && PyList_Size(list_object.ptr()) == 0) return StateList();  // for what is stored
     if (!is_descended(list_object, path.size(), seen)) return leaf(list_object, path);
     if (!PyList_CheckExact(list_object.ptr())) checked_container(list_object, path);
@@ -330,7 +326,7 @@ class TreeMaker {
     if (depth > kDepthLimit || !seen.insert(list.ptr()).second) return false;
     for (nb::handle item : nb::borrow<nb::list>(list)) {
       if (is_plain(item)) continue;
-      if (is_mapping(item) || nb::cast<bool>(bridge_.call("is_entity", item))) return true;
+      if (is_mapping(item) || nb::cast<bool>(bridge_.is_entity(item))) return true;
       if (PyList_Check(item.ptr()) && is_descended(item, depth + 1, seen)) return true;
     }
     return false;
@@ -364,7 +360,7 @@ class TreeMaker {
 
   std::optional<TensorView> torch_view(nb::handle object, const Path& path) const {
     try {
-      return keyed(path, [&] { return torch_tensors_.find_view(object, bridge_.for_load()); });
+      return keyed(path, [&] { return torch_tensors_.find_view(object, bridge_.for_load); });
     } catch (const nb::python_error&) {
       return std::nullopt;  // a wrapper without memory, which the bridge handles
     }
@@ -373,8 +369,8 @@ class TreeMaker {
   // An array. In the common state, a tensor that autograd tracks comes back as it was, as in a
   // leaf.
   StateNode tensor(nb::handle object, TensorView view, const Path& path) const {
-    if (!keeps_keys_) return array(std::move(view), path);
-    const nb::object found = keyed(path, [&] { return bridge_.call("variable", object); });
+    if (!bridge_.keeps_keys) return array(std::move(view), path);
+    const nb::object found = keyed(path, [&] { return bridge_.variable(object); });
     if (found.is_none()) return array(std::move(view), path);
     const Autograd autograd{nb::cast<bool>(found[1]), nb::cast<bool>(found[2])};
     return Value(nb::cast<TensorView>(found[0]), autograd);
@@ -382,10 +378,10 @@ class TreeMaker {
 
   // A plain array. If the ranks plan by rule, it is a tensor that every rank is known to hold.
   StateNode array(TensorView view, const Path& path) const {
-    if (everywhere_ == 0) return view;
+    if (bridge_.everywhere == 0) return view;
     const Dims shape = view.shape;
     auto tensor = ShardedTensor::from_box(dotted(path), std::move(view), shape, Box::whole(shape));
-    std::vector<int> ranks(static_cast<size_t>(everywhere_));
+    std::vector<int> ranks(static_cast<size_t>(bridge_.everywhere));
     std::iota(ranks.begin(), ranks.end(), 0);
     tensor.declare_replicas(std::move(ranks));
     tensor.common = true;
@@ -408,8 +404,6 @@ class TreeMaker {
 
   const Bridge& bridge_;
   Claims* const claims_;
-  const int everywhere_;   // how many ranks hold each plain array; 0 if that is not known
-  const bool keeps_keys_;  // dicts of the common state are loaded with their original keys
   const TorchTensors torch_tensors_;
   mutable std::vector<PyObject*> containers_;  // those around the current node, outermost first
 };
@@ -457,22 +451,21 @@ class TreeReader {
   // `kept`: leaves that are taken from the template; null if there are none.
   explicit TreeReader(const Bridge& bridge, const KeptLeaves* kept = nullptr)
       : bridge_(bridge), kept_(kept) {
-    for (nb::handle id : bridge.call("replaced")) replaced_.insert(nb::cast<uintptr_t>(id));
-    copied_back_ = bridge.call("copied_back");
+    for (nb::handle id : bridge.replaced()) replaced_.insert(nb::cast<uintptr_t>(id));
   }
 
   const nb::list& filled() const { return filled_; }
 
   nb::object node(const StateNode& node, nb::handle original) {
     if (is_kept(node)) {
-      nb::object data = bridge_.call("data_of", original);
+      nb::object data = bridge_.data_of(original);
       return data.is_none() ? nb::borrow(original) : data;
     }
     if (!replaced_.contains(reinterpret_cast<uintptr_t>(original.ptr()))) {
       return content(node, original);
     }
-    nb::object loaded = content(node, bridge_.call("stand_in_of", original));
-    return keyed(path_, [&] { return bridge_.call("restored", original, loaded); });
+    nb::object loaded = content(node, bridge_.stand_in_of(original));
+    return keyed(path_, [&] { return bridge_.restored(original, loaded); });
   }
 
   nb::object dict(const StateDict& dict, nb::handle original) {
@@ -496,7 +489,7 @@ class TreeReader {
       out[from_value(key, nb::none(), bridge_)] = from_value(value, nb::none(), bridge_);
     }
     return known.is_none() || PyDict_CheckExact(known.ptr()) ? nb::object(out)
-                                                             : bridge_.call("rebuilt", known, out);
+                                                             : bridge_.rebuilt(known, out);
   }
 
  private:
@@ -521,10 +514,10 @@ class TreeReader {
     if (const auto* value = node.get_if<Value>()) return leaf(*value, original);
     if (const auto* view = node.get_if<TensorView>()) return tensor(*view, original);
     if (const auto* sharded = node.get_if<ShardedTensor>()) {
-      return tensor(sharded->data, bridge_.call("data_of", original));
+      return tensor(sharded->data, bridge_.data_of(original));
     }
     if (const auto* object = node.get_if<ShardedObject>()) {
-      return from_value(object->data, bridge_.call("data_of", original), bridge_);
+      return from_value(object->data, bridge_.data_of(original), bridge_);
     }
     if (const auto* kept = node.get_if<LocalNonpersistent>()) {
       return content(*kept->value, nb::none());
@@ -538,14 +531,14 @@ class TreeReader {
   nb::object leaf(const Value& value, nb::handle original) {
     nb::object made = from_value(value, original, bridge_);
     if (!original.is_valid() || is_plain(original)) return made;
-    return keyed(path_, [&] { return bridge_.call("filled_by", original, made); });
+    return keyed(path_, [&] { return bridge_.filled_by(original, made); });
   }
 
   // A node without bytes may carry an object that was not loaded, see object_node.
   nb::object tensor(const TensorView& view, nb::handle original) {
     const nb::handle kept = kept_object(view.owner);
     if (!kept.is_valid()) return from_tensor(view, original, bridge_);
-    const bool copied = kept.type().is(copied_back_);
+    const bool copied = kept.type().is(bridge_.copied_back);
     nb::object array =
         copied ? keyed(path_, [&] { return kept.attr("finish")(); }) : nb::borrow(kept);
     if (view.bytes() != 0) filled_.append(array);
@@ -563,18 +556,51 @@ class TreeReader {
       path_.pop_back();
     }
     return !known || PyList_CheckExact(original.ptr()) ? nb::object(out)
-                                                       : bridge_.call("rebuilt", original, out);
+                                                       : bridge_.rebuilt(original, out);
   }
 
   const Bridge& bridge_;
   const KeptLeaves* const kept_;
   std::unordered_set<uintptr_t> replaced_;  // ids of objects for which stand-ins were filled
-  nb::object copied_back_;                  // tilestone._objects.converters.CopiedBack
   nb::list filled_;
   Path path_;  // of the current node
 };
 
 }  // namespace
+
+Bridge::Bridge(nb::handle object)
+    : for_load(nb::cast<bool>(object.attr("for_load"))),
+      keeps_keys(nb::cast<bool>(object.attr("keeps_keys"))),
+      everywhere(nb::cast<int>(object.attr("everywhere"))) {
+  const std::pair<nb::handle*, const char*> members[] = {{&copied_back, "copied_back"},
+                                                         {&describe, "describe"},
+                                                         {&is_entity, "is_entity"},
+                                                         {&optimizer_places, "optimizer_places"},
+                                                         {&variable, "variable"},
+                                                         {&check_container, "check_container"},
+                                                         {&log_attributes, "log_attributes"},
+                                                         {&replaced, "replaced"},
+                                                         {&stand_in_of, "stand_in_of"},
+                                                         {&restored, "restored"},
+                                                         {&data_of, "data_of"},
+                                                         {&rebuilt, "rebuilt"},
+                                                         {&filled_by, "filled_by"},
+                                                         {&note_filled, "note_filled"},
+                                                         {&describe_in_value, "describe_in_value"},
+                                                         {&pickle, "pickle"},
+                                                         {&make_array, "make_array"},
+                                                         {&make_variable, "make_variable"},
+                                                         {&make_dtype, "make_dtype"},
+                                                         {&make_ordered_dict, "make_ordered_dict"},
+                                                         {&make_opaque, "make_opaque"}};
+  nb::list kept;
+  for (const auto& [member, name] : members) {
+    const nb::object found = object.attr(name);
+    kept.append(found);
+    *member = found;
+  }
+  kept_ = keep_alive(kept);
+}
 
 StateNode to_node(nb::handle object, const Bridge& bridge, const Path& path) {
   return TreeMaker(bridge, nullptr).node(object, path);
@@ -597,7 +623,7 @@ nb::object from_state(const StateDict& loaded, nb::handle original, const Bridge
                       const KeptLeaves& kept) {
   TreeReader reader(bridge, &kept);
   nb::object out = reader.dict(loaded, original);
-  bridge.call("note_filled", reader.filled());
+  bridge.note_filled(reader.filled());
   return out;
 }
 

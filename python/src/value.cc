@@ -71,7 +71,7 @@ class ValueMaker {
   std::optional<Value> make_other(nb::handle object, int depth) {
     if (auto value = scalar(object)) return value;
     if (PyUnicode_CheckExact(object.ptr())) return std::nullopt;
-    nb::object described = bridge_.call("describe_in_value", object);
+    nb::object described = bridge_.describe_in_value(object);
     if (nb::isinstance<TensorView>(described)) return Value(nb::cast<TensorView>(described));
     if (PyTuple_CheckExact(described.ptr())) return from_variable(described);
     if (PyUnicode_CheckExact(described.ptr())) {
@@ -269,7 +269,7 @@ class ObjectMaker {
       case Value::Kind::kTensor:
         return make_tensor(value, original);
       case Value::Kind::kDType:
-        return bridge_.call("make_dtype", to_string(value.as_dtype()));
+        return bridge_.make_dtype(to_string(value.as_dtype()));
       case Value::Kind::kOpaque:
         return make_opaque(value.as_opaque());
       case Value::Kind::kPickled:
@@ -282,7 +282,7 @@ class ObjectMaker {
     nb::object made = from_tensor(value.as_tensor(), original, bridge_);
     const Autograd& autograd = value.autograd();
     if (autograd == Autograd{}) return made;
-    return bridge_.call("make_variable", made, autograd.parameter, autograd.requires_grad);
+    return bridge_.make_variable(made, autograd.parameter, autograd.requires_grad);
   }
 
   nb::list make_list(const Value::List& items, nb::handle original) {
@@ -294,8 +294,8 @@ class ObjectMaker {
 
   nb::object make_mapping(const Value& value, nb::handle original) {
     if (!value.is_ordered_dict()) return make_dict(value.as_dict(), original);
-    return bridge_.call("make_ordered_dict", make_dict(value.as_dict(), original),
-                        make(value.attributes(), nb::none()));
+    return bridge_.make_ordered_dict(make_dict(value.as_dict(), original),
+                                     make(value.attributes(), nb::none()));
   }
   nb::dict make_dict(const Value::Dict& items, nb::handle original) {
     nb::dict out;
@@ -313,8 +313,8 @@ class ObjectMaker {
 
   nb::object make_opaque(const Opaque& opaque) {
     static constexpr const char* kKinds[] = {"global", "call", "new"};
-    return bridge_.call(
-        "make_opaque", kKinds[static_cast<int>(opaque.kind)], opaque.module, opaque.name,
+    return bridge_.make_opaque(
+        kKinds[static_cast<int>(opaque.kind)], opaque.module, opaque.name,
         nb::tuple(make_list(opaque.args, nb::none())), make(opaque.state, nb::none()),
         opaque.has_state, make_list(opaque.appended, nb::none()),
         make_dict(opaque.entries, nb::none()), make_dict(opaque.keywords, nb::none()));
@@ -341,15 +341,14 @@ Bytes to_bytes_owned(const nb::bytes& bytes) {
 
 Value to_value(nb::handle object, const Bridge& bridge, const Path& path) {
   // The contents of a template's leaf don't matter, because the stored value replaces it.
-  if (bridge.for_load()) return Value();
+  if (bridge.for_load) return Value();
   try {
     if (auto value = ValueMaker(bridge).make(object, 0)) return *value;
   } catch (Error& error) {
     if (error.key().empty()) error.with_key(dotted(path));
     throw;
   }
-  auto [bytes, archive] =
-      nb::cast<std::pair<nb::bytes, bool>>(bridge.call("pickle", object, dotted(path)));
+  auto [bytes, archive] = nb::cast<std::pair<nb::bytes, bool>>(bridge.pickle(object, dotted(path)));
   return Value(Pickled{shared_bytes(bytes), archive, true});  // Python's side has checked it
 }
 

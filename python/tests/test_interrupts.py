@@ -376,15 +376,3 @@ def test_callbacks_run_on_the_thread_that_called(tmp_path: pathlib.Path) -> None
     with tilestone.open(tmp_path) as opened:
         opened.verify(note)
     assert threads == {threading.get_ident()}
-
-
-def test_ctrl_c_ends_ranks_that_are_threads_and_operations_that_wait(tmp_path: pathlib.Path) -> None:
-    def body(comm: tilestone.Communicator) -> None:
-        if comm.rank == 0:
-            tilestone.save({"w": numpy.zeros(4)}, tmp_path, group=comm)
-        else:
-            comm.gather(b"", 1)  # rank 0 never calls it
-
-    with interrupted_after(0.3):
-        run_ranks(2, body)
-    assert files_in(tmp_path) == []

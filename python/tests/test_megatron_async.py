@@ -35,7 +35,8 @@ from test_megatron_stock import (
 )
 from tilestone import megatron
 from tilestone._calls.steps import BegunSave
-from tilestone.megatron import _background, training
+from tilestone.megatron import training
+from tilestone.megatron._calls import background
 from tilestone.megatron.mapping import ShardedTensor
 from tilestone.megatron.strategies import base, torch as torch_strategies
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue, AsyncRequest
@@ -72,7 +73,7 @@ def _saves(rank: int, world: int, folder: str) -> None:
         assert _loaded(rank, ckpt) == value
         hashed = json.loads(pathlib.Path(ckpt, "integrity.json").read_text())["files"]
         assert len([name for name in hashed if name.endswith(".distcp")]) == 2
-        (free,) = _background._of_groups.values()
+        (free,) = background._of_groups.values()
         assert len(free) == 1  # the next save uses its memory
     assert next(iter(free.values())).session.stats.plans_from_cache == 1
     # Several saves in flight are finalized in their order.

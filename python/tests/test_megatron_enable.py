@@ -16,7 +16,8 @@ import torch.distributed as dist
 import tilestone
 from ranks import Worlds
 from test_megatron_stock import _check, _make_directory, _megatron, _state, _stock_on_cpu
-from tilestone.megatron import _stock_strategies, stock
+from tilestone.megatron import stock
+from tilestone.megatron._stock import strategies
 
 
 def _switching(rank: int, world: int, folder: str) -> None:
@@ -81,7 +82,7 @@ def test_enable_logs_once_and_refuses_other_strategies(
 @pytest.fixture
 def no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the strategies' classes had not been made yet."""
-    monkeypatch.setattr(_stock_strategies, "_made", {})
+    monkeypatch.setattr(strategies, "_made", {})
 
 
 def test_a_missing_or_unknown_megatron_is_a_clear_error(

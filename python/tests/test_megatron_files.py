@@ -232,7 +232,7 @@ class _Part(collective.Prepared):
 
     def __init__(self, wanted: dict[Any, Any], sharded_only: bool = True) -> None:
         self._wanted = wanted
-        self.sharded_only = sharded_only
+        self.engine = {"sharded_only": sharded_only}
 
     def make(self) -> dict[Any, Any]:
         return self._wanted

@@ -20,7 +20,7 @@ from ranks import Worlds
 from test_cache_policy import forget, from_disk
 from test_megatron_files import _megatron
 from tilestone.megatron import exchange_utils, utils
-from tilestone.megatron._entities import boxes_of
+from tilestone.megatron._shards.entities import boxes_of
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
 from tilestone.megatron.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,

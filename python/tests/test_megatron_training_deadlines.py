@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from ranks import Worlds
 from tilestone import CheckpointError, InvalidArgumentError
-from tilestone.megatron import _save_call, training
+from tilestone.megatron import training
+from tilestone.megatron._calls import save_call
 from tilestone.megatron.training import _choice, _saving, checkpointing
 from tilestone.megatron.training._resume import Resume
 from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
@@ -106,7 +107,7 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     for step, leave, more in (
         ("preparation of a save", (checkpointing, "prepared", False), {}),
         ("random states of data parallel ranks", (checkpointing, "then_one", False), random),
-        ("check of the ranks' entities", (_save_call, "save", False), full),
+        ("check of the ranks' entities", (save_call, "save", False), full),
         ("tracker of a training run", (saving, "write", True), full),
     ):
         run.expect(step, lambda more=more: run.save(200, run.short, **more), leave)

@@ -84,9 +84,17 @@ def note_written(arrays: list[Any]) -> None:
         torch.note_written(arrays)
 
 
+def described() -> None:
+    """Called when every object of a tree was described."""
+    devices = sys.modules.get("tilestone._torch.devices")
+    if devices is not None:
+        devices.follow_callers()
+
+
 @dataclasses.dataclass(eq=False)
 class Bridge:
-    """Handles the Python objects of one save, load or read. The binding calls its methods.
+    """Handles the Python objects of one save, load or read. The binding calls its functions, which
+    `Bridge` in python/src/bindings.h lists.
 
     Args:
         for_load: the tree is a template that a load fills.
@@ -115,9 +123,18 @@ class Bridge:
     common: bool = False
     as_torch: bool = False
 
+    copied_back = CopiedBack  # the class of view owners whose finish() returns the array
+    check_container = staticmethod(containers.check)
+    rebuilt = staticmethod(containers.rebuilt)
+    note_filled = staticmethod(note_written)
+    make_dtype = staticmethod(native_type)
+
     def __post_init__(self) -> None:
         self.positions: dict[Any, Any] = {}
-        self._unpacked: dict[Any, Any] = {}
+        #: How many ranks are assumed to hold each plain array; 0 if that is not known.
+        self.everywhere = self.ranks if self.by_rule else 0
+        #: Whether a dict without sharded parts may have keys that are neither text nor ints.
+        self.keeps_keys = self.common and not self.for_load
         # (item, its stand-in, restore), by id(item).
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}
         self._statefuls = Statefuls()
@@ -130,18 +147,7 @@ class Bridge:
                 f"a state must be a dict, not {type(state).__name__}",
                 hint='a dict may hold it: {"model": model}' if is_stateful(state) else "",
             )
-        self._unpacked = state if isinstance(state, dict) else dict(state.items())
-        return self._unpacked
-
-    def described(self) -> None:
-        """Called when every object of the tree was described."""
-        devices = sys.modules.get("tilestone._torch.devices")
-        if devices is not None:
-            devices.follow_callers()
-
-    def unpacked(self) -> dict[Any, Any]:
-        """The dict that unpack returned."""
-        return self._unpacked
+        return state if isinstance(state, dict) else dict(state.items())
 
     def is_entity(self, item: Any) -> bool:
         """Whether an object in a list belongs to the tree: an array, an entity or a Stateful."""
@@ -183,20 +189,10 @@ class Bridge:
         with torch.memory_of_load(self._memory):
             return converter.node(item, path, self)
 
-    def check_container(self, container: containers.Container) -> None:
-        """Raises if a load could not recreate the container."""
-        containers.check(container)
-
     def log_attributes(self, container: containers.Container, key: str) -> None:
         """Logs which parts of a container of a special class a save does not keep."""
         if not self.for_load and self.rank == 0:
             containers.warn(container, key)
-
-    def rebuilt(
-        self, original: containers.Container, contents: containers.Contents
-    ) -> containers.Container:
-        """A container of the template container's class, with the loaded contents."""
-        return containers.rebuilt(original, contents)
 
     def filled_by(self, original: Any, made: Any) -> Any:
         """What a load returns for a leaf: the template's array, filled from the stored object."""
@@ -226,25 +222,9 @@ class Bridge:
         self._statefuls.keep_loaded(item, loaded)
         return item
 
-    def copied_back(self) -> type:
-        """The class of view owners whose finish() returns the array."""
-        return CopiedBack
-
-    def note_filled(self, arrays: list[Any]) -> None:
-        """Called with the arrays that a load filled in place."""
-        note_written(arrays)
-
     def give_back(self) -> None:
         """Passes the loaded state to the Stateful objects."""
         self._statefuls.give_back()
-
-    def everywhere(self) -> int:
-        """How many ranks are assumed to hold each plain array; 0 if that is not known."""
-        return self.ranks if self.by_rule else 0
-
-    def keeps_keys(self) -> bool:
-        """Whether a dict without sharded parts may have keys that are neither text nor ints."""
-        return self.common and not self.for_load
 
     def variable(self, tensor: Any) -> Any:
         """(view in host memory, is a parameter, requires grad) of a torch tensor, or None."""
@@ -297,10 +277,6 @@ class Bridge:
         if torch is None or not torch.is_tensor(made):
             return made
         return torch.variable(made, parameter, requires_grad)
-
-    def make_dtype(self, name: str) -> Any:
-        """A torch dtype if torch is loaded, otherwise a DType."""
-        return native_type(name)
 
     def make_ordered_dict(self, entries: dict[Any, Any], attributes: dict[str, Any] | None) -> Any:
         """An OrderedDict with its attributes (a module's state dict has "_metadata")."""

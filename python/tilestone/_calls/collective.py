@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _forked
-from tilestone._calls.binding import Bridge
+from tilestone._calls.binding import Bridge, described
 from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
 from tilestone._options.keywords import checked
@@ -120,7 +120,8 @@ class Prepared(abc.ABC):
     def set_in(self, options: Any) -> Any:
         """Sets the fields that are no keywords in the engine's options; returns them."""
         for name, value in self.engine.items():
-            setattr(options, name, value)
+            if hasattr(options, name):  # a state may be saved and loaded
+                setattr(options, name, value)
         return options
 
     def finish(self, loaded: dict[Any, Any], report: LoadReport, kept: set[str]) -> dict[Any, Any]:
@@ -285,8 +286,8 @@ class SaveCall:
         )  # fmt: skip
         engine: _core.SaveOptions = self._state.set_in(options.fill(_core.SaveOptions()))
         engine.by_files = self.files
-        return _core.SaveRequest(
-            state,
+        request = _core.SaveRequest(
+            bridge.unpack(state),
             valid.directory(self.path),
             bridge,
             engine,
@@ -294,6 +295,8 @@ class SaveCall:
             progress=progress,
             compared_common=compared_common,
         )
+        described()
+        return request
 
 
 class LoadCall:
@@ -369,13 +372,15 @@ class LoadCall:
         )  # fmt: skip
         template = self._template.make()
         engine: _core.LoadOptions = self._template.set_in(options.fill(_core.LoadOptions()))
-        return _core.LoadRequest(
-            template if self._has_template else None,
+        request = _core.LoadRequest(
+            self._bridge.unpack(template) if self._has_template else None,
             path,
             self._bridge,
             engine,
             progress=self._until_the_end.enter_context(shown),
         )
+        described()
+        return request
 
     def note(self, bytes_loaded: int, timings: dict[str, float]) -> None:
         """Tells the caller's report what the load has taken."""

@@ -440,12 +440,6 @@ class _OfParam(ShardedTensor):
         return f"ShardedTensor.from_param(key={self._key!r})"
 
 
-class _NoData:
-    """In place of a Call: behaves like a load, which does not look at the data of objects."""
-
-    for_load = True
-
-
 class ShardedObject:
     """An object of a cell in a grid of objects. It can't be resharded.
 
@@ -496,7 +490,7 @@ class ShardedObject:
             self.global_shape,
             self.global_offset,
             self.replica_id,
-            _NoData() if call is None else call,
+            call,
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from tilestone._errors import InvalidArgumentError, InternalError, MismatchError
 from tilestone._torch.transfer import transfer_device
 from tilestone.megatron import _ranks
-from tilestone.megatron._distribution import (
+from tilestone.megatron._shards.distribution import (
     ShardDistribution,
     agree_on_distribution,
     distribute_shards_to_ranks,

@@ -19,7 +19,7 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._options import valid
-from tilestone.megatron._entities import (
+from tilestone.megatron._shards.entities import (
     Entity,
     WithHolders,
     grid_of,
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 StateDict = Dict[str, Any]
 CommonStateDict = Dict[str, Any]
 ShardedStateDict = Dict[str, Any]
-# Which copy of the same data this is: (pipeline, tensor, data parallel) by convention; all zeros:
-# the main one.
+# Which replica of the same data this is: (pipeline, tensor, data parallel) by convention; all
+# zeros: the main one.
 ReplicaId = Union[int, Tuple[int, ...]]
 
 
@@ -47,7 +47,7 @@ class ShardedBase(Entity):
     Attributes:
         key: name of the whole tensor or object in the checkpoint.
         data: this rank's part.
-        replica_id: which copy of the part this is; 0, or all zeros, for the main copy.
+        replica_id: which replica of the part this is; 0, or all zeros, for the main one.
     """
 
     key: str
@@ -82,7 +82,7 @@ class ShardedTensor(WithHolders, ShardedBase):
         global_offset: the first element of the box along each axis, prepended axes first.
         axis_fragmentations: number of boxes of local_shape along each axis; None: the grid is
             irregular.
-        replica_id: which copy of the part this is; 0, or all zeros, for the main copy.
+        replica_id: which replica of the part this is; 0, or all zeros, for the main one.
         prepend_axis_num: number of axes of size 1 that the box has before those of local_shape.
         allow_shape_mismatch: a load accepts a stored tensor of another global shape (padding).
         flattened_range: data is this slice (start and stop, no step) of the flattened box. The
@@ -417,9 +417,9 @@ class ShardedTensor(WithHolders, ShardedBase):
 
 
 def is_main_replica(replica_id: Union[ReplicaId, Iterable[int]]) -> bool:
-    """Whether a replica id is that of the main copy: 0, or all entries 0.
+    """Whether a replica id is that of the main replica: 0, or all entries 0.
 
-    The program must give exactly one copy of each part such an id.
+    The program must give exactly one replica of each part such an id.
 
     Raises:
         CheckpointingException: it is not an integer or a sequence of integers.
@@ -451,7 +451,7 @@ class ShardedObject(ShardedBase):
         data: the object; None: the entity only describes the place.
         global_shape: size of the grid, in objects.
         global_offset: this object's place in it.
-        replica_id: which copy of the object this is; 0, or all zeros, for the main copy.
+        replica_id: which replica of the object this is; 0, or all zeros, for the main one.
 
     Raises:
         CheckpointingException: place and grid have different numbers of axes.
@@ -530,7 +530,7 @@ class ShardedTensorFactory(WithHolders, ShardedBase):
         data: the tensor.
         build_fn: build_fn(key, data, replica_id, flattened_range) returns the subtree.
         merge_fn: merge_fn(loaded subtree) returns the tensor.
-        replica_id: which copy of the tensor this is.
+        replica_id: which replica of the tensor this is.
         flattened_range: data is this slice of the flattened tensor.
         holders: holders of the tensor, as in ShardedTensor; the built entities get them.
     """

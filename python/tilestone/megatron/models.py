@@ -154,7 +154,7 @@ def tie_word_embeddings_state_dict(
     tp_group: Any,
     dp_cp_group: Any,
 ) -> None:
-    """Makes the word embedding of a later stage a copy of the first stage's, in place.
+    """Makes the word embedding of a later stage a replica of the first stage's, in place.
 
     Args:
         sharded_state_dict: of a stage for multi-token prediction, which has its own embedding.
@@ -179,7 +179,7 @@ def tie_output_layer_state_dict(
     tp_group: Any,
     dp_cp_group: Any,
 ) -> None:
-    """Makes the output layer of a stage a copy of the last stage's, in place.
+    """Makes the output layer of a stage a replica of the last stage's, in place.
 
     Args:
         sharded_state_dict: of a stage for multi-token prediction, which has its own output layer.
@@ -205,7 +205,7 @@ def tie_embeddings_and_output_weights_state_dict(
     tp_group: Any = None,
     dp_cp_group: Any = None,
 ) -> None:
-    """Makes the last stage's output weight a copy of the first stage's embedding, in place.
+    """Makes the last stage's output weight a replica of the first stage's embedding, in place.
 
     Call it on the last stage. The entry gets the embedding's key and the replica id (1, 0, rank in
     dp_cp), so the ranks of the first stage write the tensor. Its holders are not known. If the last
@@ -240,7 +240,7 @@ def _tie(
     tp_group: Any,
     dp_cp_group: Any,
 ) -> None:
-    """Replaces an entry by a copy of another stage's tensor."""
+    """Replaces an entry by a replica of another stage's tensor."""
     if entry not in sharded_state_dict:
         raise InvalidArgumentError("the state dict does not have the entry to be tied", key=entry)
     dp_cp = find_group("dp_cp", dp_cp_group)

@@ -16,9 +16,10 @@ from typing import Any, Dict, Tuple, Union
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
-from tilestone.megatron import _engine_calls, _integrity, _ranks, _save_call, _user_strategies
+from tilestone.megatron import _integrity, _ranks
+from tilestone.megatron._calls import engine_calls, save_call, user_strategies
 from tilestone.megatron._ranks import Deadline
-from tilestone.megatron._stock_errors import raises_stocks_errors
+from tilestone.megatron._stock.errors import raises_stocks_errors
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,
@@ -127,7 +128,7 @@ def load(
 
     options = _load_options(strategies, sharded_strategy, common_strategy)
     if options is None:
-        call = _user_strategies.Load(
+        call = user_strategies.Load(
             sharded_state_dict, checkpoint_dir, strategies, validate_access_integrity, mode
         )
         with _ranks.call_of(process_group, deadline):
@@ -138,8 +139,8 @@ def load(
         if mode in _LOGS + _RAISES:
             maybe_report_missing_and_unexpected_keys(missing, unexpected, mode in _RAISES)
 
-    asked = _engine_calls.Asked(sharded_state_dict, check, judge)
-    state = _engine_calls.engine_load(
+    asked = engine_calls.Asked(sharded_state_dict, check, judge)
+    state = engine_calls.engine_load(
         asked,
         checkpoint_dir,
         group=process_group,
@@ -255,7 +256,7 @@ def load_sharded_metadata(
     strategies = verify_checkpoint_and_load_strategy(
         checkpoint_dir, sharded_strategy, common_strategy
     )
-    return _user_strategies.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
+    return user_strategies.sharded_metadata(checkpoint_dir, *strategies)  # type: ignore[no-any-return]
 
 
 @raises_stocks_errors
@@ -286,13 +287,13 @@ def load_plain_tensors(
             failure = error
 
     if _load_options(strategies) is None:
-        call = _user_strategies.Load(
+        call = user_strategies.Load(
             wanted, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
         )
         with _ranks.call_of(process_group, Deadline(timeout)):
-            return call.run(_engine_calls.raiser(failure))[0]
-    asked = _engine_calls.Asked(wanted, _engine_calls.raiser(failure))
-    return _engine_calls.engine_load(
+            return call.run(engine_calls.raiser(failure))[0]
+    asked = engine_calls.Asked(wanted, engine_calls.raiser(failure))
+    return engine_calls.engine_load(
         asked, checkpoint_dir, group=process_group, timeout=timeout
     )
 
@@ -318,7 +319,7 @@ def load_content_metadata(
         if checkpoint_dir is None:
             raise InvalidArgumentError("checkpoint_dir or preloaded_state_dict must be given")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
-    return preloaded_state_dict.get(_save_call.CONTENT_METADATA_KEY)
+    return preloaded_state_dict.get(save_call.CONTENT_METADATA_KEY)
 
 
 @raises_stocks_errors
@@ -439,12 +440,12 @@ def save(
         "process_group": process_group, "by_files": by_files, "copies": copies,
         "common_differs": common_differs, "timeout": timeout,
     }  # fmt: skip
-    result = _save_call.save(
+    result = save_call.save(
         sharded_state_dict, checkpoint_dir, sharded_strategy, common_strategy,
         validate_access_integrity, async_sharded_save, preprocess_common_before_consistancy_check,
         content_metadata, verify_integrity, **own,
     )  # fmt: skip
-    if async_sharded_save or _save_call.are_used(own, sharded_strategy):
+    if async_sharded_save or save_call.are_used(own, sharded_strategy):
         return result
     return None
 

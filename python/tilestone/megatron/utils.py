@@ -46,13 +46,13 @@ def zip_strict(*args: Iterable[Any]) -> Iterator[Tuple[Any, ...]]:
 
 
 def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
-    """Identifies a tensor's data: copies have the same id, and no other data has it.
+    """Identifies a tensor's data: replicas have the same id, and no other data has it.
 
     Returns:
         (key, offset, (start, stop) of the flattened range or None). A fourth entry, the local
         shape, is added if the offset does not identify the box: on an irregular grid, and for a box
         without elements, which may have the same offset as a full one. (Megatron-Core takes such
-        boxes for copies of each other.)
+        boxes for replicas of each other.)
     """
     flat = getattr(sharded_tensor, "flattened_range", None)
     place = (
@@ -154,7 +154,7 @@ def _own(leaf: Any) -> Any:
     return copy.copy(leaf) if isinstance(leaf, ShardedBase) else leaf
 
 
-def is_copy(item: Any) -> bool:
+def is_replica(item: Any) -> bool:
     """Whether it is a tensor that is not a main replica."""
     return isinstance(item, ShardedTensor) and any(valid.replica(item.replica_id, item.key))
 
@@ -168,11 +168,11 @@ class OwnReplicas:
 
     def __init__(self, leaves: Iterable[Any]) -> None:
         tensors = [leaf for leaf in leaves if isinstance(leaf, ShardedTensor)]
-        self._seen = {self._place(each) for each in tensors if not is_copy(each)}
+        self._seen = {self._place(each) for each in tensors if not is_replica(each)}
 
     def repeats(self, item: Any) -> bool:
         """Whether a leaf is a further replica. Call it once for each leaf, in order."""
-        if not is_copy(item):
+        if not is_replica(item):
             return False
         place = self._place(item)
         repeated = place in self._seen
@@ -186,7 +186,7 @@ class OwnReplicas:
         return item.key, tuple(item.global_offset), tuple(item.local_shape), within
 
 
-def without_copies(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
+def without_replicas(tree: Any, leaves_out: Callable[[Any], bool]) -> Any:
     """Copies the tree without some of its tensors.
 
     A dict or list that held nothing else is removed too, because it would become common state. What

@@ -17,8 +17,8 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
 from tilestone._options import valid
-from tilestone.megatron import _held
-from tilestone.megatron._held import log_differences as _validate_common_state_dict
+from tilestone.megatron._shards import held
+from tilestone.megatron._shards.held import log_differences as _validate_common_state_dict
 from tilestone.megatron._stored import StoredEntities
 from tilestone.megatron.core import maybe_load_config
 from tilestone.megatron.dict_utils import extract_matching_values, nested_values
@@ -309,7 +309,7 @@ def validate_sharding_integrity(
     """
     if common_state_dict is not None:
         _validate_common_state_dict(common_state_dict)
-    _held.check_access(global_metadata)
+    held.check_access(global_metadata)
 
 
 def determine_global_metadata(
@@ -323,7 +323,7 @@ def determine_global_metadata(
     local = [item.without_data() for item in nested_values(sharded_state_dict)]
     if not torch.distributed.is_initialized():
         return local, [local]
-    return local, _held.gather(local)
+    return local, held.gather(local)
 
 
 def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:

@@ -111,7 +111,7 @@ def sequential_experts_state_dict(
     Raises:
         CheckpointingException: a group is not known; or replica ids of an expert's entities are not
             (PP, TP, DP), or come from a tensor-parallel group other than expt_tp (shards of some
-            ranks would then count as copies and be lost).
+            ranks would then count as replicas and be lost).
     """
     all_experts = _experts_of(
         len(experts), sharded_offsets, metadata, module,

@@ -10,7 +10,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-from tilestone.megatron._entities import with_entry
+from tilestone.megatron._shards.entities import with_entry
 from tilestone.megatron.mapping import ReplicaId, ShardedTensor, ShardedTensorFactory
 
 logger = logging.getLogger("tilestone.megatron")

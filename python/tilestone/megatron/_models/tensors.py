@@ -12,7 +12,7 @@ import torch
 
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 from tilestone._torch.parts import states_position
-from tilestone.megatron._entities import with_entry
+from tilestone.megatron._shards.entities import with_entry
 from tilestone.megatron.groups import Group, find_group, holders_of
 from tilestone.megatron.mapping import (
     ReplicaId,

@@ -12,7 +12,7 @@ import torch
 from tilestone import _core
 from tilestone._errors import MismatchError, NotFoundError, UnsupportedError
 from tilestone._options.values import Differences
-from tilestone.megatron import _engine_calls
+from tilestone.megatron._calls import engine_calls
 from tilestone.megatron.distributed_optimizer.formats import (
     DP_RESHARDABLE,
     DP_ZERO,
@@ -84,8 +84,8 @@ def load_optimizer(
         failure = error
 
     def call(template: Any, check: Callable[[], None], sharded_only: bool) -> StateDict:
-        return _engine_calls.engine_load(
-            _engine_calls.Asked(template, check),
+        return engine_calls.engine_load(
+            engine_calls.Asked(template, check),
             checkpoint_dir,
             group=process_group,
             timeout=timeout,
@@ -97,7 +97,7 @@ def load_optimizer(
 
     known = stored.layouts if layouts is None else []
     objects = {str(i): ShardedObject(key, None, (1,), (0,)) for i, key in enumerate(known)}
-    common = call({_OBJECTS: objects} if objects else {}, _engine_calls.raiser(failure), False)
+    common = call({_OBJECTS: objects} if objects else {}, engine_calls.raiser(failure), False)
     plan = _Plan(stored, place)
     try:
         found = layouts
@@ -106,7 +106,7 @@ def load_optimizer(
         plan.make(shards, common, None if found is None else list(found))
     except Exception as error:
         failure = error
-    plan.fill(call(plan.template, _engine_calls.raiser(failure), True))
+    plan.fill(call(plan.template, engine_calls.raiser(failure), True))
     return plan.commons
 
 

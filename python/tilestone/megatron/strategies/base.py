@@ -184,7 +184,7 @@ class SaveShardedStrategy(SaveStrategyBase):
         """Saves a state dict whose leaves are all entities."""
 
     def engine_options(self) -> dict[str, Any] | None:
-        """Arguments of `_engine_calls.engine_save` with which the engine does the same as `save`.
+        """Arguments of `engine_calls.engine_save` with which the engine does the same as `save`.
 
         None, the default: the strategy's `save` is called instead.
         """

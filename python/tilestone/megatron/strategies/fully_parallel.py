@@ -1,4 +1,4 @@
-"""Saves and loads that are divided among the ranks that hold copies of the same shards.
+"""Saves and loads that are divided among the ranks that hold replicas of the same shards.
 
 With a strategy of Tilestone, a save writes each shard where the distribution says, and the engine
 does the load: what several ranks need is read once and sent from rank to rank in native memory,
@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from tilestone import _core
-from tilestone.megatron import _held, _ranks
-from tilestone.megatron._distribution import (
+from tilestone.megatron import _ranks
+from tilestone.megatron._ranks import Deadline, Group, agreed, together
+from tilestone.megatron._shards import held
+from tilestone.megatron._shards.distribution import (
     Distributes,
     distribute_main_replicas_with_precomputed_distribution,
 )
-from tilestone.megatron._ranks import Deadline, Group, agreed, together
 from tilestone.megatron.core import CheckpointingException
 from tilestone.megatron.dict_utils import (
     dict_list_map_inplace,
@@ -59,8 +60,8 @@ from tilestone.megatron.utils import (
     built,
     copied,
     debug_time,
-    is_copy,
-    without_copies,
+    is_replica,
+    without_replicas,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ _WORK = "distribution of a save"
 
 
 class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
-    """Divides a save among the ranks that hold copies of the same shards.
+    """Divides a save among the ranks that hold replicas of the same shards.
 
     No data moves: the ranks exchange what they hold, and each shard is saved by the rank that
     Megatron-Core's distribution names.
@@ -90,7 +91,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         """
         Args:
             strategy: takes a shard with replica_id 0 as one that this rank saves.
-            parallelization_group: ranks that hold copies of one another's shards, usually the data
+            parallelization_group: ranks that hold replicas of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
             do_cache_distribution: set `cached_distribution`. The shards are distributed anew in each
@@ -167,7 +168,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             CheckpointingException: they do not; on every rank.
         """
         seconds = Deadline(timeout).seconds()
-        _held.check_together(
+        held.check_together(
             lambda: _entities(built(sharded_state_dict)), process_group, seconds
         )
 
@@ -180,7 +181,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         """Removes the tensors that other ranks write, so that the engine follows the distribution.
 
         Every rank that saves calls. In the result factories are built; data and all else are the
-        caller's. If no rank has the main replica of a tensor, the engine chooses a copy to save.
+        caller's. If no rank has the main replica of a tensor, the engine chooses a replica to save.
 
         Args:
             sharded_state_dict: not changed.
@@ -215,8 +216,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             return sharded_state_dict
         kept = _left_to_engine(made[0], left)
         self._apply(made[0], distribution)
-        state: ShardedStateDict = without_copies(
-            made[0], lambda item: is_copy(item) and id(item) not in kept
+        state: ShardedStateDict = without_replicas(
+            made[0], lambda item: is_replica(item) and id(item) not in kept
         )
         return state
 
@@ -245,7 +246,7 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             first = self.cached_distribution is None
             together(_WORK, _ranks.default_group(None), apply)
             if first and dist.is_initialized():
-                _held.check_together(lambda: _entities(sharded_state_dict), None)
+                held.check_together(lambda: _entities(sharded_state_dict), None)
 
     @property
     def can_handle_sharded_objects(self) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 
 from tilestone._errors import MismatchError, UnsupportedError
 from tilestone._options.values import LocalCopies
-from tilestone.megatron import _engine_calls, _stored, mapping
-from tilestone.megatron._background import save_in_background
-from tilestone.megatron._in_place import save_in_place
+from tilestone.megatron import _stored, mapping
+from tilestone.megatron._calls import engine_calls
+from tilestone.megatron._calls.background import save_in_background
+from tilestone.megatron._calls.in_place import save_in_place
 from tilestone.megatron._stored import StoredEntities
 from tilestone.megatron.mapping import ShardedStateDict, StateDict
 from tilestone.megatron.strategies.async_utils import AsyncRequest
@@ -107,7 +108,7 @@ class EngineLoadStrategy(LoadShardedStrategy):
         Raises:
             CheckpointingException: the load failed; on every rank.
         """
-        return _engine_calls.load_sharded(sharded_state_dict, checkpoint_dir)
+        return engine_calls.load_sharded(sharded_state_dict, checkpoint_dir)
 
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Any = None
@@ -169,7 +170,7 @@ class TorchDistSaveShardedStrategy(EngineSaveStrategy):
     Args:
         backend: name of the format: "torch_dist".
         version: version of the format: 1.
-        keep_only_main_replica: ignored: one copy of each part is written, by a rank that the plan
+        keep_only_main_replica: ignored: one replica of each part is written, by a rank that the plan
             chooses.
         thread_count: ignored: each rank writes one file, with as many threads as are useful.
         cached_metadata: ignored: each save is planned anew, which takes milliseconds. So a changed

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Dict, List
 
 from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
-from tilestone.megatron import _files, _save_call, serialization
+from tilestone.megatron import _files, serialization
+from tilestone.megatron._calls import save_call
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
@@ -204,7 +205,7 @@ class Saving:
 
         With args.async_save it is not published yet, and the request is returned.
         """
-        return _save_call.save(
+        return save_call.save(
             made,
             self.path,
             self.strategy,

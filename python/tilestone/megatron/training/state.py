@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Dict, List
 
 from tilestone._errors import InvalidArgumentError
-from tilestone.megatron import _engine_calls, groups
+from tilestone.megatron import groups
+from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron.training import _arguments
 
@@ -214,7 +215,7 @@ def _is_sharded(model: Any, made: Any) -> Any:
         InvalidArgumentError: it holds tensors but no entities. As common state, only one rank's
             tensors would be saved, and the others lost.
     """
-    if not _engine_calls.holds_entities(made) and _engine_calls.holds_tensors(made):
+    if not engine_calls.holds_entities(made) and engine_calls.holds_tensors(made):
         raise InvalidArgumentError(
             f"sharded_state_dict() of {type(model).__name__} returned plain tensors without "
             "sharded entities, which say which part of the model this rank has",

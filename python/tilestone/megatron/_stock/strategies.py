@@ -23,10 +23,10 @@ from tilestone._options import valid
 from tilestone._options.load_report import LoadReport
 from tilestone._options.values import Checks, LocalCopies, Reading, Resources
 from tilestone.megatron import _ranks
-from tilestone.megatron._background import save_in_background
-from tilestone.megatron._in_place import Path, entities, save_in_place
+from tilestone.megatron._calls.background import save_in_background
+from tilestone.megatron._calls.in_place import Path, entities, save_in_place
 from tilestone.megatron._ranks import within_call
-from tilestone.megatron._stock_errors import raises_stocks_errors
+from tilestone.megatron._stock.errors import raises_stocks_errors
 from tilestone.megatron._stored import (
     DIALECT,
     HARMLESS,

@@ -32,10 +32,11 @@ from tilestone._calls.session import Session
 from tilestone._calls.steps import BegunSave, begin_save
 from tilestone._errors import InterruptedError, InvalidArgumentError
 from tilestone._torch.comm import TorchCommunicator
-from tilestone.megatron import _engine_calls, _integrity, _ranks
-from tilestone.megatron._async_requests import AsyncRequest
+from tilestone.megatron import _integrity, _ranks
+from tilestone.megatron._calls import engine_calls
+from tilestone.megatron._calls.async_requests import AsyncRequest
 from tilestone.megatron._ranks import Deadline, agreed, together
-from tilestone.megatron._stock_errors import raises_stocks_errors
+from tilestone.megatron._stock.errors import raises_stocks_errors
 from tilestone.megatron._stored import literal
 
 _WRITTEN, _HEARD = b"w", b"h"
@@ -374,13 +375,13 @@ def save_in_background(
 
 
 def save_whole(
-    given: _engine_calls.Given,
+    given: engine_calls.Given,
     checkpoint_dir: Any,
     *,
     hashes: _integrity.Hashes | None = None,
     **options: Any,
 ) -> AsyncRequest:
-    """As `_engine_calls.engine_save`, in the background."""
+    """As `engine_calls.engine_save`, in the background."""
     given.take_options(options, hashes)
 
     def hash_files(begun: BegunSave) -> None:

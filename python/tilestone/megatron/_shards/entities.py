@@ -1,5 +1,4 @@
-"""What the entities of `tilestone.megatron.mapping` are made of: their class, holders, merging, and the
-arithmetic of their places in global tensors."""
+"""What the entities of `tilestone.megatron.mapping` are made of: class, holders, merging, places."""
 
 from __future__ import annotations
 
@@ -70,9 +69,9 @@ class WithHolders:
     """An entity whose holders may be known.
 
     Attributes:
-        replica_id: which copy of its data this is.
+        replica_id: which replica of its data this is.
         holders: global ranks that hold the same data, including this one; None: not known. Setting
-            another replica_id sets it to None, because the entity is then a copy of other data.
+            another replica_id sets it to None, because the entity is then a replica of other data.
     """
 
     replica_id: Any

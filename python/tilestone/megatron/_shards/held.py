@@ -1,6 +1,6 @@
-"""What the ranks hold of a state: their descriptions, in a compact form, and checks of all together.
+"""What the ranks hold of a state: descriptions in a compact form, and checks of all together.
 
-Ranks that hold copies of one another list the same shards. So each distinct list is sent once and
+Ranks that hold replicas of one another list the same shards. So each distinct list is sent once and
 identified by its digest, and each rank has a bit mask of its main replicas. That the parts of all
 ranks make whole tensors and objects is checked by the engine (`_core.check_access`).
 """
@@ -26,8 +26,8 @@ from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._options import valid
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._entities import boxes_of
 from tilestone.megatron._ranks import deadline_or_default
+from tilestone.megatron._shards.entities import boxes_of
 from tilestone.megatron.dict_utils import diff, nested_values
 from tilestone.megatron.mapping import (
     CommonStateDict,

@@ -1,4 +1,4 @@
-"""What `serialization.save` does: checks its arguments, and calls the engine or a strategy of the user.
+"""What `serialization.save` does: checks its arguments, calls the engine or the user's strategy.
 
 An error of the arguments is this rank's only: the save then raises it on all ranks together.
 """
@@ -13,7 +13,8 @@ from typing import Any, Dict, Tuple
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError, UnsupportedError
 from tilestone._options.values import Checks, LocalCopies
-from tilestone.megatron import _background, _engine_calls, _integrity, _ranks, _user_strategies
+from tilestone.megatron import _integrity, _ranks
+from tilestone.megatron._calls import background, engine_calls, user_strategies
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.async_utils import AsyncRequest
 from tilestone.megatron.strategies.base import (
@@ -99,12 +100,12 @@ def with_content_metadata(state: Any, content_metadata: Any) -> Any:
     if not isinstance(state, dict):
         return state
     if content_metadata is not None:
-        if _engine_calls.holds_entities(content_metadata):
+        if engine_calls.holds_entities(content_metadata):
             raise InvalidArgumentError(
                 "content_metadata holds sharded entities, but it is saved as common state",
                 key=CONTENT_METADATA_KEY,
             )
-        if _engine_calls.holds_entities(state.get(CONTENT_METADATA_KEY)):
+        if engine_calls.holds_entities(state.get(CONTENT_METADATA_KEY)):
             raise InvalidArgumentError(
                 "content_metadata would replace sharded entities of the state dict",
                 key=CONTENT_METADATA_KEY,
@@ -160,17 +161,17 @@ def save(
     hashes = _integrity.Hashes(checkpoint_dir, group, deadline) if verify_integrity else None
     if options is None and by_files is None:
         common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1)
-        call = _user_strategies.Save(
+        call = user_strategies.Save(
             state, checkpoint_dir, strategy, common, validate_access_integrity, preprocess
         )
         return _by_strategy(call, failure, group, deadline, hashes, async_sharded_save)
     if chooses and failure is None:
         state, failure = _chosen(strategy, state, group, deadline, validate_access_integrity)
-    made = _engine_calls.Given(
-        state, checkpoint_dir, _engine_calls.raiser(failure), group,
+    made = engine_calls.Given(
+        state, checkpoint_dir, engine_calls.raiser(failure), group,
         preprocess if validate_access_integrity else None, replaces=by_files is None,
     )  # fmt: skip
-    save: Any = _background.save_whole if async_sharded_save else _engine_calls.engine_save
+    save: Any = background.save_whole if async_sharded_save else engine_calls.engine_save
     return save(  # type: ignore[no-any-return]
         made,
         checkpoint_dir,
@@ -185,7 +186,7 @@ def save(
 
 
 def _by_strategy(
-    call: _user_strategies.Save,
+    call: user_strategies.Save,
     failure: Exception | None,
     group: Any,
     deadline: Deadline,
@@ -196,7 +197,7 @@ def _by_strategy(
 
     def check() -> None:
         deadline.check()
-        _engine_calls.raiser(failure)()
+        engine_calls.raiser(failure)()
 
     with _ranks.call_of(group, deadline):
         request: AsyncRequest | None = call.begin(check) if in_background else call.run(check)

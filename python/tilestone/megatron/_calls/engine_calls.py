@@ -19,8 +19,9 @@ from tilestone._errors import InvalidArgumentError
 from tilestone._objects import entities
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
-from tilestone.megatron import _held, _integrity, _ranks
+from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._ranks import within_call
+from tilestone.megatron._shards import held
 from tilestone.megatron._stored import DIALECT, HARMLESS, literal
 from tilestone.megatron.core import CONFIG_FNAME
 from tilestone.megatron.dict_utils import (
@@ -42,7 +43,7 @@ from tilestone.megatron.utils import (
     OwnReplicas,
     force_all_tensors_to_non_fp8,
     is_empty_slice,
-    without_copies,
+    without_replicas,
 )
 
 logger = logging.getLogger("tilestone.megatron")
@@ -322,16 +323,16 @@ def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> S
     )  # fmt: skip
 
 
-def without_local_copies(tree: Any) -> Any:
+def without_own_replicas(tree: Any) -> Any:
     """The tree without second replicas of a shard on this rank; the same tree if there are none."""
     try:
         leaves = list(_leaves(tree))
     except RecursionError:
         return tree  # the engine refuses a container that holds itself, with its key
-    copies = OwnReplicas(leaves)
-    if not any([copies.repeats(leaf) for leaf in leaves]):
+    replicas = OwnReplicas(leaves)
+    if not any([replicas.repeats(leaf) for leaf in leaves]):
         return tree
-    return without_copies(tree, OwnReplicas(leaves).repeats)
+    return without_replicas(tree, OwnReplicas(leaves).repeats)
 
 
 class Given(Prepared):
@@ -372,7 +373,7 @@ class Given(Prepared):
         _expect_dict(self._given)
         if self._replaces and _ranks.rank(self._group) == 0:
             self._replaced = replaced_by(self._directory)
-        return without_local_copies(self._given)  # type: ignore[no-any-return]
+        return without_own_replicas(self._given)  # type: ignore[no-any-return]
 
     def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
@@ -396,7 +397,7 @@ class Given(Prepared):
             _integrity.remove_old(self._directory)
         if result.common_differs:
             compared = self._common() if self._preprocess is None else self._compared
-            _held.log_differences(compared, self._group)
+            held.log_differences(compared, self._group)
 
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""

@@ -18,9 +18,11 @@ from typing import Any
 from tilestone import _core
 from tilestone._errors import StorageError, UnsupportedError
 from tilestone._options import valid
-from tilestone.megatron import _engine_calls, _held, _ranks
-from tilestone.megatron._in_place import remove_seals
+from tilestone.megatron import _ranks
+from tilestone.megatron._calls import engine_calls
+from tilestone.megatron._calls.in_place import remove_seals
 from tilestone.megatron._ranks import then_one, together
+from tilestone.megatron._shards import held
 from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
 from tilestone.megatron.dict_utils import (
@@ -51,8 +53,8 @@ def _is_object(item: Any) -> bool:
 
 
 def _prepare(checkpoint_dir: Any) -> None:
-    if replaced := _engine_calls.replaced_by(checkpoint_dir):
-        _engine_calls.logger.warning(replaced)
+    if replaced := engine_calls.replaced_by(checkpoint_dir):
+        engine_calls.logger.warning(replaced)
     _core.refuse_url(valid.directory(checkpoint_dir))
     try:
         os.makedirs(checkpoint_dir, exist_ok=True)
@@ -127,8 +129,8 @@ class Save:
 
         sharded, common, compared = together("preparation of a save", group, prepared)
         if self.validate_access_integrity:
-            _held.check_together(lambda: nested_values(sharded), group)
-            _held.log_differences(compared, group)
+            held.check_together(lambda: nested_values(sharded), group)
+            held.log_differences(compared, group)
         then_one("directory of a save", group, _nothing, self._make_directory)
         together("save of the common state", group, lambda: self._save_common(common))
         # A fully parallel save marks in the entities who saves what; the caller's must not change.

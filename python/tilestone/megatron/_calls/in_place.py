@@ -113,8 +113,8 @@ class _Shards(collective.Prepared):
             if is_main_replica(entity.replica_id)
             or not (self._mains_only or entity.data is None)
         ]
-        copies = OwnReplicas(kept)
-        kept = [entity for entity in kept if not copies.repeats(entity)]
+        replicas = OwnReplicas(kept)
+        kept = [entity for entity in kept if not replicas.repeats(entity)]
         return {str(number): entity for number, entity in enumerate(kept)}
 
     def copied_group(self, given: Any) -> Any:
@@ -151,7 +151,7 @@ def save_in_place(
             holds a shard's data may write it.
         tp_replica_names, separation_hint: as for
             `strategies.torch.TorchDistSaveShardedStrategy`.
-        save: `tilestone.save`, or `_background.save_in_background`.
+        save: `tilestone.save`, or `background.save_in_background`.
         options: keyword arguments of `tilestone.save`.
 
     Returns:

@@ -1,5 +1,4 @@
-"""The distribution of shards to the ranks of a group: how the group agrees on it, and marks it in the
-entities."""
+"""The distribution of shards to the ranks of a group, which agree on it and mark it in entities."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._held import (
+from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
+from tilestone.megatron._shards.held import (
     ShardList,
     ShardsByRow,
     Union,
@@ -26,7 +26,6 @@ from tilestone.megatron._held import (
     unframed,
     union_of,
 )
-from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
