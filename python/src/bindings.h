@@ -204,7 +204,8 @@ Value value_named(const std::string& option, const std::string& given,
               option + " must be " + any_of(words) + ", not \"" + given + "\"");
 }
 
-// A Python function from key to key, for LoadOptions::rename and ConvertOptions::rename_by.
+// A Python function from key to key, or a list of rules, for LoadOptions::rename and
+// ConvertOptions::rename_by.
 std::function<std::string(const std::string&)> renaming(nb::handle function);
 
 // `callback`: progress(phase, bytes_done, bytes_total, seconds), or None.

@@ -1,7 +1,9 @@
 // A checkpoint opened for reading.
 #include "python/src/bindings.h"
 #include "python/src/writable.h"
+#include "tilestone/engine/checkpoint/verify_hashes_internal.h"
 #include "tilestone/engine/commit/removal.h"
+#include "tilestone/engine/run/resources_internal.h"
 
 namespace tilestone::python {
 namespace {
@@ -102,6 +104,32 @@ void bind_leftovers(nb::module_& m) {
         });
       },
       "path"_a, "remove"_a, "force"_a, "follow_links"_a);
+}
+
+// integrity.json: files and problems that this rank has found, and whether it looks like an attack.
+void bind_hashes(nb::module_& m) {
+  m.def(
+      "check_hashes",
+      [](const nb::bytes& path, const std::string& save_id, size_t rank, size_t ranks) {
+        const Location location = location_of(path, false);
+        std::vector<std::tuple<std::string, std::string, bool>> found;
+        without_gil([&] {
+          ThreadPool threads(engine::thread_count(0));
+          for (Damage& one :
+               engine::check_hashes(location.storage(), save_id, threads, rank, ranks)) {
+            found.emplace_back(std::move(one.file), std::move(one.problem), one.unsafe);
+          }
+        });
+        return found;
+      },
+      "path"_a, "save_id"_a, "rank"_a, "ranks"_a);
+  m.def(
+      "sha256_of_file",
+      [](const nb::bytes& folder, const std::string& name) {
+        const Location location = location_of(folder, false);
+        return without_gil([&] { return engine::sha256_of_file(location.storage(), name); });
+      },
+      "folder"_a, "name"_a);
 }
 
 void bind_removal(nb::module_& m) {
@@ -360,6 +388,7 @@ void bind_checkpoint(nb::module_& m) {
   bind_repair(m);
   bind_leftovers(m);
   bind_removal(m);
+  bind_hashes(m);
   nb::class_<Checkpoint> bound(m, "Checkpoint");
   bound.def_static(
       "open",

@@ -4,6 +4,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "python/src/bindings.h"
+#include "tilestone/engine/convert/rename_rules_internal.h"
+#include "tilestone/engine/read/optimizer_layout_internal.h"
 
 namespace tilestone::python {
 
@@ -18,19 +20,6 @@ void bind_convert_options(nb::module_& m) {
       .def_rw("dialect", &ConvertOptions::dialect)
       .def_rw("keys", &ConvertOptions::keys)
       .def_rw("only", &ConvertOptions::only)
-      .def_prop_rw(
-          "rename",
-          [](const ConvertOptions& options) {
-            std::vector<std::string> rules;
-            for (const RenameRule& rule : options.rename) {
-              rules.push_back(rule.pattern + "=" + rule.replacement);
-            }
-            return rules;
-          },
-          [](ConvertOptions& options, const std::vector<std::string>& rules) {
-            options.rename.clear();
-            for (const std::string& rule : rules) options.rename.push_back(parse_rename_rule(rule));
-          })
       .def_prop_rw(
           "cast",
           [](const ConvertOptions& options) {
@@ -89,6 +78,15 @@ void bind_result(nb::module_& m) {
 }  // namespace
 
 std::function<std::string(const std::string&)> renaming(nb::handle function) {
+  if (PyCallable_Check(function.ptr()) == 0) {
+    std::vector<RenameRule> given;
+    for (auto& [pattern, name] :
+         nb::cast<std::vector<std::pair<std::string, std::string>>>(function)) {
+      given.push_back({std::move(pattern), std::move(name)});
+    }
+    const auto rules = std::make_shared<const engine::RenameRules>(given);
+    return [rules](const std::string& key) { return rules->apply(key); };
+  }
   return [kept = keep_alive(function)](const std::string& key) {
     return with_gil("rename", [&] {
       const nb::object renamed = kept_object(kept)(python_text(key));
@@ -104,6 +102,9 @@ std::function<std::string(const std::string&)> renaming(nb::handle function) {
 }
 
 void bind_convert(nb::module_& m) {
+  m.def(
+      "check_optimizer_layouts",
+      [](const std::string& json) { engine::parse_optimizer_layouts(json); }, "json"_a);
   bind_convert_options(m);
   bind_result(m);
   m.def(

@@ -31,6 +31,7 @@ struct BridgedLoad {
   Bridge bridge;
   std::shared_ptr<const void> original = nullptr;  // the template's dict
   double preparing = 0;                            // seconds
+  std::optional<engine::OptimizerRequest> optimizer = std::nullopt;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point began) {
@@ -77,8 +78,10 @@ engine::SaveRequest make_save(
   return request;
 }
 
+// `optimizer`: the fields of an OptimizerRequest, or nothing.
 BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridge_object,
-                      const LoadOptions& options, nb::handle progress) {
+                      const LoadOptions& options, nb::handle progress,
+                      const std::vector<std::string>& optimizer) {
   const Bridge bridge(bridge_object);
   Claims claims;
   BridgedLoad load{std::nullopt, path_of(path), options, bridge};
@@ -92,6 +95,7 @@ BridgedLoad make_load(nb::handle wanted, const nb::bytes& path, nb::handle bridg
   load.options.unmade = std::move(claims.unmade);
   load.options.kept_empty = std::move(claims.kept_empty);
   load.options.progress = to_progress(progress);
+  if (!optimizer.empty()) load.optimizer = {optimizer.at(0), optimizer.at(1), optimizer.at(2)};
   return load;
 }
 
@@ -272,7 +276,9 @@ std::pair<uint64_t, nb::typed<nb::dict, nb::str, nb::float_>> load_state(
     request = *failed;
   } else {
     const StateDict* const wanted = asked->wanted ? &*asked->wanted : nullptr;
-    request = engine::LoadView{wanted, &asked->location, &asked->options, asked->preparing};
+    const auto& optimizer = asked->optimizer;
+    request = engine::LoadView{wanted, &asked->location, &asked->options, asked->preparing,
+                               optimizer ? &*optimizer : nullptr};
   }
   // Both calls share one interrupt.
   const auto interrupt = std::make_shared<Interrupt>();
@@ -394,7 +400,7 @@ void bind_engine(nb::module_& m) {
            "tensor_attributes"_a, "progress"_a.none(), "compared_common"_a.none());
   nb::class_<BridgedLoad>(m, "LoadRequest", "A rank's template, path and options for a load.")
       .def(nb::new_(&make_load), "wanted"_a.none(), "path"_a, "bridge"_a, "options"_a,
-           nb::kw_only(), "progress"_a.none());
+           nb::kw_only(), "progress"_a.none(), "optimizer"_a);
   m.def("save", &save_state, "prepare"_a, "path"_a, "comm"_a.none(), "seconds"_a,
         nb::sig("def save(prepare: collections.abc.Callable[[], SaveRequest], path: bytes, comm: "
                 "object, seconds: float) -> SaveResult"));

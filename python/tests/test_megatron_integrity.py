@@ -79,7 +79,7 @@ def test_hashes_of_files_are_written_when_asked_for_and_name_each_damaged_file(
     stored["files"]["../common.pt"] = "0" * 64
     del stored["save_id"]
     (folder / "integrity.json").write_text(json.dumps(stored))
-    with pytest.raises(tilestone.UnsafeError, match="outside the checkpoint"):
+    with pytest.raises(tilestone.CorruptError, match="does not hold sha256 hashes of files"):
         megatron.load(_tensor(0), ckpt, verify_integrity=True)
     with tilestone.open(ckpt) as checkpoint:
         assert [damage.file for damage in checkpoint.verify().damages] == ["integrity.json"]

@@ -111,12 +111,13 @@ def test_buckets_without_their_layout_load_on_any_number_of_data_parallel_ranks_
     with pytest.raises(tilestone.MismatchError, match="elements") as raised:
         _check(Ranks(1, 1, 1), path)
     assert "layouts of the job that saved" in raised.value.hint
-    with pytest.raises(tilestone.MismatchError, match="has no 'optimizer.*dp_group_idx_3"):
+    with pytest.raises(tilestone.MismatchError, match="nothing below .*dp_group_idx_3"):
         _check_one(Ranks(4, 1, 1), 3, path)
     given = [layout_of(model, group, 3) for group, model in _models(saved)]
     _check(Ranks(1, 2, 2), path, layouts=given)
-    with pytest.raises(tilestone.MismatchError, match=r"hold \d+ of \d+ elements of the parameter"):
+    with pytest.raises(tilestone.CoverageError, match="does not hold box") as missing:
         _check(Ranks(1, 1, 1), path, layouts=given[1:])
+    assert "layouts of all model-parallel ranks" in missing.value.hint
 
 
 def _check_one(job: Ranks, group: int, path: str) -> None:
@@ -145,7 +146,7 @@ def test_buckets_of_equal_sizes_but_another_tp_are_refused_by_the_models_own_box
         model = [entity(0, 0), entity(0, 1)] if with_model else []
         megatron.save({"optimizer": states[0], "o": [states[1]], "model": model}, path)
         load_optimizer(path, [shard(0, 1)])
-    with pytest.raises(tilestone.MismatchError, match=r"held the model's box at \(0, 4\)"):
+    with pytest.raises(tilestone.MismatchError, match=r"held the model's box \[0:8, 4:8\]"):
         load_optimizer(path, [shard(1, 1)])
 
 
@@ -289,7 +290,7 @@ def test_the_single_object_of_dp_zero_loads_into_any_given_layout(
         del state["layout"]
     megatron.save({"optimizer": states}, path, content_metadata=metadata)
     _check(Ranks(2, 1, 3), path)
-    with pytest.raises(tilestone.MismatchError, match="layout's buffer has") as raised:
+    with pytest.raises(tilestone.MismatchError, match="elements, but has .* in the layout") as raised:
         _check(Ranks(2, 1, 1), path, bucket_numel=None)
     assert "layouts of the job that saved" in raised.value.hint
     states[0]["param_state"].data["buckets_coalesced"] = False
@@ -340,7 +341,7 @@ def test_stored_states_must_agree_with_their_description_in_the_checkpoint(
     state = optimizer_state([shard], "fully_reshardable")
     for declared, kind, text in (
         ("dp_reshardable", tilestone.CorruptError, "keys are those of fully_reshardable"),
-        ("fsdp_dtensor", tilestone.UnsupportedError, "the format 'fsdp_dtensor'"),
+        ("fsdp_dtensor", tilestone.UnsupportedError, "stored as fsdp_dtensor"),
     ):
         metadata = {"distrib_optim_sharding_type": declared}
         megatron.save({"optimizer": state}, tmp_path, content_metadata=metadata)
@@ -349,9 +350,9 @@ def test_stored_states_must_agree_with_their_description_in_the_checkpoint(
     for states in state["param_state"].values():
         del states["exp_avg"]
     megatron.save({"optimizer": state}, tmp_path)
-    with pytest.raises(tilestone.NotFoundError, match="no state 'exp_avg' of the parameter") as e:
+    with pytest.raises(tilestone.NotFoundError) as e:
         load_optimizer(tmp_path, [shard])
-    assert e.value.key.startswith("layers.")
+    assert "optimizer.state.exp_avg." in str(e.value)
     megatron.save({"optimizer": {"lr": 1}}, tmp_path)
     with pytest.raises(tilestone.NotFoundError, match="the state of a distributed optimizer"):
         load_optimizer(tmp_path, [shard])
@@ -403,4 +404,4 @@ def test_a_rank_that_can_not_plan_its_load_fails_it_on_every_rank(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     first, second = worlds[2].run(_one_rank_fails, str(tmp_path / "a"))
-    assert first == second and "the bucket is stored with" in first and "rank 1" in first
+    assert first == second and "is stored with" in first and "rank 1" in first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,17 @@ from optimizer_model import Model, Ranks, layout_of
 import tilestone
 from tilestone import megatron
 from tilestone.megatron import ShardedTensor, ShardedTensorFactory
-from tilestone.megatron.distributed_optimizer import Bucket, Layout, Parameter, Piece, pieces_of
-from tilestone.megatron.distributed_optimizer.layout import Buffer
-from tilestone.megatron.distributed_optimizer.sources import Sources
+from tilestone.megatron.distributed_optimizer import (
+    Bucket,
+    Buffer,
+    Layout,
+    OptimizerShard,
+    Parameter,
+    Piece,
+    load_optimizer,
+    optimizer_state,
+    pieces_of,
+)
 
 
 def _random_piece(rng: random.Random) -> Piece:
@@ -52,30 +61,6 @@ def test_random_ranges_of_strided_boxes_are_the_boxes_that_hold_each_element_onc
             where = tuple(slice(a, a + n) for a, n in zip(part.offset, part.shape, strict=True))
             assert torch.equal(box[where], part.of(numbers)), (piece, part)
             assert not part.is_contiguous or part.span == part.numel
-
-
-def test_a_shared_part_of_a_box_can_be_cut_out_of_either_layout() -> None:
-    rng = random.Random(2)
-    for _ in range(300):
-        piece = _random_piece(rng)
-        numbers = torch.arange(piece.start + piece.span)
-        offset = tuple(rng.randint(0, n) for n in piece.global_shape)
-        shape = tuple(rng.randint(0, 3) for _ in piece.global_shape)
-        part = piece.cut(offset, shape)
-        low = [max(a, b) for a, b in zip(piece.offset, offset, strict=True)]
-        high = [
-            min(a + m, b + n)
-            for a, m, b, n in zip(piece.offset, piece.shape, offset, shape, strict=True)
-        ]
-        if any(a >= b for a, b in zip(low, high, strict=True)):
-            assert part is None
-            continue
-        assert part is not None and part.offset == tuple(low)
-        inner = tuple(
-            slice(a - begin, b - begin)
-            for a, b, begin in zip(low, high, piece.offset, strict=True)
-        )
-        assert torch.equal(part.of(numbers), piece.of(numbers)[inner])
 
 
 # ---- What factories build ----
@@ -200,21 +185,32 @@ def test_a_layout_is_restored_from_plain_values_and_invalid_values_are_refused()
             Layout.from_plain(each)
 
 
-def test_padding_of_one_piece_does_not_hide_that_another_one_is_missing() -> None:
-    def layout(*pieces: Piece) -> Layout:
+def test_padding_of_one_piece_does_not_hide_that_another_one_is_missing(
+    tmp_path: pathlib.Path,
+) -> None:
+    def shard(*pieces: Piece) -> OptimizerShard:
         parameter = Parameter("w", sum(piece.numel for piece in pieces), 0, pieces)
         bucket = Bucket((parameter,), parameter.numel, parameter.numel)
-        return Layout((Buffer((torch.float32, torch.float32), (bucket,)),))
+        layout = Layout((Buffer((torch.float32, torch.float32), (bucket,)),))
+        return OptimizerShard.allocated(layout, 0, 1, common=om.common())
 
     padded = Piece("a", (8,), (0,), (8,), (1,), 0, allow_shape_mismatch=True)
     plain = Piece("b", (4,), (0,), (4,), (1,), 8)
-    (part,) = layout(padded, plain).slices(0, 1)
     shorter = Piece("a", (6,), (0,), (6,), (1,), 0, allow_shape_mismatch=True)
-    found = Sources([layout(shorter, replace(plain, start=6))]).find(part)
-    assert sorted((one.ours.key, one.ours.numel) for one in found) == [("a", 6), ("b", 4)]
-    for half in (replace(plain, start=6, shape=(2,)), replace(plain, start=6, key="c")):
-        with pytest.raises(tilestone.MismatchError, match="hold [02] of 4 elements"):
-            Sources([layout(shorter, half)]).find(part)
+
+    def loaded(*pieces: Piece) -> list[float]:
+        saved, wanted = shard(*pieces), shard(padded, plain)
+        for memory in saved.states[0, 0, 0].values():
+            memory.copy_(torch.arange(1, len(memory) + 1))
+        megatron.save({"optimizer": optimizer_state([saved], "dp_reshardable")}, tmp_path)
+        load_optimizer(tmp_path, [wanted])
+        return wanted.states[0, 0, 0]["param"].tolist()
+
+    assert loaded(shorter, replace(plain, start=6)) == [1, 2, 3, 4, 5, 6, 0, 0, 7, 8, 9, 10]
+    with pytest.raises(tilestone.CoverageError, match=r"does not hold box \[2:4\]"):
+        loaded(shorter, replace(plain, start=6, shape=(2,)))
+    with pytest.raises(tilestone.NotFoundError, match="not in the checkpoint"):
+        loaded(shorter, replace(plain, start=6, key="c"))
 
 
 def test_impossible_buckets_are_refused() -> None:

@@ -170,7 +170,7 @@ def test_a_layout_with_the_right_sizes_and_another_order_is_refused_by_the_model
     job = Ranks(2, 1, 2)
     _save_with_model(job, tmp_path / "model")
     right = _layouts(job)
-    error = _refused(tmp_path / "model", [right[0], _swapped(right[1], key)])
+    error = _refused(tmp_path / "model", [_swapped(right[0], key), right[1]])
     assert error.key == key
     assert "are not the model's" in str(error)
 
@@ -183,7 +183,7 @@ def test_a_layout_in_which_parameters_share_or_lack_elements_is_refused(
     first, second = _layouts(job)
     plain = {**first.to_plain(), "group": 1}  # both describe the first half
     write_layouts(tmp_path / "layout.json", [first, Layout.from_plain(plain)])
-    with pytest.raises(tilestone.CoverageError, match=r"hold \d+ of the \d+ elements") as raised:
+    with pytest.raises(tilestone.CoverageError, match="does not hold box") as raised:
         tilestone.convert(
             tmp_path / "a", tmp_path / "b", format="torch_dist", layout=tmp_path / "layout.json"
         )

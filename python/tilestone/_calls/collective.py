@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,8 @@ class Prepared(abc.ABC):
     as_torch: bool = False
     #: Fields of the engine's options that are no keywords of `save` and `load`.
     engine: Mapping[str, Any] = MappingProxyType({})
+    #: For a load of a distributed optimizer's states: the fields of an OptimizerRequest.
+    optimizer: Sequence[str] = ()
 
     @abc.abstractmethod
     def make(self) -> Mapping[Any, Any]:
@@ -378,6 +380,7 @@ class LoadCall:
             self._bridge,
             engine,
             progress=self._until_the_end.enter_context(shown),
+            optimizer=self._template.optimizer,
         )
         described()
         return request

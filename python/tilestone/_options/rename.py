@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,29 +31,13 @@ def add_prefix(prefix: str) -> Callable[[str], str]:
     return lambda key: prefix + key
 
 
-def renaming(name: str, value: Any) -> Callable[[str], str] | None:
-    """A function from key to key, from a function or from pairs (regular expression, replacement).
-
-    The first pair whose expression is found in a key replaces its first occurrence.
-    """
-    if value is None:
-        return None
-    if callable(value):
-        given: Callable[[str], str] = value
-        return given
-    rules = []
+def renaming(name: str, value: Any) -> Callable[[str], str] | list[tuple[str, str]] | None:
+    """The option as the engine takes it: a function from key to key, or rules."""
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
     try:
-        for pattern, replacement in value:
-            rules.append((re.compile(pattern), str(replacement)))
-    except (TypeError, ValueError, re.error) as error:
+        return [(str(pattern), str(replacement)) for pattern, replacement in value]
+    except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"{name} must be a function of a key, or pairs (regular expression, replacement): {error}"
         ) from None
-
-    def rename(key: str) -> str:
-        for pattern, replacement in rules:
-            if pattern.search(key):
-                return pattern.sub(replacement, key, count=1)
-        return key
-
-    return rename

@@ -8,24 +8,22 @@ save has left behind, because it was killed before it removed them, are known to
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import re
-import stat
 from typing import Any
 
+from tilestone import _core
 from tilestone._errors import CorruptError, StorageError, UnsafeError
 from tilestone.megatron import _ranks
-from tilestone.megatron._files import read_json, replace_file, sync_folder
+from tilestone.megatron._files import replace_file, sync_folder
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
 from tilestone.megatron._ranks import Deadline, agreed, then_one
 
 logger = logging.getLogger("tilestone.megatron")
 
 _ALGORITHM = "sha256"
-_PIECE = 4 << 20  # bytes that are hashed at once
 
 
 class Hashes:
@@ -52,7 +50,7 @@ class Hashes:
         with contextlib.suppress(OSError):  # write() reports it
             for name in os.listdir(folder):
                 if _writer(name, self.save_id) == own:
-                    self._known[name] = _hash(os.path.join(folder, name))
+                    self._known[name] = _core.sha256_of_file(os.fsencode(folder), name)
 
     def write(self) -> None:
         """Hashes what is missing, and writes the file. Every rank calls, after publication.
@@ -74,7 +72,7 @@ class Hashes:
                 writer = _writer(name, self.save_id)
                 if (number if writer is None else writer) % size == own:
                     known = self._known.get(name)
-                    mine[name] = known or _hash(os.path.join(folder, name))
+                    mine[name] = known or _core.sha256_of_file(os.fsencode(folder), name)
             return mine
 
         def publish(said: list[bytes]) -> bytes:
@@ -115,33 +113,15 @@ def check(checkpoint_dir: Any, rank: int, ranks: int) -> None:
 
     Raises:
         CorruptError: a file is missing, has another content, or is not named there.
-        UnsafeError: a name is not that of a file in the directory.
     """
     folder = literal(checkpoint_dir)
-    path = os.path.join(folder, INTEGRITY_FILE)
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
+    if not os.path.exists(os.path.join(folder, INTEGRITY_FILE)):
         return
-    files = found.get("files") if isinstance(found, dict) else None
-    if not isinstance(files, dict) or found.get("algorithm") != _ALGORITHM:
-        raise CorruptError(f"{path} does not hold sha256 hashes of files", file=path)
-    if "save_id" in found and found["save_id"] != _save_id(checkpoint_dir):
-        if rank == 0:
-            logger.warning("%s is of an earlier save, and is ignored", path)
-        return
-    for name in sorted(files)[rank::ranks]:
-        if os.path.basename(name) != name or name in ("", ".", ".."):
-            raise UnsafeError(f"{path} names a file outside the checkpoint: {name!r}", file=path)
-        _check_file(os.path.join(folder, name), files[name])
-    if rank == 0 and (more := set(_files_in(folder)) - set(files)):
-        extra = os.path.join(folder, min(more))
-        raise CorruptError(f"{extra} is not named in {INTEGRITY_FILE}", file=extra)
-
-
-def _save_id(checkpoint_dir: Any) -> str:
     with open_sharded(checkpoint_dir) as checkpoint:
-        return checkpoint.save_id
+        save_id = checkpoint.save_id
+    for name, problem, unsafe in _core.check_hashes(os.fsencode(folder), save_id, rank, ranks):
+        path = os.path.join(folder, name)
+        raise (UnsafeError if unsafe else CorruptError)(f"{path}: {problem}", file=path)
 
 
 def _writer(name: str, save_id: str) -> int | None:
@@ -154,32 +134,6 @@ def _files_in(folder: str) -> list[str]:
     """The names of the files that Megatron-Core hashes: all that are not in a folder below."""
     with _as_storage_error(folder), os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_file() and e.name != INTEGRITY_FILE)
-
-
-def _check_file(path: str, expected: Any) -> None:
-    try:
-        found = _hash(path)
-    except StorageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
-        raise CorruptError(f"{path}, which {INTEGRITY_FILE} names, is missing", file=path) from None
-    if found != expected:
-        raise CorruptError(
-            f"{path} has the sha256 {found}, but {INTEGRITY_FILE} has {expected}", file=path
-        )
-
-
-def _hash(path: str) -> str:
-    found = hashlib.sha256()
-    piece = memoryview(bytearray(_PIECE))
-    with _as_storage_error(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UnsafeError(f"{path} is not a regular file", file=path)
-            while count := file.readinto(piece):
-                found.update(piece[:count])
-    return found.hexdigest()
 
 
 @contextlib.contextmanager

@@ -55,15 +55,15 @@ ConvertSource open_source(const Location& location, const ConvertOptions& option
     }
     check_archive_file(path);
   }
-  for (uint32_t i = 0; i < metadata.tensors.size(); ++i) {
-    const StoredTensor& tensor = metadata.tensors[i];
-    source.entries.push_back({.key = tensor.key,
-                              .path = tensor.path,
-                              .dtype = tensor.dtype,
-                              .shape = tensor.shape,
-                              .tensor = [=](DType dtype) { return stored->tensor(i, dtype); },
-                              .object = nullptr,
-                              .order = tensor.order});
+  for (const StoredTensor& tensor : metadata.tensors) {
+    source.entries.push_back(
+        {.key = tensor.key,
+         .path = tensor.path,
+         .dtype = tensor.dtype,
+         .shape = tensor.shape,
+         .tensor = [=, &tensor](DType dtype) { return stored->tensor(tensor, dtype); },
+         .object = nullptr,
+         .order = tensor.order});
   }
   for (const StoredObject& object : metadata.objects) {
     source.entries.push_back({.key = object.key,

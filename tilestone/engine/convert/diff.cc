@@ -389,8 +389,9 @@ class DiffOfTwo {
       const auto b = sides_b_.find(key);
       if (b == sides_b_.end() || !a.is_tensor || !b->second.is_tensor) continue;
       if (a.shape != b->second.shape) continue;
-      if (a.index) a.view = a_->tensor(*a.index, a.dtype);
-      if (b->second.index) b->second.view = b_->tensor(*b->second.index, b->second.dtype);
+      if (a.index) a.view = a_->tensor(a_->metadata().tensors[*a.index], a.dtype);
+      if (b->second.index)
+        b->second.view = b_->tensor(b_->metadata().tensors[*b->second.index], b->second.dtype);
       report_.bytes += a.view.bytes() + b->second.view.bytes();
     }
   }

@@ -16,6 +16,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/geometry/box.h"
 #include "tilestone/plan/load_plan.h"
+#include "tilestone/state/sharded.h"
 
 namespace tilestone::engine {
 namespace {
@@ -109,19 +110,31 @@ ReadContext StoredSource::context() const {
   return context;
 }
 
-TensorView StoredSource::tensor(uint32_t index, DType dtype) {
-  const StoredTensor& stored = metadata().tensors[index];
+TensorView StoredSource::tensor(const StoredTensor& stored, DType dtype) {
   TensorItem whole;
   whole.key = stored.key;
   whole.dtype = dtype;
   whole.global_shape = stored.shape;
   whole.pieces.push_back({Box::whole(stored.shape), TensorView::without_data(dtype, stored.shape)});
-  plan_load({&whole, 1}, metadata(), {.cast = dtype != stored.dtype});
+  const bool cast = dtype != stored.dtype;
+  if (states_ && states_->by_parameter().find_tensor(stored.key) == &stored) {
+    states_->plan({&whole, 1}, cast);
+  } else {
+    plan_load({&whole, 1}, metadata(), {.cast = cast});
+  }
   TensorView view = TensorView::without_data(dtype, stored.shape);
   const std::lock_guard lock(mutex_);
-  asked_.push_back({index, dtype, view.bytes()});
+  asked_.push_back({&stored, dtype, view.bytes()});
   view.device = std::make_shared<Memory>(shared_from_this(), asked_.size() - 1);
   return view;
+}
+
+const OptimizerStates& StoredSource::unpack_optimizer(std::vector<OptimizerLayout> layouts) {
+  const auto object_of = [this](const StoredObject& stored) {
+    return grid_key(stored.key).ends_with(".param_state") ? object_in_place(stored)
+                                                          : object(stored);
+  };
+  return states_.emplace(metadata(), object_of, OptimizerLayouts{std::move(layouts), {}}, nullptr);
 }
 
 Value StoredSource::object(const StoredObject& object) const {
@@ -166,10 +179,20 @@ Value StoredSource::object_in_place(const StoredObject& object) {
 
 void StoredSource::read(std::span<const TensorItem> items, bool cast) {
   const std::lock_guard lock(mutex_);
+  read_now({items.begin(), items.end()}, cast);
+}
+
+void StoredSource::read_now(std::vector<TensorItem> items, bool cast) {
+  StateReads reads;
+  if (states_) {
+    reads = states_->reads_of(std::move(items), cast);
+  } else {
+    reads.items = std::move(items);
+  }
   ProgressMeter silent({}, "read", 0);
-  read_transfers(context(),
-                 transfers_of(plan_load(items, metadata(), {.cast = cast}), items, metadata()),
-                 silent);
+  const LoadPlan plan = plan_load(reads.items, metadata(), {.cast = cast});
+  read_transfers(context(), transfers_of(plan, reads.items, metadata()), silent);
+  reads.finish();
 }
 
 std::optional<Value> StoredSource::common() const { return read_common(context(), opened_); }
@@ -200,7 +223,7 @@ const StoredSource::Part* StoredSource::find(size_t asked, uint64_t begin) const
 // fit, because a row is one range in most chunks.
 uint64_t StoredSource::end_of_part(const Asked& asked, uint64_t begin) const {
   const uint64_t most = std::min(asked.bytes, begin + kWindow);
-  const Dims& shape = metadata().tensors[asked.tensor].shape;
+  const Dims& shape = asked.stored->shape;
   const uint64_t row = shape.empty() ? 0 : asked.bytes / static_cast<uint64_t>(shape[0]);
   if (most == asked.bytes || row == 0) return most;
   const uint64_t rows_end = most - most % row;
@@ -228,17 +251,14 @@ void StoredSource::fill_window(size_t asked, uint64_t begin) {
   bool cast = false;
   for (const Part& part : parts) {
     const Asked& wanted = asked_[part.asked];
-    const StoredTensor& stored = metadata().tensors[wanted.tensor];
+    const StoredTensor& stored = *wanted.stored;
     const auto size = static_cast<int64_t>(itemsize(wanted.dtype));
     const FlatRange range{static_cast<int64_t>(part.begin) / size,
                           static_cast<int64_t>(part.end) / size};
     items.push_back(item_of(stored, wanted.dtype, range, window_.data + part.at));
     cast = cast || wanted.dtype != stored.dtype;
   }
-  ProgressMeter silent({}, "read", 0);
-  read_transfers(context(),
-                 transfers_of(plan_load(items, metadata(), {.cast = cast}), items, metadata()),
-                 silent);
+  read_now(std::move(items), cast);
   parts_ = std::move(parts);
 }
 

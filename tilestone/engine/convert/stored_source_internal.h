@@ -15,6 +15,7 @@
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/read/context_internal.h"
+#include "tilestone/engine/read/optimizer_states_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/state/items.h"
 #include "tilestone/state/metadata.h"
@@ -63,11 +64,13 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   const Metadata& metadata() const { return opened_.metadata; }
 
   // The whole tensor in `dtype`, as memory that the CPU can't address (TensorView::device).
-  // `index`: into Metadata::tensors. Throws what plan_load() throws: Error(kUnsupported) if its
-  // elements can't be converted, kCoverage if some are not stored.
-  TensorView tensor(uint32_t index, DType dtype);
+  // `stored`: of metadata(), or of the optimizer's states. Throws what plan_load() throws:
+  // Error(kUnsupported) if its elements can't be converted, kCoverage if some are not stored.
+  TensorView tensor(const StoredTensor& stored, DType dtype);
   // Fills the pieces of the items. Boxes of a tensor may be few and small.
   void read(std::span<const TensorItem> items, bool cast);
+  // Reads a distributed optimizer's states from its buckets; read() takes their keys from now on.
+  const OptimizerStates& unpack_optimizer(std::vector<OptimizerLayout> layouts);
   Value object(const StoredObject& object) const;
   // The same, but its tensors are the file's bytes where they are mapped, as long as this source
   // lives, so that a large object takes no memory. Its checksums are checked.
@@ -77,7 +80,7 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
  private:
   class Memory;
   struct Asked {
-    uint32_t tensor = 0;
+    const StoredTensor* stored = nullptr;
     DType dtype = DType::kFloat32;
     uint64_t bytes = 0;
   };
@@ -91,6 +94,7 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
 
   StoredSource(std::shared_ptr<Storage> storage, Opened opened, const OpenOptions& options);
   ReadContext context() const;
+  void read_now(std::vector<TensorItem> items, bool cast);
   void fetch(size_t asked, uint64_t begin, MutableByteView out);
   const Part* find(size_t asked, uint64_t begin) const;
   void fill_window(size_t asked, uint64_t begin);
@@ -104,6 +108,7 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   const std::shared_ptr<BufferPool> buffers_;
   const std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   mutable ThreadPool threads_;
+  std::optional<OptimizerStates> states_;
   std::mutex mutex_;  // guards what follows
   std::vector<Asked> asked_;
   std::vector<Part> parts_;  // of the window

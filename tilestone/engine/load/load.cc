@@ -25,6 +25,7 @@
 #include "tilestone/engine/read/findings_internal.h"
 #include "tilestone/engine/read/missing_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
+#include "tilestone/engine/read/optimizer_states_internal.h"
 #include "tilestone/engine/read/places_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
 #include "tilestone/engine/read/renamed_internal.h"
@@ -251,6 +252,7 @@ class LoadByRounds::Loading {
   void open() {
     opened_ = open_description(std::move(description_), options().format);
     if (options().rename) rename_keys(opened_.metadata, options().rename);
+    if (asked_.optimizer != nullptr) rename_states(opened_.metadata);
     if (held_ != nullptr) return;
     held_ = hold(location_->shared());
     expect_same_checkpoint(*held_, opened_);
@@ -274,6 +276,7 @@ class LoadByRounds::Loading {
     places_->choose(left);
     std::move(own_.begin(), own_.end(), std::back_inserter(left));
     read_transfers(*context_, left, *progress_);
+    states_.finish();
     progress_->finish();
     return requested_.take_loaded(opened_);
   }
@@ -314,9 +317,10 @@ class LoadByRounds::Loading {
   // Decides what this rank reads, and from where. Reads the objects.
   Wanted choose(Deadline deadline) {
     if (!options().checks.access) choose_items(deadline);
-    const std::vector<TensorItem>& read = requested_.begin_reading();
-    expect_requested(read);
+    const std::vector<TensorItem>& asked = requested_.begin_reading();
     make_context(requested_.items(), deadline);
+    const std::vector<TensorItem>& read = asked_.optimizer == nullptr ? asked : find_states(asked);
+    expect_requested(read);
     if (asked_.wanted == nullptr) give_memory(requested_.items(), *context_);
     message_ = requested_.message(opened_.metadata, options());
     places_.emplace(opened_, comm_.rank(), comm_.size());
@@ -330,6 +334,31 @@ class LoadByRounds::Loading {
     const bool open_few = way_ == ReadFor::kPageCache;
     own_ = places_->take_own_copies(transfers, requested_.replicas(), open_few);
     return Wanted{&*context_, std::move(transfers), &*progress_, places_->file_owners()};
+  }
+
+  // What is read for a distributed optimizer's states. Replaces its part of the common state.
+  const std::vector<TensorItem>& find_states(const std::vector<TensorItem>& wanted) {
+    const OptimizerRequest& asked = *asked_.optimizer;
+    std::optional<Value>& common = requested_.items().common;
+    const Value* const whole = common ? &*common : nullptr;
+    if (is_by_parameter(optimizer_format(opened_.metadata, whole, asked.place))) return wanted;
+    const auto layouts = [](const std::string& json) {
+      return json.empty() ? std::vector<OptimizerLayout>() : parse_optimizer_layouts(json);
+    };
+    const OptimizerStates states(
+        opened_.metadata, [this](const StoredObject& object) { return object_of(object); },
+        {layouts(asked.layouts), layouts(asked.own)}, &wanted);
+    states_ = states.reads_of(wanted, options().cast);
+    common = states.common(common, asked.place);
+    return states_.items;
+  }
+
+  Value object_of(const StoredObject& stored) const {
+    const ObjectRead read{&stored};
+    ObjectItem item{.key = stored.key, .path = {}, .value = {}, .replica_id = {}};
+    ObjectItem* const place = &item;
+    load_objects(*context_, {&read, 1}, {&place, 1});
+    return std::move(item.value);
   }
 
   // The state for leaves that are not sharded. nullopt in dialects without a common state.
@@ -440,7 +469,8 @@ class LoadByRounds::Loading {
   Opened opened_;
   std::vector<Path> empty_;  // of the template: dicts and lists; once described: on all ranks
   Requested requested_;
-  Bytes message_;  // to the coordinator, after reading
+  StateReads states_;  // instead of a distributed optimizer's
+  Bytes message_;      // to the coordinator, after reading
   ReadFor way_ = ReadFor::kOneself;
   uint64_t ranks_here_ = 1;  // on this host
   std::optional<ReadContext> context_;

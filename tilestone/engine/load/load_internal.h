@@ -15,12 +15,24 @@
 
 namespace tilestone::engine {
 
+// `wanted` asks for states of Megatron-Core's distributed optimizer as "optimizer.state.STATE.KEY",
+// whatever their format (engine/read/optimizer_states_internal.h). The common state comes back as
+// in the format fully_reshardable, with the param groups of this rank's optimizers.
+struct OptimizerRequest {
+  std::string place;  // the optimizer's key in the common state
+  // JSON as of ConvertOptions::layout_file. `layouts`: of the job that saved; "": those in the
+  // checkpoint, or else `own`, those of this rank.
+  std::string layouts;
+  std::string own;
+};
+
 // What a rank loads, from where and how. The caller owns it for as long as the load lasts.
 struct LoadView {
   const StateDict* wanted = nullptr;  // null: everything in the checkpoint
   const Location* location = nullptr;
   const LoadOptions* options = nullptr;  // its comm is ignored
   double preparing = 0;                  // seconds in which the caller made `wanted`
+  const OptimizerRequest* optimizer = nullptr;
 };
 // A rank that can't make its request takes part all the same: its error is its first message.
 using MadeLoad = std::variant<LoadView, Error>;

@@ -101,6 +101,14 @@ void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
   }
 }
 
+void put_elements(const TensorView& target, const StridedView& source, DType stored) {
+  if (target.device == nullptr) return to_host(target, source, stored);
+  const TensorView host = TensorView::allocate(target.dtype, target.shape);
+  to_host(host, source, stored);
+  const DeviceCopy copy = target.device_copy({host.data, host.bytes()});
+  copy_now(CopyTo::kDevice, {&copy, 1});
+}
+
 std::byte* plain_target(const StoredPayload& payload, const Part& part, const Transfer& transfer) {
   const TensorView& target = transfer.target;
   if (target.device != nullptr || target.dtype != payload.dtype) return nullptr;

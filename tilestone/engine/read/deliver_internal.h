@@ -18,6 +18,9 @@ inline constexpr uint64_t kMaxTemporary = 1u << 20;
 void deliver(const StoredPayload& payload, const Part& part, ByteView bytes,
              const Transfer& transfer, DeviceWrites& writes);
 
+// Copies, or converts, all elements of `target`, which may be in device memory, from `source`.
+void put_elements(const TensorView& target, const StridedView& source, DType stored);
+
 // Where the bytes of `part` go in the transfer's target, if they go there unchanged and in one
 // piece. Null if they have to be scattered, converted or copied to a device.
 std::byte* plain_target(const StoredPayload& payload, const Part& part, const Transfer& transfer);

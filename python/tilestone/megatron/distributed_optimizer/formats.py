@@ -28,8 +28,6 @@ from tilestone.megatron.mapping import ReplicaId, ShardedObject, ShardedTensor
 DP_RESHARDABLE = "dp_reshardable"
 FULLY_RESHARDABLE = "fully_reshardable"
 MODEL_SPACE = "fully_sharded_model_space"
-DP_ZERO = "dp_zero_gather_scatter"
-FORMATS = (DP_RESHARDABLE, FULLY_RESHARDABLE, MODEL_SPACE, DP_ZERO)
 
 # In an optimizer's part of a state dict: the name of its format, and its tensors.
 SHARDING_TYPE = "param_state_sharding_type"
@@ -116,7 +114,7 @@ def _model_space_state(shard: OptimizerShard, sharding_type: str) -> dict[int, A
 
 
 def model_space_tensors(
-    part: Slice, prefix: str, memory: torch.Tensor, instance: int = 0
+    part: Slice, prefix: str, memory: torch.Tensor, instance: Optional[int] = None
 ) -> Iterator[ShardedTensor]:
     """Yields a slice's state as entities at the place of the parameter.
 
@@ -124,7 +122,8 @@ def model_space_tensors(
         part: the slice.
         prefix: put before the model's key.
         memory: the state, 1-D; the entities' data are views of it.
-        instance: number of the optimizer's instance, the last entry of the replica ids.
+        instance: number of the optimizer's instance, the last entry of the replica ids. None: for a
+            load, which needs no replica ids.
 
     Yields:
         a flattened range if a box of the parameter is stored in its order; otherwise boxes.
@@ -133,7 +132,7 @@ def model_space_tensors(
         CheckpointingException: a replica id has no data-parallel entry.
     """
     for piece in part.parameter.pieces:
-        replica_id = _replica_of_slice(piece, instance)
+        replica_id = 0 if instance is None else _replica_of_slice(piece, instance)
         if piece.is_contiguous:
             begin = max(part.begin, piece.start)
             end = min(part.end, piece.start + piece.numel)
@@ -263,18 +262,10 @@ def _bucket_part(
     states: Mapping[str, torch.Tensor],
 ) -> dict[str, ShardedTensor]:
     key = layout.bucket_key(*place)
+    whole, replica_id = (bucket.numel_unpadded,), (instance, 0, 0)
     return {
-        name: flat_tensor(
-            f"{key}.{name}", bucket.numel_unpadded, begin, tensor, (instance, 0, 0)
+        name: ShardedTensor(
+            f"{key}.{name}", data, data.dtype, tuple(data.shape), whole, (begin,), None, replica_id
         )
-        for name, tensor in states.items()
+        for name, data in states.items()
     }
-
-
-def flat_tensor(
-    key: str, numel: int, begin: int, data: torch.Tensor, replica_id: ReplicaId = 0
-) -> ShardedTensor:
-    """The part of a 1-D tensor of `numel` elements that begins at element `begin`."""
-    return ShardedTensor(
-        key, data, data.dtype, tuple(data.shape), (numel,), (begin,), None, replica_id
-    )

@@ -8,6 +8,7 @@ elements; those of parameters are relative to the beginning of their bucket.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
 from tilestone.megatron.distributed_optimizer.pieces import Entity, Piece, pieces_of, shape_of
 
 Dtypes = Tuple[torch.dtype, torch.dtype]  # of a buffer's parameters and of their gradients
@@ -210,29 +212,31 @@ class Layout:
         Raises:
             CheckpointingException: `plain` is not such a description.
         """
-        try:
-            if plain["version"] != 1:
-                raise ValueError(f"version {plain['version']}")
-            buffers = tuple(
-                Buffer(
-                    _dtypes_of(buffer["dtypes"]),
-                    tuple(
-                        Bucket(
-                            tuple(_parameter_of(each) for each in bucket["parameters"]),
-                            int(bucket["numel_unpadded"]),
-                            int(bucket["numel"]),
-                        )
-                        for bucket in buffer["buckets"]
-                    ),
-                )
-                for buffer in plain["buffers"]
+        _core.check_optimizer_layouts(_as_file([plain]))
+        buffers = tuple(
+            Buffer(
+                _dtypes_of(buffer["dtypes"]),
+                tuple(
+                    Bucket(
+                        tuple(_parameter_of(each) for each in bucket["parameters"]),
+                        bucket["numel_unpadded"],
+                        bucket["numel"],
+                    )
+                    for bucket in buffer["buckets"]
+                ),
             )
-            chain = plain["chain"]
-            return cls(buffers, int(plain["group"]), None if chain is None else int(chain))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise MismatchError(
-                f"not a layout of a distributed optimizer: {error!r}"
-            ) from error
+            for buffer in plain["buffers"]
+        )
+        return cls(buffers, plain["group"], plain["chain"])
+
+
+def _as_file(plain: list[Any]) -> str:
+    return json.dumps({"optimizer_layouts": plain})
+
+
+def to_json(layouts: Iterable[Layout]) -> str:
+    """Layouts as text, which engine/read/optimizer_layout.cc reads."""
+    return _as_file([layout.to_plain() for layout in layouts])
 
 
 def _plain(parameter: Parameter) -> dict[str, Any]:
@@ -253,36 +257,17 @@ def _plain(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _numbers(values: Iterable[Any]) -> Tuple[int, ...]:
-    numbers = tuple(int(value) for value in values)
-    if any(number < 0 for number in numbers):
-        raise ValueError(f"{numbers} has negative entries")
-    return numbers
-
-
 def _parameter_of(plain: Any) -> Parameter:
-    pieces = []
-    for key, whole, offset, shape, strides, start, mismatch in plain["pieces"]:
-        axes = [_numbers(each) for each in (whole, offset, shape, strides)]
-        if len({len(each) for each in axes}) != 1:
-            raise ValueError(f"the shape, offset and strides of a box of {key} differ in length")
-        whole, offset, shape, strides = axes
-        (start,) = _numbers([start])
-        piece = Piece(
-            str(key), whole, offset, shape, strides, start, allow_shape_mismatch=bool(mismatch)
-        )
-        if piece.start + piece.span > int(plain["numel"]):
-            raise ValueError(f"a box of {key} exceeds its parameter")
-        pieces.append(piece)
-    numel, start = _numbers([plain["numel"], plain["start"]])
-    return Parameter(str(plain["key"]), numel, start, tuple(pieces))
+    pieces = (
+        Piece(key, *map(tuple, axes), start, allow_shape_mismatch=mismatch)
+        for key, *axes, start, mismatch in plain["pieces"]
+    )
+    return Parameter(plain["key"], plain["numel"], plain["start"], tuple(pieces))
 
 
 def _dtypes_of(names: Sequence[str]) -> Dtypes:
-    found = [getattr(torch, str(name), None) for name in names]
-    if len(found) != 2 or not all(isinstance(dtype, torch.dtype) for dtype in found):
-        raise ValueError(f"{names} are not two dtypes")
-    return found[0], found[1]  # type: ignore[return-value]
+    first, second = (getattr(torch, name) for name in names)
+    return first, second
 
 
 def pack(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone.megatron.dict_utils import nested_values
-from tilestone.megatron.distributed_optimizer.layout import Buffer, Dtypes, Layout, pack
+from tilestone.megatron.distributed_optimizer.layout import Buffer, Dtypes, Layout, pack, to_json
 from tilestone.megatron.distributed_optimizer.pieces import Entity
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
 from tilestone.megatron.utils import extract_sharded_tensors_and_factories
@@ -36,9 +36,8 @@ def write_layouts(path: Union[str, os.PathLike[str]], layouts: Iterable[Layout])
         path: the new file; an old one is replaced.
         layouts: those of all model-parallel ranks of a job, as model_layouts() returns them.
     """
-    plain = {_LAYOUTS: [layout.to_plain() for layout in layouts]}
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(plain, file)
+        file.write(to_json(layouts))
 
 
 def read_layouts(path: Union[str, os.PathLike[str]]) -> list[Layout]:
@@ -49,7 +48,7 @@ def read_layouts(path: Union[str, os.PathLike[str]]) -> list[Layout]:
     """
     with open(path, encoding="utf-8") as file:
         try:
-            return [Layout.from_plain(each) for each in json.load(file)[_LAYOUTS]]
+            return [Layout.from_plain(each) for each in json.load(file)["optimizer_layouts"]]
         except (ValueError, KeyError, TypeError) as error:
             raise MismatchError(f"not a file of write_layouts: {error!r}", file=os.fspath(path)) from error
 

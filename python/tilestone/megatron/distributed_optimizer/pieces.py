@@ -75,28 +75,6 @@ class Piece:
         axes = zip(self.shape, self.strides, dense)
         return all(n == 1 or step == expected for n, step, expected in axes) or self.numel == 0
 
-    def moved(self, by: int) -> Piece:
-        """The same box in a longer flattened tensor, in which this one begins at element `by`."""
-        return replace(self, start=self.start + by)
-
-    def cut(self, offset: Sequence[int], shape: Sequence[int]) -> Optional[Piece]:
-        """Cuts the piece to another box of the same global tensor; None: they do not overlap.
-
-        Args:
-            offset: the other box's first element along each axis.
-            shape: its elements along each axis.
-        """
-        low = [max(a, b) for a, b in zip(self.offset, offset)]
-        high = [
-            min(a + m, b + n) for a, m, b, n in zip(self.offset, self.shape, offset, shape)
-        ]
-        if any(a >= b for a, b in zip(low, high)):
-            return None
-        inner = [a - begin for a, begin in zip(low, self.offset)]
-        start = self.start + sum(n * step for n, step in zip(inner, self.strides))
-        shape = tuple(b - a for a, b in zip(low, high))
-        return replace(self, offset=tuple(low), shape=shape, start=start)
-
     def within(self, begin: int, end: int) -> Iterator[Piece]:
         """Yields the boxes of this piece that lie in [begin, end) of the flattened tensor.
 

@@ -1,4 +1,4 @@
-#include "tilestone/engine/convert/optimizer_layout_internal.h"
+#include "tilestone/engine/read/optimizer_layout_internal.h"
 
 #include <string_view>
 #include <utility>
@@ -7,7 +7,6 @@
 #include "tilestone/base/dtype.h"
 #include "tilestone/base/error.h"
 #include "tilestone/format/json_value_internal.h"
-#include "tilestone/storage/mapped_file.h"
 
 namespace tilestone::engine {
 namespace {
@@ -91,6 +90,9 @@ LayoutParameter parameter_of(const Value& plain) {
 LayoutBucket bucket_of(const Value& plain) {
   LayoutBucket bucket{.numel = count(field(plain, "numel_unpadded"), "a bucket's size"),
                       .parameters = {}};
+  if (count(field(plain, "numel"), "a bucket's padded size") < bucket.numel) {
+    wrong("a bucket is longer than with its padding");
+  }
   int64_t end = 0;
   for (const Value& each : list(field(plain, "parameters"), "\"parameters\"")) {
     bucket.parameters.push_back(parameter_of(each));
@@ -152,20 +154,13 @@ OptimizerLayout optimizer_layout_of(const Value& plain) {
   return layout;
 }
 
-std::vector<OptimizerLayout> read_optimizer_layouts(const std::string& path) {
-  try {
-    const MappedFile file(path);
-    const ByteView bytes = file.bytes();
-    const Value plain = value_of_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    std::vector<OptimizerLayout> layouts;
-    for (const Value& each : list(field(plain, "optimizer_layouts"), "\"optimizer_layouts\"")) {
-      layouts.push_back(optimizer_layout_of(each));
-    }
-    return layouts;
-  } catch (Error& error) {
-    error.with_file(path);
-    throw;
+std::vector<OptimizerLayout> parse_optimizer_layouts(std::string_view json) {
+  const Value plain = value_of_json(json);
+  std::vector<OptimizerLayout> layouts;
+  for (const Value& each : list(field(plain, "optimizer_layouts"), "\"optimizer_layouts\"")) {
+    layouts.push_back(optimizer_layout_of(each));
   }
+  return layouts;
 }
 
 }  // namespace tilestone::engine

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tilestone/geometry/box.h"
@@ -56,7 +57,8 @@ struct OptimizerLayout {
 // Everything is checked: sizes, bounds, and that parameters do not overlap. Error(kMismatch) for
 // anything else than a layout.
 OptimizerLayout optimizer_layout_of(const Value& plain);
-// The layouts of a file of write_layouts() in Python. Also throws Error(kNotFound, kIo).
-std::vector<OptimizerLayout> read_optimizer_layouts(const std::string& path);
+// The layouts in JSON, as write_layouts() in Python writes them to a file. Also throws
+// Error(kCorrupt).
+std::vector<OptimizerLayout> parse_optimizer_layouts(std::string_view json);
 
 }  // namespace tilestone::engine
