@@ -23,6 +23,8 @@ from tilestone.megatron._shards.held import (
     bytes_of,
     decode,
     encode,
+    framed,
+    unframed,
     union_of,
 )
 from tilestone.megatron.dict_utils import nested_values
@@ -273,25 +275,15 @@ def _pack(
     given: dict[_ShardId, int],
 ) -> bytes:
     """Encodes all that a rank needs to know the distribution."""
-    header = {
-        "classes": classes,
-        "mains": [f"{each:x}" for each in mains],
-        "given": [given.get(shard, -1) for shard in shards],
-        "sizes": [len(each) for each in lists],
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return struct.pack("<Q", len(text)) + text + b"".join(lists)
+    header = [classes, [f"{each:x}" for each in mains], [given.get(each, -1) for each in shards]]
+    return framed([json.dumps(header, separators=(",", ":")).encode(), *lists])
 
 
 def _unpack(packed: bytes) -> tuple[Union, dict[_ShardId, int]]:
-    (length,) = struct.unpack_from("<Q", packed)
-    header = json.loads(packed[8 : 8 + length])
-    lists, at = [], 8 + length
-    for size in header["sizes"]:
-        lists.append(decode(packed[at : at + size]))
-        at += size
-    union = union_of(lists, header["classes"], [int(each, 16) for each in header["mains"]])
-    given = zip(union.rows, header["given"], strict=True)
+    header, *lists = unframed(packed)
+    classes, mains, ranks = json.loads(header)
+    union = union_of(list(map(decode, lists)), classes, [int(each, 16) for each in mains])
+    given = zip(union.rows, ranks, strict=True)
     return union, {shard: rank for shard, rank in given if rank >= 0}
 
 
