@@ -35,7 +35,6 @@ void bind_options(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);
-void bind_storage(nb::module_& m);
 void bind_unpublished(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_steps(nb::module_& m);
@@ -43,6 +42,7 @@ void bind_foreign_save(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_async(nb::module_& m);
 void bind_manager(nb::module_& m);
+void bind_megatron_run(nb::module_& m);
 void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----
