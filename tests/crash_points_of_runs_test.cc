@@ -131,7 +131,8 @@ TEST(CrashesOfRuns, LeaveTheNewestDurableStepAndLeftoversThatTheNextSaveRemoves)
   EXPECT_EQ(judge(completed.disk->surviving_image(Survival::kNothingUnsynced), true, true), 30u);
   int points = 0;
   int with_new = 0;
-  for (uint64_t at = 0; at < calls && !HasFailure(); at += TILESTONE_CRASH_STRIDE) {
+  constexpr uint64_t kStride = 3 * TILESTONE_CRASH_STRIDE;
+  for (uint64_t at = 0; at < calls && !HasFailure(); at += kStride) {
     for (const FaultAction& action : {FaultAction::crash(), FaultAction::crash_after(),
                                       FaultAction::crash_torn(at * 37 % 1500)}) {
       const Tried tried = save_on(image, [&](const StorageCall& call) {

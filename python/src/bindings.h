@@ -35,7 +35,6 @@ void bind_options(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);
-void bind_storage(nb::module_& m);
 void bind_unpublished(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_steps(nb::module_& m);
@@ -43,6 +42,7 @@ void bind_foreign_save(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_async(nb::module_& m);
 void bind_manager(nb::module_& m);
+void bind_megatron_run(nb::module_& m);
 void bind_cli(nb::module_& m);
 
 // ---- Python objects inside the library ----
@@ -187,22 +187,6 @@ DType dtype_named(std::string_view name);  // Error(kInvalidArgument) for an unk
 // A communicator from a Python object: None (a group of one rank), a Communicator, or an object
 // with rank, size, describe, gather, scatter, broadcast and all_to_all.
 Communicator to_communicator(nb::handle object);
-
-// "a", "b" or "c": each word in quotation marks.
-std::string any_of(const std::vector<std::string>& words);
-
-// The value of an option that is given as a word. Error(kInvalidArgument) for an unknown word.
-template <typename Value>
-Value value_named(const std::string& option, const std::string& given,
-                  const std::vector<std::pair<const char*, Value>>& known) {
-  std::vector<std::string> words;
-  for (const auto& [word, value] : known) {
-    if (given == word) return value;
-    words.emplace_back(word);
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              option + " must be " + any_of(words) + ", not \"" + given + "\"");
-}
 
 // A Python function from key to key, or a list of rules, for LoadOptions::rename and
 // ConvertOptions::rename_by.

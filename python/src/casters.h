@@ -88,4 +88,21 @@ struct type_caster<Word, enable_if_t<std::is_enum_v<Word>>> {
   }
 };
 
+template <>
+struct type_caster<tilestone::Best> {
+  using Rule = std::tuple<std::string, tilestone::Best::Mode, size_t>;
+  NB_TYPE_CASTER(tilestone::Best, const_name("tuple[str, str, int]"))
+
+  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
+    Rule rule;
+    if (!try_cast(src, rule)) return false;
+    value = {std::get<0>(rule), std::get<1>(rule), std::get<2>(rule)};
+    return true;
+  }
+
+  static handle from_cpp(const tilestone::Best& best, rv_policy, cleanup_list*) noexcept {
+    return cast(Rule(best.metric, best.mode, best.count)).release();
+  }
+};
+
 }  // namespace nanobind::detail

@@ -74,15 +74,6 @@ nb::object python_text(std::string_view text) {
   return nb::steal(decoded);
 }
 
-std::string any_of(const std::vector<std::string>& words) {
-  std::string text;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 < words.size() ? ", " : " or ";
-    text += "\"" + words[i] + "\"";
-  }
-  return text;
-}
-
 nb::object exception_of(const Error& error) {
   nb::object make = nb::module_::import_("tilestone._errors").attr("make_error");
   nb::list hint;

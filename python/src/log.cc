@@ -30,14 +30,6 @@ LogLevel level_of(int python_level) {
 
 nb::object logger() { return nb::module_::import_("logging").attr("getLogger")("tilestone"); }
 
-LogLevel level_named(const std::string& name) {
-  return value_named<LogLevel>("level", name,
-                               {{"debug", LogLevel::kDebug},
-                                {"info", LogLevel::kInfo},
-                                {"warning", LogLevel::kWarning},
-                                {"error", LogLevel::kError}});
-}
-
 }  // namespace
 
 void follow_log_level() {
@@ -62,11 +54,11 @@ void bind_log(nb::module_& m) {
   set_log_sink(post_message);
   m.def(
       "log",
-      [](const std::string& level, const std::string& message) {
-        const LogLevel value = level_named(level);
-        without_gil([&] { log(value, message); }, WithoutGil::kShort);
+      [](int level, const std::string& message) {
+        without_gil([&] { log(level_of(level), message); }, WithoutGil::kShort);
       },
-      nb::arg("level"), nb::arg("message"), "Logs a message as the engine does.");
+      nb::arg("level"), nb::arg("message"),
+      "Logs a message as the engine does; the level is one of `logging`.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&end_all_calls));
   m.def("leave_threads_behind", &leave_threads_behind,
         "For the exit of the program: makes threads that are stuck in foreign code wait when they "

@@ -16,36 +16,6 @@ namespace tilestone::python {
 namespace {
 
 using nb::literals::operator""_a;
-using BestRule = std::tuple<std::string, std::string, size_t>;  // metric, "min" or "max", count
-
-Best best_of(const BestRule& rule) {
-  const auto& [metric, mode, count] = rule;
-  return {metric,
-          value_named<Best::Mode>("keep.best", mode,
-                                  {{"min", Best::Mode::kMin}, {"max", Best::Mode::kMax}}),
-          count};
-}
-
-void bind_keep(nb::module_& m) {
-  nb::class_<Keep>(m, "Keep", "Which checkpoints of a run are kept.")
-      .def(nb::init<>())
-      .def_rw("last", &Keep::last)
-      .def_rw("every", &Keep::every)
-      .def_rw("newer_than", &Keep::newer_than, nb::arg().none())
-      .def_prop_rw(
-          "best",
-          [](const Keep& keep) -> std::optional<BestRule> {
-            if (!keep.best) return std::nullopt;
-            const bool least = keep.best->mode == Best::Mode::kMin;
-            return BestRule{keep.best->metric, least ? "min" : "max", keep.best->count};
-          },
-          [](Keep& keep, const std::optional<BestRule>& rule) {
-            keep.best.reset();
-            if (rule) keep.best = best_of(*rule);
-          },
-          nb::arg().none());
-}
-
 void bind_step_info(nb::module_& m) {
   const auto text = [](std::string StepInfo::* field) {
     return [field](const StepInfo& info) { return python_text(info.*field); };
@@ -99,70 +69,54 @@ ManagedRun managed_run(const nb::bytes& path, uint64_t every, const std::optiona
   return {Location(path_of(path)), RunOptions{every, keep, name, strict}};
 }
 
-// Runs a part of a manager's call that communicates.
+// Runs a manager's call that communicates.
 template <typename Work>
 auto together(nb::handle comm, double seconds, const Work& work) {
   const Entered entered;
   const Communicator communicator = to_communicator(comm);
-  const Deadline deadline = end_after(seconds);
   return as_rank(communicator.rank(), communicator.size(), [&] {
-    return without_gil(
-        [&](const Stop& stop) { return work(communicator, deadline.with_interrupt(stop)); });
+    return without_gil([&](const Stop& stop) {
+      return work(communicator, [&] { return end_after(seconds).with_interrupt(stop); });
+    });
   });
 }
 
-void bind_saving(nb::class_<ManagedRun>& run) {
+void bind_calls(nb::class_<ManagedRun>& run) {
   run.def(
          "expect_same_steps",
-         [](ManagedRun& self, nb::handle comm, double seconds) {
-           together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-             self.expect_same_steps(ranks, deadline);
+         [](ManagedRun& self, nb::handle comm,
+            const std::vector<std::pair<std::string, std::string>>& terms, double seconds) {
+           together(comm, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
+             self.expect_same_steps(ranks, limit(), terms);
            });
          },
-         "comm"_a.none(), "seconds"_a)
+         "comm"_a.none(), "terms"_a, "seconds"_a)
       .def("is_due", &ManagedRun::is_due, "step"_a)
       .def("is_saved", &ManagedRun::is_saved, "step"_a)
       .def(
-          "saved_before",
-          [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {
-            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-              return self.saved_before(ranks, step, deadline);
-            });
-          },
-          "comm"_a.none(), "step"_a, "seconds"_a)
-      .def(
-          "is_settled",
-          [](ManagedRun& self, nb::handle comm, uint64_t step, const std::string& folder,
-             const std::string& difference, const std::map<std::string, double>& metrics,
-             bool overwrite, double seconds) {
-            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-              return self.is_settled(ranks, step, folder, difference, metrics, overwrite, deadline);
-            });
-          },
-          "comm"_a.none(), "step"_a, "folder"_a, "difference"_a, "metrics"_a, "overwrite"_a,
-          "seconds"_a)
-      .def(
-          "make_room",
-          [](ManagedRun& self, nb::handle comm, uint64_t step, double seconds) {
-            together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-              self.make_room(ranks, step, deadline);
-            });
-          },
-          "comm"_a.none(), "step"_a, "seconds"_a)
-      .def(
-          "begin",
+          "save",
           [](ManagedRun& self, nb::handle comm, uint64_t step,
-             const std::map<std::string, double>& metrics) {
-            const Communicator ranks = to_communicator(comm);
-            return without_gil([&] { return self.begin(ranks, step, metrics); });
+             const std::map<std::string, double>& metrics, bool overwrite, double seconds,
+             const nb::callable& difference, const nb::callable& write) {
+            const ManagedRun::SaveWork work = {
+                [&](const std::string& folder) {
+                  return with_gil("a comparison with a saved step",
+                                  [&] { return nb::cast<std::string>(difference(folder)); });
+                },
+                [&](const std::string& folder, std::shared_ptr<RunStep> begun) {
+                  with_gil("the save of a step", [&] { write(folder, std::move(begun)); });
+                }};
+            together(comm, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
+              self.save(ranks, step, metrics, true, overwrite, limit, work);
+            });
           },
-          "comm"_a.none(), "step"_a, "metrics"_a)
-      .def(
-          "saved",
-          [](ManagedRun& self, uint64_t step, std::shared_ptr<RunStep> begun) {
-            self.saved(step, std::move(begun));
-          },
-          "step"_a, "begun"_a)
+          "comm"_a.none(), "step"_a, "metrics"_a, "overwrite"_a, "seconds"_a, "difference"_a,
+          "write"_a,
+          nb::sig("def save(self, comm: object | None, step: int, metrics: "
+                  "collections.abc.Mapping[str, float], overwrite: bool, seconds: float, "
+                  "difference: collections.abc.Callable[[str], str], "
+                  "write: collections.abc.Callable[[str, RunStep], None]) -> None"),
+          "Saves a step that is due.")
       .def("failed", &ManagedRun::failed)
       .def(
           "prune_after",
@@ -171,43 +125,34 @@ void bind_saving(nb::class_<ManagedRun>& run) {
             self.prune_after(step);
           },
           "step"_a)
-      .def("wait", [](ManagedRun& self) { without_gil([&] { self.wait(); }); });
-}
-
-void bind_restoring(nb::class_<ManagedRun>& run) {
-  nb::class_<ManagedRun::Chosen>(run, "Chosen", "A step that was chosen for a restore.")
-      .def_ro("step", &ManagedRun::Chosen::step)
-      .def_ro("name", &ManagedRun::Chosen::name);
-  run.def(
-         "choose",
-         [](ManagedRun& self, nb::handle comm, std::optional<uint64_t> step, bool fallback,
-            double seconds) {
-           return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-             return self.choose(ranks, step, fallback, deadline);
-           });
-         },
-         "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a)
+      .def("wait", [](ManagedRun& self) { without_gil([&] { self.wait(); }); })
+      .def("end", [](ManagedRun& self) { without_gil([&] { self.end(); }); })
       .def(
-          "choose_again",
-          [](ManagedRun& self, nb::handle comm, const ManagedRun::Chosen& failed,
-             const std::string& problem, bool fallback, double seconds) {
-            return together(comm, seconds, [&](const Communicator& ranks, Deadline deadline) {
-              return self.choose_again(ranks, failed, problem, fallback, deadline);
-            });
+          "restore",
+          [](ManagedRun& self, nb::handle comm, std::optional<uint64_t> step, bool fallback,
+             double seconds, const nb::callable& load) {
+            return together(comm, seconds,
+                            [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
+                              return self.restore(ranks, step, fallback, limit,
+                                                  [&](uint64_t chosen, const std::string& folder) {
+                                                    with_gil("the load of a step",
+                                                             [&] { load(chosen, folder); });
+                                                  });
+                            });
           },
-          "comm"_a.none(), "failed"_a, "problem"_a, "fallback"_a, "seconds"_a)
-      .def("restored", &ManagedRun::restored, "chosen"_a);
+          "comm"_a.none(), "step"_a.none(), "fallback"_a, "seconds"_a, "load"_a,
+          nb::sig("def restore(self, comm: object | None, step: int | None, fallback: bool, "
+                  "seconds: float, load: collections.abc.Callable[[int, str], None]) "
+                  "-> int | None"));
 }
 
 }  // namespace
 
 void bind_manager(nb::module_& m) {
-  bind_keep(m);
   bind_step_info(m);
   nb::class_<ManagedRun> run(m, "ManagedRun", "What a CheckpointManager knows of its run.");
   run.def(nb::new_(&managed_run), "path"_a, "every"_a, "keep"_a.none(), "name"_a, "strict"_a);
-  bind_saving(run);
-  bind_restoring(run);
+  bind_calls(run);
   run.def(
          "name_of",
          [](ManagedRun& self, uint64_t step) {
@@ -224,9 +169,8 @@ void bind_manager(nb::module_& m) {
            [](ManagedRun& self) { return without_gil([&] { return self.directory().latest(); }); })
       .def(
           "best",
-          [](ManagedRun& self, const BestRule& rule) {
-            const Best best = best_of(rule);
-            return without_gil([&] { return self.directory().best(best); });
+          [](ManagedRun& self, const Best& rule) {
+            return without_gil([&] { return self.directory().best(rule); });
           },
           "rule"_a);
 }

@@ -24,9 +24,9 @@ NB_MODULE(_core, m) {
   bind_async(m);
   bind_checkpoint(m);
   bind_access(m);
-  bind_storage(m);
   bind_unpublished(m);
   bind_convert(m);
   bind_manager(m);
+  bind_megatron_run(m);
   bind_cli(m);
 }

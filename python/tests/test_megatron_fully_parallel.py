@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import random
 import re
@@ -250,8 +251,19 @@ def _StockSaves(*args: Any) -> Any:
     return Saves(*args)
 
 
-def _cached_save(rank: int, world: int) -> str:
-    """The replica id of a shard that is new on ranks 1 and 2, with a cached distribution."""
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _cached_save(rank: int, world: int) -> list[str]:
+    """The log messages of a cached distribution when the shards of some ranks change."""
+    messages = _Messages()
+    logging.getLogger("tilestone.megatron").addHandler(messages)
     wrapper = FullyParallelSaveStrategyWrapper(_SavedBy(), None, True)
     wrapper.save(_state(mapping, rank, world), "nowhere")
     kept = wrapper.cached_distribution
@@ -259,16 +271,23 @@ def _cached_save(rank: int, world: int) -> str:
     state = _state(mapping, rank, world)
     for _ in range(2):  # the second call sees the replica ids of the first one
         wrapper.apply_saving_parallelization(state)
-        assert wrapper.cached_distribution.main_rank_for_shard == kept.main_rank_for_shard
+        assert wrapper.cached_distribution is kept
+    assert messages.texts == []
+
     state = _state(mapping, rank, world)
-    if rank in (1, 2):
+    if rank in (1, 2):  # new on two ranks
         state["new"] = mapping.ShardedTensor.from_rank_offsets(
             "new", torch.ones(4), replica_id=rank - 1
         )
     wrapper.save(state, "nowhere")
-    assert len(wrapper.cached_distribution.main_rank_for_shard) == len(kept.main_rank_for_shard) + 1
+    assert wrapper.cached_distribution is not kept
     new = wrapper.base_strategy.given.get("new")
-    return "" if new is None else str(new.replica_id)
+    assert (new is None) == (rank not in (1, 2))
+    wrapper.cached_distribution = None
+    wrapper.save(state, "nowhere")
+    assert wrapper.cached_distribution is not None
+    logging.getLogger("tilestone.megatron").removeHandler(messages)
+    return [*messages.texts, "" if new is None else str(new.replica_id)]
 
 
 def test_a_save_gives_the_base_strategy_what_stock_gives_it(worlds: Worlds) -> None:
@@ -276,7 +295,9 @@ def test_a_save_gives_the_base_strategy_what_stock_gives_it(worlds: Worlds) -> N
 
 
 def test_a_cached_distribution_notices_new_shards(worlds: Worlds) -> None:
-    assert worlds[4].run(_cached_save) == ["", "0", "1", ""]
+    results = worlds[4].run(_cached_save)
+    assert "ranks [1, 2] have changed" in results[0][0]
+    assert [texts[-1] for texts in results] == ["", "0", "1", ""]
 
 
 def _empty_beside_full(rank: int, world: int) -> dict[Id, Any]:
@@ -413,7 +434,7 @@ def _save_by_engine(rank: int, world: int, folder: str) -> dict[Id, int]:
     wanted = _state(mapping, rank, world)
     for shard in wanted["all"]:
         shard.data.zero_()
-    loads = FullyParallelLoadStrategyWrapper(_Engine())
+    loads = FullyParallelLoadStrategyWrapper(_Engine(), None, True)
     loaded = loads.load(wanted, folder)
     for shard, tensor in zip(wanted["all"], loaded["all"], strict=True):
         assert tensor is shard.data and bool((tensor == len(shard.key)).all())

@@ -16,7 +16,7 @@ from ranks import Worlds
 from tilestone import CheckpointError, InvalidArgumentError
 from tilestone.megatron import training
 from tilestone.megatron._calls import save_call
-from tilestone.megatron.training import _choice, _saving, checkpointing
+from tilestone.megatron.training import _saving, checkpointing
 from tilestone.megatron.training._resume import Resume
 from training_runs import Layout, Optimizer, Scheduler, arguments, make_model
 
@@ -106,14 +106,14 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
     saving = _saving.Saving
     for step, leave, more in (
         ("preparation of a save", (checkpointing, "prepared", False), {}),
-        ("random states of data parallel ranks", (checkpointing, "then_one", False), random),
+        ("random states of data parallel ranks", (checkpointing, "together", False), random),
         ("check of the ranks' entities", (save_call, "save", False), full),
         ("tracker of a training run", (saving, "write", True), full),
     ):
         run.expect(step, lambda more=more: run.save(200, run.short, **more), leave)
         assert tracker.read_text() == "100"
     for step, leave in (
-        ("choice of a checkpoint", (checkpointing, "load_latest", False)),
+        ("comparison of a run's directory", (checkpointing, "load_latest", False)),
         ("resumption of a training run", (Resume, "load", True)),
     ):
         run.expect(step, lambda: run.load(run.short), leave)
@@ -135,21 +135,21 @@ def _a_rank_stays_away(rank: int, world: int, folder: str) -> None:
 
 
 def _removed_while_it_is_chosen(rank: int, world: int, folder: str) -> None:
-    """Another job removes the checkpoint chosen by rank 0 before the other ranks see it."""
+    """Another job removes the checkpoint chosen by rank 0 before it is opened."""
     run = _Run(rank, world, folder)
     for iteration in (100, 200):
         run.save(iteration)
     dist.barrier()
-    seen = _choice._seen
+    strategy = Resume.strategy
 
-    def removed(*given: Any) -> str:
+    def removed(resume: Resume) -> Any:
         chosen = pathlib.Path(folder, "iter_0000200")
-        if chosen.exists():
+        if rank == 0 and chosen.exists():
             chosen.parent.joinpath("latest_checkpointed_iteration.txt").write_text("100")
             chosen.rename(chosen.with_name("gone"))
-        return seen(*given)
+        return strategy(resume)
 
-    with mock.patch.object(_choice, "_seen", removed if rank == 1 else seen):
+    with mock.patch.object(Resume, "strategy", removed):
         assert run.load() == 100
 
 

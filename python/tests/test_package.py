@@ -149,7 +149,7 @@ def test_messages_of_the_engine_reach_pythons_logging(caplog: pytest.LogCaptureF
     caplog.set_level(logging.DEBUG, "tilestone")
 
     def fall_silent(comm: tilestone.Communicator) -> None:
-        _core.log("warning", f"rank {comm.rank} speaks")
+        _core.log(logging.WARNING, f"rank {comm.rank} speaks")
 
     run_ranks(4, fall_silent)
     said = {record.message for record in caplog.records if record.name == "tilestone"}
@@ -172,7 +172,7 @@ def test_run_ranks_raises_the_original_error_and_refuses_what_threads_cannot_be(
 def test_messages_from_many_threads_do_not_deadlock_with_the_gil() -> None:
     def speak(comm: tilestone.Communicator) -> None:
         for number in range(200):
-            _core.log("debug", f"{comm.rank} {number}")
+            _core.log(logging.DEBUG, f"{comm.rank} {number}")
             comm.broadcast(b"x", 0)
 
     logger = logging.getLogger("tilestone")

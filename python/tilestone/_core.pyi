@@ -9,8 +9,8 @@ import numpy.typing
 
 VERSION: str = '0.1.0'
 
-def log(level: str, message: str) -> None:
-    """Logs a message as the engine does."""
+def log(level: int, message: str) -> None:
+    """Logs a message as the engine does; the level is one of `logging`."""
 
 def leave_threads_behind() -> None:
     """
@@ -483,6 +483,11 @@ class Session:
         This rank's part in the next save by files to a path. Each call counts as one save.
         """
 
+def refuse_url(path: bytes) -> None:
+    """
+    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
+    """
+
 class ByFiles:
     def __init__(self) -> None: ...
 
@@ -620,6 +625,33 @@ class Resources:
 
     @files_per_rank.setter
     def files_per_rank(self, arg: int, /) -> None: ...
+
+class Keep:
+    def __init__(self) -> None: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @last.setter
+    def last(self, arg: int, /) -> None: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @every.setter
+    def every(self, arg: int, /) -> None: ...
+
+    @property
+    def best(self) -> tuple[str, str, int] | None: ...
+
+    @best.setter
+    def best(self, arg: tuple[str, str, int] | None, /) -> None: ...
+
+    @property
+    def newer_than(self) -> float | None: ...
+
+    @newer_than.setter
+    def newer_than(self, arg: float | None, /) -> None: ...
 
 class RunStep:
     """What a CheckpointManager adds to a save."""
@@ -1251,31 +1283,6 @@ def check_access(ranks: Sequence[bytes]) -> None:
     Checks that the main replicas of all ranks hold each tensor and each grid of objects exactly once. Raises MismatchError, CoverageError or InvalidArgumentError, with key, box and ranks. ranks[r]: the result of encode_access() on rank r.
     """
 
-class NameLock:
-    """
-    A lock that try_lock() returned. It is released with the object or at the end of the process. A forked child does not hold it.
-    """
-
-    def release(self) -> None:
-        """Releases the lock; does nothing the second time."""
-
-def try_lock(directory: bytes, name: str) -> NameLock | None:
-    """
-    Locks a name in a directory; returns None if the lock is held already. Creates the file and the directories that it needs; they are not removed.
-    Raises UnsupportedError if the file system can't lock files.
-    """
-
-def is_locked(directory: bytes, name: str) -> bool:
-    """
-    Whether anybody, including the caller, holds the lock. Creates and changes nothing.
-    Raises UnsupportedError if the file system can't lock files.
-    """
-
-def refuse_url(path: bytes) -> None:
-    """
-    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
-    """
-
 class UnpublishedSave:
     """A save without a communicator that is not published yet."""
 
@@ -1467,35 +1474,6 @@ class ConvertResult:
 
 def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None) -> ConvertResult: ...
 
-class Keep:
-    """Which checkpoints of a run are kept."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def last(self) -> int: ...
-
-    @last.setter
-    def last(self, arg: int, /) -> None: ...
-
-    @property
-    def every(self) -> int: ...
-
-    @every.setter
-    def every(self, arg: int, /) -> None: ...
-
-    @property
-    def newer_than(self) -> float | None: ...
-
-    @newer_than.setter
-    def newer_than(self, arg: float | None, /) -> None: ...
-
-    @property
-    def best(self) -> tuple[str, str, int] | None: ...
-
-    @best.setter
-    def best(self, arg: tuple[str, str, int] | None, /) -> None: ...
-
 class StepInfo:
     """What the folder of a run's step holds."""
 
@@ -1572,21 +1550,14 @@ class ManagedRun:
 
     def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool) -> None: ...
 
-    def expect_same_steps(self, comm: object | None, seconds: float) -> None: ...
+    def expect_same_steps(self, comm: object | None, terms: Sequence[tuple[str, str]], seconds: float) -> None: ...
 
     def is_due(self, step: int) -> bool: ...
 
     def is_saved(self, step: int) -> bool: ...
 
-    def saved_before(self, comm: object | None, step: int, seconds: float) -> str: ...
-
-    def is_settled(self, comm: object | None, step: int, folder: str, difference: str, metrics: Mapping[str, float], overwrite: bool, seconds: float) -> bool: ...
-
-    def make_room(self, comm: object | None, step: int, seconds: float) -> None: ...
-
-    def begin(self, comm: object | None, step: int, metrics: Mapping[str, float]) -> RunStep: ...
-
-    def saved(self, step: int, begun: RunStep) -> None: ...
+    def save(self, comm: object | None, step: int, metrics: Mapping[str, float], overwrite: bool, seconds: float, difference: Callable[[str], str], write: Callable[[str, RunStep], None]) -> None:
+        """Saves a step that is due."""
 
     def failed(self) -> None: ...
 
@@ -1594,20 +1565,9 @@ class ManagedRun:
 
     def wait(self) -> None: ...
 
-    class Chosen:
-        """A step that was chosen for a restore."""
+    def end(self) -> None: ...
 
-        @property
-        def step(self) -> int: ...
-
-        @property
-        def name(self) -> str: ...
-
-    def choose(self, comm: object | None, step: int | None, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
-
-    def choose_again(self, comm: object | None, failed: ManagedRun.Chosen, problem: str, fallback: bool, seconds: float) -> ManagedRun.Chosen | None: ...
-
-    def restored(self, chosen: ManagedRun.Chosen) -> None: ...
+    def restore(self, comm: object | None, step: int | None, fallback: bool, seconds: float, load: Callable[[int, str], None]) -> int | None: ...
 
     def name_of(self, step: int) -> str:
         """
@@ -1622,6 +1582,22 @@ class ManagedRun:
     def latest(self) -> int | None: ...
 
     def best(self, rule: tuple[str, str, int]) -> int | None: ...
+
+def read_megatron_tracker(run: bytes, name: str) -> tuple[int, bool]:
+    """(iteration, whether it is the release checkpoint)."""
+
+def choose_megatron_step(load: bytes | None, non_persistent: bytes | None, pretrained: bytes | None, iteration: int | None) -> tuple[int, bool, str] | None:
+    """
+    (iteration, whether it is the release checkpoint, the place); None: no checkpoint.
+    """
+
+def megatron_problem(run: bytes, iteration: int, release: bool) -> str | None:
+    """Why it can't be loaded; None: it can."""
+
+def move_megatron_tracker(run: bytes, iteration: int, release: bool, interval: int, only_newest: bool) -> list[str]:
+    """Returns the folders that the checkpoint replaces."""
+
+def remove_megatron_steps(run: bytes, names: Sequence[str]) -> None: ...
 
 def cli(argv: Sequence[bytes]) -> int:
     """

@@ -194,6 +194,13 @@ Json json_of(const StepInfo& step) {
 
 Json list_run(const RunDirectory& run, const LsOptions& options) {
   const std::vector<StepInfo> steps = run.steps();
+  if (!options.patterns.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "\"" + options.patterns.front() +
+                                                 "\" is neither a path nor a step's key: this is a "
+                                                 "run's directory")
+        .with_hint("to list keys, give the folder of a step, for example " +
+                   (steps.empty() ? std::string("step-1") : steps.back().name));
+  }
   const Line followed = followed_line(steps);
   Json out;
   out["steps"] = Json::array();

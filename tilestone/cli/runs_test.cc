@@ -53,6 +53,9 @@ TEST_F(RunOnTheCommandLine, LsShowsTheStepsWithTheirStates) {
                            "step-00000020 is unfinished", "step-00000030 is damaged"}) {
     EXPECT_THAT(ran.out, HasSubstr(text));
   }
+  const Ran keys = tilestone_command({"ls", run_, "*.bias"});
+  EXPECT_EQ(keys.code, kUsage);
+  EXPECT_THAT(keys.err, HasSubstr("this is a run's directory"));
   const auto json = nlohmann::json::parse(tilestone_command({"ls", run_, "--json"}).out);
   ASSERT_EQ(json["steps"].size(), 3u);
   EXPECT_EQ(json["steps"][0]["step"], 10);

@@ -30,6 +30,12 @@ std::optional<ForeignCheckpoint> find_foreign(
     if (contains_name(names, mark))
       return ForeignCheckpoint{"a Hugging Face checkpoint", mark, false};
   }
+  const auto legacy = std::find_if(names.begin(), names.end(), [](const std::string& name) {
+    return name.starts_with("mp_rank_");
+  });
+  if (legacy != names.end()) {
+    return ForeignCheckpoint{"a checkpoint in Megatron's legacy format (torch)", *legacy, false};
+  }
   const auto zarr = std::find_if(names.begin(), names.end(), is_zarr_mark);
   if (zarr != names.end()) return ForeignCheckpoint{"a zarr store", *zarr, true};
   return std::nullopt;

@@ -20,9 +20,9 @@ struct ForeignCheckpoint {
 };
 
 // Finds a checkpoint of another kind in a directory: Megatron-Core's (a `metadata.json` that names
-// a sharded_backend), zarr's (`.zarray`, `.zgroup`, `zarr.json`) or Hugging Face's
-// (`model.safetensors`, `model.safetensors.index.json`). A torch_dist checkpoint without
-// Megatron-Core's files is none of these.
+// a sharded_backend), one in Megatron's legacy format (`mp_rank_00/...`), zarr's (`.zarray`,
+// `.zgroup`, `zarr.json`) or Hugging Face's (`model.safetensors`, `model.safetensors.index.json`).
+// A torch_dist checkpoint without Megatron-Core's files is none of these.
 //
 // `names`: the files of the directory, relative to it, sorted. `read` returns a file's bytes; it is
 // called only for `metadata.json`, and its exceptions are passed on.

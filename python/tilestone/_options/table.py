@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: The words for the values of the enums.
-WORDS: dict[str, tuple[str, ...]] = {'Differing': ('ignore', 'warn', 'error'), 'Policy': ('error', 'report', 'ignore'), 'TwoPhase': ('auto', 'always', 'never'), 'OnError': ('raise', 'warn'), 'InFlight': ('wait', 'fail', 'skip'), 'CachePolicy': ('bypass', 'keep')}
+WORDS: dict[str, tuple[str, ...]] = {'Differing': ('ignore', 'warn', 'error'), 'Policy': ('error', 'report', 'ignore'), 'TwoPhase': ('auto', 'always', 'never'), 'OnError': ('raise', 'warn'), 'InFlight': ('wait', 'fail', 'skip'), 'Mode': ('min', 'max'), 'CachePolicy': ('bypass', 'keep')}
 
 #: By struct: its explanation, and for each field its C++ type and explanation.
 FIELDS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
@@ -63,6 +63,12 @@ FIELDS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         'on_error': ('OnError', 'What happens when a save fails and a rank does not ask for its result. "raise": the next save of the session, or of the group, raises the error on every rank, and does nothing else. "warn": it logs it and saves. With "warn", a failure of the storage or of another rank before the call returns (StorageError, NotFoundError, TimeoutError, RankFailedError) is not raised either: it is logged, and is the result of the save. A state or an option that can\'t be saved is always an error. With a communicator it must be equal on all ranks.'),
         'in_flight': ('InFlight', 'What happens if the previous save has not ended on some rank. "wait": wait for it. "fail": AlreadyExistsError on every rank. "skip": save nothing, on every rank (AsyncSave.skipped); not possible by files. With a communicator it must be equal on all ranks.'),
         'max_staged_bytes': ('std::optional<uint64_t>', 'The most memory that this rank uses for copies of arrays, in bytes. Arrays that do not fit are written before the call returns. None: all are copied. Not possible by files.'),
+    }),
+    'Keep': ('Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.\n\nOnly complete checkpoints are removed, and only those of steps that the one that has just become durable continues. Steps of other runs stay. Those of a branch that the run has left when it went back are removed once `last` newer ones are durable, whatever the other rules say.', {
+        'last': ('size_t', 'how many of the newest; at least 1.'),
+        'every': ('uint64_t', 'Those whose step is a multiple of it; None, in C++ 0: no such rule.'),
+        'best': ('std::optional<Best>', '(metric, "min" or "max", count): the `count` steps whose metric of this name is the lowest or the highest. Steps without that metric, or where it is NaN, don\'t count.'),
+        'newer_than': ('std::optional<double>', 'Those that were saved less than this many seconds ago, and those of unknown age.'),
     }),
     'LoadOptions': ('The options of a load.', {
         'comm': ('Communicator', ''),

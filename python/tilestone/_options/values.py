@@ -25,6 +25,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "int": ("int", valid.whole),
     "uint64_t": ("int", number_of_bytes),
     "double": ("float | None", valid.seconds),
+    "size_t": ("int", count),
     "std::string": ("str", valid.word),
     "std::shared_ptr<const Format>": ("str | None", optional(valid.word), None),
     "std::map<std::string, std::string>": ("Mapping[str, str] | None", valid.texts, None),
@@ -34,6 +35,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "std::vector<int>": ("ProcessGroup | Collection[int] | None", ranks_or_group, None),
     "std::function<std::string(const std::string&)>": ("Rename | None", renaming, None),
     "ProgressFn": ("bool | ProgressCallback", valid.sink, False),
+    "Best": ("tuple[str, str, int]", best),
     "LoadReport*": ("LoadReport | None", optional(report), None),
     **{name: ("str", one_of(*words)) for name, words in WORDS.items()},
 }  # fmt: skip
@@ -41,6 +43,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
 #: Fields whose default in Python is not the engine's.
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     **{f"ByFiles.{name}": ("int | None", optional(valid.whole), None) for name in ("rank", "world_size")},
+    "Keep.every": ("int | None", optional(count), None),
     "ByFiles.token": ("str | None", optional(valid.word), None),
     "SaveOptions.format": ("str", valid.word, "torch_dist"),
     "SaveOptions.dialect": ("str", valid.word, "pytorch"),
@@ -65,7 +68,8 @@ def _made_of(struct: str, base: type[Options], name: str = "", **own: tuple[str,
             continue
         kind, check, *default = found
         if may_be_none:
-            kind, check, default = f"{kind} | None", optional(check), [None]
+            kind = kind.removesuffix(" | None") + " | None"
+            check, default = optional(check), [None]
         value = default[0] if default else getattr(engine, field)
         rows[field] = kind, option(value, check, text)
     members = [(field, kind, row) for field, (kind, row) in rows.items()]
@@ -85,30 +89,7 @@ Checks = _made_of("Checks", Value)
 Differences = _made_of("Differences", Value)
 Reading = _made_of("Reading", Value)
 Resources = _made_of("Resources", Value)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Keep(Value):
-    """Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.
-
-    Only complete checkpoints are removed, and only those of steps that the one that has just become
-    durable continues. Steps of other runs stay. Those of a branch that the run has left when it
-    went back are removed once `last` newer ones are durable, whatever the other rules say.
-    """
-
-    last: int = option(1, count, "how many of the newest; at least 1.")
-    every: int | None = option(
-        None, optional(count), "those whose step is a multiple of it; None: no such rule."
-    )
-    best: tuple[str, str, int] | None = option(
-        None, optional(best),
-        """(metric, "min" or "max", count): the `count` steps whose metric of this name is the
-        lowest or the highest. Steps without that metric, or where it is NaN, don't count.""",
-    )  # fmt: skip
-    newer_than: float | None = option(
-        None, optional(valid.seconds), "those that were saved less than this many seconds ago."
-    )
-
+Keep = _made_of("Keep", Value)
 
 #: The value objects, in the order of docs/options.md.
 VALUES: tuple[type[Value], ...] = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilestone import _core
 from tilestone._calls import opening
@@ -19,14 +18,13 @@ from tilestone._errors import (
     CoverageError,
     InvalidArgumentError,
     MismatchError,
-    NotFoundError,
     UnsafeError,
 )
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
-from tilestone._training_run.background import InFlight, Pruning
+from tilestone._training_run.background import InFlight
 from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
@@ -35,11 +33,8 @@ if TYPE_CHECKING:
 
     from tilestone._options.values import AsyncSaveKeywords, LoadKeywords
 
-#: What is wrong with the files of a checkpoint, the same on every rank.
-_ABOUT_FILES = (NotFoundError, CorruptError, CoverageError, UnsafeError)
-
-#: The work with which the engine's ManagedRun::choose begins.
-_CHOICE = "choice of a checkpoint"
+#: The work with which the engine's ManagedRun::expect_same_steps and ManagedRun::restore begin.
+_COMPARISON, _CHOICE = "comparison of a run's directory", "choice of a checkpoint"
 
 logger = logging.getLogger("tilestone")
 
@@ -53,58 +48,22 @@ class _Refused(Prepared):
         raise self._error
 
 
-def _agree(
-    work: str, comm: CommunicatorLike, said: bytes, refused: CheckpointError | None, timeout: Any
-) -> None:
-    """Meets the other ranks that do the same work, and raises an error of one of them on all.
-
-    Args:
-        said: this rank's arguments, which rank 0 compares.
-        refused: why this rank refuses its arguments.
-    """
-    if comm.size == 1:
-        if refused is not None:
-            raise refused
-        return
+def _refuse(
+    work: str, comm: CommunicatorLike, error: CheckpointError, timeout: Any
+) -> NoReturn:
+    """Raises why this rank refuses its arguments, on all ranks that do the same work."""
 
     def say(_: int, __: bytes) -> bytes:
-        if refused is not None:
-            raise refused
-        return said
+        raise error
 
-    def decide(_: int, all_said: list[bytes]) -> tuple[bytes, bool]:
-        _expect_equal(all_said)
-        return b"", True
-
-    try:
-        _core.agree(work, comm, say, decide, valid.limit_of(timeout))
-    except CheckpointError as error:
-        if refused is None:
-            raise
-        refused.add_rank(comm.rank)
-        if error is not refused:
-            raise refused from error  # others did not come, or made another call
-        raise
-
-
-def _expect_equal(said: list[bytes]) -> None:
-    """Compares the arguments of all ranks' managers: names and values, in the same order.
-
-    Raises:
-        MismatchError: ranks don't agree. It names the first such argument and its values.
-    """
-    ranks = [json.loads(each) for each in said]
-    for name, own in ranks[0].items():
-        first: dict[str, int] = {}  # the first rank with each value
-        for rank, values in enumerate(ranks):
-            first.setdefault(values[name], rank)
-        if len(first) > 1:
-            who = "; ".join(f"rank {rank}: {value}" for value, rank in first.items())
-            raise MismatchError(
-                f"the ranks' managers don't agree on {name} ({who})",
-                rank=next(rank for value, rank in first.items() if value != own),
-                hint="make the manager with the same arguments on every rank",
-            )
+    if comm.size > 1:
+        error.add_rank(comm.rank)
+        try:
+            _core.agree(work, comm, say, lambda _, __: (b"", True), valid.limit_of(timeout))
+        except CheckpointError as failure:
+            if failure is not error:
+                raise error from failure  # others did not come, or made another call
+    raise error
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
@@ -189,19 +148,14 @@ class CheckpointManager:
         self._session = Session(group, timeout=self._timeout)
         self._comm = self._session._comm
         self._is_closed = False
-        given: dict[str, str] = {}
-        refused = None
         try:
             given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
         except CheckpointError as error:
-            refused = error
-        said = json.dumps(given).encode()
-        _agree("arguments of the ranks' managers", self._comm, said, refused, self._timeout)
-        self._run.expect_same_steps(self._comm, valid.limit_of(self._timeout))
+            _refuse(_COMPARISON, self._comm, error, self._timeout)
+        self._run.expect_same_steps(self._comm, given, valid.limit_of(self._timeout))
         self._preemption = Preemption(self._comm)
         self._in_flight: InFlight | None = None
-        self._pruning = Pruning(self._run, self._comm.rank == 0)
-        weakref.finalize(self, self._pruning.end)  # also at the program's end
+        weakref.finalize(self, self._run.end)  # also at the program's end
 
     def _set_arguments(
         self,
@@ -212,7 +166,7 @@ class CheckpointManager:
         async_save: Any,
         strict: Any,
         options: AsyncSaveKeywords,
-    ) -> dict[str, str]:
+    ) -> list[tuple[str, str]]:
         """Checks and keeps the arguments. Returns those that ranks must agree on."""
         if keep is not None and not isinstance(keep, Keep):
             raise InvalidArgumentError(f"keep must be a tilestone.Keep, not {keep!r}")
@@ -229,19 +183,21 @@ class CheckpointManager:
             )
         _core.refuse_url(directory)
         self._directory = os.path.expanduser(os.fsdecode(directory))
+        made = None if keep is None else keep.made()
         self._run = _core.ManagedRun(
             directory,
             valid.whole("every", every, 64),
-            None if keep is None else keep.made(),
+            made if self._comm.rank == 0 else None,  # which prunes for all
             valid.word("name", name),
             valid.flag("strict", strict),
         )
         self._options = options
         location = os.fsencode(os.path.realpath(self._directory))
-        return {
-            "run_dir": location.decode(errors="backslashreplace"), "every": str(int(every)),
-            "keep": repr(keep), "name": name, "strict": str(strict), "async_save": str(async_save),
-        }  # fmt: skip
+        return [
+            ("run_dir", location.decode(errors="backslashreplace")), ("every", str(int(every))),
+            ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
+            ("async_save", str(async_save)),
+        ]  # fmt: skip
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -311,51 +267,45 @@ class CheckpointManager:
             numbers = _numbers(metrics)
         except InvalidArgumentError as error:
             self._wait_for_last()
-            self._begin_save(0, _Refused(error), "")  # every rank raises it
+            try:
+                self._write(0, _Refused(error), "")  # every rank raises it
+            finally:
+                self._run.failed()
             raise
         self._wait_for_last()
-        if self._is_settled(step, state, numbers):
-            return True
-        self._run.make_room(self._comm, step, valid.limit_of(self._timeout))
-        begun = self._run.begin(self._comm, step, numbers)
-        given: Any = prepared(state)
-        given.engine = {**given.engine, "step": begun}
-        path = os.path.join(self._directory, self._run.new_name_of(step))
-        self._begin_save(step, given, path)
-        self._run.saved(step, begun)
-        return True
-
-    def _is_settled(self, step: int, state: Any, metrics: dict[str, float]) -> bool:
-        """Whether the step was saved or restored last, and holds this state already."""
-        seconds = valid.limit_of(self._timeout)
-        folder = self._run.saved_before(self._comm, step, seconds)
-        if not folder:
-            return False
         options: Any = self._options
-        difference = self._session._difference(
-            state, os.path.join(self._directory, folder), **options
-        )
-        overwrite = bool(options.get("overwrite"))
-        return self._run.is_settled(
-            self._comm, step, folder, difference, metrics, overwrite, seconds
-        )
+
+        def difference(folder: str) -> str:
+            path = os.path.join(self._directory, folder)
+            return self._session._difference(state, path, **options)
+
+        def write(folder: str, begun: _core.RunStep) -> None:
+            given: Any = prepared(state)
+            given.engine = {**given.engine, "step": begun}
+            self._write(step, given, os.path.join(self._directory, folder))
+
+        self._run.save(
+            self._comm, step, numbers, bool(options.get("overwrite")),
+            valid.limit_of(self._timeout), difference, write,
+        )  # fmt: skip
+        return True
 
     def _wait_for_last(self) -> None:
         if self._in_flight is not None:
             self._in_flight.wait()
 
-    def _begin_save(self, step: int, given: Any, path: str) -> None:
+    def _write(self, step: int, given: Any, path: str) -> None:
+        """Saves, or begins to."""
         options: Any = self._options
         try:
             if self._in_background:
                 saving = self._session.async_save(given, path, **options)
-                self._in_flight = InFlight(saving, step, self._pruning)
+                self._in_flight = InFlight(saving, step, self._run.prune_after)
             else:
                 self._session.save(given, path, **options)
-                self._pruning.after(step)
-        except BaseException as error:
-            self._run.failed()
-            if isinstance(error, MismatchError) and error.reason == "different_calls":
+                self._run.prune_after(step)
+        except MismatchError as error:
+            if error.reason == "different_calls":
                 error.add_hint("step and force of a save must be the same on every rank")
             raise
 
@@ -404,37 +354,24 @@ class CheckpointManager:
             wanted = None if step is None else valid.whole("step", step, 64)
             fallback = valid.flag("fallback", fallback)
         except InvalidArgumentError as error:
-            _agree(_CHOICE, self._comm, b"", error, timeout)
-            raise
-        chosen = self._run.choose(self._comm, wanted, fallback, seconds)
-        while chosen is not None:
-            try:
-                loaded = self._session.load(
-                    state, os.path.join(self._directory, chosen.name), **options
-                )
-            except _ABOUT_FILES as error:
-                again = None
-                lacks_key = isinstance(error, NotFoundError) and error.key and not error.file
-                if wanted is None and not lacks_key:  # an intact checkpoint without a wanted key
-                    again = self._run.choose_again(
-                        self._comm, chosen, str(error), fallback, seconds
-                    )
-                if again is None:
-                    if not isinstance(error, NotFoundError):
-                        error.add_hint(self._about_damage(chosen, wanted is None and not fallback))
-                    raise
-                chosen = again
-                continue
-            self._run.restored(chosen)
-            return loaded, chosen.step
-        return state, None
+            _refuse(_CHOICE, self._comm, error, timeout)
+        loaded = state
 
-    def _about_damage(self, chosen: _core.ManagedRun.Chosen, may_fall_back: bool) -> str:
-        """What an error about the files of a step that was loaded does not say itself."""
-        hint = f"this is step {chosen.step}: {os.path.join(self._directory, chosen.name)}"
-        if may_fall_back:
-            hint += "; restore(fallback=True) continues from the newest step that is intact"
-        return hint
+        def load(chosen: int, folder: str) -> None:
+            nonlocal loaded
+            path = os.path.join(self._directory, folder)
+            try:
+                loaded = self._session.load(state, path, **options)
+            except (CorruptError, CoverageError, UnsafeError) as error:
+                error.add_hint(f"this is step {chosen}: {path}")
+                if wanted is None and not fallback:
+                    error.add_hint(
+                        "restore(fallback=True) continues from the newest step that is intact"
+                    )
+                raise
+
+        step = self._run.restore(self._comm, wanted, fallback, seconds, load)
+        return loaded, step
 
     def latest(self) -> int | None:
         """The newest durable step, as this rank sees the directory now; None: there is none."""
@@ -488,7 +425,7 @@ class CheckpointManager:
             valid.whole("step", step, 64)
         except InvalidArgumentError as error:
             if not self._preemption.has_agreed:  # afterwards the others don't wait for this rank
-                _agree(WORK, self._comm, b"", error, self._timeout)
+                _refuse(WORK, self._comm, error, self._timeout)
             raise
         return self._preemption.agreed(valid.limit_of(self._timeout))
 
@@ -528,7 +465,7 @@ class CheckpointManager:
                 raise
             logger.warning("The last save has failed: %s", error)
         finally:
-            self._pruning.end()
+            self._run.end()
             self._session.close()
 
     def __repr__(self) -> str:

@@ -74,7 +74,7 @@ def determine_main_replica_uniform_distribution(
     group = _ranks.default_group(parallelization_group)
     if group is None or _ranks.size(group) <= 1:
         return None
-    return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups)
+    return agree_on_distribution(lambda: sharded_state_dict, group, ignore_groups).distribution
 
 
 def _local_shape(shard: ShardedTensor) -> tuple[int, ...]:

@@ -124,6 +124,10 @@ void read_manifest(Storage& storage, std::span<const std::string> names,
     description.manifest_file = *manifest;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotFound) throw;
+    return;
+  }
+  if (description.manifest.empty()) {
+    throw Error(ErrorCode::kCorrupt, "the manifest is empty").with_file(*manifest);
   }
 }
 

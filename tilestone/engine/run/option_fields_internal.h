@@ -147,6 +147,22 @@ struct FieldsOf<AsyncOptions> {
 };
 
 template <>
+struct WordsOf<Best::Mode> {
+  static constexpr const char* words[] = {"min", "max"};
+};
+
+template <>
+struct FieldsOf<Keep> {
+  template <typename Visit>
+  static void each(const Visit& visit) {
+    visit("last", &Keep::last, Compared<0>());
+    visit("every", &Keep::every, Compared<0>());
+    visit("best", &Keep::best, Compared<0>());
+    visit("newer_than", &Keep::newer_than, Compared<0>());
+  }
+};
+
+template <>
 struct FieldsOf<LoadOptions> {
   template <typename Visit>
   static void each(const Visit& visit) {

@@ -345,6 +345,31 @@ struct AsyncOptions {
   std::optional<uint64_t> max_staged_bytes = std::nullopt;
 };
 
+// The `count` steps whose metric of this name is the lowest or the highest. Steps without the
+// metric, and those where it is NaN, are never among them.
+struct Best {
+  enum class Mode : uint8_t { kMin, kMax };
+  std::string metric;
+  Mode mode = Mode::kMin;
+  size_t count = 1;
+};
+
+// Which checkpoints of a run a `CheckpointManager` keeps: those that any of these rules keeps.
+//
+// Only complete checkpoints are removed, and only those of steps that the one that has just become
+// durable continues. Steps of other runs stay. Those of a branch that the run has left when it went
+// back are removed once `last` newer ones are durable, whatever the other rules say.
+struct Keep {
+  size_t last = 1;  // how many of the newest; at least 1
+  // Those whose step is a multiple of it; nullopt, in C++ 0: no such rule.
+  uint64_t every = 0;
+  // (metric, "min" or "max", count): the `count` steps whose metric of this name is the lowest or
+  // the highest. Steps without that metric, or where it is NaN, don't count.
+  std::optional<Best> best = std::nullopt;
+  // Those that were saved less than this many seconds ago, and those of unknown age.
+  std::optional<double> newer_than = std::nullopt;
+};
+
 struct SaveResult {
   std::string save_id;
   uint64_t bytes_written = 0;  // by this rank

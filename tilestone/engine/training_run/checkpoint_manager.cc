@@ -13,16 +13,6 @@ RunOptions run_options(const ManagerOptions& options) {
   return {options.every, options.keep, options.name, options.strict};
 }
 
-// Whether a load failed because of what is in the directory, and not of what was asked for: a key
-// that an intact checkpoint lacks.
-bool is_about_files(const Error& error) {
-  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
-    return false;
-  }
-  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
-         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
-}
-
 }  // namespace
 
 CheckpointManager::CheckpointManager(Location run, ManagerOptions options)
@@ -38,46 +28,32 @@ bool CheckpointManager::should_save(uint64_t step) const {
 
 bool CheckpointManager::save(uint64_t step, const StateDict& state,
                              const std::map<std::string, double>& metrics, bool force) {
-  if (!(force || run_.is_due(step))) return false;
   SaveOptions options = options_.saving;
-  const Communicator& comm = options_.comm;
-  const std::string folder = run_.saved_before(comm, step, engine::deadline_of(options));
-  if (!folder.empty()) {
+  const auto limit = [&] { return engine::deadline_of(options); };
+  const auto difference = [&](const std::string& folder) {
     const Location location = run_.directory().at(folder);
-    const std::string difference =
-        engine::OfSession::difference(session_, location, options, engine::deadline_of(options),
-                                      engine::RequestView{&state, &location, &options});
-    if (run_.is_settled(comm, step, folder, difference, metrics, options.overwrite,
-                        engine::deadline_of(options))) {
-      return true;
-    }
-  }
-  run_.make_room(comm, step, engine::deadline_of(options));
-  options.step = run_.begin(comm, step, metrics);
-  session_.save(state, run_.directory().at(run_.directory().names().name_of(step)), options);
-  run_.saved(step, options.step);
-  if (comm.is_coordinator()) run_.prune_after(step);
-  return true;
+    return engine::OfSession::difference(session_, location, options, limit(),
+                                         engine::RequestView{&state, &location, &options});
+  };
+  const auto write = [&](const std::string& folder, std::shared_ptr<RunStep> begun) {
+    options.step = std::move(begun);
+    session_.save(state, run_.directory().at(folder), options);
+    if (options_.comm.is_coordinator()) run_.prune_after(step);
+  };
+  return run_.save(options_.comm, step, metrics, force, options.overwrite, limit,
+                   {difference, write});
 }
 
 CheckpointManager::Restored CheckpointManager::restore(const StateDict& wanted,
                                                        const RestoreOptions& options) {
-  const Deadline deadline = engine::deadline_of(options.loading);
-  const Communicator& comm = options_.comm;
-  auto chosen = run_.choose(comm, options.step, options.fallback, deadline);
-  if (!chosen) return {wanted, std::nullopt};
-  for (;;) {
-    try {
-      StateDict state = session_.load(wanted, run_.directory().at(chosen->name), options.loading);
-      run_.restored(*chosen);
-      return {std::move(state), chosen->step};
-    } catch (const Error& error) {
-      if (options.step || !is_about_files(error)) throw;
-      const auto next = run_.choose_again(comm, *chosen, error.what(), options.fallback, deadline);
-      if (!next) throw;
-      chosen = next;
-    }
-  }
+  Restored restored{wanted, std::nullopt};
+  restored.step = run_.restore(
+      options_.comm, options.step, options.fallback,
+      [&] { return engine::deadline_of(options.loading); },
+      [&](uint64_t, const std::string& folder) {
+        restored.state = session_.load(wanted, run_.directory().at(folder), options.loading);
+      });
+  return restored;
 }
 
 std::optional<uint64_t> CheckpointManager::latest() const { return run_.directory().latest(); }

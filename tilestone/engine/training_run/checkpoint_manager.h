@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
@@ -100,23 +102,6 @@ bool is_abandoned(const StepInfo& step, const Line& line);
 // first.
 std::vector<const StepInfo*> steps_beside(std::span<const StepInfo> steps, const Line& line);
 
-// The `count` steps whose metric of this name is the lowest or the highest. Steps without the
-// metric, and those where it is NaN, are never among them.
-struct Best {
-  enum class Mode : uint8_t { kMin, kMax };
-  std::string metric;
-  Mode mode = Mode::kMin;
-  size_t count = 1;
-};
-
-// A step is kept if one of these rules keeps it.
-struct Keep {
-  size_t last = 1;     // the newest ones, at least 1
-  uint64_t every = 0;  // steps that are multiples of it; 0: none
-  std::optional<Best> best = std::nullopt;
-  // Seconds since it was saved. A step of unknown age is kept if this is set.
-  std::optional<double> newer_than = std::nullopt;
-};
 // Error(kInvalidArgument), naming the field, for last == 0, best->count == 0, an empty name of a
 // metric, and a newer_than that is negative or NaN.
 void check_keep(const Keep& keep);
@@ -206,7 +191,11 @@ class RunDirectory {
   // Removes the checkpoint of a step: its folder is renamed, in one step, to a hidden name that gc
   // knows (".NAME.tilestone-ID"), and then removed, the index first. So after a crash there is
   // either the checkpoint, or a leftover. A process that reads the checkpoint gets an error.
-  Removed remove(const std::string& name) const;
+  // `may_go`: asked under the folder's lock; false: it stays.
+  Removed remove(const std::string& name,
+                 const std::function<bool(Storage& folder)>& may_go = nullptr) const;
+  // Removes the hidden folders of steps that removals that were killed have left.
+  void remove_hidden() const;
   // Removes what pruning and saves that were killed have left: hidden folders of steps, and the
   // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
   // are logged.
@@ -262,8 +251,9 @@ class ManagedRun {
   // Error(kInvalidArgument) for options that are out of range.
   ManagedRun(Location location, RunOptions options);
   // Error(kMismatch) on every rank, naming ranks, if they don't see the same steps in the
-  // directory, also when they look again.
-  void expect_same_steps(const Communicator& comm, Deadline deadline) const;
+  // directory, also when they look again, or if `terms`, names and values, are not equal.
+  void expect_same_steps(const Communicator& comm, Deadline deadline,
+                         const std::vector<std::pair<std::string, std::string>>& terms = {}) const;
   ~ManagedRun();  // waits for the pruning that is under way
   ManagedRun(ManagedRun&& other) noexcept;
   ManagedRun& operator=(ManagedRun&& other) noexcept;
@@ -272,30 +262,25 @@ class ManagedRun {
   bool is_due(uint64_t step) const;
   bool is_saved(uint64_t step) const;  // by this object, and since then no other step
 
-  // ---- Saving the same step once more
-
-  // Before a save. If the step was saved or restored last, and that checkpoint is durable: its
-  // folder, as rank 0 sees it. "" if it is not (its save has failed), or if the step has another
-  // checkpoint. For any other step "", and no message.
-  std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline);
-  // `difference`: of the state from that checkpoint (engine::difference_from_saved). If there is
-  // none, rank 0's metrics are added to the checkpoint's, and true is returned: the step is saved.
-  // Otherwise false with `overwrite`, and without it Error(kAlreadyExists). Every rank calls.
-  bool is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
-                  const std::string& difference, const std::map<std::string, double>& metrics,
-                  bool overwrite, Deadline deadline);
-
-  // ---- Saving
-
-  // Before a save of a step. Communicates only if the restored run has lost that very step to
-  // damage: then rank 0 removes what is left of it, so that it can be saved again.
-  void make_room(const Communicator& comm, uint64_t step, Deadline deadline);
-  // For SaveOptions::step, once the save before has ended. Rank 0 reads what the step before holds,
-  // at the first save and after a restore. A failure of that is logged.
-  std::shared_ptr<RunStep> begin(const Communicator& comm, uint64_t step,
-                                 const std::map<std::string, double>& metrics);
-  // The step is durable or, of a save in the background, staged: it counts as saved.
-  void saved(uint64_t step, std::shared_ptr<RunStep> begun);
+  // The deadline of a part of a call that communicates, from its beginning.
+  using Limit = std::function<Deadline()>;
+  // What a save does that is not a run's matter. Every rank has both.
+  struct SaveWork {
+    // Of the state from the checkpoint in a folder (engine::difference_from_saved); "": none.
+    std::function<std::string(const std::string& folder)> difference;
+    // Saves the state into a folder, with SaveOptions::step. Throws if the save has failed, or if
+    // in the background, if it could not begin.
+    std::function<void(const std::string& folder, std::shared_ptr<RunStep> begun)> write;
+  };
+  // Saves a step, if it is due or with `force`; false: it is not due. Every rank calls, once the
+  // save before has ended.
+  // If the step was saved or restored last and is durable, it is settled: without a difference
+  // rank 0's metrics are added to it and nothing is written; with one, that is
+  // Error(kAlreadyExists), or with `overwrite` it is saved. If the restored run has lost the step
+  // to damage, rank 0 first removes what is left of it. Rank 0 reads what the step before holds, at
+  // the first save and after a restore; a failure of that is logged.
+  bool save(const Communicator& comm, uint64_t step, const std::map<std::string, double>& metrics,
+            bool force, bool overwrite, const Limit& limit, const SaveWork& work);
   // The last of these steps did not become durable.
   void failed();
   // On rank 0, once the step is durable: prunes in a thread of its own. Returns at once. May be
@@ -303,30 +288,20 @@ class ManagedRun {
   void prune_after(uint64_t step);
   // Waits until nothing is being pruned.
   void wait();
+  // The same; from then on nothing is pruned.
+  void end();
 
-  // ---- Restoring
-
-  struct Chosen {
-    uint64_t step = 0;
-    std::string name = {};               // of the folder
-    std::vector<std::string> lost = {};  // folders of damaged steps that were skipped
-    std::string save_id = {};
-    Lineage lineage = {};  // without the parent
-  };
-  // The step to restore, as rank 0 sees it; the same on every rank. nullopt: there is none.
-  // `step`: this one, or else the newest durable one. Every rank throws what expect_same_steps()
-  // throws, what RunDirectory::newest() throws on rank 0, or if a wanted step is not durable,
-  // kNotFound or why it is damaged.
-  std::optional<Chosen> choose(const Communicator& comm, std::optional<uint64_t> step,
-                               bool fallback, Deadline deadline);
-  // After a load of a chosen step has failed on every rank because something was missing or
-  // damaged (`problem`): the next step to try. nullopt: none, the failure counts. If the step was
-  // removed meanwhile, that is the newest of those that are left; if it is damaged, the one before,
-  // with `fallback` only, and rank 0 warns.
-  std::optional<Chosen> choose_again(const Communicator& comm, const Chosen& failed,
-                                     const std::string& problem, bool fallback, Deadline deadline);
-  // The state of this step was loaded: the next save continues it.
-  void restored(const Chosen& chosen);
+  // Chooses the step to restore, as rank 0 sees it, the same on every rank, loads it, and returns
+  // it; the next save continues it. nullopt: there is none. `step`: this one, or else the newest
+  // durable one. `load` loads what is in a folder; if something is missing or damaged there, it
+  // throws that on every rank. Then another one is chosen, unless the step was named: if it was
+  // removed meanwhile, the newest of those that are left; if it is damaged, with `fallback` only,
+  // the one before, of which rank 0 warns. Every rank throws what expect_same_steps() throws, what
+  // RunDirectory::newest() throws on rank 0, or if a wanted step is not durable, kNotFound or why
+  // it is damaged.
+  using Load = std::function<void(uint64_t step, const std::string& folder)>;
+  std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
+                                  bool fallback, const Limit& limit, const Load& load);
 
  private:
   struct State;

@@ -19,6 +19,7 @@
 namespace tilestone::checkpoint_manager_test {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -397,6 +398,44 @@ TEST(CheckpointManager, DamageThatShowsWhileLoadingFallsBackToo) {
   const auto restored = manager.restore(row_template(solo()), {.fallback = true});
   EXPECT_EQ(restored.step, 10u);
   EXPECT_THAT(warnings.texts(), testing::Contains(HasSubstr("10 steps is lost")));
+}
+
+TEST(CheckpointManager, AStepWithAnEmptyManifestIsDamagedAndNotOneOfAnOlderRun) {
+  const TempDirectory run;
+  {
+    CheckpointManager manager(run.path(), options_of(solo()));
+    for (const int64_t step : {10, 20}) manager.save(step, row_state(solo(), step));
+  }
+  for (const auto& file :
+       fs::directory_iterator(fs::path(run.path()) / "step-00000020" / ".tilestone")) {
+    if (file.path().extension() == ".manifest") fs::resize_file(file.path(), 0);
+  }
+  CheckpointManager manager(run.path(), options_of(solo()));
+  EXPECT_EQ(manager.steps().back().state, StepState::kDamaged);
+  expect_error([&] { manager.restore(row_template(solo())); }, ErrorCode::kCorrupt,
+               "the manifest is empty");
+  EXPECT_EQ(manager.restore(row_template(solo()), {.fallback = true}).step, 10u);
+}
+
+// Nothing says which run it is of. It counts as one of the older run, but is not passed over
+// silently.
+TEST(CheckpointManager, ADamagedStepThatHasLostItsManifestIsNamedAndNotCounted) {
+  const TempDirectory run;
+  {
+    CheckpointManager manager(run.path(), options_of(solo()));
+    for (const int64_t step : {10, 20, 30}) manager.save(step, row_state(solo(), step));
+  }
+  const fs::path last = fs::path(run.path()) / "step-00000030";
+  fs::remove_all(last / ".tilestone");
+  fs::resize_file(last / ".metadata", fs::file_size(last / ".metadata") / 2);
+  CheckpointManager manager(run.path(), options_of(solo(), Keep{.last = 2}));
+  const LoggedWarnings warnings;
+  EXPECT_EQ(manager.restore(row_template(solo())).step, 20u);
+  EXPECT_THAT(warnings.texts(),
+              testing::Contains(AllOf(HasSubstr("step-00000030"), HasSubstr("it is damaged"))));
+  manager.save(40, row_state(solo(), 40));
+  manager.wait();
+  EXPECT_THAT(steps_of(manager), ElementsAre(20, 30, 40));
 }
 
 TEST(CheckpointManager, ARestoreOfAGivenStepNamesWhatItFinds) {

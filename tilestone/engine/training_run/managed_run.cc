@@ -23,7 +23,16 @@ namespace {
 constexpr const char* kChoice = "choice of a checkpoint";
 constexpr const char* kAgain = "saving a step once more";
 
-Bytes encode_choice(const std::optional<ManagedRun::Chosen>& chosen) {
+// A step that was chosen for a restore.
+struct Chosen {
+  uint64_t step = 0;
+  std::string name = {};               // of the folder
+  std::vector<std::string> lost = {};  // folders of damaged steps that were skipped
+  std::string save_id = {};
+  Lineage lineage = {};  // without the parent
+};
+
+Bytes encode_choice(const std::optional<Chosen>& chosen) {
   ByteWriter writer;
   if (!chosen) return std::move(writer).take();
   writer.varint(chosen->step);
@@ -37,10 +46,10 @@ Bytes encode_choice(const std::optional<ManagedRun::Chosen>& chosen) {
   return std::move(writer).take();
 }
 
-std::optional<ManagedRun::Chosen> decode_choice(ByteView bytes) {
+std::optional<Chosen> decode_choice(ByteView bytes) {
   if (bytes.empty()) return std::nullopt;
   ByteReader reader(bytes, kChoice);
-  ManagedRun::Chosen chosen;
+  Chosen chosen;
   chosen.step = reader.varint();
   chosen.name = reader.string();
   chosen.save_id = reader.string();
@@ -53,12 +62,14 @@ std::optional<ManagedRun::Chosen> decode_choice(ByteView bytes) {
   return chosen;
 }
 
-// Rank 0 decides for all.
-Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline deadline,
-                        const std::function<Bytes()>& decide) {
-  return agree(
-      comm, work, deadline, [](int, const Bytes&) { return Bytes(); },
-      [&](int, const std::vector<Bytes>&) { return Decision{decide(), true}; });
+// Whether a load failed because of what is in the directory, and not of what was asked for: a key
+// that an intact checkpoint lacks.
+bool is_about_files(const Error& error) {
+  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
+    return false;
+  }
+  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
+         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
 }
 
 // The durable step of a number. Error(kNotFound), or why it is damaged.
@@ -77,7 +88,7 @@ StepInfo expect_durable(const RunDirectory& run, uint64_t step) {
       .with_hint(others.empty() ? "there is no step at all" : "steps with a folder are" + others);
 }
 
-ManagedRun::Chosen chosen_of(StepInfo step, std::vector<std::string> lost = {}) {
+Chosen chosen_of(StepInfo step, std::vector<std::string> lost = {}) {
   return {step.step, std::move(step.name), std::move(lost), std::move(step.save_id),
           std::move(step.lineage)};
 }
@@ -125,10 +136,18 @@ Error different_steps(const RunDirectory& run, const std::vector<Bytes>& said) {
           "every host?");
 }
 
-// Rank 0 decides for all, once all ranks see the same steps. `terms` must be equal on all ranks.
-Bytes compared(const RunDirectory& run, const Communicator& comm, const char* work,
-               Deadline deadline, const engine::Terms& terms,
-               const std::function<Bytes()>& decide) {
+// Rank 0 decides for all.
+Bytes decided_by_rank_0(const Communicator& comm, const char* work, Deadline deadline,
+                        const std::function<Bytes()>& decide) {
+  return agree(
+      comm, work, deadline, [](int, const Bytes&) { return Bytes(); },
+      [&](int, const std::vector<Bytes>&) { return Decision{decide(), true}; });
+}
+
+// The same, once all ranks see the same steps. `terms` must be equal on all ranks.
+Bytes decided_on_same_steps(const RunDirectory& run, const Communicator& comm, const char* work,
+                            Deadline deadline, const engine::Terms& terms,
+                            const std::function<Bytes()>& decide) {
   const auto say = [&](int round, const Bytes&) {
     const double pause = round == 0 ? 0 : kFirstPause * (1 << (round - 1));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
@@ -271,6 +290,129 @@ struct ManagedRun::State {
           fmt::format("step {} is not compared with the one before: {}", step, error.what()));
     }
   }
+
+  // ---- Saving
+
+  // The folder of the step, as rank 0 sees it, if it was saved or restored last and is durable; ""
+  // if its save has failed, or if the step has another checkpoint. For any other step "", and no
+  // message.
+  std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
+    if (last != step) return "";
+    const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
+      if (pruning) pruning->get().wait();  // it may hold the step's lock
+      end_last();
+      const auto found = directory.find(step);
+      if (!found || found->state != StepState::kDurable) return Bytes();
+      const StepId own{step, found->save_id};
+      if (own.save_id.empty() || lineage.parent != own) return Bytes();
+      const ByteView name = as_bytes(found->name);
+      return Bytes(name.begin(), name.end());
+    });
+    return std::string(as_text(folder));
+  }
+
+  // Adds metrics to a step that is saved already.
+  void settle(const Communicator& comm, uint64_t step, const std::string& folder,
+              const std::map<std::string, double>& metrics, Deadline deadline) {
+    decided_by_rank_0(comm, kAgain, deadline, [&] {
+      if (metrics.empty()) return Bytes();
+      engine::set_attributes(directory.at(folder).shared(), attributes_of(metrics), deadline);
+      if (pruning) pruning->get().after(step);
+      return Bytes();
+    });
+    is_last_saved = true;
+  }
+
+  // Communicates only if the restored run has lost that very step to damage.
+  void make_room(const Communicator& comm, uint64_t step, const ManagedRun::Limit& limit) {
+    const auto found = std::find_if(lost.begin(), lost.end(), [&](const auto& name) {
+      return directory.names().step_of(name) == step;
+    });
+    if (found == lost.end()) return;
+    const std::string name = *found;
+    decided_by_rank_0(comm, "removal of a damaged checkpoint", limit(), [&] {
+      const std::string what = name + " in " + directory.location().describe();
+      log(LogLevel::kWarning, "removing the damaged " + what + ": the step is saved again");
+      if (directory.remove(name) == Removed::kNot) {
+        throw Error(ErrorCode::kAlreadyExists, "the damaged " + what + " can't be removed");
+      }
+      return Bytes();
+    });
+    lost.erase(name);
+  }
+
+  // What a save of the step gets as SaveOptions::step.
+  std::shared_ptr<RunStep> begin(const Communicator& comm, uint64_t step,
+                                 const std::map<std::string, double>& metrics) {
+    auto made = std::make_shared<RunStep>();
+    made->name = fmt::format("step {}", step);
+    made->strict = options.strict;
+    if (!comm.is_coordinator()) return made;
+    end_last();
+    const std::vector<StepInfo> steps = steps_for(step);
+    const StepInfo next_step = next(step, steps);
+    const Line line = line_of(steps, next_step);
+    made->attributes = attributes_of(metrics);
+    made->attributes.merge(to_attributes(next_step.lineage));
+    made->attributes.emplace("step", std::to_string(step));
+    made->exists_as = other_folder(steps, line);
+    made->replaces = replaces(steps, line);
+    say_beside(steps, line);
+    find_before(steps, line);
+    made->before = before;
+    made->before_name = fmt::format("step {}", before_step);
+    return made;
+  }
+
+  // ---- Restoring
+
+  std::optional<Chosen> choose(std::optional<uint64_t> step, bool fallback) {
+    if (step) return chosen_of(expect_durable(directory, *step));
+    std::vector<std::string> skipped;
+    const auto found = directory.newest(fallback, {lost.begin(), lost.end()}, &skipped);
+    if (!found) return std::nullopt;
+    const std::vector<StepInfo> steps = directory.list_lineages();
+    say_beside(steps, line_of(steps, *found));
+    return chosen_of(*found, std::move(skipped));
+  }
+
+  // After a load of the chosen step has failed because something was missing or damaged. nullopt:
+  // the failure counts.
+  std::optional<Chosen> choose_again(const Chosen& failed, const std::string& problem,
+                                     bool fallback) const {
+    const std::vector<StepInfo> listed = directory.list();
+    const bool stands = std::any_of(listed.begin(), listed.end(),
+                                    [&](const StepInfo& each) { return each.name == failed.name; });
+    if (stands && !fallback) return std::nullopt;
+    std::vector<std::string> damaged(lost.begin(), lost.end());
+    damaged.insert(damaged.end(), failed.lost.begin(), failed.lost.end());
+    damaged.push_back(failed.name);
+    std::vector<std::string> skipped = failed.lost;
+    const auto found = directory.newest(fallback, damaged, &skipped);
+    if (!found) return std::nullopt;
+    if (stands) {
+      skipped.push_back(failed.name);
+      log(LogLevel::kWarning,
+          fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is "
+                      "lost, in {}",
+                      failed.name, problem, found->name,
+                      counted(std::max(failed.step, found->step) - found->step, "step"),
+                      directory.location().describe()));
+    }
+    return chosen_of(*found, std::move(skipped));
+  }
+
+  // The state of this step was loaded: the next save continues it.
+  void restored(const Chosen& chosen) {
+    lost.insert(chosen.lost.begin(), chosen.lost.end());
+    last = chosen.step;
+    is_last_saved = false;
+    begun = nullptr;
+    before = nullptr;
+    lineage = chosen.lineage;
+    lineage.parent = StepId{chosen.step, chosen.save_id};
+    if (chosen.lineage.run.empty()) lineage.after = chosen.step;
+  }
 };
 
 ManagedRun::ManagedRun(Location location, RunOptions options) {
@@ -294,10 +436,12 @@ ManagedRun& ManagedRun::operator=(ManagedRun&& other) noexcept = default;
 
 const RunDirectory& ManagedRun::directory() const { return state_->directory; }
 
-void ManagedRun::expect_same_steps(const Communicator& comm, Deadline deadline) const {
+void ManagedRun::expect_same_steps(
+    const Communicator& comm, Deadline deadline,
+    const std::vector<std::pair<std::string, std::string>>& terms) const {
   if (comm.size() == 1) return;
-  compared(state_->directory, comm, "comparison of a run's directory", deadline, {},
-           [] { return Bytes(); });
+  decided_on_same_steps(state_->directory, comm, "comparison of a run's directory", deadline, terms,
+                        [] { return Bytes(); });
 }
 
 bool ManagedRun::is_due(uint64_t step) const { return step % state_->options.every == 0; }
@@ -306,88 +450,62 @@ bool ManagedRun::is_saved(uint64_t step) const {
   return state_->is_last_saved && state_->last == step;
 }
 
-std::string ManagedRun::saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
-  if (state_->last != step) return "";
-  const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
-    wait();  // pruning may hold the step's lock
-    state_->end_last();
-    const auto found = state_->directory.find(step);
-    if (!found || found->state != StepState::kDurable) return Bytes();
-    const StepId own{step, found->save_id};
-    if (own.save_id.empty() || state_->lineage.parent != own) return Bytes();
-    const ByteView name = as_bytes(found->name);
-    return Bytes(name.begin(), name.end());
-  });
-  return std::string(as_text(folder));
-}
-
-bool ManagedRun::is_settled(const Communicator& comm, uint64_t step, const std::string& folder,
-                            const std::string& difference,
-                            const std::map<std::string, double>& metrics, bool overwrite,
-                            Deadline deadline) {
-  if (!difference.empty()) {
-    if (overwrite) return false;
-    throw Error(ErrorCode::kAlreadyExists,
-                fmt::format("step {} is saved already, in {}, and the state is another one: {}",
-                            step, folder, difference))
-        .with_reason(Reason::kCheckpointExists)
-        .with_hint(Hint{{"", "overwrite", "true", " replaces it"}});
-  }
-  decided_by_rank_0(comm, kAgain, deadline, [&] {
-    if (metrics.empty()) return Bytes();
-    engine::set_attributes(state_->directory.at(folder).shared(), attributes_of(metrics), deadline);
-    prune_after(step);
-    return Bytes();
-  });
-  state_->is_last_saved = true;
-  return true;
-}
-
-void ManagedRun::make_room(const Communicator& comm, uint64_t step, Deadline deadline) {
-  const RunDirectory& run = state_->directory;
-  const auto lost = std::find_if(state_->lost.begin(), state_->lost.end(), [&](const auto& name) {
-    return run.names().step_of(name) == step;
-  });
-  if (lost == state_->lost.end()) return;
-  const std::string name = *lost;
-  decided_by_rank_0(comm, "removal of a damaged checkpoint", deadline, [&] {
-    log(LogLevel::kWarning, fmt::format("removing the damaged {} in {}: the step is saved again",
-                                        name, run.location().describe()));
-    if (run.remove(name) == Removed::kNot) {
-      throw Error(ErrorCode::kAlreadyExists, fmt::format("the damaged {} in {} can't be removed",
-                                                         name, run.location().describe()));
+bool ManagedRun::save(const Communicator& comm, uint64_t step,
+                      const std::map<std::string, double>& metrics, bool force, bool overwrite,
+                      const Limit& limit, const SaveWork& work) {
+  if (!(force || is_due(step))) return false;
+  const std::string folder = state_->saved_before(comm, step, limit());
+  if (!folder.empty()) {
+    const std::string difference = work.difference(folder);
+    if (difference.empty()) {
+      state_->settle(comm, step, folder, metrics, limit());
+      return true;
     }
-    return Bytes();
-  });
-  state_->lost.erase(name);
-}
-
-std::shared_ptr<RunStep> ManagedRun::begin(const Communicator& comm, uint64_t step,
-                                           const std::map<std::string, double>& metrics) {
-  auto begun = std::make_shared<RunStep>();
-  begun->name = fmt::format("step {}", step);
-  begun->strict = state_->options.strict;
-  if (!comm.is_coordinator()) return begun;
-  state_->end_last();
-  const std::vector<StepInfo> steps = state_->steps_for(step);
-  const StepInfo next = state_->next(step, steps);
-  const Line line = line_of(steps, next);
-  begun->attributes = attributes_of(metrics);
-  begun->attributes.merge(to_attributes(next.lineage));
-  begun->attributes.emplace("step", std::to_string(step));
-  begun->exists_as = state_->other_folder(steps, line);
-  begun->replaces = state_->replaces(steps, line);
-  state_->say_beside(steps, line);
-  state_->find_before(steps, line);
-  begun->before = state_->before;
-  begun->before_name = fmt::format("step {}", state_->before_step);
-  return begun;
-}
-
-void ManagedRun::saved(uint64_t step, std::shared_ptr<RunStep> begun) {
+    if (!overwrite) {
+      throw Error(ErrorCode::kAlreadyExists,
+                  fmt::format("step {} is saved already, in {}, and the state is another one: {}",
+                              step, folder, difference))
+          .with_reason(Reason::kCheckpointExists)
+          .with_hint(Hint{{"", "overwrite", "true", " replaces it"}});
+    }
+  }
+  state_->make_room(comm, step, limit);
+  auto begun = state_->begin(comm, step, metrics);
+  try {
+    work.write(directory().names().name_of(step), begun);
+  } catch (...) {
+    failed();
+    throw;
+  }
   state_->last = step;
   state_->is_last_saved = true;
   state_->begun = std::move(begun);
+  return true;
+}
+
+std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optional<uint64_t> step,
+                                            bool fallback, const Limit& limit, const Load& load) {
+  const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
+                               {"fallback", fallback ? "true" : "false"}};
+  auto chosen =
+      decode_choice(decided_on_same_steps(state_->directory, comm, kChoice, limit(), terms, [&] {
+        return encode_choice(state_->choose(step, fallback));
+      }));
+  while (chosen) {
+    try {
+      load(chosen->step, chosen->name);
+      state_->restored(*chosen);
+      return chosen->step;
+    } catch (const Error& error) {
+      if (step || !is_about_files(error)) throw;
+      const auto next = decode_choice(decided_by_rank_0(comm, kChoice, limit(), [&] {
+        return encode_choice(state_->choose_again(*chosen, error.what(), fallback));
+      }));
+      if (!next) throw;
+      chosen = next;
+    }
+  }
+  return std::nullopt;
 }
 
 void ManagedRun::failed() {
@@ -404,66 +522,8 @@ void ManagedRun::wait() {
   if (state_->pruning) state_->pruning->get().wait();
 }
 
-std::optional<ManagedRun::Chosen> ManagedRun::choose(const Communicator& comm,
-                                                     std::optional<uint64_t> step, bool fallback,
-                                                     Deadline deadline) {
-  const RunDirectory& run = state_->directory;
-  const auto decide = [&]() -> std::optional<Chosen> {
-    if (step) return chosen_of(expect_durable(run, *step));
-    const std::vector<std::string> damaged(state_->lost.begin(), state_->lost.end());
-    std::vector<std::string> lost;
-    const auto found = run.newest(fallback, damaged, &lost);
-    if (!found) return std::nullopt;
-    const std::vector<StepInfo> steps = run.list_lineages();
-    state_->say_beside(steps, line_of(steps, *found));
-    return chosen_of(*found, std::move(lost));
-  };
-  const engine::Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
-                               {"fallback", fallback ? "true" : "false"}};
-  return decode_choice(
-      compared(run, comm, kChoice, deadline, terms, [&] { return encode_choice(decide()); }));
-}
-
-std::optional<ManagedRun::Chosen> ManagedRun::choose_again(const Communicator& comm,
-                                                           const Chosen& failed,
-                                                           const std::string& problem,
-                                                           bool fallback, Deadline deadline) {
-  const RunDirectory& run = state_->directory;
-  const auto decide = [&]() -> std::optional<Chosen> {
-    const std::vector<StepInfo> listed = run.list();
-    const bool stands = std::any_of(listed.begin(), listed.end(),
-                                    [&](const StepInfo& each) { return each.name == failed.name; });
-    if (stands && !fallback) return std::nullopt;
-    std::vector<std::string> damaged(state_->lost.begin(), state_->lost.end());
-    damaged.insert(damaged.end(), failed.lost.begin(), failed.lost.end());
-    damaged.push_back(failed.name);
-    std::vector<std::string> lost = failed.lost;
-    const auto found = run.newest(fallback, damaged, &lost);
-    if (!found) return std::nullopt;
-    if (stands) lost.push_back(failed.name);
-    const Chosen chosen = chosen_of(*found, std::move(lost));
-    if (!stands) return chosen;
-    log(LogLevel::kWarning,
-        fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is lost, "
-                    "in {}",
-                    failed.name, problem, found->name,
-                    counted(std::max(failed.step, found->step) - found->step, "step"),
-                    run.location().describe()));
-    return chosen;
-  };
-  return decode_choice(
-      decided_by_rank_0(comm, kChoice, deadline, [&] { return encode_choice(decide()); }));
-}
-
-void ManagedRun::restored(const Chosen& chosen) {
-  state_->lost.insert(chosen.lost.begin(), chosen.lost.end());
-  state_->last = chosen.step;
-  state_->is_last_saved = false;
-  state_->begun = nullptr;
-  state_->before = nullptr;
-  state_->lineage = chosen.lineage;
-  state_->lineage.parent = StepId{chosen.step, chosen.save_id};
-  if (chosen.lineage.run.empty()) state_->lineage.after = chosen.step;
+void ManagedRun::end() {
+  if (state_->pruning) state_->pruning->get().end();
 }
 
 }  // namespace tilestone

@@ -5,17 +5,23 @@
 namespace tilestone::engine {
 
 Pruning::~Pruning() {
+  end();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Pruning::end() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  wait();
 }
 
 void Pruning::after(uint64_t saved) {
   {
     const std::lock_guard lock(mutex_);
+    if (ends_) return;
     asked_ = saved;
     saved_.insert(saved);
     if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });

@@ -26,6 +26,7 @@ class Pruning {
   // Prunes soon, once, after the newest of the steps that were given, which are looked at again.
   void after(uint64_t saved);
   void wait();  // until nothing is pruned and nothing was asked for
+  void end();   // the same; from then on nothing is pruned
 
  private:
   void serve();

@@ -246,11 +246,19 @@ class Newest {
     for (auto each = steps.rbegin(); each != steps.rend() && each->step > found.step; ++each) {
       if (!each->lineage.run.empty() || is_among(damaged, each->name)) continue;
       const auto storage = run_.at(each->name).shared();
-      if (each->state != StepState::kDamaged && engine::may_be_checkpoint(*storage)) continue;
       const engine::Look seen = engine::look_at(storage, *each);
-      const bool is_checkpoint =
-          seen.info.state == StepState::kDurable || (seen.error && !has_folder(run_, each->name));
-      if (!is_checkpoint) take(seen);
+      if (seen.info.state == StepState::kDurable) continue;
+      if (seen.error && !has_folder(run_, each->name)) continue;  // removed meanwhile
+      // One that has its index and no manifest is of the line without a run, which counts less.
+      const bool is_older =
+          seen.error && each->state != StepState::kDamaged && engine::may_be_checkpoint(*storage);
+      if (is_older) {
+        log(LogLevel::kWarning,
+            fmt::format("{} in {} is passed over: it is damaged ({})", each->name,
+                        run_.location().describe(), seen.info.problem));
+      } else {
+        take(seen);
+      }
     }
   }
 

@@ -51,7 +51,7 @@ class StepRemoval {
     bool renamed = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
-      if (!may_go(*held_)) return Removed::kNot;
+      if (may_go && !may_go(*held_)) return Removed::kNot;
       const std::string id = engine::random_save_id();
       run_->rename_directory(name_, engine::sibling_name(name_, id));
       renamed = true;
@@ -143,8 +143,9 @@ void or_log(const std::string& what, const std::function<void()>& work) {
 
 }  // namespace
 
-Removed RunDirectory::remove(const std::string& name) const {
-  return StepRemoval(location_.shared(), name).run([](Storage&) { return true; });
+Removed RunDirectory::remove(const std::string& name,
+                             const std::function<bool(Storage& folder)>& may_go) const {
+  return StepRemoval(location_.shared(), name).run(may_go);
 }
 
 // The names whose hidden folders exist.
@@ -164,7 +165,7 @@ void RunDirectory::remove_unfinished(const std::string& name) const {
     tilestone::remove_leftovers(step, all_began_here(step.storage()));
   }
   if (!has_no_files_but_lock(step.storage())) return;
-  StepRemoval(location_.shared(), name).run(has_no_files_but_lock);
+  remove(name, has_no_files_but_lock);
 }
 
 void RunDirectory::remove_replaced(const std::string& name) const {
@@ -175,15 +176,19 @@ void RunDirectory::remove_replaced(const std::string& name) const {
          });
 }
 
-void RunDirectory::remove_remains(uint64_t below) const {
-  const std::string where = " in " + location_.describe() + " stays";
+void RunDirectory::remove_hidden() const {
   for (const std::string& name : hidden()) {
-    or_log("a removed folder of " + name + where, [&] {
+    or_log("a removed folder of " + name + " in " + location_.describe() + " stays", [&] {
       const auto folder = location_.storage().child(name);
       const engine::Siblings siblings(*folder);
       for (const engine::Sibling& sibling : siblings.find()) siblings.remove_dead(sibling);
     });
   }
+}
+
+void RunDirectory::remove_remains(uint64_t below) const {
+  remove_hidden();
+  const std::string where = " in " + location_.describe() + " stays";
   for (const StepInfo& listed : list()) {
     if (listed.step >= below || listed.is_link) continue;
     or_log("the unfinished " + listed.name + where, [&] {
@@ -211,7 +216,7 @@ std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo
 
 // Unless it was saved anew since it was looked at.
 Removed RunDirectory::remove_seen(const StepInfo& seen) const {
-  return StepRemoval(location_.shared(), seen.name).run([&](Storage& folder) {
+  return remove(seen.name, [&](Storage& folder) {
     StepInfo now;
     engine::read_lineage(folder, now);
     return now.save_id.empty() || !may_have_manifest(seen.save_id) ||

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Dict, Tuple
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError, UnsupportedError
-from tilestone._options.values import Checks, LocalCopies
+from tilestone._options.values import ByFiles, Checks, LocalCopies
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import background, engine_calls, user_strategies
 from tilestone.megatron._ranks import Deadline
@@ -26,17 +25,11 @@ from tilestone.megatron.utils import _clean_metadata_for_serialization
 
 CONTENT_METADATA_KEY = "content_metadata"
 
-#: The arguments of `tilestone.megatron.save` that Megatron-Core's save does not have, with their
-#: defaults.
-OWN: Mapping[str, Any] = MappingProxyType({
-    "process_group": None, "by_files": None, "copies": None, "common_differs": "warn",
-    "timeout": _core.DEFAULT_TIMEOUT,
-})  # fmt: skip
-
 
 def are_used(own: Mapping[str, Any], sharded_strategy: Any) -> bool:
     """Whether a save has such an argument, or its strategy makes local copies."""
-    if any(value is not OWN[name] and value != OWN[name] for name, value in own.items()):
+    defaults: Mapping[str, Any] = save.__kwdefaults__ or {}
+    if any(value is not defaults[name] and value != defaults[name] for name, value in own.items()):
         return True
     options = engine_options_of(sharded_strategy) or {}
     return options.get("copies") is not None
@@ -127,20 +120,20 @@ def save(
     preprocess: Any = None,
     content_metadata: Any = None,
     verify_integrity: bool = False,
-    **own: Any,
+    *,
+    process_group: Any = None,
+    by_files: ByFiles | None = None,
+    copies: LocalCopies | None = None,
+    common_differs: str = "warn",
+    timeout: float | None = _core.DEFAULT_TIMEOUT,
 ) -> _core.SaveResult | AsyncRequest | None:
     """Saves; the arguments are those of `tilestone.megatron.save`.
-
-    Args:
-        own: the arguments that only Tilestone has.
 
     Returns:
         The engine's result, or None if a strategy of the user has saved. With async_sharded_save
         the request.
     """
-    given: dict[str, Any] = {**OWN, **own}
-    by_files, copies = given["by_files"], given["copies"]
-    group, deadline = given["process_group"], Deadline(given["timeout"])
+    group, deadline = process_group, Deadline(timeout)
     strategy, failure = _strategy(sharded_strategy)
     options = {} if strategy is None else engine_options_of(strategy)
     if copies is None and options is not None:
@@ -151,7 +144,7 @@ def save(
         state = with_content_metadata(sharded_state_dict, content_metadata)
         checks = Checks(
             access=validate_access_integrity and by_files is None and not chooses,
-            common_differs=given["common_differs"] if validate_access_integrity else "ignore",
+            common_differs=common_differs if validate_access_integrity else "ignore",
         )
         check_arguments(common_strategy, strategy, options, copies)
         if by_files is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -125,12 +126,33 @@ def _distinct(lists: list[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     return sets, found
 
 
+@dataclass
+class Agreed:
+    """A distribution that all ranks of a group have, and may use again.
+
+    Attributes:
+        distribution: the same on all ranks.
+        token: identifies this agreement; the same on all ranks.
+        structures: of this rank's state dicts that it is valid for.
+    """
+
+    distribution: ShardDistribution
+    token: str
+    structures: set[str]
+
+
+def structure_of(shards: ShardList) -> str:
+    """Identifies a rank's shards and which of them are main replicas."""
+    return f"{shards.digest.hex()}/{shards.mains:x}"
+
+
 def agree_on_distribution(
     state_of: Callable[[], Any],
     group: dist.ProcessGroup,
     ignore_groups: bool = False,
+    known: Agreed | None = None,
     seconds: float = _core.DEFAULT_TIMEOUT,
-) -> ShardDistribution:
+) -> Agreed:
     """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
 
     Args:
@@ -138,12 +160,13 @@ def agree_on_distribution(
             raises, every rank raises the same.
         group: a group of more than one rank.
         ignore_groups: distribute shards whose main replica is in another group, too.
+        known: an earlier result of this group, which is returned if no rank's shards have changed.
         seconds: time limit; infinity for no limit.
 
     Raises:
         CheckpointError: any rank failed; the same on every rank.
     """
-    agreement = _Agreement(state_of, group, ignore_groups)
+    agreement = _Agreement(state_of, group, ignore_groups, known)
     try:
         answer = _core.agree(
             _WORK, TorchCommunicator(group), agreement.say, agreement.decide, seconds
@@ -151,9 +174,18 @@ def agree_on_distribution(
     except CheckpointError as error:
         _name_globally(error, group)
         raise
+    if not answer:
+        assert known is not None
+        return known
     union, given = _unpack(answer)
-    holders = {shard: union.holders[shard] for shard in given}
-    return ShardDistribution(given, set(given), ShardsByRow(union.rows), holders)
+    distribution = ShardDistribution(
+        dict(given),
+        set(given),
+        ShardsByRow(union.rows),
+        {shard: union.holders[shard] for shard in given},
+    )
+    token = hashlib.blake2b(answer, digest_size=16).hexdigest()
+    return Agreed(distribution, token, {structure_of(agreement.shards)})
 
 
 def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
@@ -174,6 +206,7 @@ class _Agreement:
     state_of: Callable[[], Any]
     group: dist.ProcessGroup
     ignore_groups: bool
+    known: Agreed | None
     shards: ShardList = field(default_factory=lambda: ShardList([], b"", 0))
     classes: list[int] = field(default_factory=list)  # this and the following: on rank 0 only
     providers: list[int] = field(default_factory=list)
@@ -185,10 +218,14 @@ class _Agreement:
             chosen = dist.get_rank(self.group) in json.loads(answer)
             return encode(self.shards.rows) if chosen else b""
         self.shards = ShardList.of(self.state_of())
+        known = self.known
+        same = known is not None and structure_of(self.shards) in known.structures
         words = {
             "digest": self.shards.digest.hex(),
             "mains": f"{self.shards.mains:x}",
             "for_load": self.ignore_groups,
+            "known": known.token if known is not None and same else "",
+            "had": known is not None,
         }
         return json.dumps(words).encode()
 
@@ -199,6 +236,15 @@ class _Agreement:
         words = [json.loads(each) for each in said]
         if any(each["for_load"] != words[0]["for_load"] for each in words):
             raise MismatchError("the ranks ask for different distributions (save or load)")
+        if words[0]["known"] and all(each["known"] == words[0]["known"] for each in words):
+            return b"", True
+        if any(each["had"] for each in words):
+            changed = [rank for rank, each in enumerate(words) if not each["known"]]
+            logger.warning(
+                "the shards of ranks %s have changed since they were distributed; distributing "
+                "again",
+                changed,
+            )
         numbers: dict[str, int] = {}
         for rank, each in enumerate(words):
             number = numbers.setdefault(each["digest"], len(numbers))
@@ -242,11 +288,13 @@ def _unpack(packed: bytes) -> tuple[Union, dict[_ShardId, int]]:
 
 
 class Distributes:
-    """Base of both wrappers: makes distributions, and shows the last one if asked to."""
+    """Base of both wrappers: makes distributions, and keeps one from call to call."""
 
     do_cache_distribution: bool
     cached_distribution: ShardDistribution | None
     _group: Group | None
+    _agreed: Agreed | None = None
+    _agreed_by: Group | None = None
 
     @property
     def parallelization_group(self) -> Group | None:
@@ -285,25 +333,33 @@ class Distributes:
         ignore_groups: bool,
         deadline: Deadline | None = None,
     ) -> ShardDistribution | None:
-        """Returns the distribution; None if there is only one rank."""
+        """Returns the distribution; the kept one if no rank's shards have changed."""
         group = self._sharing()
         if group is None:
             return None
-        found = agree_on_distribution(
-            state_of, group, ignore_groups, deadline_or_default(deadline).seconds()
-        )
+        same_ranks = self._agreed_by is group
+        kept = self._agreed if self.do_cache_distribution and same_ranks else None
+        if kept is not None and kept.distribution is not self.cached_distribution:
+            kept = None  # the caller has replaced or removed it
+        seconds = deadline_or_default(deadline).seconds()
+        agreed = agree_on_distribution(state_of, group, ignore_groups, kept, seconds)
         if self.do_cache_distribution:
-            self.cached_distribution = found
-        return found
+            self._agreed, self.cached_distribution = agreed, agreed.distribution
+            self._agreed_by = group
+        return agreed.distribution
 
     def _apply(
         self, sharded_state_dict: ShardedStateDict, distribution: ShardDistribution | None
     ) -> None:
         """Sets the replica ids of a state dict as the distribution says."""
-        if distribution is not None:
-            distribute_main_replicas_with_precomputed_distribution(
-                sharded_state_dict, self.parallelization_group, distribution
-            )
+        if distribution is None:
+            return
+        distribute_main_replicas_with_precomputed_distribution(
+            sharded_state_dict, self.parallelization_group, distribution
+        )
+        if self._agreed is not None and self._agreed.distribution is distribution:
+            # The caller may pass the same state dict again, with these replica ids.
+            self._agreed.structures.add(structure_of(ShardList.of(sharded_state_dict)))
 
 
 def distribute_main_replicas_with_precomputed_distribution(

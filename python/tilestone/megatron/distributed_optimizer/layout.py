@@ -259,8 +259,8 @@ def _plain(parameter: Parameter) -> dict[str, Any]:
 
 def _parameter_of(plain: Any) -> Parameter:
     pieces = (
-        Piece(key, *map(tuple, axes), start, allow_shape_mismatch=mismatch)
-        for key, *axes, start, mismatch in plain["pieces"]
+        Piece(key, tuple(whole), tuple(offset), tuple(shape), tuple(strides), start, 0, mismatch)
+        for key, whole, offset, shape, strides, start, mismatch in plain["pieces"]
     )
     return Parameter(plain["key"], plain["numel"], plain["start"], tuple(pieces))
 

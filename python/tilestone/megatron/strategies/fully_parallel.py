@@ -78,8 +78,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
     Attributes:
         base_strategy: the strategy that saves.
         parallelization_group: the ranks that share the save; None without torch.distributed.
-        do_cache_distribution: keep the last distribution, for the caller to see.
-        cached_distribution: that distribution, or None.
+        do_cache_distribution: keep the distribution from save to save.
+        cached_distribution: the kept distribution, or None.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
             parallelization_group: ranks that hold replicas of one another's shards, usually the data
                 parallel ranks; None: all ranks that save (the `process_group` of
                 `tilestone.megatron.save`, otherwise the default group).
-            do_cache_distribution: set `cached_distribution`. The shards are distributed anew in each
-                save, which takes milliseconds. (Megatron-Core distributes them once, and drops new
-                shards.)
+            do_cache_distribution: after the first save the ranks do not exchange their shards
+                again, but only check whether these are still the same. (Megatron-Core does not
+                check, and drops new shards.)
         """
         super().__init__(strategy.backend, strategy.version)
         self.base_strategy = strategy
@@ -306,9 +306,9 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
     Attributes:
         base_strategy: the strategy that loads.
         parallelization_group: the ranks that share the load; None without torch.distributed.
-        do_cache_distribution: keep the last distribution, for the caller to see.
+        do_cache_distribution: keep the distribution from load to load.
         exchange_algo: how the ranks send one another what they have loaded.
-        cached_distribution: that distribution, or None.
+        cached_distribution: the kept distribution, or None.
         cached_global_metadata: that of the base strategy, if it has one; set by a load.
     """
 
@@ -325,7 +325,8 @@ class FullyParallelLoadStrategyWrapper(Distributes, LoadShardedStrategy):
             parallelization_group: ranks that need the same shards, usually the data parallel ranks;
                 None: all ranks that load (the `process_group` of `tilestone.megatron.load`,
                 otherwise the default group).
-            do_cache_distribution: set `cached_distribution`, as for a save.
+            do_cache_distribution: after the first load the ranks only check whether their shards
+                are still the same. A distribution for loads can't be used for saves.
             exchange_algo: "broadcast", "gather_rounds" or "gather_object", see exchange_utils;
                 ignored with a strategy of Tilestone.
         """

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilestone.megatron.training import _arguments
-from tilestone.megatron.training._choice import Places, find_iteration
-from tilestone.megatron.training._look import Found
+from tilestone.megatron.training._choice import Found, Places, find_iteration
 from tilestone.megatron.training.async_utils import (
     is_empty_async_queue,
     maybe_finalize_async_save,

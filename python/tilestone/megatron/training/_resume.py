@@ -12,9 +12,8 @@ from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from tilestone.megatron.training import _arguments, _decisions, _megatron_globals, state
-from tilestone.megatron.training._choice import Places
+from tilestone.megatron.training._choice import Found, Places
 from tilestone.megatron.training._groups import Groups
-from tilestone.megatron.training._look import Found
 from tilestone.megatron.training.rng import RNG_KEY, get_rng_state, restore_rng_state
 from tilestone.megatron.validation import StrictHandling
 

@@ -7,26 +7,23 @@ import logging
 import operator
 import os
 from collections.abc import Callable
-from typing import Any, Dict, List
+from typing import Any, Dict
 
-from tilestone._errors import CheckpointError, InvalidArgumentError, StorageError, UnsupportedError
-from tilestone.megatron import _files, serialization
+from tilestone import _core
+from tilestone._errors import CheckpointError, InvalidArgumentError, UnsupportedError
+from tilestone.megatron import serialization
 from tilestone.megatron._calls import save_call
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from tilestone.megatron.training import _arguments, _decisions, _removal, names
+from tilestone.megatron.training import _arguments, _decisions, names
 from tilestone.megatron.training._choice import (
     check_non_persistent_type,
     non_persistent_directory,
 )
 from tilestone.megatron.training._groups import Groups
-from tilestone.megatron.training._locks import RunLocks
-from tilestone.megatron.training.names import (
-    get_checkpoint_name,
-    get_checkpoint_tracker_filename,
-)
+from tilestone.megatron.training.names import get_checkpoint_name
 from tilestone.megatron.training.rng import get_rng_state
 from tilestone.megatron.training.state import (
     build_sharded_state_dict_metadata,
@@ -108,7 +105,6 @@ class Saving:
         self.path = get_checkpoint_name(
             self.run_directory, self.iteration, release, return_base_dir=True
         )
-        self.locks = RunLocks(self.run_directory, os.path.basename(self.path))
         self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
         self.interval = _arguments.whole_number(args, "save_retain_interval", 1)
         self._choose_strategy(context)
@@ -218,58 +214,23 @@ class Saving:
             timeout=deadline.timeout(),
         )
 
-    def publish(self, deadline: Deadline) -> None:
-        """Names the checkpoint in the tracker, and hides the checkpoints that it replaces.
+    def publish(self) -> bytes:
+        """Names the checkpoint in the tracker.
 
         Raises:
-            TimeoutError: another job keeps the run's directory locked.
             StorageError: the tracker can't be written.
         """
-        with self.locks.exclusive(deadline) as can_lock:
-            self._move_tracker()
-            if can_lock:
-                self.locks.remove_dead_marks()
+        self._replaced = _core.move_megatron_tracker(
+            names.location(self.run_directory),
+            self.iteration,
+            self.release,
+            self.interval or 0,
+            self.non_persistent,
+        )
         logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
+        return b""
 
-    def _move_tracker(self) -> None:
-        tracker = get_checkpoint_tracker_filename(self.run_directory)
-        try:
-            replaced = self._replaced(tracker)
-            _removal.remove_staged_trackers(self.run_directory)
-            _files.replace_file(tracker, names.RELEASE if self.release else str(self.iteration))
-            for iteration in replaced:
-                self._hide(tracker, iteration)
-        except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(message=str(error), file=tracker, errno=error.errno) from error
-
-    def _hide(self, tracker: str, iteration: int) -> None:
-        """Hides an older checkpoint, unless another job is using it."""
-        path = get_checkpoint_name(self.run_directory, iteration, return_base_dir=True)
-        try:
-            is_being_saved = self.locks.is_being_saved(os.path.basename(path))
-        except CheckpointError as problem:
-            logger.warning("Not removing %s: %s", path, problem)
-            return
-        if is_being_saved:
-            logger.warning("Not removing %s: another job is saving it", path)
-        elif names.previous(tracker) == (iteration, False):  # written by a job without locks
-            logger.warning("Not removing %s: the tracker names it again", path)
-        else:
-            _removal.hide(self.run_directory, iteration)
-
-    def _replaced(self, tracker: str) -> List[int]:
-        """The iterations that are not kept once the tracker names the new one."""
-        if self.non_persistent:
-            stored = names.stored_iterations(self.run_directory)
-            return [iteration for iteration in stored if iteration != self.iteration]
-        if self.interval is None or self.release:
-            return []
-        previous = names.previous(tracker)
-        return _removal.superseded(previous, self.iteration, self.interval)
-
-    def remove_files(self) -> None:
-        """Removes the files of hidden checkpoints."""
+    def remove_replaced(self) -> None:
+        """Removes the checkpoints that this one replaces. Failures are logged."""
         if self.interval is not None or self.non_persistent:
-            _removal.remove_hidden(self.run_directory)
+            _core.remove_megatron_steps(names.location(self.run_directory), self._replaced)

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, Dict
 
 from tilestone._errors import InvalidArgumentError
+from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Deadline, then_one
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue
 from tilestone.megatron.training import _megatron_globals
+from tilestone.megatron.training._saving import Saving
 
 QUEUE = "async_calls"  # the queue's place in a program's checkpointing_context
 
@@ -81,24 +83,12 @@ def is_empty_async_queue(checkpointing_context: Dict[str, Any] | None) -> bool:
 
 
 class Finalizing:
-    """Finalizes a save of a training run: publishes the checkpoint, then moves the tracker.
+    """Finalizes a save of a training run: publishes the checkpoint, then moves the tracker, and
+    removes what the checkpoint replaces."""
 
-    Args:
-        publish: moves the tracker; on one rank.
-        end: called on every rank in any case, with whether all has succeeded.
-        group, deadline: of the save.
-    """
-
-    def __init__(
-        self,
-        publish: Callable[[], bytes],
-        end: Callable[[bool], None],
-        group: Any,
-        deadline: Deadline,
-    ) -> None:
+    def __init__(self, save: Saving, group: Any, deadline: Deadline) -> None:
         self._functions: list[Callable[[], Any]] = []  # publish the checkpoint
-        self._publish = publish
-        self._end = end
+        self._save = save
         self._group = group
         self._deadline = deadline
 
@@ -114,18 +104,14 @@ class Finalizing:
         Raises:
             CheckpointingException: the save failed, or the tracker can't be moved; on every rank.
         """
-        succeeded = False
-        try:
-            for function in self._functions:
-                function()
-            work = "tracker of a training run"
-            then_one(work, self._group, lambda: None, self._publish, self._deadline)
-            succeeded = True
-        finally:
-            self._end(succeeded)
+        for function in self._functions:
+            function()
+        work = "tracker of a training run"
+        then_one(work, self._group, lambda: None, self._save.publish, self._deadline)
+        if _ranks.rank(self._group) == 0:
+            self._save.remove_replaced()
 
     def abandon(self) -> None:
         """Abandons the save."""
         for function in self._functions:
             getattr(function, "abandon", lambda: None)()
-        self._end(False)

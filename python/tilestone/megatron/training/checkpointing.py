@@ -17,13 +17,12 @@ import torch.distributed as dist
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, then_one, together
+from tilestone.megatron._ranks import Deadline, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.training import _arguments, _megatron_globals, state
-from tilestone.megatron.training._choice import Places, load_latest
+from tilestone.megatron.training._choice import Found, Places, load_latest
 from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._groups import Groups
-from tilestone.megatron.training._look import Found
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
 from tilestone.megatron.training.async_utils import Finalizing, scheduler
@@ -171,30 +170,13 @@ def save_checkpoint(
         made["num_floating_point_operations_so_far"] = num_floating_point_operations_so_far
         return made
 
-    def begin() -> bytes:
-        save.locks.begin(deadline)
-        return b""
-
-    def publish() -> bytes:
-        save.publish(deadline)
-        return b""
-
-    def end(succeeded: bool) -> None:
-        save.locks.end()
-        if succeeded and _ranks.rank(group) == 0:
-            save.remove_files()
-
-    finalize = Finalizing(publish, end, group, deadline)
-    try:
-        made, _ = then_one("state of a training run", group, generate, begin, deadline)
-        preprocess = preprocess_common_state_dict_fn or without_own_arguments
-        result = save.write(made, preprocess, process_group, deadline)
-        if save.schedule is not None:
-            save.schedule(finalize.instead_of(result))
-            return None
-    except BaseException:
-        save.locks.end()
-        raise
+    made = together("state of a training run", group, generate, deadline)
+    preprocess = preprocess_common_state_dict_fn or without_own_arguments
+    result = save.write(made, preprocess, process_group, deadline)
+    finalize = Finalizing(save, group, deadline)
+    if save.schedule is not None:
+        save.schedule(finalize.instead_of(result))
+        return None
     finalize()
     return result  # type: ignore[no-any-return]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 
-from tilestone._errors import CorruptError, InvalidArgumentError, NotFoundError, StorageError
+from tilestone import _core
+from tilestone._errors import InvalidArgumentError
+from tilestone._options import valid
+from tilestone.megatron._stored import literal
 
 TRACKER = "latest_checkpointed_iteration.txt"
 NON_PERSISTENT = "non_persistent"
+PATTERN = "iter_{step:07}"
 RELEASE = "release"
-_ITERATION = re.compile(r"iter_([0-9]{7,})")
-_NEARLY = re.compile(r"iter_?([0-9]+)")
-_LONGEST_TRACKER = 64  # bytes: an iteration and white space
 
 
 def get_checkpoint_name(
@@ -84,76 +84,10 @@ def read_metadata(tracker_filename: str | os.PathLike[str]) -> tuple[int, bool]:
         CorruptError: it is empty, or holds neither a number nor "release".
         StorageError: the file can't be read.
     """
-    path = os.fspath(tracker_filename)
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LONGEST_TRACKER + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(f"there is no tracker file {path}", file=path) from None
-    except OSError as error:
-        message = f"can't read the tracker file {path}"
-        raise StorageError(message=message, file=path, errno=error.errno) from error
-    text = content.strip().decode("ascii", errors="replace")
-    if text == RELEASE:
-        return 0, True
-    if len(content) > _LONGEST_TRACKER or not re.fullmatch(r"[0-9]+", text):
-        raise CorruptError(f"the tracker file {path} holds no iteration: {text!r}", file=path)
-    return int(text), False
+    run, name = os.path.split(os.fspath(tracker_filename))
+    return _core.read_megatron_tracker(location(run or os.curdir), name)
 
 
-def previous(tracker_filename: str) -> tuple[int, bool] | None:
-    """As read_metadata(); None if the file does not exist or its content is invalid.
-
-    Raises:
-        StorageError: the file can't be read.
-    """
-    try:
-        return read_metadata(tracker_filename)
-    except (NotFoundError, CorruptError):
-        return None
-
-
-def stored_iterations(checkpoints_path: str | os.PathLike[str]) -> list[int]:
-    """The iterations for which a run's directory has a folder, the newest first.
-
-    Raises:
-        StorageError: the directory exists but can't be read.
-    """
-    found = [iteration_of(name) for name in _names_in(os.fspath(checkpoints_path))]
-    return sorted((number for number in found if number is not None), reverse=True)
-
-
-def misnamed_iterations(checkpoints_path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Folders whose names resemble those of iterations but are wrong, such as iter_100.
-
-    Returns:
-        (name, correct name for that number), sorted by name.
-
-    Raises:
-        StorageError: as stored_iterations().
-    """
-    path = os.fspath(checkpoints_path)
-    found = []
-    for name in sorted(_names_in(path)):
-        match = _NEARLY.fullmatch(name)
-        if match and iteration_of(name) is None and os.path.isdir(os.path.join(path, name)):
-            found.append((name, f"iter_{match[1].lstrip('0'):0>7}"))
-    return found
-
-
-def _names_in(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        message = f"can't read {path}"
-        raise StorageError(message=message, file=path, errno=error.errno) from error
-
-
-def iteration_of(name: str) -> int | None:
-    """The iteration that a folder's name denotes; None for any other name."""
-    match = _ITERATION.fullmatch(name)
-    if match is None or f"iter_{int(match[1]):07d}" != name:
-        return None
-    return int(match[1])
+def location(directory: str | None) -> bytes:
+    """A run's directory for the engine: a leading "~" is an ordinary character."""
+    return valid.directory(literal(directory))
