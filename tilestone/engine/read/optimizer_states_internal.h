@@ -44,6 +44,9 @@ bool is_by_parameter(std::string_view format);
 // The name under which a program has the optimizer in its common state.
 std::string optimizer_place(const std::optional<Value>& common);
 
+// State and model's key of a state that is stored by parameter, and the reverse.
+std::optional<std::pair<std::string, std::string>> state_key(std::string_view key);
+std::string key_of_state(const std::string& state, const std::string& key);
 // A key of a model-parallel rank's optimizer: "chained_0.optimizer.distributed.dp_group_idx_1" and
 // what follows its dot. nullopt: another key.
 std::optional<std::pair<std::string, std::string>> group_key(std::string_view key);
