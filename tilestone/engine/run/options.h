@@ -420,7 +420,7 @@ struct LoadOptions {
   double timeout =
       kDefaultTimeout;  // seconds for the whole call, more than 0; kNoTimeout: no limit
   // Gives the checkpoint's keys the names that `state` has: a function of a key, such as
-  // `tilestone.strip_prefix("_orig_mod.")`, or pairs (regular expression, replacement), of which
+  // `tilestone.strip_prefix("_orig_mod.")`, or pairs (ECMAScript regular expression, replacement):
   // the first one that is found in a key replaces what it finds. An empty name hides the key. Must
   // be the same function on all ranks. Keys of a common state keep their names.
   std::function<std::string(const std::string&)> rename = nullptr;
