@@ -49,7 +49,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   static constexpr size_t kSpareTotal = 32u << 20;
 
   // Called with the memory of each new buffer. Returns an owner of that memory, which the pool
-  // keeps (see PinHost in state/device_memory.h).
+  // keeps (see PinHost in state/tensor_view.h).
   using Pin = std::function<std::shared_ptr<std::byte>(std::shared_ptr<std::byte>, uint64_t)>;
 
   // A pool of at most max(1, total_bytes / buffer_bytes) buffers, each allocated when first needed.

@@ -52,7 +52,7 @@ enum class Answer : uint8_t {
   kOrders,     // the rank's orders
   kCompare,    // a question (compare_internal.h): ranks may hold different versions of something
   kSendPlans,  // send the plan, if it was not sent: another rank's plan has changed
-  kEarlier,    // no save, because of an earlier one of the session (in_flight_internal.h)
+  kEarlier,    // wait for an earlier save of the session, or fail with it (in_flight_internal.h)
 };
 Answer kind_of(ByteView answer);  // throws if it is empty
 Bytes ask_for_plan();

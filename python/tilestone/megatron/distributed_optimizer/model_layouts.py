@@ -26,7 +26,7 @@ from tilestone.megatron.optimizer import KEEP_VARS_HINT
 from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
 _INSTANCES = "num_distributed_optimizer_instances"
-_LAYOUTS = "optimizer_layouts"  # in the file, which engine/convert/optimizer_layout.cc reads
+_LAYOUTS = "optimizer_layouts"  # in the file, which engine/read/optimizer_layout.cc reads
 
 
 def write_layouts(path: Union[str, os.PathLike[str]], layouts: Iterable[Layout]) -> None:
