@@ -186,10 +186,10 @@ class Keep(Value):
 
     Args:
         last: how many of the newest; at least 1.
-        every: those whose step is a multiple of it; None: no such rule.
+        every: Those whose step is a multiple of it; None, in C++ 0: no such rule.
         best: (metric, "min" or "max", count): the `count` steps whose metric of this name is the
             lowest or the highest. Steps without that metric, or where it is NaN, don't count.
-        newer_than: those that were saved less than this many seconds ago."""
+        newer_than: Those that were saved less than this many seconds ago, and those of unknown age."""
 
     last: int = ...
     every: int | None = ...
