@@ -342,10 +342,19 @@ def test_stocks_queues_wait_for_our_threads_and_their_death_abandons_the_save(
 
 def _save_run(folder: pathlib.Path, iteration: int, context: Any, **more: Any) -> Any:
     model = make_model(None)
-    args = arguments(folder, async_save=True, **more)
+    args = arguments(folder, **({"async_save": True} | more))
     return training.save_checkpoint(
         iteration, model, Optimizer(model), Scheduler(iteration), 7.0, context, args=args
     )
+
+
+def test_a_save_in_the_call_finalizes_those_in_flight_first(tmp_path: pathlib.Path) -> None:
+    """They would move the tracker back later."""
+    context: dict[str, Any] = {}
+    _save_run(tmp_path, 100, context)
+    _save_run(tmp_path, 200, context, async_save=False)
+    assert training.is_empty_async_queue(context)
+    assert tracker_of(tmp_path).read_text() == "200" and load_run(tmp_path) == 200
 
 
 def test_the_tracker_of_a_run_moves_when_a_save_is_finalized(tmp_path: pathlib.Path) -> None:

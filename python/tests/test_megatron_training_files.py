@@ -338,6 +338,15 @@ def test_a_run_that_goes_back_removes_nothing_newer_and_no_file_of_others(
     assert swap.exists() and load_run(tmp_path) == 150
 
 
+def test_values_that_are_nearly_bools_and_integers_that_are_too_large(tmp_path: pathlib.Path) -> None:
+    one: Any = 1
+    save_run(tmp_path, 100, release=one)
+    assert tracker_of(tmp_path).read_text() == "release"
+    for name in ("save_retain_interval", "ckpt_step"):
+        with pytest.raises(InvalidArgumentError, match=name):
+            (load_run if name == "ckpt_step" else save_run)(tmp_path, **{name: 10**30})
+
+
 def test_a_release_and_a_pretrained_checkpoint_start_at_iteration_0(
     tmp_path: pathlib.Path,
 ) -> None:

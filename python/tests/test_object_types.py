@@ -444,3 +444,26 @@ def test_a_bytes_io_comes_back_as_stock_gives_it_back(ckpt: str, tmp_path: pathl
     assert stock["x"].getvalue() == b"extra state" and stock["x"].tell() == 5
     odd = tilestone.Opaque("new", "_io", "BytesIO", has_state=True, state=(b"x", -1, None))
     assert tilestone._objects.plain_types.made(odd) is odd
+
+
+class Failing:
+    """An array of another library that can't be exported at the moment."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise self.error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), MemoryError(), KeyboardInterrupt()])
+def test_an_array_whose_export_fails_is_not_saved_as_an_object(
+    tmp_path: pathlib.Path, error: BaseException
+) -> None:
+    for save in (tilestone.save, tilestone.async_save):
+        with pytest.raises(type(error)):
+            save({"x": Failing(error)}, tmp_path / "ckpt")
+    assert not (tmp_path / "ckpt").exists()

@@ -6,6 +6,7 @@ filled from either.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -105,12 +106,22 @@ def dlpack_view(array: SupportsDlpack, for_load: bool) -> _core.TensorView | Non
     """A view of an array that supports DLPack; for a load, if read-only, a view of a new array."""
     readable = for_load and _is_immutable(array)
     found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)
-    if found is not None or not for_load:
+    if found is not None:
         return found
-    found = _core.TensorView.from_dlpack(array, writable=False)
+    if for_load:
+        found = _core.TensorView.from_dlpack(array, writable=False)
     if found is None:
+        _raise_failure(array)
         return None
     return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
+
+
+def _raise_failure(array: SupportsDlpack) -> None:
+    """Raises what an export raises, unless it says that the array can't be exported at all."""
+    with contextlib.suppress(
+        BufferError, TypeError, ValueError, AttributeError, NotImplementedError
+    ):
+        array.__dlpack__()
 
 
 class _DlpackConverter(converters.ArrayConverter):

@@ -182,9 +182,10 @@ def whole_number(args: Any, name: str, least: int) -> int | None:
         found = least - 1 if isinstance(given, bool) else operator.index(given)
     except TypeError:
         found = least - 1
-    if found < least:
+    if not least <= found < 1 << 63:
         raise InvalidArgumentError(
-            f"args.{name} must be {least} or more, or None, not {given!r}"
+            f"args.{name} must be {least} or more, or None, not {given!r}",
+            hint="integers have up to 63 bits" if found >= 1 << 63 else "",
         )
     return found
 

@@ -95,7 +95,7 @@ class Saving:
     ) -> None:
         _arguments.check_saveable(args, train_data_iterator)
         self.args = args
-        self.release = release
+        self.release = bool(release)
         self.non_persistent = non_persistent
         self.groups = groups
         self.rng: Any = None

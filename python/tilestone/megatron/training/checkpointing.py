@@ -25,7 +25,11 @@ from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
-from tilestone.megatron.training.async_utils import Finalizing, scheduler
+from tilestone.megatron.training.async_utils import (
+    Finalizing,
+    maybe_finalize_async_save,
+    scheduler,
+)
 from tilestone.megatron.training.names import (
     get_checkpoint_name,
     get_checkpoint_tracker_filename,
@@ -158,6 +162,8 @@ def save_checkpoint(
         return made
 
     save = prepared("preparation of a save", group, prepare, deadline)
+    if save.schedule is None:  # otherwise one that is in flight would move the tracker back later
+        maybe_finalize_async_save(checkpointing_context, blocking=True)
 
     def generate() -> Dict[str, Any]:
         save.rng = save.random_states(rng_state_key_prefix, rng_tracker, deadline)
