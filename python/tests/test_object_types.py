@@ -463,7 +463,8 @@ class Failing:
 def test_an_array_whose_export_fails_is_not_saved_as_an_object(
     tmp_path: pathlib.Path, error: BaseException
 ) -> None:
+    kind = tilestone.InvalidArgumentError if isinstance(error, RuntimeError) else type(error)
     for save in (tilestone.save, tilestone.async_save):
-        with pytest.raises(type(error)):
+        with pytest.raises(kind):
             save({"x": Failing(error)}, tmp_path / "ckpt")
     assert not (tmp_path / "ckpt").exists()
