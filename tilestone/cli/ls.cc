@@ -194,7 +194,7 @@ Json json_of(const StepInfo& step) {
 
 Json list_run(const RunDirectory& run, const LsOptions& options) {
   const std::vector<StepInfo> steps = run.steps();
-  if (!options.patterns.empty()) {
+  if (!options.patterns.empty() && options.at.paths.size() == 1) {
     throw Error(ErrorCode::kInvalidArgument, "\"" + options.patterns.front() +
                                                  "\" is neither a path nor a step's key: this is a "
                                                  "run's directory")
