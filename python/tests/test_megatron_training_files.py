@@ -338,6 +338,13 @@ def test_a_run_that_goes_back_removes_nothing_newer_and_no_file_of_others(
     assert swap.exists() and load_run(tmp_path) == 150
 
 
+def test_a_file_in_place_of_a_run_is_refused_and_not_a_new_start(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    for call in (load_run, save_run):
+        with pytest.raises(InvalidArgumentError, match="is a file, not the directory of a run"):
+            call(tmp_path / "file")
+
+
 def test_values_that_are_nearly_bools_and_integers_that_are_too_large(tmp_path: pathlib.Path) -> None:
     one: Any = 1
     save_run(tmp_path, 100, release=one)

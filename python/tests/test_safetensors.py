@@ -129,7 +129,7 @@ def write_pieces(folder: pathlib.Path, pieces: list[dict[str, tuple[torch.Tensor
 
 
 def test_pieces_of_ranks_are_joined_and_one_ranks_file_is_refused_as_pieces(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = {"rows": torch.arange(24.0).reshape(8, 3), "grid": torch.arange(30).reshape(5, 6)}
     ranks: list[dict[str, tuple[torch.Tensor, list[int]]]] = [
@@ -148,8 +148,10 @@ def test_pieces_of_ranks_are_joined_and_one_ranks_file_is_refused_as_pieces(
     tilestone.load({"grid": part}, tmp_path / "all")
     assert torch.equal(part.data, whole["grid"][1:3, 1:5])
     assert tilestone.open(tmp_path / "all").verify().ok
+    caplog.clear()
     tilestone.convert(tmp_path / "all", tmp_path / "one.safetensors")
     assert torch.equal(load_file(tmp_path / "one.safetensors")["grid"], whole["grid"])
+    assert "if the files of its last ranks are missing" in caplog.text
 
     def expect_refused(path: pathlib.Path, error: Any, text: str) -> None:
         for call in (tilestone.open, lambda p: tilestone.convert(p, tmp_path / "made")):
@@ -166,6 +168,12 @@ def test_pieces_of_ranks_are_joined_and_one_ranks_file_is_refused_as_pieces(
     expect_refused(tmp_path / "all", tilestone.CoverageError, "only pieces of this tensor are here")
     write_pieces(tmp_path / "twice", [ranks[1], ranks[0], ranks[1] | {"own1": ranks[0]["own0"]}])
     expect_refused(tmp_path / "twice", tilestone.CorruptError, "overlap")
+    write_pieces(tmp_path / "far", [{"rows": (torch.ones(2), [2**63 - 2])}])
+    expect_refused(tmp_path / "far", tilestone.CorruptError, "ends beyond any tensor")
+    unnamed = {"rows": (torch.ones(2), [0])}
+    write_pieces(tmp_path / "mixed", [unnamed, unnamed])
+    save_file({"rows": torch.ones(2)}, tmp_path / "mixed" / "a.safetensors")
+    expect_refused(tmp_path / "mixed", tilestone.UnsupportedError, "a piece of a tensor.*no pieces")
 
 
 def test_whole_tensors_of_torchs_writer_are_loaded(tmp_path: pathlib.Path) -> None:

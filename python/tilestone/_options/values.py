@@ -49,8 +49,10 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "SaveOptions.dialect": ("str", valid.word, "pytorch"),
 }
 
-#: Fields that are no keywords: what takes part, and what only the drop-ins set (`Prepared.engine`).
+#: Fields that are no keywords: what takes part, what a call fills in itself, and what only the
+#: drop-ins set (`Prepared.engine`).
 _NO_KEYWORDS = frozenset({
+    "comm", "step", "interrupt", "unmarked", "subtrees", "unmade", "kept_empty", "complete",
     "by_files", "tp_replica_names", "separation_hint", "verify_integrity", "fill_empty",
     "sharded_only", "objects_by_grid", "log_report",
 })  # fmt: skip
@@ -63,10 +65,9 @@ def _made_of(struct: str, base: type[Options], name: str = "", **own: tuple[str,
     for field, (declared, text) in fields.items():
         may_be_none = declared.startswith("std::optional<")
         inner = declared.removeprefix("std::optional<").removesuffix(">") if may_be_none else declared
-        found = _DEFAULTS.get(f"{struct}.{field}") or _TYPES.get(inner)
-        if found is None or field in _NO_KEYWORDS:
+        if field in _NO_KEYWORDS:
             continue
-        kind, check, *default = found
+        kind, check, *default = _DEFAULTS.get(f"{struct}.{field}") or _TYPES[inner]
         if may_be_none:
             kind = kind.removesuffix(" | None") + " | None"
             check, default = optional(check), [None]

@@ -41,6 +41,9 @@ void check_archive_file(const std::string& path) {
 ConvertSource open_source(const Location& location, const ConvertOptions& options) {
   ConvertSource source;
   source.stored = StoredSource::open(location, opening_of(options));
+  for (const std::string& note : source.metadata().notes) {
+    log(LogLevel::kWarning, "convert: " + location.describe() + ": " + note);
+  }
   if (source.format() == torch_save_format()->name()) {
     const std::string path = location.describe();
     if (converts_optimizer(options)) {

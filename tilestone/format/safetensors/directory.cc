@@ -1,13 +1,13 @@
 #include "tilestone/format/safetensors/directory_internal.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
-#include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/format/safetensors/header_internal.h"
@@ -111,6 +111,12 @@ class FolderReader {
       read_file(name, found->second, map);
     }
     for (auto& [key, pieces] : pieces_) join(key, pieces);
+    if (joins_) {
+      note(
+          "tensors are joined from the pieces that the ranks of a save wrote: if the files of its "
+          "last "
+          "ranks are missing, no file says so");
+    }
   }
 
   void read_file(const std::string& name, const FileParts& read, const WeightMap* map) {
@@ -138,6 +144,7 @@ class FolderReader {
       const auto [known, is_new] = file_of_.emplace(tensor.key, name);
       const bool may_be_piece = tensor.saved_at && map == nullptr && tensor.unsupported.empty();
       if (!is_new && !(may_be_piece && pieces_.contains(tensor.key))) {
+        if (tensor.saved_at) refuse_piece(tensor, name);
         refuse_second(tensor.key, known->second, name);
       }
       if (may_be_piece) {
@@ -177,12 +184,17 @@ class FolderReader {
       }
       const Box& box = boxes.emplace_back(Box{*piece.tensor.saved_at, piece.tensor.shape});
       for (size_t d = 0; d < box.rank(); ++d) {
-        const int64_t end = checked_add(box.offset[d], box.shape[d], "the extents of a piece");
-        joined.shape[d] = std::max(joined.shape[d], end);
+        if (box.offset[d] > INT64_MAX - box.shape[d]) {
+          throw Error(ErrorCode::kCorrupt, "a piece of this tensor ends beyond any tensor")
+              .with_key(key)
+              .with_file(metadata_.files[piece.file]);
+        }
+        joined.shape[d] = std::max(joined.shape[d], box.offset[d] + box.shape[d]);
       }
       if (!box.empty()) joined.chunks.push_back({box, location_of(piece)});
     }
     expect_tiling(joined, boxes, pieces);
+    joins_ = joins_ || pieces.size() > 1;
     metadata_.tensors.push_back(std::move(joined));
   }
 
@@ -242,12 +254,15 @@ class FolderReader {
   }
 
   [[noreturn]] static void refuse_piece(const HeaderTensor& tensor, const std::string& file) {
-    throw Error(ErrorCode::kUnsupported, "this is a piece of a tensor, at " +
-                                             to_string(*tensor.saved_at) +
-                                             ", and the index names no other file for it")
+    throw Error(ErrorCode::kUnsupported,
+                "this is a piece of a tensor, at " + to_string(*tensor.saved_at) +
+                    ", and can't be joined: " +
+                    (tensor.unsupported.empty() ? "the folder has an index or tensors of this name "
+                                                  "that are no pieces"
+                                                : "it has " + tensor.unsupported))
         .with_key(tensor.key)
         .with_file(file)
-        .with_hint("open a folder that has the files of all ranks and no index");
+        .with_hint("open a folder that has the files of all ranks of one save, and no others");
   }
 
   [[noreturn]] static void refuse_second(const std::string& key, const std::string& first,
@@ -264,6 +279,7 @@ class FolderReader {
   Metadata metadata_;
   std::map<std::string, std::string, std::less<>> file_of_;  // key -> file, that of its first piece
   std::map<std::string, std::vector<TensorPiece>, std::less<>> pieces_;  // by key
+  bool joins_ = false;                                                   // a tensor has several
 };
 
 template <typename Wanted>

@@ -151,7 +151,8 @@ def path(args: Any, name: str) -> str | None:
     """Returns the directory that an argument names; None if it is None.
 
     Raises:
-        InvalidArgumentError: not a path, or an empty one, which would be the working directory.
+        InvalidArgumentError: not a path, or an empty one, which would be the working directory; or
+            it is a file.
         UnsupportedError: a URL.
     """
     given = getattr(args, name, None)
@@ -166,6 +167,10 @@ def path(args: Any, name: str) -> str | None:
     if not found:
         raise InvalidArgumentError(f"args.{name} is an empty path", hint="None: no directory")
     _core.refuse_url(os.fsencode(found))
+    if os.path.isfile(found):
+        raise InvalidArgumentError(
+            f"args.{name} is a file, not the directory of a run: {found}", file=found
+        )
     return found
 
 
