@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +171,21 @@ def test_a_damaged_newest_step_is_an_error_or_is_left_behind(
         state, step = manager.restore(state_of(0), fallback=True)
         assert (step, state["step"]) == (20, 20)
         assert "step-00000030 is damaged" in caplog.text and "10 steps" in caplog.text
+        manager.save(30, state_of(31))
+        assert manager.restore(state_of(0))[0]["step"] == 31
+
+
+def test_a_newest_step_that_has_lost_its_manifest_is_damaged(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, range(10, 31, 10))
+    shutil.rmtree(tmp_path / "step-00000030" / ".tilestone")
+    with tilestone.CheckpointManager(tmp_path, keep=tilestone.Keep(last=2)) as manager:
+        assert [info.state for info in manager.steps()] == ["durable", "durable", "damaged"]
+        with pytest.raises(tilestone.CorruptError, match="manifest is missing.*fallback"):
+            manager.restore(state_of(0))
+        assert manager.restore(state_of(0), fallback=True)[1] == 20
+        assert "step-00000030 is damaged" in caplog.text
         manager.save(30, state_of(31))
         assert manager.restore(state_of(0))[0]["step"] == 31
 

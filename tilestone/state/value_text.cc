@@ -272,10 +272,7 @@ class Printer {
       case Kind::kBytes:
         return append_bytes_repr(out_, value.as_bytes(), limit_);
       case Kind::kTensor:
-        out_ += std::string(value.autograd().parameter ? "parameter " : "tensor ") +
-                std::string(to_string(value.as_tensor().dtype)) + " " +
-                to_string(value.as_tensor().shape);
-        return;
+        return tensor(value.as_tensor(), value.autograd().parameter);
       case Kind::kDType:
         out_ += "torch." + std::string(to_string(value.as_dtype()));
         return;
@@ -289,6 +286,11 @@ class Printer {
       case Kind::kOpaque:
         return open_opaque(value.as_opaque());
     }
+  }
+
+  void tensor(const TensorView& view, bool is_parameter) {
+    out_ += is_parameter ? "parameter " : "tensor ";
+    out_ += std::string(to_string(view.dtype)) + " " + to_string(view.shape);
   }
 
   // The name of an attribute is shown without quotes.

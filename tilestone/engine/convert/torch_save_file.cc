@@ -112,6 +112,26 @@ class Writer {
   archive::ZipStream zip_;
 };
 
+// The tensors in memory that must be fetched, in the order of writing.
+FetchAhead on_devices(const archive::PickledValue& pickled, const AsValue& as_value,
+                      const SaveOptions& options, const Deadline& deadline) {
+  static const std::string what = "tensors of the file";
+  std::vector<FetchedTensor> fetched;
+  uint64_t bytes = 0;
+  for (const TensorView& view : pickled.tensors) {
+    const TensorView& tensor = as_value.real(view);
+    if (tensor.device == nullptr || tensor.bytes() == 0) continue;
+    bytes += tensor.bytes();
+    fetched.push_back({&tensor, &what});
+  }
+  std::shared_ptr<BufferPool> buffers;
+  if (!fetched.empty()) {
+    buffers = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream, bytes,
+                               *fetched.back().tensor->device);
+  }
+  return {std::move(fetched), std::move(buffers), deadline};
+}
+
 }  // namespace
 
 void check_torch_save(const StateDict& state) {
@@ -131,25 +151,10 @@ void write_torch_save(const StateDict& state, const Location& location,
   context.buffers = make_pool(options.resources.buffer_bytes, 1, bytes);
   context.progress = &progress;
   context.deadline = deadline_of(options);
-  std::vector<FetchedTensor> fetched;  // in the order of writing
-  const std::string what = "tensors of the file";
-  uint64_t fetched_bytes = 0;
-  const DeviceMemory* device = nullptr;
-  for (const TensorView& view : pickled.tensors) {
-    const TensorView& tensor = as_value.real(view);
-    if (tensor.device == nullptr || tensor.bytes() == 0) continue;
-    device = tensor.device.get();
-    fetched_bytes += tensor.bytes();
-    fetched.push_back({&tensor, &what});
-  }
-  std::shared_ptr<BufferPool> fetching;
-  if (device != nullptr) {
-    fetching = make_pinned_pool(options.resources.buffer_bytes, 1, FetchAhead::kPerStream,
-                                fetched_bytes, *device);
-  }
+  FetchAhead fetched = on_devices(pickled, as_value, options, context.deadline);
   make_one_file(location, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
     const auto file = directory->create(name, bytes + pickled.pickle.size());
-    Writer writer(*file, context, {std::move(fetched), fetching, context.deadline});
+    Writer writer(*file, context, std::move(fetched));
     writer.record("archive/data.pkl", ByteView(pickled.pickle));
     writer.record("archive/byteorder", as_bytes("little"));
     writer.record("archive/version", as_bytes("3\n"));

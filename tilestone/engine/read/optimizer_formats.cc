@@ -107,8 +107,10 @@ void rename_states(Metadata& metadata) {
   });
 }
 
-std::string optimizer_format(const Metadata& stored, const Value* common,
-                             const std::string& place) {
+namespace {
+
+// The formats whose keys are there; and whether only Megatron FSDP can have written them.
+std::pair<std::vector<std::string>, bool> formats_of_keys(const Metadata& stored) {
   bool is_there[4] = {};  // of kFormats
   bool fsdp = false;
   const auto look = [&](std::string_view key, bool object) {
@@ -127,8 +129,15 @@ std::string optimizer_format(const Metadata& stored, const Value* common,
   for (size_t i = 0; i < 4; ++i) {
     if (is_there[i]) there.emplace_back(kFormats[i]);
   }
-  std::string declared = declared_format(common, place);
-  if (fsdp && !is_there[0] && !is_there[1]) declared = "fsdp_dtensor";
+  return {std::move(there), fsdp && !is_there[0] && !is_there[1]};
+}
+
+}  // namespace
+
+std::string optimizer_format(const Metadata& stored, const Value* common,
+                             const std::string& place) {
+  const auto [there, fsdp] = formats_of_keys(stored);
+  const std::string declared = fsdp ? "fsdp_dtensor" : declared_format(common, place);
   const auto known = std::find(std::begin(kFormats), std::end(kFormats), declared);
   if (!declared.empty() && known == std::end(kFormats)) {
     throw Error(ErrorCode::kUnsupported,

@@ -101,6 +101,16 @@ std::optional<Error> find_lost_files(const Opened& opened, const Sizes& sizes) {
   return files.error();
 }
 
+// Data files with the index's save id are of a save that left a manifest.
+bool has_lost_manifest(const Opened& opened) {
+  const Metadata& metadata = opened.metadata;
+  if (opened.manifest) return false;
+  return std::any_of(metadata.files.begin(), metadata.files.end(), [&](const std::string& name) {
+    const auto own = parse_tilestone_name(name);
+    return own && own->save_id == metadata.save_id;
+  });
+}
+
 // Stock Megatron-Core writes metadata.json last, and not in one step.
 bool is_unfinished_of_megatron(const Sizes& sizes) {
   const auto mark = sizes.find(std::string(kMegatronConfig));
@@ -120,6 +130,17 @@ void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Sto
   info.lineage = lineage_of(info.attributes);
   info.metrics = metrics_of(info.attributes);
   info.time = newest_time(seen, opened.files.names);
+  look.lost_manifest = has_lost_manifest(opened);
+  if (look.lost_manifest) {
+    look.error = Error(ErrorCode::kCorrupt,
+                       "the manifest is missing, so its run and its checksums are not known")
+                     .with_file(manifest_name(info.save_id))
+                     .with_hint(
+                         "copy .tilestone from where this folder was copied from; to load what is "
+                         "there, name the folder's path");
+    info.state = StepState::kDamaged;
+    return;
+  }
   look.error = find_lost_files(opened, seen.sizes);
   // The checkpoint may have been published since its files were listed.
   if (look.error) look.error = find_lost_files(opened, see(*storage).sizes);

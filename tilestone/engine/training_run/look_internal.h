@@ -13,6 +13,7 @@ namespace tilestone::engine {
 struct Look {
   StepInfo info;
   std::optional<Error> error = std::nullopt;  // why the step is damaged
+  bool lost_manifest = false;                 // so its line is not known
 };
 // Fills everything but the step, the name and whether it is a link. Throws only what prevents
 // listing the folder.

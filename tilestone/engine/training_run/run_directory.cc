@@ -249,9 +249,10 @@ class Newest {
       const engine::Look seen = engine::look_at(storage, *each);
       if (seen.info.state == StepState::kDurable) continue;
       if (seen.error && !has_folder(run_, each->name)) continue;  // removed meanwhile
-      // One that has its index and no manifest is of the line without a run, which counts less.
-      const bool is_older =
-          seen.error && each->state != StepState::kDamaged && engine::may_be_checkpoint(*storage);
+      // One of another writer is of the line without a run, which counts less.
+      const bool is_older = seen.error && !seen.lost_manifest &&
+                            each->state != StepState::kDamaged &&
+                            engine::may_be_checkpoint(*storage);
       if (is_older) {
         log(LogLevel::kWarning,
             fmt::format("{} in {} is passed over: it is damaged ({})", each->name,

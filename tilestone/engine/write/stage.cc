@@ -145,6 +145,16 @@ PinHost pin_for(const Items& items, const LocalSavePlan& plan, const Assignment&
 
 namespace {
 
+std::vector<LiveTensor> live_tensors(const LocalSavePlan& plan,
+                                     const std::vector<uint32_t>& written,
+                                     const std::vector<TensorView>& from) {
+  std::vector<LiveTensor> live;
+  for (size_t i = 0; i < written.size(); ++i) {
+    live.push_back({&plan.tensors[plan.chunks[written[i]].tensor].key, &from[i]});
+  }
+  return live;
+}
+
 // Whether each of the tensors is copied later.
 std::vector<bool> copied_later(const std::vector<LiveTensor>& written, const WatchTensors* watch) {
   std::vector<bool> later(written.size(), false);
@@ -205,13 +215,9 @@ StagedLater stage_tensors(Items& items, const LocalSavePlan& plan, const Assignm
   const auto pieces = pieces_of(items, plan);
   const std::vector<uint32_t> written = written_chunks(assignment);
   std::vector<TensorView> from;  // the pieces' present data
-  from.reserve(written.size());
+  for (const uint32_t chunk : written) from.push_back(pieces[chunk]->data);
+  const std::vector<LiveTensor> live = live_tensors(plan, written, from);
   std::vector<std::byte*> to;
-  std::vector<LiveTensor> live;
-  for (const uint32_t chunk : written) {
-    const TensorView& data = from.emplace_back(pieces[chunk]->data);
-    live.push_back({&plan.tensors[plan.chunks[chunk].tensor].key, &data});
-  }
   const std::vector<bool> later = copied_later(live, watch);
   StagedLater late;
   std::vector<Copy> copies;

@@ -137,11 +137,17 @@ std::optional<ZipDirectory::End> ZipDirectory::read_end(const ItemBytes& item) {
     }
     return end;
   }
-  const uint64_t at64 = load64(*locator, 8);
+  return read_end64(item, end, *locator);
+}
+
+std::optional<ZipDirectory::End> ZipDirectory::read_end64(const ItemBytes& item, const End& end,
+                                                          ByteView locator) {
+  const uint64_t at = end.end;
+  const uint64_t at64 = load64(locator, 8);
   if (at < kLocator64Size + kEnd64Size || at64 > at - kLocator64Size - kEnd64Size) {
     corrupt(at - kLocator64Size, "the offset of the zip64 end record is outside the item");
   }
-  if (load32(*locator, 4) != 0 || load32(*locator, 16) > 1) {
+  if (load32(locator, 4) != 0 || load32(locator, 16) > 1) {
     corrupt(at - kLocator64Size, "the archive spans several disks");
   }
   const auto bytes64 = item.find(at64, kEnd64Size);

@@ -68,6 +68,8 @@ class ZipDirectory {
     uint64_t end = 0;  // where the directory must end
   };
   static std::optional<End> read_end(const ItemBytes& item);
+  // The zip64 end record, which `locator`, the bytes before the end record, finds.
+  static std::optional<End> read_end64(const ItemBytes& item, const End& end, ByteView locator);
   void read_records(ByteView bytes, uint64_t count);
   void check_records();
 

@@ -119,17 +119,20 @@ class FolderReader {
     }
   }
 
-  void read_file(const std::string& name, const FileParts& read, const WeightMap* map) {
+  static ByteView header_of(const std::string& name, const FileParts& read) {
     const auto length = read.parts.find(0);
     const auto text = read.parts.find(kLengthBytes);
-    if (length == read.parts.end()) {
+    const bool is_read = length != read.parts.end();
+    const uint64_t size = is_read ? header_length(length->second, read.size, name) : 0;
+    if (!is_read || (size > 0 && (text == read.parts.end() || text->second.size() != size))) {
       throw Error(ErrorCode::kInternal, "a header has not been read").with_file(name);
     }
-    const uint64_t size = header_length(length->second, read.size, name);
-    if (size > 0 && (text == read.parts.end() || text->second.size() != size)) {
-      throw Error(ErrorCode::kInternal, "a header has not been read").with_file(name);
-    }
-    const ByteView json = size > 0 ? ByteView(text->second) : ByteView();
+    return size > 0 ? ByteView(text->second) : ByteView();
+  }
+
+  void read_file(const std::string& name, const FileParts& read, const WeightMap* map) {
+    const ByteView json = header_of(name, read);
+    const uint64_t begin = kLengthBytes + json.size();
     const auto file = static_cast<uint32_t>(metadata_.files.size());
     metadata_.files.push_back(name);
     std::vector<std::string> others;  // keys that the index gives to other files
@@ -148,10 +151,10 @@ class FolderReader {
         refuse_second(tensor.key, known->second, name);
       }
       if (may_be_piece) {
-        pieces_[tensor.key].push_back({std::move(tensor), file, kLengthBytes + size});
+        pieces_[tensor.key].push_back({std::move(tensor), file, begin});
       } else {
         if (tensor.saved_at && !begins_at_zero(tensor)) refuse_piece(tensor, name);
-        add({std::move(tensor), file, kLengthBytes + size});
+        add({std::move(tensor), file, begin});
       }
     }
     if (!others.empty()) note_others(name, others);
