@@ -311,7 +311,7 @@ def test_ranks_meet_in_the_call_and_then_in_files(tmp_path: pathlib.Path) -> Non
     run_ranks(world, run)
     assert len(list((tmp_path / "last").glob("*.distcp"))) > world
     for name in ("a", "kind0", "kind1", "kind2", "slow", "next", "last"):
-        # Files for a rank that is late may stay (receipts.cc). They are leftovers like any others.
+        # Files for a rank that is late may stay (background_meeting.cc). They are leftovers like any others.
         tilestone.gc(tmp_path / name, delete=True)
         assert not files_of(tmp_path / name)
     tilestone.save(rows(0, 1, 9), tmp_path / "slow", overwrite=True)

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
-#include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/base/thread_pool.h"
-#include "tilestone/engine/commit/pause_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 
 namespace tilestone::engine {

@@ -124,7 +124,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/pause_internal.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"

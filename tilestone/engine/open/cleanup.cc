@@ -5,7 +5,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/receipt_files_internal.h"
+#include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
@@ -261,7 +261,7 @@ std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name)
   if (name == attempt_name(save_id) || name.starts_with(attempt_directory(save_id) + "/")) {
     return TilestoneName{kAttemptKind, save_id, save_id};
   }
-  if (is_receipt_suffix(base.substr(kSaveIdLength))) {
+  if (is_message_suffix(base.substr(kSaveIdLength))) {
     return TilestoneName{kReceiptKind, save_id, save_id};
   }
   if (!base.substr(kSaveIdLength).starts_with('.') || !base.ends_with(kTemporarySuffix)) {

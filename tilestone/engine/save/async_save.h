@@ -10,7 +10,7 @@
 //
 //  - With a communicator, the ranks meet in the call. Afterwards each rank leaves its receipt as a
 //    small file, and only the coordinator (rank 0) publishes, under the location's lock, which it
-//    holds since it planned. The others wait for the outcome, a file too (commit/receipts.cc).
+//    holds since it planned. The others wait for the outcome, a file too (background_meeting.cc).
 //    Formats, dialects, `overwrite`, errors and leftovers are those of save().
 //  - By files (SaveOptions::by_files), the rules are those of saves by files.
 //

@@ -84,11 +84,9 @@ int failing_rank(const Cell& cell) {
   return cell.where == Where::kPublish && !is_by_files(cell.way) ? 0 : 1;
 }
 
-// True if the other ranks can't learn of the failure before their deadline. In the background a
-// rank that can't write its receipt can't write its error either.
+// True if the other ranks can't learn of the failure before their deadline.
 bool takes_until_the_deadline(const Cell& cell) {
-  const bool is_silent = cell.way == Way::kBackground && cell.where == Where::kReport;
-  return is_silent || cell.where == Where::kNeverComes || cell.where == Where::kDies ||
+  return cell.where == Where::kNeverComes || cell.where == Where::kDies ||
          cell.where == Where::kLate;
 }
 
@@ -192,8 +190,8 @@ class FailingSave {
         while (to_data && cell_.way == Way::kBackground && !gave_up_) std::this_thread::yield();
         return FaultAction::pass();
       case Where::kReport:
-        return renames_to("/1.report") || renames_to(".receipt-1") ? FaultAction::fail(EIO)
-                                                                   : FaultAction::pass();
+        return renames_to("/1.report") || renames_to(".receipt-0-1") ? FaultAction::fail(EIO)
+                                                                     : FaultAction::pass();
       case Where::kPublish:
         return renames_to(cell_.way == Way::kRankLocal ? "/merged" : ".metadata") &&
                        !renames_to("__1.metadata")

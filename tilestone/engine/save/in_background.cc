@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/pause_internal.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
@@ -37,27 +37,27 @@ std::optional<Receipt> write_what_exceeds(PlannedShare& planned, uint64_t most, 
 }
 
 // If this rank has lost the outcome of the last round, the others may have begun to write in the
-// background, and wait for its receipt. `receipts`: empty until this rank has ended its step of the
+// background, and wait for its receipt. `meeting`: empty until this rank has ended its step of the
 // round; before, every rank hears of its failure.
-void leave_failure(const PlannedShare& planned, std::optional<BackgroundReceipts>& receipts,
+void leave_failure(const PlannedShare& planned, std::optional<BackgroundMeeting>& meeting,
                    const Error& why) noexcept {
-  if (planned.transaction || !receipts) return;
+  if (planned.transaction || !meeting) return;
   const bool is_lost = why.code() == ErrorCode::kTimeout || why.code() == ErrorCode::kRankFailed;
   const bool is_own = why.rank() < 0;  // an interrupt, or what a signal's handler has raised
-  if (is_lost || is_own) receipts->leave(why);
+  if (is_lost || is_own) meeting->leave_failure(why);
 }
 
 // Opens the storage, and reserves the file of this rank's receipt there. False: this rank does not
 // see what the coordinator has begun.
-bool open_begun(PlannedShare& planned, std::optional<BackgroundReceipts>& receipts) {
+bool open_begun(PlannedShare& planned, std::optional<BackgroundMeeting>& meeting) {
   const SaveShare& share = planned.share;
   try {
     open_storage(planned);
-    BackgroundReceipts own(planned.storage, share.save_id, share.rank, share.world_size);
+    BackgroundMeeting own(planned.storage, share.save_id, share.rank, share.world_size);
     own.reserve();
     const bool is_sure = planned.transaction || !planned.staging_name.empty();
     if (!is_sure && !planned.location->stat(note_name(share.save_id))) return false;
-    receipts.emplace(std::move(own));
+    meeting.emplace(std::move(own));
     return true;
   } catch (const Error& error) {
     if (planned.transaction || error.code() != ErrorCode::kNotFound) throw;
@@ -66,16 +66,16 @@ bool open_begun(PlannedShare& planned, std::optional<BackgroundReceipts>& receip
 }
 
 // The same, on a network file system that may show late what another host has made.
-BackgroundReceipts open_to_meet(PlannedShare& planned, const Deadline& deadline) {
+BackgroundMeeting open_to_meet(PlannedShare& planned, const Deadline& deadline) {
   constexpr std::chrono::duration<double> kLongestLook{1}, kPause{0.1};
   const Deadline patience = Deadline::after(kLongestLook);
-  std::optional<BackgroundReceipts> receipts;
-  while (!open_begun(planned, receipts)) {
+  std::optional<BackgroundMeeting> meeting;
+  while (!open_begun(planned, meeting)) {
     if (patience.expired() || deadline.expired())
       fail_elsewhere(*planned.location, note_name(planned.share.save_id));
     pause(kPause, deadline);
   }
-  return *std::move(receipts);
+  return *std::move(meeting);
 }
 
 KeptResources* kept_of(SessionParts* session) {
@@ -109,29 +109,29 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy) {
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;
-  std::optional<BackgroundReceipts> receipts;
+  std::optional<BackgroundMeeting> meeting;
   const auto began = StepTimes::Clock::now();
   try {
     rounds.run(
         "staging",
         [&](const Deadline& deadline) {
-          BackgroundReceipts own = open_to_meet(planned, deadline);
+          BackgroundMeeting own = open_to_meet(planned, deadline);
           if (most) {
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
           memory = stage_share(planned, session, deadline, lazy);
-          receipts.emplace(std::move(own));
+          meeting.emplace(std::move(own));
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
   } catch (...) {
-    leave_failure(planned, receipts, current_error());
-    receipts.reset();
+    leave_failure(planned, meeting, current_error());
+    meeting.reset();
     discard(planned, Rounds::reached_all(current_error()));
     throw;
   }
   planned.steps.add("staging", began);
-  return {std::move(planned), std::move(memory), std::move(written), *std::move(receipts)};
+  return {std::move(planned), std::move(memory), std::move(written), *std::move(meeting)};
 }
 
 InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> session,
@@ -142,7 +142,7 @@ InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> ses
       session_(std::move(session)),
       deadline_(std::move(deadline)),
       is_coordinator_(planned_.transaction.has_value()),
-      receipts_(std::move(staged.receipts)) {}
+      meeting_(std::move(staged.meeting)) {}
 
 SaveResult InBackground::save() {
   try {
@@ -160,14 +160,13 @@ SaveResult InBackground::save() {
 }
 
 void InBackground::tidy() noexcept {
-  if (is_coordinator_) return receipts_.tidy();
-  if (has_left_error_) receipts_.remove_left_error();
+  if (is_coordinator_) meeting_.tidy();
 }
 
 void InBackground::give_up(const Error& why) noexcept {
   if (is_coordinator_) return end_badly(why);
   discard(planned_);
-  receipts_.leave(why);
+  meeting_.leave_failure(why);
 }
 
 // With this rank's number, if the failure is its own.
@@ -207,7 +206,7 @@ void InBackground::publish() {
     Receipt own = write();
     const auto began = StepTimes::Clock::now();
     const Deadline deadline = deadline_.sooner(kShareOfCoordinator);
-    const std::vector<Bytes> encoded = receipts_.gather(own.encode(), deadline);
+    const std::vector<Bytes> encoded = meeting_.gather(own.encode(), deadline);
     std::vector<Receipt> receipts;
     for (size_t rank = 0; rank < encoded.size(); ++rank) {
       const bool is_own = static_cast<int>(rank) == planned_.share.rank;
@@ -223,17 +222,17 @@ void InBackground::publish() {
     end_badly(current_error());
     throw;
   }
-  receipts_.end({});
+  meeting_.end({});
   planned_.transaction->clean();
   planned_.transaction.reset();
 }
 
 void InBackground::end_badly(const Error& error) noexcept {
   const bool tried = planned_.transaction->was_tried();
-  receipts_.end(BackgroundReceipts::Failed{named(error), tried});
+  meeting_.end(BackgroundMeeting::Failed{named(error), tried});
   if (!tried) {
     // The directory of a staged save will be gone, and the outcome with it.
-    if (!planned_.staging_name.empty()) receipts_.tidy();
+    if (!planned_.staging_name.empty()) meeting_.tidy();
     discard(planned_);
   }
   planned_.transaction.reset();
@@ -247,28 +246,24 @@ void InBackground::report_and_wait() {
     const Receipt receipt = write();
     const auto began = StepTimes::Clock::now();
     may_have_receipt = true;
-    receipts_.leave(receipt.encode(), deadline_);
+    meeting_.leave(receipt.encode(), deadline_);
     note_reported(began);
   } catch (...) {
     // A rename whose answer is lost may have left the receipt. Then the coordinator decides.
-    if (!may_have_receipt || receipts_.surely_has_none()) {
-      has_left_error_ = true;
+    if (!may_have_receipt || meeting_.surely_has_none()) {
+      meeting_.leave_failure(current_error());
       discard(planned_);
-      receipts_.leave(current_error());
       throw;
     }
     reported_ = StepTimes::Clock::now();
   }
-  std::optional<BackgroundReceipts::Failed> failed;
+  std::optional<BackgroundMeeting::Failed> failed;
   try {
-    failed = receipts_.wait_for_outcome(*planned_.location, planned_.share.format,
-                                        until_outcome(deadline_));
+    failed = meeting_.wait_for_outcome(*planned_.location, planned_.share.format,
+                                       until_outcome(deadline_));
   } catch (const Error& error) {
     // The coordinator may be about to publish: this rank's files must stay.
-    if (error.code() == ErrorCode::kInterrupted) {
-      has_left_error_ = true;
-      receipts_.leave(error);
-    }
+    if (error.code() == ErrorCode::kInterrupted) meeting_.leave_failure(error);
     throw;
   }
   if (!failed) return;

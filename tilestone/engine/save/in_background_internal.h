@@ -1,14 +1,14 @@
 // The driver of a save whose ranks have planned by rounds, and meet in files from then on
-// (commit/receipts.cc).
+// (background_meeting.cc).
 #pragma once
 
 #include <memory>
 #include <optional>
 
 #include "tilestone/base/deadline.h"
-#include "tilestone/engine/commit/receipts_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/save/background_meeting_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
@@ -21,7 +21,7 @@ struct StagedShare {
   PlannedShare planned;
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;  // what was not staged
-  BackgroundReceipts receipts;     // of the save's ranks
+  BackgroundMeeting meeting;       // of the save's ranks
 };
 
 // Takes from the share's assignment the tensors for which `most` bytes of staging memory have no
@@ -63,9 +63,8 @@ class InBackground {
   std::shared_ptr<SessionParts> session_;
   const Deadline deadline_;
   const bool is_coordinator_;
-  BackgroundReceipts receipts_;
+  BackgroundMeeting meeting_;
   StepTimes::Clock::time_point reported_ = {};
-  bool has_left_error_ = false;  // not on the coordinator
 };
 
 }  // namespace tilestone::engine

@@ -5,21 +5,25 @@
 #include <cerrno>
 #include <thread>
 
-#include "tilestone/engine/commit/receipts_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/receipt_files_internal.h"
+#include "tilestone/engine/open/message_files_internal.h"
+#include "tilestone/engine/save/background_meeting_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
 
-namespace tilestone::engine::receipts_test {
+namespace tilestone::engine::background_meeting_test {
 
 using testing::HasSubstr;
 
 const std::string kId = "01234567-89ab-4cde-8f01-23456789abcd";
 
 Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
+
+std::string file_of(const std::string& message) {
+  return ".tilestone/" + kId + ".receipt-" + message;
+}
 
 Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 
@@ -30,11 +34,12 @@ struct SaveLocation {
     storage->make_directory(std::string(kTilestoneDirectory));
     lock = storage->try_lock(std::string(kLockName));
   }
-  BackgroundReceipts of(int rank, int ranks) const {
-    return BackgroundReceipts(storage, kId, rank, ranks);
+  // More than 3 ranks are groups.
+  BackgroundMeeting of(int rank, int ranks) const {
+    return BackgroundMeeting(storage, kId, rank, ranks, {.most_names = 3});
   }
-  std::optional<BackgroundReceipts::Failed> outcome_of(BackgroundReceipts& rank,
-                                                       Deadline deadline = in_time()) const {
+  std::optional<BackgroundMeeting::Failed> outcome_of(BackgroundMeeting& rank,
+                                                      Deadline deadline = in_time()) const {
     return rank.wait_for_outcome(*storage, torch_dist_format(), deadline);
   }
   std::vector<std::string> names() const { return storage->list(); }
@@ -43,14 +48,14 @@ struct SaveLocation {
   std::unique_ptr<StorageLock> lock;
 };
 
-TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
-  for (const int ranks : {1, 2, 5}) {
+TEST(BackgroundMeeting, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
+  for (const int ranks : {1, 2, 7}) {
     const SaveLocation location;
-    BackgroundReceipts coordinator = location.of(0, ranks);
+    BackgroundMeeting coordinator = location.of(0, ranks);
     std::vector<std::thread> others;
     for (int rank = 1; rank < ranks; ++rank) {
       others.emplace_back([&, rank] {
-        BackgroundReceipts mine = location.of(rank, ranks);
+        BackgroundMeeting mine = location.of(rank, ranks);
         mine.leave(receipt_of(rank), in_time());
         EXPECT_FALSE(location.outcome_of(mine));
       });
@@ -66,20 +71,19 @@ TEST(Receipts, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {
   }
 }
 
-TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
+TEST(BackgroundMeeting, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   const SaveLocation location;
-  BackgroundReceipts coordinator = location.of(0, 3), failed = location.of(1, 3),
-                     other = location.of(2, 3);
-  failed.leave(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
+  BackgroundMeeting coordinator = location.of(0, 3), failed = location.of(1, 3),
+                    other = location.of(2, 3);
+  failed.leave_failure(Error(ErrorCode::kIo, "the disk is full").with_key("w"));
   try {
     coordinator.gather(receipt_of(0), in_time());  // the receipt of rank 2 is missing
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.rank(), 1);
     EXPECT_EQ(error.key(), "w");
-    coordinator.end(BackgroundReceipts::Failed{error, true});
+    coordinator.end(BackgroundMeeting::Failed{error, true});
   }
-  failed.remove_left_error();
   other.leave(receipt_of(2), in_time());
   const auto outcome = location.outcome_of(other);
   ASSERT_TRUE(outcome);
@@ -88,33 +92,35 @@ TEST(Receipts, TheFirstFailureEndsTheSaveOnAllRanksAtOnce) {
   // The coordinator has not seen the receipt of rank 2, so the outcome stays, as a leftover.
   coordinator.tidy();
   EXPECT_THAT(location.names(),
-              testing::UnorderedElementsAre(std::string(kLockName), ended_name(kId)));
-  EXPECT_EQ(parse_tilestone_name(ended_name(kId))->kind, kReceiptKind);
-  EXPECT_EQ(parse_tilestone_name(receipt_name(kId, 17))->save_id, kId);
-  EXPECT_FALSE(parse_tilestone_name(receipt_name(kId, 17) + "x"));
+              testing::UnorderedElementsAre(std::string(kLockName), file_of("ended")));
+  EXPECT_EQ(parse_tilestone_name(file_of("ended"))->kind, kReceiptKind);
+  EXPECT_EQ(parse_tilestone_name(file_of("3-17"))->save_id, kId);
+  EXPECT_FALSE(parse_tilestone_name(file_of("3-17") + ".x"));
+  // Of older builds.
+  EXPECT_EQ(parse_tilestone_name(".tilestone/" + kId + ".ended")->kind, kReceiptKind);
 }
 
-TEST(Receipts, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
+TEST(BackgroundMeeting, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
   const auto disk = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
     return call.op == StorageOp::kAppend ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
   const SaveLocation location(disk->storage());
-  BackgroundReceipts coordinator = location.of(0, 2), full = location.of(1, 2);
+  BackgroundMeeting coordinator = location.of(0, 2), full = location.of(1, 2);
   EXPECT_THROW(full.leave(receipt_of(1), in_time()), Error);
-  full.leave(Error(ErrorCode::kIo, "the disk is full"));
+  full.leave_failure(Error(ErrorCode::kIo, "the disk is full"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
                "could not say why");
   EXPECT_THAT(location.names(),
-              testing::UnorderedElementsAre(std::string(kLockName), receipt_name(kId, 1)));
+              testing::UnorderedElementsAre(std::string(kLockName), file_of("0-1")));
 }
 
-TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
+TEST(BackgroundMeeting, ADamagedReceiptIsAnErrorThatNamesItsFile) {
   const SaveLocation location;
   for (const size_t size : {1, 9, 40}) {
-    const std::string name = receipt_name(kId, 1);
+    const std::string name = file_of("0-1");
     location.storage->publish(name, temporary_name(kId, "receipt-1"),
                               Bytes(size, static_cast<std::byte>(1)), true, Deadline::never());
-    BackgroundReceipts coordinator = location.of(0, 2);
+    BackgroundMeeting coordinator = location.of(0, 2);
     try {
       coordinator.gather(receipt_of(0), in_time());
       FAIL();
@@ -124,9 +130,9 @@ TEST(Receipts, ADamagedReceiptIsAnErrorThatNamesItsFile) {
   }
 }
 
-TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
+TEST(BackgroundMeeting, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
   const SaveLocation location;
-  BackgroundReceipts coordinator = location.of(0, 3), other = location.of(1, 3);
+  BackgroundMeeting coordinator = location.of(0, 3), other = location.of(1, 3);
   other.leave(receipt_of(1), in_time());
   const Deadline soon = Deadline::after(std::chrono::milliseconds(20));
   try {
@@ -140,9 +146,9 @@ TEST(Receipts, AMissingReceiptOrOutcomeIsNamedAtTheDeadline) {
   expect_error([&] { other.leave(receipt_of(1), soon); }, ErrorCode::kTimeout, "its receipt");
 }
 
-TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
+TEST(BackgroundMeeting, ACoordinatorThatDiesIsMissedByItsLock) {
   SaveLocation location;
-  BackgroundReceipts other = location.of(1, 2);
+  BackgroundMeeting other = location.of(1, 2);
   other.reserve();
   other.leave(receipt_of(1), in_time());
   location.lock.reset();
@@ -151,10 +157,10 @@ TEST(Receipts, ACoordinatorThatDiesIsMissedByItsLock) {
 }
 
 // Where a host does not see locks that another holds, a rank that looks can't know.
-TEST(Receipts, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
+TEST(BackgroundMeeting, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
   SaveLocation location;
   location.lock.reset();
-  BackgroundReceipts other = location.of(1, 2);
+  BackgroundMeeting other = location.of(1, 2);
   other.reserve();
   other.leave(receipt_of(1), in_time());
   expect_error(
@@ -162,27 +168,27 @@ TEST(Receipts, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
       ErrorCode::kTimeout, "no outcome");
 }
 
-TEST(Receipts, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNotStayUnused) {
+TEST(BackgroundMeeting, AFileThatWasReservedServesWhenNoOtherCanBeMadeAndDoesNotStayUnused) {
   bool full = false;
   const auto disk = FaultDisk::create(memory_storage(), [&](const StorageCall& call) {
     return full && call.op == StorageOp::kCreate ? FaultAction::fail(ENOSPC) : FaultAction::pass();
   });
   const SaveLocation location(disk->storage());
-  BackgroundReceipts coordinator = location.of(0, 2), mine = location.of(1, 2);
+  BackgroundMeeting coordinator = location.of(0, 2), mine = location.of(1, 2);
   coordinator.reserve();
   {
-    BackgroundReceipts unused = location.of(2, 3);
+    BackgroundMeeting unused = location.of(2, 3);
     unused.reserve();
     EXPECT_EQ(location.names().size(), 3u);
   }
   mine.reserve();
   full = true;
-  mine.leave(Error(ErrorCode::kIo, "no inode is free"));
+  mine.leave_failure(Error(ErrorCode::kIo, "no inode is free"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo, "no inode");
-  coordinator.end(BackgroundReceipts::Failed{Error(ErrorCode::kIo, "no inode is free"), false});
+  coordinator.end(BackgroundMeeting::Failed{Error(ErrorCode::kIo, "no inode is free"), false});
   EXPECT_TRUE(location.outcome_of(mine));
   coordinator.tidy();
   EXPECT_THAT(location.names(), testing::ElementsAre(std::string(kLockName)));
 }
 
-}  // namespace tilestone::engine::receipts_test
+}  // namespace tilestone::engine::background_meeting_test

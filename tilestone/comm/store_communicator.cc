@@ -1,0 +1,210 @@
+#include "tilestone/comm/store_communicator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+
+namespace tilestone {
+namespace {
+
+constexpr uint8_t kJoinedVersion = 1;
+constexpr uint64_t kTrailerSize = 8;
+
+int root_of(int size) { return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(size)))); }
+
+Bytes join(std::span<const std::optional<Bytes>> messages) {
+  ByteWriter out;
+  out.u8(kJoinedVersion);
+  out.varint(messages.size());
+  for (const std::optional<Bytes>& one : messages) out.blob(*one);
+  const uint64_t sum = xxh3_64(out.bytes());
+  out.u64(sum);
+  return std::move(out).take();
+}
+
+std::vector<Bytes> split(ByteView bytes, const std::string& name) {
+  ByteReader in(bytes, name);
+  if (bytes.size() < kTrailerSize) in.fail("too short");
+  ByteReader body(in.raw(bytes.size() - kTrailerSize), name);
+  if (in.u64() != xxh3_64(bytes.first(bytes.size() - kTrailerSize))) {
+    in.fail("the checksum differs");
+  }
+  if (body.u8() != kJoinedVersion) body.fail("an unknown version");
+  std::vector<Bytes> messages(body.count());
+  for (Bytes& one : messages) {
+    const ByteView view = body.blob();
+    one.assign(view.begin(), view.end());
+  }
+  body.expect_end();
+  return messages;
+}
+
+}  // namespace
+
+StoreCommunicator::StoreCommunicator(std::shared_ptr<MessageStore> store, int rank, int size,
+                                     Tree tree)
+    : store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      joins_(size > tree.most_names),
+      removes_(tree.removes),
+      group_size_(joins_ ? root_of(size) : size),
+      found_(static_cast<size_t>(size)),
+      next_rank_(rank + 1) {}
+
+int StoreCommunicator::end_of(int group) const { return std::min(size_, begin_of(group + 1)); }
+
+std::string StoreCommunicator::name_of(int rank) const {
+  return std::to_string(rank / group_size_) + "/" + std::to_string(rank);
+}
+
+std::vector<std::string> StoreCommunicator::names_of(int group) const {
+  std::vector<std::string> names;
+  for (int rank = begin_of(group); rank < end_of(group); ++rank) names.push_back(name_of(rank));
+  return names;
+}
+
+std::vector<std::string> StoreCommunicator::group_names() const {
+  std::vector<std::string> names;
+  for (int group = 0; joins_ && group < groups(); ++group) names.push_back(group_name(group));
+  return names;
+}
+
+Bytes StoreCommunicator::decide(const std::string& name, ByteView mine, Deadline deadline) {
+  try {
+    if (store_->put_if_absent(name, mine, deadline)) return Bytes(mine.begin(), mine.end());
+  } catch (const Error&) {
+    // The answer may be lost. What is there counts, once a further request has found it there.
+    if (!store_->get(name)) throw;
+    store_->put_if_absent(name, mine, deadline);
+  }
+  auto found = store_->get(name);
+  if (found) return *std::move(found);
+  throw Error(ErrorCode::kIo, "a message that was there before is gone").with_file(name);
+}
+
+// ---- Messages of single ranks
+
+Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
+  if (auto first = joined_message_of(rank_)) return *std::move(first);
+  Bytes counts = decide(name_of(rank_), mine, deadline);
+  auto first = joined_message_of(rank_);
+  if (!first) return counts;
+  if (*first != counts) store_->remove(std::vector{name_of(rank_)});
+  return *std::move(first);
+}
+
+void StoreCommunicator::keep(Bytes mine) { found_[static_cast<size_t>(rank_)] = std::move(mine); }
+
+// Looks first for the message that was missing before: as long as many are missing, one look is
+// usually enough.
+bool StoreCommunicator::find_group(int group) {
+  const int begin = begin_of(group), count = end_of(group) - begin;
+  const int first = next_rank_ >= begin && next_rank_ < begin + count ? next_rank_ - begin : 0;
+  for (int i = 0; i < count; ++i) {
+    const int rank = begin + (first + i) % count;
+    auto& found = found_[static_cast<size_t>(rank)];
+    if (!found) found = store_->get(name_of(rank));
+    if (found) continue;
+    next_rank_ = rank;
+    return false;
+  }
+  return true;
+}
+
+// ---- Joined messages
+
+bool StoreCommunicator::is_joined(int group) {
+  return joins_ && store_->exist(std::vector{group_name(group)}).front();
+}
+
+std::optional<std::vector<Bytes>> StoreCommunicator::joined(int group) {
+  const std::string name = group_name(group);
+  const auto bytes = store_->get(name);
+  if (!bytes) return std::nullopt;
+  std::vector<Bytes> messages = split(*bytes, name);
+  const auto ranks = static_cast<size_t>(end_of(group) - begin_of(group));
+  if (messages.size() == ranks) return messages;
+  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(messages.size()) +
+                                       " receipts for " + std::to_string(ranks) + " ranks")
+      .with_file(name);
+}
+
+std::optional<Bytes> StoreCommunicator::joined_message_of(int rank) {
+  if (!joins_) return std::nullopt;
+  const int group = rank / group_size_;
+  auto messages = joined(group);
+  if (!messages) return std::nullopt;
+  return std::move((*messages)[static_cast<size_t>(rank - begin_of(group))]);
+}
+
+bool StoreCommunicator::complete(int group, Deadline deadline, const Before& before) {
+  if (is_joined(group)) return true;
+  if (!find_group(group)) return is_joined(group);  // they may have been joined and removed
+  const auto begin = found_.begin() + begin_of(group), end = found_.begin() + end_of(group);
+  if (before) before(begin_of(group), {begin, end});
+  if (!joins_) return true;
+  decide(group_name(group), join({begin, end}), deadline);
+  if (removes_) store_->remove(names_of(group));
+  return true;
+}
+
+bool StoreCommunicator::group_is_complete(Deadline deadline, const Before& before) {
+  return complete(rank_ / group_size_, deadline, before);
+}
+
+bool StoreCommunicator::is_complete(Deadline deadline, const Before& before) {
+  for (int i = 0; i < groups(); ++i) {
+    const int group = (next_group_ + i) % groups();
+    if (complete(group, deadline, before)) continue;
+    next_group_ = group;
+    return false;
+  }
+  return true;
+}
+
+std::optional<std::vector<Bytes>> StoreCommunicator::take() {
+  std::vector<Bytes> messages;
+  for (int group = 0; group < groups(); ++group) {
+    std::optional<std::vector<Bytes>> of_group;
+    if (joins_) {
+      of_group = joined(group);
+      if (!of_group) return std::nullopt;
+    } else {
+      of_group.emplace();
+      for (std::optional<Bytes>& one : found_) of_group->push_back(std::move(one).value());
+    }
+    std::move(of_group->begin(), of_group->end(), std::back_inserter(messages));
+  }
+  found_.assign(found_.size(), std::nullopt);
+  return messages;
+}
+
+std::optional<Bytes> StoreCommunicator::message_of(int rank) {
+  if (auto message = joined_message_of(rank)) return message;
+  if (auto message = store_->get(name_of(rank))) return message;
+  return joined_message_of(rank);
+}
+
+std::vector<int> StoreCommunicator::missing(bool of_all) {
+  std::vector<int> found;
+  for (int group = 0; group < groups() && (of_all || found.empty()); ++group) {
+    if (is_joined(group)) continue;
+    const std::vector<std::string> names = names_of(group);
+    const std::vector<bool> there = store_->exist(names), again = store_->exist(names);
+    std::vector<int> of_group;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const int rank = begin_of(group) + static_cast<int>(i);
+      if (!there[i] && !again[i] && !has(rank)) of_group.push_back(rank);
+    }
+    if (of_group.empty() || is_joined(group)) continue;
+    found.insert(found.end(), of_group.begin(), of_group.end());
+  }
+  return found;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,116 @@
+// StoreCommunicator: how ranks meet that exchange no messages. They leave short messages under
+// names at one place: files at a location, entries of a store of torch, a map.
+//
+//  1. Verdict. What was left first under a name counts for all: decide() returns the caller's
+//  bytes,
+//     or those that were first. Whatever a request answered, what is under the name then counts: a
+//     request whose answer was lost may have been done, and one that was repeated may find its own
+//     message there. A request that is done after its error was reported comes first or is late,
+//     like that of another process.
+//  2. Gather. Each rank leaves one message under its number, which is a verdict: a rank that was
+//     restarted finds its message there. Who looks for the messages looks for one that is missing
+//     at a time. In a world of more than Tree::most_names ranks, about the square root of the ranks
+//     are a group. The process that finds all messages of a group, usually its last rank, joins
+//     them under the group's name; others join the same bytes. So nobody looks for more names than
+//     those of a group and of the groups, and who gathers reads the groups' messages.
+//
+// A crash at any point leaves messages that are whole. They count as long as they are there, and
+// the same call by another process continues from them. Only the messages of a group that was
+// joined are removed here, if the caller wants that: a rank looks for its group's message before
+// and after it leaves its own, so that it finds the one that counts.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/deadline.h"
+
+namespace tilestone {
+
+// A place for messages. A message is whole or not there. Names have components of letters, digits
+// and '-', with '/' between them. Failures are Errors. Used by one thread at a time; other
+// processes use the same place.
+class MessageStore {
+ public:
+  virtual ~MessageStore() = default;
+  // Leaves a message unless there is one under the name. Returns whether this call has left it; a
+  // request that was repeated may answer that it has not. What is there is then as durable as the
+  // place makes messages. A place without such a condition replaces what is there: then names that
+  // one process alone uses still work.
+  virtual bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) = 0;
+  virtual void put(const std::string& name, ByteView bytes, Deadline deadline) = 0;  // replaces
+  virtual std::optional<Bytes> get(const std::string& name) = 0;  // nullopt: there is none
+  virtual std::vector<bool> exist(std::span<const std::string> names) = 0;
+  // A name without a message is no failure.
+  virtual void remove(std::span<const std::string> names) = 0;
+};
+
+// One process's end. Used by one thread at a time.
+class StoreCommunicator {
+ public:
+  struct Tree {
+    int most_names = 256;  // a world of more ranks has groups
+    bool removes = false;  // the messages of single ranks, once they are joined
+  };
+  // `rank`: -1 for a process that only gathers.
+  StoreCommunicator(std::shared_ptr<MessageStore> store, int rank, int size, Tree tree);
+
+  // Leaves `mine` unless there is a message under the name. Returns the one that counts. If it
+  // throws, `mine` may have been left, or may still be.
+  Bytes decide(const std::string& name, ByteView mine, Deadline deadline);
+
+  // ---- A gather
+
+  // Leaves this rank's message. Returns the one that counts: `mine`, or one that was left before.
+  Bytes leave(ByteView mine, Deadline deadline);
+  // Instead of leave(), for the one rank that gathers.
+  void keep(Bytes mine);
+  // Called before a process that has found all messages of a group joins them, with its first rank.
+  using Before = std::function<void(int first, std::span<const std::optional<Bytes>> messages)>;
+  // Whether all messages of this rank's group are there. Joins them if that was not done.
+  bool group_is_complete(Deadline deadline, const Before& before = {});
+  // The same for all groups. Looks until a message is missing, and there first the next time.
+  bool is_complete(Deadline deadline, const Before& before = {});
+  // The messages by rank, once is_complete(); then this object has found none. nullopt: they were
+  // removed since.
+  std::optional<std::vector<Bytes>> take();
+  // The message of a rank that counts; nullopt: there is none.
+  std::optional<Bytes> message_of(int rank);
+  // Whether this process has found the rank's message itself, and not joined with others.
+  bool has(int rank) const { return found_[static_cast<size_t>(rank)].has_value(); }
+  // The ranks without a message, looked for by name: of all groups, or of the first that lacks one.
+  // Leaves out those whose message this process has, and those that report during the call.
+  std::vector<int> missing(bool of_all);
+
+  // ---- Names
+
+  std::string name_of(int rank) const;
+  std::vector<std::string> group_names() const;  // none in a world without groups
+
+ private:
+  int groups() const { return (size_ + group_size_ - 1) / group_size_; }
+  int begin_of(int group) const { return group * group_size_; }
+  int end_of(int group) const;
+  std::vector<std::string> names_of(int group) const;
+  static std::string group_name(int group) { return std::to_string(group) + "/all"; }
+  bool is_joined(int group);
+  bool find_group(int group);
+  bool complete(int group, Deadline deadline, const Before& before);
+  std::optional<std::vector<Bytes>> joined(int group);
+  std::optional<Bytes> joined_message_of(int rank);
+
+  const std::shared_ptr<MessageStore> store_;
+  const int rank_, size_;
+  const bool joins_, removes_;
+  const int group_size_;
+  std::vector<std::optional<Bytes>> found_;  // by rank
+  int next_group_ = 0;                       // where to look first for a missing message
+  int next_rank_;                            // likewise in its group
+};
+
+}  // namespace tilestone

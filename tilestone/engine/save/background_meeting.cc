@@ -1,0 +1,238 @@
+// A save in the background. Its ranks have planned with a communicator, and the coordinator's
+// process has begun the save and holds the location's lock. From now on nobody communicates; the
+// ranks meet in small files (StoreCommunicator over MessageFiles):
+//
+//  1. Each rank writes its data files, syncs them, and leaves its receipt in a gather. A rank that
+//     fails leaves its error under one name, whoever is first.
+//  2. The coordinator gathers the receipts, and looks for an error meanwhile and once more when all
+//     are there. It carries out the rest of the transaction (commit/transaction.cc). Nobody else
+//     ever does.
+//  3. The coordinator leaves the outcome before it releases the lock. The others wait for it by its
+//     name. A rank that has seen it removes its receipt, and its data files if the save has failed.
+//  4. The coordinator waits a second for this, and then removes the outcome. If a rank is late, the
+//     outcome stays for it. A later save removes it as a leftover.
+//
+// A staged save is renamed when it is published: the ranks hold its directory open (Storage::held).
+//
+// The coordinator dies: its lock is released by the system. A rank that waits finds the location
+// unlocked and no outcome, or its own receipt removed (by a later save, as a leftover), in two
+// looks a second apart. Then it looks for the checkpoint itself: the coordinator may have published
+// before it died. Otherwise the save has failed. Where the storage has no locks, or a rank did not
+// see the lock in its call, this takes until the deadline.
+//
+// Another rank dies: no receipt comes, and the save fails at the deadline. A rank that lives, but
+// can no longer write, tells the others in the session's next save (in_flight_internal.h).
+//
+// A receipt whose answer is lost is looked for. If it is not there, its rank leaves its error first
+// and then removes its data files. If the receipt appears all the same, the coordinator finds the
+// error, or that files are missing which the receipt names. If it is unknown whether the receipt is
+// there, the rank waits for what the coordinator decides.
+//
+// A crash at any point leaves what transaction.cc describes. The messages are leftovers: no step of
+// a transaction depends on them, and no reader looks at them.
+#include "tilestone/engine/save/background_meeting_internal.h"
+
+#include <chrono>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+const std::string kFailedMessage = "failed", kEndedMessage = "ended";
+constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock
+constexpr Seconds kTidyTime{1};
+
+}  // namespace
+
+BackgroundMeeting::BackgroundMeeting(std::shared_ptr<Storage> storage, const std::string& save_id,
+                                     int rank, int ranks, StoreCommunicator::Tree tree)
+    : storage_(storage->held()),
+      files_(std::make_shared<MessageFiles>(storage_, save_id, std::to_string(rank))),
+      comm_(files_, rank, ranks, tree),
+      rank_(rank),
+      ranks_(ranks),
+      found_(static_cast<size_t>(ranks), false) {}
+
+void BackgroundMeeting::reserve() {
+  if (ranks_ == 1) return;
+  files_->reserve();
+  try {
+    sees_lock_ = storage_->is_locked(std::string(kLockName));
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("the lock of a save can't be seen: ") + error.what());
+  }
+}
+
+std::optional<BackgroundMessage> BackgroundMeeting::read(const std::string& name) {
+  const auto bytes = files_->get(name);
+  if (!bytes) return std::nullopt;
+  return BackgroundMessage::decode(*bytes, files_->file_of(name));
+}
+
+void BackgroundMeeting::leave(ByteView receipt, Deadline deadline) {
+  if (deadline.expired()) {
+    throw Error(ErrorCode::kTimeout, "the deadline passed before this rank could leave its receipt")
+        .with_rank(rank_);
+  }
+  comm_.leave(BackgroundMessage{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode(),
+              deadline);
+  try {
+    comm_.group_is_complete(deadline);
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("receipts are not joined: ") + error.what());
+  }
+}
+
+bool BackgroundMeeting::surely_has_none() noexcept {
+  try {
+    return !files_->exist(std::vector{comm_.name_of(rank_)}).front();
+  } catch (...) {
+    return false;
+  }
+}
+
+// On a full disk there may be room for an empty file.
+void BackgroundMeeting::leave_failure(const Error& error) noexcept {
+  const Deadline never = Deadline::never();
+  const std::string own = comm_.name_of(rank_);
+  try {
+    Error named = error;
+    named.with_rank(rank_);
+    try {
+      comm_.decide(kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
+    } catch (const Error&) {
+      files_->put_if_absent(own, {}, never);
+      return;
+    }
+    files_->remove(std::vector{own});
+  } catch (const std::exception& failure) {
+    log(LogLevel::kWarning,
+        "rank " + std::to_string(rank_) +
+            " can't leave its failure for the other ranks of the save at " + storage_->describe() +
+            ", which wait until their next save or the deadline: " + failure.what() +
+            "; its failure: " + error.what());
+  }
+}
+
+bool BackgroundMeeting::coordinator_is_gone() {
+  try {
+    return sees_lock_ && !storage_->is_locked(std::string(kLockName));
+  } catch (const Error&) {
+    return false;  // unknown
+  }
+}
+
+std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
+    Storage& location, const std::shared_ptr<const Format>& format, Deadline deadline) {
+  const std::vector<std::string> own{comm_.name_of(rank_)};
+  Deadline patience = Deadline::after(kLookForCoordinator);
+  bool was_gone = false;  // before the last look for the outcome
+  for (Pauses pauses(ranks_);; pauses.next(deadline)) {
+    if (auto found = read(kEndedMessage)) {
+      files_->remove(own);
+      if (!found->error) return std::nullopt;
+      return Failed{*std::move(found->error), found->may_exist};
+    }
+    const bool is_late = deadline.expired();
+    if (!is_late && !patience.expired()) continue;
+    // The coordinator releases its lock after it has left the outcome.
+    const bool is_gone = coordinator_is_gone() || !files_->exist(own).front();
+    if (is_late || (is_gone && was_gone)) {
+      if (holds_checkpoint_of(location, format, files_->save_id())) {
+        location.sync_directory("");  // the coordinator may have died before it did this
+        return std::nullopt;
+      }
+      throw Error(is_late ? ErrorCode::kTimeout : ErrorCode::kRankFailed,
+                  std::string("the coordinator (rank 0) ") +
+                      (is_late ? "has left no outcome of the save before the deadline"
+                               : "has ended before it published the save"))
+          .with_rank(0)
+          .with_hint("the checkpoint that was at the location before still stands");
+    }
+    was_gone = is_gone;
+    if (!is_gone) patience = Deadline::after(kLookForCoordinator);
+  }
+}
+
+// ---- The coordinator
+
+void BackgroundMeeting::throw_failure() {
+  const auto failed = read(kFailedMessage);
+  if (!failed) return;
+  failed_by_ = failed->rank;
+  throw failed->error.value_or(Error(ErrorCode::kIo, "a rank has failed"));
+}
+
+std::vector<Bytes> BackgroundMeeting::gather(Bytes own, Deadline deadline) {
+  comm_.keep(BackgroundMessage{std::nullopt, std::move(own)}.encode());
+  for (Pauses pauses(1);; pauses.next(deadline)) {
+    throw_failure();
+    if (comm_.is_complete(deadline)) break;
+    if (!deadline.expired()) continue;
+    const std::vector<int> missing = comm_.missing(false);
+    throw Error(ErrorCode::kTimeout, "the rank has left no receipt before the save's deadline")
+        .with_rank(missing.empty() ? -1 : missing.front())
+        .with_hint(
+            "its process has ended or hangs, or can't write here any more, as its log then says; "
+            "the checkpoint that was at the location before still stands");
+  }
+  throw_failure();
+  const auto messages = comm_.take();
+  if (!messages) throw Error(ErrorCode::kIo, "receipts of the save are gone");
+  found_.assign(found_.size(), true);
+  std::vector<Bytes> receipts;
+  for (const Bytes& message : *messages) {
+    const auto rank = static_cast<int>(receipts.size());
+    auto left = BackgroundMessage::decode(message, files_->file_of(comm_.name_of(rank)));
+    if (left.error) throw left.error->with_rank(rank);
+    receipts.push_back(std::move(left.receipt));
+  }
+  return receipts;
+}
+
+void BackgroundMeeting::end(const std::optional<Failed>& failed) noexcept {
+  if (ranks_ == 1) return;
+  try {
+    BackgroundMessage left;
+    if (failed) left = {failed->error, {}, failed->may_exist};
+    comm_.decide(kEndedMessage, left.encode(), Deadline::never());
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning,
+        std::string("the other ranks of a save can't be notified of its outcome: ") + error.what());
+  }
+}
+
+bool BackgroundMeeting::has_seen_outcome(int rank) {
+  if (rank == rank_ || rank == failed_by_) return true;
+  const auto i = static_cast<size_t>(rank);
+  const bool is_there = files_->exist(std::vector{comm_.name_of(rank)}).front();
+  if (is_there) found_[i] = true;
+  return !is_there && (found_[i] || comm_.has(rank));
+}
+
+void BackgroundMeeting::tidy() noexcept {
+  if (ranks_ == 1) return;
+  try {
+    const Deadline deadline = Deadline::after(kTidyTime);
+    int next = 0;  // the ranks before it have seen the outcome
+    for (Pauses pauses(1);; pauses.next(deadline)) {
+      while (next < ranks_ && has_seen_outcome(next)) ++next;
+      if (next == ranks_ || deadline.expired()) break;
+    }
+    std::vector<std::string> unneeded = comm_.group_names();
+    unneeded.push_back(kFailedMessage);
+    if (next == ranks_) unneeded.push_back(kEndedMessage);
+    files_->remove(unneeded);
+  } catch (const std::exception& error) {
+    log(LogLevel::kDebug, std::string("the outcome of a save stays: ") + error.what());
+  }
+}
+
+}  // namespace tilestone::engine
