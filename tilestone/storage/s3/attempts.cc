@@ -1,0 +1,232 @@
+#include <fmt/format.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tilestone/storage/s3/attempts_internal.h"
+#include "tilestone/storage/s3/encode.h"
+
+namespace tilestone::s3 {
+namespace {
+
+using std::chrono::seconds;
+using SystemClock = std::chrono::system_clock;
+
+constexpr int kDamagedAttempts = 3;
+constexpr int kCorrections = 3;        // of region, clock and credentials, by one request
+constexpr int kAttemptsBeforeLog = 6;  // of which the last comes after some seconds
+constexpr seconds kSkew{240};          // stores accept 15 minutes
+
+std::optional<SystemClock::time_point> parse_date(const std::string& text) {
+  struct tm parts = {};
+  if (::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S", &parts) == nullptr) return std::nullopt;
+  return SystemClock::from_time_t(::timegm(&parts));
+}
+
+// "https://host:1" of "https://host:1/path".
+std::string origin_of(const std::string& url) {
+  const size_t scheme = url.find("://");
+  return scheme == std::string::npos ? "" : url.substr(0, url.find('/', scheme + 3));
+}
+
+std::string host_of(const std::string& origin) { return origin.substr(origin.find("://") + 3); }
+
+}  // namespace
+
+Place::Place(const Config& settings, std::string name)
+    : config(settings),
+      bucket(std::move(name)),
+      region_(settings.region),
+      credentials_(settings.environment, settings.region, settings.ca_bundle) {}
+
+// A certificate for *.s3.amazonaws.com holds for one label only, and capitals are no host name.
+bool Place::in_path() const {
+  return config.path_style ||
+         bucket.find_first_of(".ABCDEFGHIJKLMNOPQRSTUVWXYZ_") != std::string::npos;
+}
+
+std::string Place::base_url() const {
+  if (!moved_to_.empty()) return moved_to_;
+  std::string origin = config.endpoint;
+  if (origin.empty()) {
+    const char* const domain = region_.starts_with("cn-") ? "amazonaws.com.cn" : "amazonaws.com";
+    origin = fmt::format("https://s3.{}.{}", region_, domain);
+  }
+  const size_t host = origin.find("://") + 3;
+  return in_path() ? origin : origin.insert(host, bucket + ".");
+}
+
+std::string Place::path_of(const std::string& key) const {
+  if (!in_path()) return "/" + key;
+  return key.empty() ? "/" + bucket : "/" + bucket + "/" + key;
+}
+
+HttpRequest Place::signed_request(const Request& request, Signature& used) {
+  used = {credentials_.get().keys, base_url(), region_, clock_offset_};
+  const std::string path = path_of(request.key), query = encoded_query(request.query);
+  HttpRequest out = {.method = request.method,
+                     .url = used.origin + encoded_path(path) + (query.empty() ? "" : "?" + query),
+                     .headers = request.headers,
+                     .body = request.body,
+                     .into = request.into};
+  if (!request.document.empty()) out.body = {as_bytes(request.document)};
+  out.headers.insert(config.every_request.begin(), config.every_request.end());
+  out.headers["host"] = host_of(used.origin);
+  sign(out.headers, request.method, path, request.query, used.keys, used.region,
+       SystemClock::now() + used.clock_offset);
+  return out;
+}
+
+bool Place::take_region(const HttpAnswer& answer, const Refusal& refusal, const Signature& used) {
+  const std::string header = answer.header("x-amz-bucket-region");
+  const std::string region = header.empty() ? refusal.region : header;
+  if (!region.empty() && region != used.region) {
+    region_ = region;
+    moved_to_.clear();
+    return true;
+  }
+  const std::string origin = origin_of(answer.header("location"));
+  const bool encrypted = used.origin.starts_with("https://");
+  if (origin.empty() || origin == used.origin || (encrypted && !origin.starts_with("https://"))) {
+    return false;
+  }
+  moved_to_ = origin;
+  return true;
+}
+
+bool Place::take_clock(const HttpAnswer& answer, const Signature& used) {
+  const auto date = parse_date(answer.header("date"));
+  if (!date) return false;
+  const auto now = std::chrono::floor<seconds>(SystemClock::now());
+  const seconds offset = std::chrono::floor<seconds>(*date) - now;
+  if (std::chrono::abs(offset - used.clock_offset) < kSkew) return false;
+  clock_offset_ = offset;
+  log_once(LogLevel::kWarning,
+           fmt::format("this machine's clock and that of s3://{} are {} s apart", bucket,
+                       offset.count()));
+  return true;
+}
+
+Attempts::Attempts(Place& place, Request request, Deadline deadline)
+    : place_(place),
+      request_(std::move(request)),
+      deadline_(std::move(deadline)),
+      process_(::getpid()) {}
+
+std::string Attempts::name() const {
+  return fmt::format("{} s3://{}/{}", request_.action.name, place_.bucket, request_.key);
+}
+
+void Attempts::check() {
+  if (given_up_) throw Error(ErrorCode::kInterrupted, name() + " was given up by its caller");
+  if (!deadline_.expired()) return;
+  throw Error(ErrorCode::kTimeout,
+              fmt::format("{} has not ended in time, after {} attempts{}{}", name(), attempts_,
+                          problem_.empty() ? "" : "; the last: ", problem_));
+}
+
+HttpRequest Attempts::next() {
+  ++attempts_;
+  return place_.signed_request(request_, used_);
+}
+
+std::optional<std::chrono::nanoseconds> Attempts::answered(HttpAnswer answer) {
+  const bool has_refusal = request_.answers_xml || answer.status / 100 != 2;
+  const Refusal refusal = has_refusal ? parse_refusal(answer.body) : Refusal();
+  place_.has_answered |= answer.failure == Failure::kNone;
+  const Verdict verdict = judge(request_, answer, refusal);
+  const Pause pause = decide(verdict, answer, refusal);
+  const std::lock_guard lock(mutex_);
+  if (pause) {
+    const bool correction = verdict != Verdict::kAgain && verdict != Verdict::kDamaged;
+    answer_.repeated |= !correction && answer.failure != Failure::kUnreachable;
+  } else {
+    answer_.http = std::move(answer);
+  }
+  return pause;
+}
+
+Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
+                                 const Refusal& refusal) {
+  if (verdict == Verdict::kDone) return std::nullopt;
+  note_problem(answer, refusal);
+  const auto now = std::chrono::nanoseconds(0);
+  const bool may_correct = corrections_ < kCorrections;
+  switch (verdict) {
+    case Verdict::kAgain:
+      if (!gives_up_contact(answer)) return pause();
+      break;
+    case Verdict::kDamaged:
+      if (++damaged_ < kDamagedAttempts) return pause();
+      break;
+    case Verdict::kCredentials:
+      if (may_correct && place_.renew_credentials(used_)) return ++corrections_, now;
+      break;
+    case Verdict::kRegion:
+      if (may_correct && place_.take_region(answer, refusal, used_)) return ++corrections_, now;
+      break;
+    case Verdict::kClock:
+      if (may_correct && place_.take_clock(answer, used_)) return ++corrections_, now;
+      break;
+    case Verdict::kDone:
+    case Verdict::kFailed:
+      break;
+  }
+  throw refused(request_, place_.bucket, answer, refusal);
+}
+
+bool Attempts::gives_up_contact(const HttpAnswer& answer) const {
+  return answer.failure == Failure::kUnreachable && !place_.has_answered &&
+         Deadline::Clock::now() - begun_ > place_.config.first_contact;
+}
+
+void Attempts::note_problem(const HttpAnswer& answer, const Refusal& refusal) {
+  problem_ = refused(request_, place_.bucket, answer, refusal).message();
+  if (attempts_ == kAttemptsBeforeLog) {
+    log(LogLevel::kWarning, fmt::format("{}; it is tried again", problem_));
+  }
+}
+
+std::chrono::nanoseconds Attempts::pause() {
+  const double longest = std::min(std::ldexp(static_cast<double>(place_.config.first_pause.count()),
+                                             std::min(attempts_ - 1, 30)),
+                                  static_cast<double>(place_.config.longest_pause.count()));
+  const double part = std::uniform_real_distribution<double>(0.5, 1.0)(chance_);
+  return std::chrono::nanoseconds(static_cast<int64_t>(longest * part * 1e6));
+}
+
+void Attempts::ended(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  error_ = std::move(error);
+  changed_.notify_all();
+}
+
+void Attempts::wait_for_end(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [&] { return ended_; });
+}
+
+Answer Attempts::wait() {
+  if (process_ != ::getpid()) {
+    throw Error(ErrorCode::kInvalidArgument, name() + " belongs to the process that began it");
+  }
+  std::unique_lock lock(mutex_);
+  wait_for_end(lock);
+  if (error_ != nullptr) std::rethrow_exception(error_);
+  return std::move(answer_);
+}
+
+void Attempts::give_up() noexcept {
+  if (process_ != ::getpid()) return;
+  given_up_ = true;
+  std::unique_lock lock(mutex_);
+  wait_for_end(lock);
+}
+
+Answer wait_for(Attempts& attempts) { return attempts.wait(); }
+void give_up(Attempts& attempts) noexcept { attempts.give_up(); }
+
+}  // namespace tilestone::s3

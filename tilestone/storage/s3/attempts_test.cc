@@ -1,0 +1,417 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tilestone/base/error_testing.h"
+#include "tilestone/storage/s3/client.h"
+#include "tilestone/storage/s3/local_server_testing.h"
+
+namespace tilestone::s3 {
+namespace attempts_test {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+Config quick_config(const std::string& endpoint) {
+  Config config = config_from({{"AWS_ACCESS_KEY_ID", "AKIDCANARY"},
+                               {"AWS_SECRET_ACCESS_KEY", "SECRETCANARY"},
+                               {"AWS_SESSION_TOKEN", "TOKENCANARY"},
+                               {"AWS_ENDPOINT_URL", endpoint}});
+  config.first_pause = milliseconds(1);
+  config.longest_pause = milliseconds(4);
+  return config;
+}
+
+Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
+
+// Answers one after the other, the last one again and again. Keeps what was asked.
+class Script {
+ public:
+  explicit Script(std::vector<ServedAnswer> answers)
+      : answers_(std::move(answers)), server_([this](const ServedRequest& request) {
+          const std::lock_guard lock(mutex_);
+          seen_.push_back(request);
+          return answers_[std::min(seen_.size(), answers_.size()) - 1];
+        }) {}
+
+  std::vector<ServedRequest> seen() {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+  }
+  Client client() { return {quick_config(server_.url()), "bucket"}; }
+  LocalServer& server() { return server_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<ServedAnswer> answers_;
+  std::vector<ServedRequest> seen_;
+  LocalServer server_;
+};
+
+const ServedAnswer kStored = {.headers = {{"etag", "\"e\""}}};
+
+std::optional<std::string> put_abc(Client& client, const Condition& condition = {},
+                                   std::optional<uint32_t> crc32 = {}) {
+  return client.put("k", {as_bytes("a"), {}, as_bytes("bc")}, condition, crc32, soon()).wait();
+}
+
+TEST(Attempts, WhatPassesIsTriedAgain) {
+  Script script({refusal(503, "SlowDown"),
+                 refusal(500, "InternalError"),
+                 refusal(502, ""),
+                 refusal(429, "TooManyRequests"),
+                 refusal(409, "OperationAborted"),
+                 refusal(408, ""),
+                 refusal(400, "RequestTimeout"),
+                 {.cut_after = 0},
+                 {.headers = {{"content-length", "100"}}, .cut_after = 60},
+                 kStored});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  EXPECT_EQ(script.seen().size(), 10u);
+  for (const ServedRequest& request : script.seen()) {
+    EXPECT_EQ(request.body, "abc");
+    EXPECT_EQ(request.target, "/bucket/k");
+  }
+}
+
+TEST(Attempts, RefusalSaysWhatIsMissingAndNoSecret) {
+  Script script({refusal(403, "AccessDenied")});
+  Client client = script.client();
+  const Error error = error_of([&] { put_abc(client); });
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "PutObject", "s3://bucket/k", "403 AccessDenied",
+                             "as the test wants", "REQ1"));
+  EXPECT_EQ(error.sys_errno(), EACCES);
+  EXPECT_THAT(error.hint(), HasSubstr("s3:PutObject on arn:aws:s3:::bucket/k"));
+  EXPECT_THAT(error.what(), Not(HasSubstr("CANARY")));
+  EXPECT_EQ(script.seen().size(), 1u);
+}
+
+TEST(Attempts, WhatTheStoreCannotDoIsNotTriedAgain) {
+  Script script({refusal(501, "NotImplemented")});
+  Client client = script.client();
+  EXPECT_EQ(error_of([&] { put_abc(client, Condition::absent()); }).code(),
+            ErrorCode::kUnsupported);
+  EXPECT_EQ(script.seen().size(), 1u);
+}
+
+TEST(Attempts, MissingObjectIsAResultAndMissingBucketAnError) {
+  Script script({refusal(404, "NoSuchKey"), refusal(404, "NoSuchBucket")});
+  Client client = script.client();
+  EXPECT_FALSE(client.get_whole("k", soon()).wait());
+  EXPECT_THAT(error_of([&] { client.get_whole("k", soon()).wait(); }),
+              IsError(ErrorCode::kNotFound, "", "NoSuchBucket"));
+}
+
+TEST(Attempts, ExpiredCredentialsAreFoundAgainOnce) {
+  const std::string file = testing::TempDir() + "s3_attempts_" + std::to_string(::getpid());
+  const auto write = [&](const std::string& id) {
+    std::ofstream(file) << "[default]\naws_access_key_id=" << id << "\naws_secret_access_key=s\n";
+  };
+  write("OLD");
+  LocalServer server([&](const ServedRequest& request) {
+    if (request.headers.at("authorization").find("NEW/") != std::string::npos) return kStored;
+    write("NEW");
+    return refusal(400, "ExpiredToken");
+  });
+  Config config = quick_config(server.url());
+  config.environment = {{"AWS_SHARED_CREDENTIALS_FILE", file}};
+  Client client(config, "bucket");
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  std::filesystem::remove(file);
+
+  Script expired({refusal(400, "ExpiredToken")});
+  Client fixed = expired.client();  // from variables, which stay
+  EXPECT_THAT(error_of([&] { put_abc(fixed); }), IsError(ErrorCode::kIo, "", "400 ExpiredToken"));
+  EXPECT_EQ(expired.seen().size(), 1u);
+}
+
+TEST(Attempts, WrongClockIsCorrectedFromTheAnswer) {
+  ServedAnswer skewed = refusal(403, "RequestTimeTooSkewed");
+  skewed.headers["date"] = "Fri, 24 May 2013 00:00:00 GMT";
+  Script script({skewed, kStored});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  EXPECT_THAT(script.seen()[1].headers["x-amz-date"], HasSubstr("20130524T0000"));
+  put_abc(client);
+  EXPECT_THAT(script.seen()[2].headers["x-amz-date"], HasSubstr("20130524T0000"));
+  Script again({skewed});
+  Client refused = again.client();
+  EXPECT_EQ(error_of([&] { put_abc(refused); }).code(), ErrorCode::kIo);
+  EXPECT_EQ(again.seen().size(), 2u);
+}
+
+TEST(Attempts, RegionComesFromTheAnswer) {
+  ServedAnswer moved = refusal(301, "PermanentRedirect");
+  moved.headers["x-amz-bucket-region"] = "eu-north-1";
+  Script script({moved, kStored, kStored,
+                 refusal(400, "AuthorizationHeaderMalformed", "<Region>ap-east-1</Region>"),
+                 kStored});
+  Client client = script.client();
+  for (int i = 0; i < 3; ++i) put_abc(client);
+  std::vector<std::string> regions;
+  for (const ServedRequest& request : script.seen()) {
+    const std::string& line = request.headers.at("authorization");
+    const size_t day = line.find("/20");
+    regions.push_back(line.substr(day + 10, line.find("/s3/") - day - 10));
+  }
+  EXPECT_THAT(regions,
+              ElementsAre("us-east-1", "eu-north-1", "eu-north-1", "eu-north-1", "ap-east-1"));
+}
+
+TEST(Attempts, TemporaryRedirectIsFollowed) {
+  Script other({kStored});
+  ServedAnswer moved = refusal(307, "TemporaryRedirect");
+  moved.headers["location"] = other.server().url() + "/bucket/k";
+  Script script({moved});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  EXPECT_EQ(other.seen()[0].body, "abc");
+  EXPECT_EQ("http://" + other.seen()[0].headers["host"], other.server().url());
+}
+
+TEST(Attempts, DeadlineNamesTheLastProblem) {
+  Script script({refusal(503, "SlowDown")});
+  Client client = script.client();
+  const Error error =
+      error_of([&] { client.head("k", false, Deadline::after(milliseconds(60))).wait(); });
+  EXPECT_THAT(error,
+              IsError(ErrorCode::kTimeout, "", "HeadObject", "s3://bucket/k", "attempts", "503"));
+  EXPECT_GT(script.seen().size(), 2u);
+}
+
+TEST(Attempts, ServerThatHangsEndsAtTheDeadline) {
+  Script script({{.delay = milliseconds(60'000)}});
+  Client client = script.client();
+  Bytes bytes(10);
+  const Error error =
+      error_of([&] { client.get("k", 0, bytes, "", Deadline::after(milliseconds(30))).wait(); });
+  EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+}
+
+TEST(Attempts, InterruptEndsThemWithItsReason) {
+  Script script({{.delay = milliseconds(60'000)}});
+  Client client = script.client();
+  const auto interrupt = std::make_shared<Interrupt>();
+  Pending<std::optional<WholeObject>> pending =
+      client.get_whole("k", Deadline::never().with_interrupt(interrupt));
+  interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
+  EXPECT_THROW(pending.wait(), std::runtime_error);
+}
+
+TEST(Attempts, PendingThatIsDroppedEndsItsRequest) {
+  Script script({{.delay = milliseconds(60'000)}, kStored});
+  Client client = script.client();
+  {
+    Bytes bytes(10);
+    const auto dropped = client.get("k", 0, bytes, "", Deadline::never());
+    while (script.seen().empty()) std::this_thread::yield();
+  }
+  EXPECT_EQ(put_abc(client), "\"e\"");
+}
+
+TEST(Attempts, StalledConnectionIsTriedAgain) {
+  Script script({{.delay = milliseconds(60'000)}, kStored});
+  Config config = quick_config(script.server().url());
+  config.stall = std::chrono::seconds(1);
+  Client client(config, "bucket");
+  EXPECT_EQ(put_abc(client), "\"e\"");
+}
+
+TEST(Attempts, EndpointThatHasNeverAnsweredIsGivenUp) {
+  std::string url;
+  {
+    LocalServer gone([](const ServedRequest&) { return ServedAnswer(); });
+    url = gone.url();
+  }
+  Config config = quick_config(url);
+  config.first_contact = milliseconds(20);
+  Client client(config, "bucket");
+  const Error error = error_of([&] { client.get_whole("k", Deadline::never()).wait(); });
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
+}
+
+TEST(Attempts, ManyAreInProgressOnFewConnections) {
+  std::atomic<int> now = 0, most = 0;
+  LocalServer server([&](const ServedRequest& request) {
+    const int count = ++now;
+    int before = most;
+    while (before < count && !most.compare_exchange_weak(before, count)) {
+    }
+    std::this_thread::sleep_for(milliseconds(2));
+    --now;
+    return ServedAnswer{.body = request.target};
+  });
+  Config config = quick_config(server.url());
+  config.in_progress = 8;
+  Client client(config, "bucket");
+  std::vector<Pending<std::optional<WholeObject>>> pending;
+  for (int i = 0; i < 300; ++i) pending.push_back(client.get_whole(std::to_string(i), soon()));
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_EQ(as_text(pending[i].wait()->bytes), "/bucket/" + std::to_string(i));
+  }
+  EXPECT_EQ(most, 8);
+  EXPECT_LE(server.connections(), 8);
+}
+
+TEST(Attempts, RangesMustBeWhatWasAskedFor) {
+  const auto range = [](const char* header, const char* body) {
+    return ServedAnswer{.status = 206, .headers = {{"content-range", header}}, .body = body};
+  };
+  Script cut({range("bytes 2-5/9", "ab"), range("bytes 2-5/9", "abcd")});
+  Client client = cut.client();
+  Bytes bytes(4);
+  client.get("k", 2, bytes, "", soon()).wait();
+  EXPECT_EQ(as_text(bytes), "abcd");
+  EXPECT_EQ(cut.seen()[0].headers["range"], "bytes=2-5");
+  Script shorter({range("bytes 2-3/4", "ab")});
+  Client other = shorter.client();
+  EXPECT_THAT(error_of([&] { other.get("k", 2, bytes, "", soon()).wait(); }),
+              IsError(ErrorCode::kIo, "", "4 bytes were expected", "2 found"));
+  Script whole({{.body = "0123456789"}});
+  Client ignoring = whole.client();
+  EXPECT_THAT(error_of([&] { ignoring.get("k", 2, bytes, "", soon()).wait(); }),
+              IsError(ErrorCode::kIo, "", "longer than what was asked for"));
+  EXPECT_THAT(error_of([&] { ignoring.get("k", 2, {}, "", soon()).wait(); }),
+              IsError(ErrorCode::kInvalidArgument, ""));
+}
+
+TEST(Attempts, DamageOnTheWayIsTriedAgainAFewTimes) {
+  Script script({refusal(400, "BadDigest"), kStored});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client, {}, 0xcbf43926), "\"e\"");
+  EXPECT_EQ(script.seen()[0].headers["x-amz-checksum-crc32"], "y/Q5Jg==");
+  Script damaged({refusal(400, "BadDigest")});
+  Client other = damaged.client();
+  EXPECT_THAT(error_of([&] { put_abc(other); }), IsError(ErrorCode::kIo, "", "BadDigest"));
+  EXPECT_EQ(damaged.seen().size(), 3u);
+}
+
+// After an attempt that may have been executed, what is stored decides.
+TEST(Attempts, BrokenConditionAfterALostAnswerIsResolvedByTheBytes) {
+  const ServedAnswer head = {.headers = {{"etag", "\"mine\""}, {"content-length", "3"}}};
+  const auto bytes = [](const char* body) {
+    return ServedAnswer{.status = 206,
+                        .headers = {{"content-range", "bytes 0-2/3"}, {"etag", "\"mine\""}},
+                        .body = body};
+  };
+  Script mine({{.cut_after = 0}, refusal(412, "PreconditionFailed"), head, bytes("abc")});
+  Client client = mine.client();
+  EXPECT_EQ(put_abc(client, Condition::absent()), "\"mine\"");
+  EXPECT_EQ(mine.seen()[1].headers["if-none-match"], "*");
+  Script others({refusal(500, "InternalError"), refusal(412, ""), head, bytes("xyz")});
+  Client other = others.client();
+  EXPECT_EQ(put_abc(other, Condition::absent()), std::nullopt);
+  Script at_once({refusal(412, "")});
+  Client sure = at_once.client();
+  EXPECT_EQ(put_abc(sure, Condition::has("\"e\"")), std::nullopt);
+  EXPECT_EQ(at_once.seen().size(), 1u);
+  EXPECT_EQ(at_once.seen()[0].headers["if-match"], "\"e\"");
+}
+
+TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
+  const std::vector<Part> parts = {{1, "\"a\"", 0xcbf43926u, 9}};
+  const auto head = [](const char* crc32) {
+    return ServedAnswer{.headers = {{"etag", "\"whole-1\""},
+                                    {"content-length", "9"},
+                                    {"x-amz-checksum-crc32", crc32}}};
+  };
+  const auto complete = [&](Script& script) {
+    Client client = script.client();
+    return client.complete("k", "u", parts, Condition::absent(), soon()).wait();
+  };
+  const ServedAnswer gone = refusal(404, "NoSuchUpload"), inside = refusal(200, "InternalError");
+  Script whole({inside, gone, head("y/Q5Jg==")});
+  EXPECT_EQ(complete(whole), "\"whole-1\"");
+  Script cut({{.body = "<CompleteMultipartUploadResult><ETag>"}, gone, head("")});
+  EXPECT_EQ(complete(cut), "\"whole-1\"");
+  Script others({inside, gone, head("AAAAAA==")});
+  EXPECT_THAT(error_of([&] { complete(others); }),
+              IsError(ErrorCode::kNotFound, "", "NoSuchUpload"));
+  Script at_once({gone});
+  EXPECT_EQ(error_of([&] { complete(at_once); }).code(), ErrorCode::kNotFound);
+  Script refused({refusal(200, "InvalidPart")});
+  EXPECT_THAT(error_of([&] { complete(refused); }), IsError(ErrorCode::kIo, "", "InvalidPart"));
+}
+
+TEST(Attempts, RemovalAfterALostAnswerIsDone) {
+  Script lost({{.cut_after = 0}, refusal(412, ""), refusal(404, "")});
+  Client client = lost.client();
+  EXPECT_TRUE(client.remove_if("k", "\"e\"", soon()).wait());
+  Script changed({refusal(412, "")});
+  Client other = changed.client();
+  EXPECT_FALSE(other.remove_if("k", "\"e\"", soon()).wait());
+}
+
+TEST(Attempts, HeadersOfTheVariableGoWithTheirRequests) {
+  Script script({kStored});
+  Config config =
+      config_from({{"AWS_ACCESS_KEY_ID", "i"},
+                   {"AWS_SECRET_ACCESS_KEY", "s"},
+                   {"AWS_ENDPOINT_URL", script.server().url()},
+                   {kHeadersVariable, "x-amz-request-payer: requester; x-amz-acl: private"}});
+  Client client(config, "bucket");
+  put_abc(client);
+  client.get_whole("k", soon()).wait();
+  EXPECT_EQ(script.seen()[0].headers["x-amz-acl"], "private");
+  EXPECT_THAT(script.seen()[0].headers["authorization"], HasSubstr(";x-amz-acl;"));
+  EXPECT_EQ(script.seen()[0].headers["x-amz-request-payer"], "requester");
+  EXPECT_EQ(script.seen()[1].headers.count("x-amz-acl"), 0u);
+  EXPECT_EQ(script.seen()[1].headers["x-amz-request-payer"], "requester");
+}
+
+TEST(Attempts, KeysAreSentLiterally) {
+  Script script({{.body = "x"}});
+  Client client = script.client();
+  for (const char* const key : {"a//b", "/a", "a/../b", "./a", "a b+c%41"})
+    client.get_whole(key, soon()).wait();
+  std::vector<std::string> targets;
+  for (const ServedRequest& request : script.seen()) targets.push_back(request.target);
+  EXPECT_THAT(targets, ElementsAre("/bucket/a//b", "/bucket//a", "/bucket/a/../b", "/bucket/./a",
+                                   "/bucket/a%20b%2Bc%2541"));
+}
+
+TEST(Attempts, BucketInTheHostNameUnlessItCannotBe) {
+  Script script({{.body = "x"}});
+  Config config = quick_config(script.server().url());
+  config.endpoint.replace(config.endpoint.find("127.0.0.1"), 9, "localhost");
+  config.path_style = false;
+  Client(config, "my-bucket").get_whole("k", soon()).wait();
+  Client(config, "my.bucket").get_whole("k", soon()).wait();
+  EXPECT_THAT(script.seen()[0].headers["host"], HasSubstr("my-bucket.localhost:"));
+  EXPECT_EQ(script.seen()[0].target, "/k");
+  EXPECT_EQ(script.seen()[1].target, "/my.bucket/k");
+}
+
+TEST(Attempts, ForkedChildHasConnectionsOfItsOwn) {
+  Script script({kStored});
+  Client client = script.client();
+  put_abc(client);
+  auto pending = client.get_whole("k", soon());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool good = put_abc(client) == "\"e\"";
+    try {
+      pending.wait();
+      good = false;
+    } catch (const Error& error) {
+      good = good && error.code() == ErrorCode::kInvalidArgument;
+    }
+    ::_exit(good ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  pending.wait();
+  put_abc(client);
+  EXPECT_EQ(script.server().connections(), 2);
+}
+
+}  // namespace attempts_test
+}  // namespace tilestone::s3
