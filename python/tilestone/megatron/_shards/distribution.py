@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -16,17 +17,7 @@ from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchErr
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
-from tilestone.megatron._shards.held import (
-    ShardList,
-    ShardsByRow,
-    Union,
-    bytes_of,
-    decode,
-    encode,
-    framed,
-    unframed,
-    union_of,
-)
+from tilestone.megatron._shards.held import ShardList, bytes_of, packed, union_of, unpacked
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
@@ -177,13 +168,10 @@ def agree_on_distribution(
     if not answer:
         assert known is not None
         return known
-    union, given = _unpack(answer)
-    distribution = ShardDistribution(
-        dict(given),
-        set(given),
-        ShardsByRow(union.rows),
-        {shard: union.holders[shard] for shard in given},
-    )
+    words, classes, mains, given = pickle.loads(answer)
+    union = union_of(list(map(unpacked, words)), classes, mains)
+    holders = {shard: union.holders[shard] for shard in given}
+    distribution = ShardDistribution(given, set(given), union.shards, holders)
     token = hashlib.blake2b(answer, digest_size=16).hexdigest()
     return Agreed(distribution, token, {structure_of(agreement.shards)})
 
@@ -216,7 +204,7 @@ class _Agreement:
         """Returns this rank's message for a round."""
         if round == 1:
             chosen = dist.get_rank(self.group) in json.loads(answer)
-            return encode(self.shards.rows) if chosen else b""
+            return packed(self.shards.shards) if chosen else b""
         self.shards = ShardList.of(self.state_of())
         known = self.known
         same = known is not None and structure_of(self.shards) in known.structures
@@ -256,35 +244,15 @@ class _Agreement:
         return json.dumps(self.providers).encode(), False
 
     def _distributed(self, lists: list[bytes]) -> bytes:
-        union = union_of([decode(each) for each in lists], self.classes, self.mains)
-        chosen = [shard for shard in union.rows if self.ignore_groups or shard in union.mains]
+        union = union_of(list(map(unpacked, lists)), self.classes, self.mains)
+        chosen = [shard for shard in union.shards if self.ignore_groups or shard in union.mains]
         given = distribute_shards_to_ranks(
             {shard: union.holders[shard] for shard in chosen},
-            {shard: bytes_of(union.rows[shard]) for shard in chosen},
+            {shard: bytes_of(union.shards[shard]) for shard in chosen},
             len(self.classes),
             {shard for shard in chosen if shard not in union.mains},
         )
-        return _pack(lists, self.classes, self.mains, list(union.rows), given)
-
-
-def _pack(
-    lists: list[bytes],
-    classes: list[int],
-    mains: list[int],
-    shards: list[_ShardId],
-    given: dict[_ShardId, int],
-) -> bytes:
-    """Encodes all that a rank needs to know the distribution."""
-    header = [classes, [f"{each:x}" for each in mains], [given.get(each, -1) for each in shards]]
-    return framed([json.dumps(header, separators=(",", ":")).encode(), *lists])
-
-
-def _unpack(packed: bytes) -> tuple[Union, dict[_ShardId, int]]:
-    header, *lists = unframed(packed)
-    classes, mains, ranks = json.loads(header)
-    union = union_of(list(map(decode, lists)), classes, [int(each, 16) for each in mains])
-    given = zip(union.rows, ranks, strict=True)
-    return union, {shard: rank for shard, rank in given if rank >= 0}
+        return pickle.dumps((lists, self.classes, self.mains, given))
 
 
 class Distributes:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import math
-import operator
-import struct
+import pickle
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, List, Tuple
 
@@ -23,10 +21,8 @@ import torch
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
-from tilestone._options import valid
-from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import deadline_or_default
+from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron._shards.entities import boxes_of
 from tilestone.megatron.dict_utils import diff, nested_values
 from tilestone.megatron.mapping import (
@@ -37,74 +33,25 @@ from tilestone.megatron.mapping import (
 )
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
 
-Row = list[Any]  # the attributes of an entity in their order, from key on, without data
-_REPLICA_ID = 6  # index of the replica id in the row of a tensor
-_OBJECT_ROW = 4  # entries of the row of an object
+Lists = Sequence[list[ShardedTensor]]
 
 
-def numbers(values: Sequence[int]) -> list[int]:
-    """Converts ints of any class to plain ones; TypeError for anything else."""
-    return [operator.index(value) for value in values]
+def bytes_of(shard: ShardedTensor) -> int:
+    """The size in bytes of a rank's elements of a shard."""
+    flat = getattr(shard, "flattened_range", None)
+    count = math.prod(shard.local_shape) if flat is None else flat.stop - flat.start
+    return int(count) * shard.dtype.itemsize
 
 
-def replica_of(entity: Any) -> list[int] | int:
-    """An entity's replica id in a form for JSON."""
-    replica_id = valid.replica(entity.replica_id, entity.key)
-    return replica_id[0] if isinstance(entity.replica_id, int) else list(replica_id)
+def packed(entities: Iterable[Any]) -> bytes:
+    """Entities, without data, as bytes for the other ranks."""
+    return zlib.compress(pickle.dumps([entity.without_data() for entity in entities]), 1)
 
 
-def row_of(entity: Any) -> Row:
-    """Describes a tensor or an object, whose row is shorter."""
-    if isinstance(entity, ShardedObject):
-        place = [numbers(entity.global_shape), numbers(entity.global_offset)]
-        return [entity.key, *place, replica_of(entity)]
-    flat = getattr(entity, "flattened_range", None)
-    return [
-        entity.key,
-        str(entity.dtype).removeprefix("torch."),
-        numbers(entity.local_shape),
-        numbers(entity.global_shape),
-        numbers(entity.global_offset),
-        None if entity.axis_fragmentations is None else numbers(entity.axis_fragmentations),
-        replica_of(entity),
-        int(entity.prepend_axis_num),
-        bool(entity.allow_shape_mismatch),
-        None if flat is None else [int(flat.start), int(flat.stop)],
-    ]
-
-
-def as_given(values: list[int] | int | None) -> Any:
-    """A shape or replica id from JSON, where tuples have become lists."""
-    return tuple(values) if isinstance(values, list) else values
-
-
-def entity_of(row: Row) -> Any:
-    """The entity that a row describes, without data."""
-    if len(row) == _OBJECT_ROW:
-        key, shape, offset, replica_id = row
-        return ShardedObject(key, None, tuple(shape), tuple(offset), as_given(replica_id))
-    key, dtype, local, whole, offset, fragments, replica_id, prepended, mismatch, flat = row
-    return ShardedTensor(
-        key,
-        None,
-        getattr(torch, dtype),
-        as_given(local),
-        as_given(whole),
-        as_given(offset),
-        as_given(fragments),
-        as_given(replica_id),
-        prepended,
-        mismatch,
-        None if flat is None else slice(*flat),
-    )
-
-
-def bytes_of(row: Row) -> int:
-    """The size in bytes of a rank's elements of the shard."""
-    dtype: torch.dtype = getattr(torch, row[1])
-    flat = row[-1]
-    count = math.prod(row[2]) if flat is None else flat[1] - flat[0]
-    return int(count) * dtype.itemsize
+def unpacked(words: bytes) -> list[Any]:
+    """Reverses packed()."""
+    entities: list[Any] = pickle.loads(zlib.decompress(words))
+    return entities
 
 
 @dataclass
@@ -112,12 +59,12 @@ class ShardList:
     """The shards that one rank holds.
 
     Attributes:
-        rows: one for each shard, in the order of the state dict.
+        shards: in the order of the state dict.
         digest: 16 bytes, equal for lists that differ only in replica ids.
-        mains: bit i is 1 if row i is a main replica.
+        mains: bit i is 1 if shard i is a main replica.
     """
 
-    rows: list[Row]
+    shards: list[ShardedTensor]
     digest: bytes
     mains: int
 
@@ -128,55 +75,23 @@ class ShardList:
         Raises:
             InvalidArgumentError: an entity lacks an attribute, or has a wrong one.
         """
-        rows, mains = [], 0
+        shards: list[ShardedTensor] = []
+        places, mains = [], 0
         for item in nested_values(sharded_state_dict):
             if not isinstance(item, ShardedTensor):
                 continue
             try:
-                rows.append(row_of(item))
-                mains |= int(is_main_replica(item.replica_id)) << (len(rows) - 1)
+                mains |= int(is_main_replica(item.replica_id)) << len(shards)
+                place = _sharded_tensor_shard_id(item)
+                places.append((place, item.dtype, tuple(item.local_shape), tuple(item.global_shape)))
             except (AttributeError, TypeError, ValueError) as error:
                 key = str(getattr(item, "key", ""))
                 raise InvalidArgumentError(
                     f"an entity has wrong attributes: {error}", key=key
                 ) from error
-        places = [row[:_REPLICA_ID] + row[_REPLICA_ID + 1 :] for row in rows]
-        text = json.dumps(places, separators=(",", ":")).encode()
-        return cls(rows, hashlib.blake2b(text, digest_size=16).digest(), mains)
-
-
-def encode(rows: list[Row]) -> bytes:
-    """The rows, compressed."""
-    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
-
-
-def decode(encoded: bytes) -> list[Row]:
-    """Reverses encode()."""
-    rows: list[Row] = json.loads(zlib.decompress(encoded))
-    return rows
-
-
-class ShardsByRow(Mapping[_ShardId, ShardedTensor]):
-    """Entities by shard id, each made on first access."""
-
-    def __init__(self, rows: dict[_ShardId, Row]) -> None:
-        self._rows = rows
-        self._made: dict[_ShardId, ShardedTensor] = {}
-
-    def __getitem__(self, shard_id: _ShardId) -> ShardedTensor:
-        made = self._made.get(shard_id)
-        if made is None:
-            made = self._made[shard_id] = entity_of(self._rows[shard_id])
-        return made
-
-    def __iter__(self) -> Iterator[_ShardId]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, shard_id: object) -> bool:
-        return shard_id in self._rows
+            shards.append(item)
+        digest = hashlib.blake2b(repr(places).encode("utf-8", "replace"), digest_size=16).digest()
+        return cls(shards, digest, mains)
 
 
 @dataclass
@@ -184,18 +99,18 @@ class Union:
     """All shards of a group, by id, in the order in which ranks 0, 1, ... list them.
 
     Attributes:
-        rows: row of the lowest rank that lists the shard.
+        shards: the shard of the lowest rank that lists it.
         holders: the ranks of the group that list it, ascending. A rank that lists a shard twice
             occurs twice. Shards with equal holders share one list object.
         mains: shards whose main replica is in the group.
     """
 
-    rows: dict[_ShardId, Row] = field(default_factory=dict)
+    shards: dict[_ShardId, ShardedTensor] = field(default_factory=dict)
     holders: dict[_ShardId, list[int]] = field(default_factory=dict)
     mains: set[_ShardId] = field(default_factory=set)
 
 
-def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence[int]) -> Union:
+def union_of(lists: Lists, classes: Sequence[int], mains: Sequence[int]) -> Union:
     """Merges the lists of a group.
 
     Args:
@@ -206,10 +121,10 @@ def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence
     """
     union = Union()
     listed_in: dict[_ShardId, list[int]] = {}
-    for number, rows in enumerate(lists):
-        for place, row in enumerate(rows):
-            shard_id = _sharded_tensor_shard_id(_PlaceOnly(row))  # type: ignore[arg-type]
-            union.rows.setdefault(shard_id, row)
+    for number, shards in enumerate(lists):
+        for place, shard in enumerate(shards):
+            shard_id = _sharded_tensor_shard_id(shard)
+            union.shards.setdefault(shard_id, shard)
             listed_in.setdefault(shard_id, []).append(number)
             if mains[number] >> place & 1:
                 union.mains.add(shard_id)
@@ -225,21 +140,6 @@ def union_of(lists: Sequence[list[Row]], classes: Sequence[int], mains: Sequence
     return union
 
 
-class _PlaceOnly:
-    """The attributes that a shard's id is made of, without the checks of an entity."""
-
-    __slots__ = (
-        "axis_fragmentations", "flattened_range", "global_offset", "key", "local_shape",
-    )  # fmt: skip
-
-    def __init__(self, row: Row) -> None:
-        self.key = row[0]
-        self.local_shape = row[2]
-        self.global_offset = row[4]
-        self.axis_fragmentations = row[5]
-        self.flattened_range = None if row[-1] is None else slice(*row[-1])
-
-
 _WORK = "check of the ranks' entities"
 _Part = Tuple[str, str, Tuple[int, ...], Tuple[int, ...], Tuple[int, ...], bool]
 
@@ -252,38 +152,13 @@ class HeldEntities:
         encoded: the description, as `_core.check_access` takes it.
         problem: why the entities can't be encoded; empty if they can.
         key: key of the entity that can't be encoded.
-        packed: rows that describe the entities, for callers that need them.
+        packed: the entities, for callers that need them.
     """
 
     encoded: bytes
     problem: str = ""
     key: str = ""
     packed: bytes = b""
-
-    def encode(self) -> bytes:
-        """The bytes that are sent to other ranks."""
-        return framed([self.encoded, self.problem.encode(), self.key.encode(), self.packed])
-
-    @classmethod
-    def decode(cls, words: bytes) -> HeldEntities:
-        """Reverses encode()."""
-        encoded, problem, key, packed = unframed(words)
-        return cls(encoded, problem.decode(), key.decode(), packed)
-
-
-def framed(parts: Sequence[bytes]) -> bytes:
-    """Several byte strings as one: their number, their lengths, their bytes."""
-    return struct.pack(f"<Q{len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
-
-
-def unframed(words: bytes) -> list[bytes]:
-    """Reverses framed()."""
-    (count,) = struct.unpack_from("<Q", words)
-    begin, parts = 8 * (count + 1), []
-    for length in struct.unpack_from(f"<{count}Q", words, 8):
-        parts.append(words[begin : begin + length])
-        begin += length
-    return parts
 
 
 class AllRanks(Sequence[List[Any]]):
@@ -299,7 +174,7 @@ class AllRanks(Sequence[List[Any]]):
         if isinstance(rank, slice):
             return [self[i] for i in range(*rank.indices(len(self)))]
         _encoded(rank, self.ranks[rank])  # raises if they could not be described
-        return [entity_of(row) for row in decode(self.ranks[rank].packed)]
+        return unpacked(self.ranks[rank].packed)
 
     def __iter__(self) -> Iterator[List[Any]]:
         return (self[rank] for rank in range(len(self)))
@@ -318,20 +193,17 @@ def gather(
         CheckpointingException: on every rank, if any rank failed.
     """
 
-    def say(round: int, answer: bytes) -> bytes:
+    def described() -> HeldEntities:
         mine = held_by(entities)
         if not mine.problem:
-            mine.packed = encode([row_of(entity) for entity in entities])
-        return mine.encode()
+            mine.packed = packed(entities)
+        return mine
 
-    answer = _core.agree(
-        _WORK,
-        TorchCommunicator(_ranks.default_group(group)),
-        say,
-        lambda round, said: (framed(said), True),
-        deadline_or_default(None).seconds(),
-    )
-    return AllRanks([HeldEntities.decode(words) for words in unframed(answer)])
+    def decide(said: list[bytes]) -> bytes:
+        return pickle.dumps([pickle.loads(each) for each in said])
+
+    group = _ranks.default_group(group)
+    return AllRanks(pickle.loads(agreed(_WORK, group, described, pickle.dumps, decide)[1]))
 
 
 def held_by(entities: Iterable[Any]) -> HeldEntities:
@@ -403,7 +275,7 @@ def _encoded(rank: int, held: HeldEntities) -> bytes:
 def check_together(
     entities_of: Callable[[], Iterable[Any]],
     group: torch.distributed.ProcessGroup | None,
-    seconds: float | None = None,
+    deadline: Deadline | None = None,
 ) -> None:
     """Checks the entities of all ranks, on one rank for all. Every rank calls.
 
@@ -411,8 +283,7 @@ def check_together(
         entities_of: returns this rank's entities; if it raises, every rank raises the same.
         group: the ranks; None: those of the call that is under way, or the default group, or this
             process without torch.distributed.
-        seconds: time limit, infinity for no limit; None: what the call that is under way has left,
-            or the default time limit.
+        deadline: None: that of the call that is under way, or the default one.
 
     Raises:
         CheckpointingException: as check_access; on every rank.
@@ -423,17 +294,14 @@ def check_together(
         return
     rank = _ranks.rank(group)
 
-    def decide(round: int, said: list[bytes]) -> tuple[bytes, bool]:
-        _core.check_access(said)
-        return b"", True
+    def described() -> bytes:
+        return _encoded(rank, held_by(entities_of()))
 
-    _core.agree(
-        _WORK,
-        TorchCommunicator(group),
-        lambda round, answer: _encoded(rank, held_by(entities_of())),
-        decide,
-        deadline_or_default(None).seconds() if seconds is None else seconds,
-    )
+    def decide(said: list[bytes]) -> bytes:
+        _core.check_access(said)
+        return b""
+
+    agreed(_WORK, group, described, bytes, decide, deadline)
 
 
 logger = logging.getLogger("tilestone.megatron.validation")  # as in Megatron-Core

@@ -167,9 +167,8 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         Raises:
             CheckpointingException: they do not; on every rank.
         """
-        seconds = Deadline(timeout).seconds()
         held.check_together(
-            lambda: _entities(built(sharded_state_dict)), process_group, seconds
+            lambda: _entities(built(sharded_state_dict)), process_group, Deadline(timeout)
         )
 
     def engine_state(
