@@ -237,7 +237,15 @@ class _Registry:
             weakref.WeakKeyDictionary()
         )
 
-    def add(self, kind: Kind, converter: Converter, plugged: bool) -> None:
+    def add(self, kind: Kind, converter: Converter, *, plugged: bool = False) -> None:
+        """Registers a converter. If several match a class, the one that was registered last is used.
+
+        Args:
+            kind: a class (which includes its subclasses), the full name of a class, or a function
+                that says whether a class matches.
+            converter: used for objects of that kind.
+            plugged: it comes from a plug-in, and has priority over Tilestone's own converters.
+        """
         with self._lock:
             known = self._plugged if plugged else self._own
             known[:] = [each for each in known if each[0] != kind]
@@ -245,15 +253,25 @@ class _Registry:
             self._found = weakref.WeakKeyDictionary()
 
     def add_lazily(self, module: str, load: Callable[[], None]) -> None:
+        """Arranges that load(), which adds converters, is called once the module is imported."""
         self._waiting[module] = load
 
     def add_parts(self, states: Callable[[Any], bool], converter: Converter) -> None:
+        """Registers a converter for single objects: those for which states(item) is true.
+
+        It comes before torch's converter of ordinary tensors, and after every converter of a class.
+        """
         self._parts = (states, converter)
 
-    def find_part(self, item: Any) -> Converter | None:
-        return self._parts[1] if self._parts is not None and self._parts[0](item) else None
+    def find(self, item: Any) -> Converter | None:
+        """The converter of an object; None for a plain value, a container, or any other object."""
+        converter = self._of_class(type(item))
+        if self._parts is not None and (converter is None or converter.may_be_part):
+            states, of_parts = self._parts
+            return of_parts if states(item) else converter
+        return converter
 
-    def find(self, cls: type) -> Converter | None:
+    def _of_class(self, cls: type) -> Converter | None:
         for module in tuple(self._waiting):
             if module in sys.modules:
                 self._waiting[module]()
@@ -262,90 +280,33 @@ class _Registry:
         try:
             return found[cls]
         except KeyError:
-            pass
-        known = (c for kind, c in (*self._plugged, *self._own) if _matches(kind, cls))
-        converter = next(known, None)
-        found[cls] = converter
-        return converter
+            known = (c for kind, c in (*self._plugged, *self._own) if _matches(kind, cls))
+            converter = found[cls] = next(known, None)
+            return converter
 
 
 _registry = _Registry()
+add, add_lazily, add_parts = _registry.add, _registry.add_lazily, _registry.add_parts
+find = _registry.find
 
 
-def add(kind: Kind, converter: Converter, *, plugged: bool = False) -> None:
-    """Registers a converter. If several match a class, the one that was registered last is used.
+def view(array: Any, for_load: bool | None) -> _core.TensorView:
+    """A view of any array's memory; if for_load is None, its dtype and shape, also of an array
+    without memory (on torch's meta device).
 
-    Args:
-        kind: a class (which includes its subclasses), the full name of a class, or a function that
-            says whether a class matches.
-        converter: used for objects of that kind.
-        plugged: it comes from a plug-in, and has priority over Tilestone's own converters.
+    Raises:
+        InvalidArgumentError: it is not an array, or its dtype can't be stored in a checkpoint.
     """
-    _registry.add(kind, converter, plugged)
-
-
-def add_lazily(module: str, load: Callable[[], None]) -> None:
-    """Arranges that load(), which adds converters, is called once the module has been imported."""
-    _registry.add_lazily(module, load)
-
-
-def add_parts(states: Callable[[Any], bool], converter: Converter) -> None:
-    """Registers a converter for single objects: those for which states(item) is true.
-
-    It comes before torch's converter of ordinary tensors, and after every converter of a class.
-    """
-    _registry.add_parts(states, converter)
-
-
-def find(item: Any) -> Converter | None:
-    """The converter of an object; None for a plain value, a container, or any other object."""
-    converter = _registry.find(type(item))
-    if converter is None or converter.may_be_part:
-        return _registry.find_part(item) or converter
-    return converter
-
-
-def find_view(array: Any, for_load: bool) -> _core.TensorView | None:
-    """A view of any array's memory; None if it is not an array of numbers."""
-    converter = find(array)
-    return None if converter is None else converter.view(array, for_load)
-
-
-def _checked(found: _core.TensorView | None, array: Any) -> _core.TensorView:
+    converter, found = find(array), None
+    if converter is not None:
+        described = for_load is None
+        found = converter.description(array) if described else converter.view(array, bool(for_load))
     if found is not None:
         return found
     raise InvalidArgumentError(
         f"expected an array of numbers, not {type(array).__name__}"
         + (f" of {array.dtype}" if hasattr(array, "dtype") else "")
     )
-
-
-def view(array: Any, for_load: bool) -> _core.TensorView:
-    """A view of any array's memory.
-
-    Raises:
-        InvalidArgumentError: it is not an array, or its dtype can't be stored in a checkpoint.
-    """
-    return _checked(find_view(array, for_load), array)
-
-
-def description(array: Any) -> _core.TensorView:
-    """Dtype and shape of any array, also of one without memory (on torch's meta device).
-
-    Raises:
-        InvalidArgumentError: as for `view`.
-    """
-    converter = find(array)
-    return _checked(None if converter is None else converter.description(array), array)
-
-
-def view_or_description(array: Any, for_load: bool | None) -> _core.TensorView:
-    """A view of any array's memory; if for_load is None, its description.
-
-    Raises:
-        InvalidArgumentError: as for `view`.
-    """
-    return description(array) if for_load is None else view(array, for_load)
 
 
 def view_to_fill(array: Any) -> _core.TensorView:

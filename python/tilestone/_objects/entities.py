@@ -344,11 +344,11 @@ class ShardedTensor:
 
     @staticmethod
     def _data_shape(data: params.ParamLike) -> tuple[int, ...]:
-        return tuple(converters.description(data).shape)
+        return tuple(converters.view(data, None).shape)
 
     def _view(self, for_load: bool | None) -> _core.TensorView:
         """A view of the data; if for_load is None, only its dtype and shape are needed."""
-        return converters.view_or_description(self.data, for_load)
+        return converters.view(self.data, for_load)
 
     def _made(self, key: str | None, for_load: bool | None) -> _core.ShardedTensor:
         """The engine's entity with a key, without the attributes that callers may set."""

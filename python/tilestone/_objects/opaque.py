@@ -21,7 +21,7 @@ from tilestone._objects import plain_types
 
 
 @dataclasses.dataclass
-class Opaque:
+class Opaque(plain_types.Description):
     """The description of an object in its pickle, in place of the object.
 
     `tilestone.save` (and no other program) writes it as the original object.
@@ -38,27 +38,12 @@ class Opaque:
         keywords: the keyword arguments, for kind "new".
     """
 
-    kind: str
-    module: str
-    name: str
-    args: tuple[Any, ...] = ()
-    state: Any = None
-    has_state: bool = False
-    appended: list[Any] = dataclasses.field(default_factory=list)
-    entries: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
-
     def __hash__(self) -> int:
         """A hash of its parts, so that it can be a key or an element of a set like its object."""
         try:
             return hash((self.kind, self.module, self.name, self.args))
         except TypeError:
             return hash((self.kind, self.module, self.name, len(self.args)))
-
-    @property
-    def full_name(self) -> str:
-        """ "module.name", as `allow_classes` expects it."""
-        return f"{self.module}.{self.name}"
 
     def make(self, allow_classes: Collection[str]) -> Any:
         """Creates the object.

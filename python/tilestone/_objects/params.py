@@ -117,7 +117,7 @@ class Param:
             return found
         if hasattr(self._param, "device_mesh") and hasattr(self._param, "placements"):
             return _like_dtensor(cast("DtensorLike", self._param), for_load)
-        local = converters.view_or_description(self._param, for_load)
+        local = converters.view(self._param, for_load)
         if self._of is None:
             return Layout(local, local.shape, _core.Mesh((), [self._rank]), [])
         parameter = self.of_state(self._of)
@@ -137,7 +137,7 @@ def _like_dtensor(param: DtensorLike, for_load: bool | None) -> Layout:
         raise InvalidArgumentError(
             f"a {type(param).__name__} has device_mesh and placements, but no to_local()"
         )
-    local = converters.view_or_description(param.to_local(), for_load)
+    local = converters.view(param.to_local(), for_load)
     if for_load:
         local = local.with_owner(CopiedBack(local.owner, param, lambda target, _: target))
     return Layout(

@@ -9,6 +9,7 @@ own pickler writes, the object stays Opaque.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import decimal
 import fractions
@@ -19,27 +20,30 @@ import re
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy
 
 
-class Description(Protocol):
+@dataclasses.dataclass
+class Description:
     """What a pickle says about an object; see `tilestone.Opaque` for the attributes."""
 
     kind: str
     module: str
     name: str
-    args: tuple[Any, ...]
-    state: Any
-    has_state: bool
-    appended: list[Any]
-    entries: dict[Any, Any]
-    keywords: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    has_state: bool = False
+    appended: list[Any] = dataclasses.field(default_factory=list)
+    entries: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def full_name(self) -> str: ...
+    def full_name(self) -> str:
+        """ "module.name", as `allow_classes` expects it."""
+        return f"{self.module}.{self.name}"
 
 
 Maker = Callable[[Description], Any]
@@ -106,21 +110,41 @@ def _maker(*names: str) -> Callable[[Maker], Maker]:
     return register
 
 
+# ---- From positional arguments alone ----
+
+
+def _positional(
+    name: str, make: Any, *signatures: tuple[type, ...], kinds: tuple[str, ...] = ("call",)
+) -> None:
+    """Registers a type with the types of its arguments; `object` stands for any type."""
+
+    @_maker(name)
+    def made(opaque: Description) -> Any:
+        args = _bare(opaque, kinds)
+        given = tuple(map(type, args))
+        _check(any(_is_like(given, signature) for signature in signatures))
+        return make(*args)
+
+
+def _is_like(given: tuple[type, ...], signature: tuple[type, ...]) -> bool:
+    pairs = zip(given, signature)
+    return len(given) == len(signature) and all(kind in (one, object) for one, kind in pairs)
+
+
+_positional("builtins.complex", complex, (float, float), kinds=("call", "new"))
+_positional("builtins.range", range, (int, int, int))
+_positional("builtins.slice", slice, (object, object, object))
+_positional("builtins.set", set, (), (list,))
+_positional("builtins.frozenset", frozenset, (), (list,))
+_positional("datetime.timedelta", datetime.timedelta, (int, int, int))
+_positional(
+    "datetime.timezone", datetime.timezone, (datetime.timedelta,), (datetime.timedelta, str)
+)
+_positional("decimal.Decimal", decimal.Decimal, (str,))
+_positional("uuid.SafeUUID", uuid.SafeUUID, (int,), (type(None),))
+
+
 # ---- builtins ----
-
-
-@_maker("builtins.complex")
-def _complex(opaque: Description) -> complex:
-    args = _bare(opaque, ("call", "new"))
-    _check(len(args) == 2 and _all_are(float, args))
-    return complex(*args)
-
-
-@_maker("builtins.range")
-def _range(opaque: Description) -> range:
-    args = _bare(opaque)
-    _check(len(args) == 3 and _all_are(int, args))
-    return range(*args)
 
 
 @_maker("_io.BytesIO")
@@ -136,20 +160,6 @@ def _bytes_io(opaque: Description) -> io.BytesIO:
     made.seek(position)
     vars(made).update(attributes or {})
     return made
-
-
-@_maker("builtins.slice")
-def _slice(opaque: Description) -> slice:
-    args = _bare(opaque)
-    _check(len(args) == 3)
-    return slice(*args)
-
-
-@_maker("builtins.set", "builtins.frozenset")
-def _set(opaque: Description) -> Any:
-    args = _bare(opaque)
-    _check(not args or (len(args) == 1 and type(args[0]) is list))
-    return set(*args) if opaque.name == "set" else frozenset(*args)
 
 
 @_maker("builtins.bytearray")
@@ -181,28 +191,6 @@ def _time(opaque: Description) -> Any:
     return getattr(datetime, opaque.name)(*args)
 
 
-@_maker("datetime.timedelta")
-def _timedelta(opaque: Description) -> datetime.timedelta:
-    args = _bare(opaque)
-    _check(len(args) == 3 and _all_are(int, args))
-    return datetime.timedelta(*args)
-
-
-@_maker("datetime.timezone")
-def _timezone(opaque: Description) -> datetime.timezone:
-    args = _bare(opaque)
-    _check(1 <= len(args) <= 2 and type(args[0]) is datetime.timedelta)
-    _check(_all_are(str, args[1:]))
-    return datetime.timezone(*args)
-
-
-@_maker("decimal.Decimal")
-def _decimal(opaque: Description) -> decimal.Decimal:
-    args = _bare(opaque)
-    _check(len(args) == 1 and type(args[0]) is str)
-    return decimal.Decimal(args[0])
-
-
 @_maker("fractions.Fraction")
 def _fraction(opaque: Description) -> fractions.Fraction:
     args = _bare(opaque)
@@ -211,13 +199,6 @@ def _fraction(opaque: Description) -> fractions.Fraction:
     else:
         _check(len(args) == 2 and _all_are(int, args))
     return fractions.Fraction(*args)
-
-
-@_maker("uuid.SafeUUID")
-def _safe_uuid(opaque: Description) -> uuid.SafeUUID:
-    args = _bare(opaque)
-    _check(len(args) == 1 and type(args[0]) in (int, type(None)))
-    return uuid.SafeUUID(args[0])
 
 
 @_maker("uuid.UUID")

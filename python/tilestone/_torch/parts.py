@@ -9,7 +9,7 @@ torch's checkpoints ask an object itself, in this order, and so does Tilestone:
    tensor.
 3. The shards of torch's older ShardedTensor.
 
-An object that says neither is placed by its mesh (`tensors.layout`).
+An object that says neither is placed by its mesh (`tensors.distributed_entity`).
 """
 
 from __future__ import annotations

@@ -173,16 +173,6 @@ def host_view(tensor: torch.Tensor) -> _core.TensorView:
     return view(tensor, False)
 
 
-def in_value(tensor: torch.Tensor) -> Any:
-    """What a value stores for a tensor: a view, or (view, is a parameter, requires grad).
-
-    None if only a pickle can describe the tensor, because it is of a subclass or has attributes.
-    """
-    if type(tensor) not in _PLAIN or tensor.__dict__:
-        return None
-    return variable_in_common(tensor) or host_view(tensor)
-
-
 def variable_in_common(tensor: torch.Tensor) -> tuple[_core.TensorView, bool, bool] | None:
     """(view in host memory, is a parameter, requires grad); None if autograd does not track it."""
     parameter = isinstance(tensor, torch.nn.Parameter)
@@ -240,34 +230,6 @@ def is_distributed(cls: type) -> bool:
     if cls in _PLAIN or not issubclass(cls, torch.Tensor):
         return False
     return issubclass(cls, dtensor_type()) or cls.__name__ == "ShardedTensor"
-
-
-def layout(item: Any, for_load: bool | None) -> Layout:
-    """A DTensor's local tensor, with its mesh and placements.
-
-    Args:
-        for_load: True for a load (a tensor on the meta device gets memory), False for a save, None
-            if only the position is needed.
-
-    Raises:
-        InvalidArgumentError: the DTensor says itself where it stands (see `part_entity`), or the
-            order of its shards is not one of its placements.
-        UnsupportedError: Tilestone doesn't know a placement or the kind of tensor.
-    """
-    if states_position(item):
-        raise InvalidArgumentError(
-            f"methods, attributes or shards of this {type(item).__name__} say where it stands, not "
-            "its placements",
-            hint="such a tensor keeps its place: give Replicate as the checkpoint's placement",
-        )
-    return _by_placements(item, for_load)
-
-
-def _by_placements(item: Any, for_load: bool | None) -> Layout:
-    """As `layout`, of a DTensor that does not say itself where it stands."""
-    seen = _seen(item, for_load)
-    spec = item._spec
-    return Layout(seen, tuple(spec.shape), *_sharding(spec))
 
 
 def _sharding(spec: Any) -> tuple[_core.Mesh, list[Placement]]:
@@ -426,7 +388,9 @@ class _TensorConverter(converters.ArrayConverter):
         return not item.is_meta
 
     def in_value(self, item: Any) -> Any:
-        return in_value(item)
+        if type(item) not in _PLAIN or item.__dict__:
+            return None  # it is pickled, with its attributes
+        return variable_in_common(item) or host_view(item)
 
     def why_not_in_object(self, item: Any) -> str | None:
         return why_not_in_object(item)
@@ -470,7 +434,14 @@ class _DistributedConverter(converters.PartConverter):
         return distributed_entity(item, path, call)
 
     def layout(self, item: Any, for_load: bool | None) -> Layout | None:
-        return layout(item, for_load)
+        if states_position(item):
+            raise InvalidArgumentError(
+                f"methods, attributes or shards of this {type(item).__name__} say where it stands, "
+                "not its placements",
+                hint="such a tensor keeps its place: give Replicate as the checkpoint's placement",
+            )
+        seen, spec = _seen(item, for_load), item._spec
+        return Layout(seen, tuple(spec.shape), *_sharding(spec))
 
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
         return view(item, for_load)  # raises an error

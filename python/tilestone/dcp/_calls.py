@@ -74,14 +74,9 @@ def is_alone(no_dist: bool, what: str) -> bool:
 _SOLO = _core.solo()  # one object, so that saves in the background share a session
 
 
-def group_of(process_group: Any, alone: bool) -> Any:
-    """The `group` of Tilestone's functions."""
-    return _SOLO if alone else process_group
-
-
-def rank_of(process_group: Any, alone: bool) -> int:
-    """This process's number among those that take part."""
-    return 0 if alone else dist.get_rank(process_group)
+def group_and_rank(process_group: Any, alone: bool) -> tuple[Any, int]:
+    """The `group` of Tilestone's functions, and this process's number among those that take part."""
+    return (_SOLO, 0) if alone else (process_group, dist.get_rank(process_group))
 
 
 def check_path(checkpoint_id: Any) -> None:
@@ -114,21 +109,35 @@ def check_file_system(writer: Any) -> None:
         )
 
 
-def differs_from_default(planner: Any) -> set[str]:
-    """The options of one of torch's planners that don't have their default values."""
-    default = vars(type(planner)())
-    return {
+def is_default(planner: Any, kind: type, without_effect: set[str]) -> bool:
+    """Whether the engine makes the plan that one of torch's planners would make.
+
+    Args:
+        planner: None: the default one.
+        kind: the class of torch's default planners.
+        without_effect: the options that do not change what the engine does.
+    """
+    if planner is None or type(planner) is not kind:
+        return planner is None
+    default = vars(kind())
+    return without_effect >= {
         name
         for name, value in vars(planner).items()
         if isinstance(default.get(name), (bool, int, str)) and default[name] != value
     }
 
 
-def missing_id() -> RuntimeError:
-    """The error for a call without a place."""
-    return RuntimeError(
-        "`checkpoint_id` must be specified if storage_reader/storage_writer is None."
-    )
+def storage_for(given: Any, checkpoint_id: Any, kind: Any) -> Any:
+    """The caller's writer or reader; without one, one of class `kind`."""
+    if given is not None:
+        if checkpoint_id is not None:
+            given.reset(checkpoint_id)
+        return given
+    if not checkpoint_id:
+        raise RuntimeError(
+            "`checkpoint_id` must be specified if storage_reader/storage_writer is None."
+        )
+    return kind(checkpoint_id)
 
 
 # Options of tilestone.load in the engine's hints, in the words of tilestone.dcp; None: it has none.

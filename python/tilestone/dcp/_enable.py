@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 
-from tilestone.dcp._calls import missing_id
+from tilestone.dcp._calls import storage_for
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
 
@@ -57,15 +57,10 @@ def _in_place_of(storage: Any) -> Any:
 
 def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
     """In the place of torch's _storage_setup."""
-    if storage:
-        if checkpoint_id is not None:
-            storage.reset(checkpoint_id)
-        return _in_place_of(storage)
-    if not checkpoint_id:
-        raise missing_id()
-    if _is_for_torch(checkpoint_id):
+    if not storage and _is_for_torch(checkpoint_id):
         return _storage_utils._storage_setup(storage, checkpoint_id, reader)
-    return FileSystemReader(checkpoint_id) if reader else FileSystemWriter(checkpoint_id)
+    kind = FileSystemReader if reader else FileSystemWriter
+    return _in_place_of(storage_for(storage or None, checkpoint_id, kind))
 
 
 def _is_for_torch(checkpoint_id: Any) -> bool:

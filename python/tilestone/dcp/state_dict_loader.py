@@ -32,28 +32,11 @@ StateDict = dict[str, Any]
 _RANKS_METADATA = re.compile(r"__(\d+)\.metadata")
 
 
-def _is_default(planner: LoadPlanner | None) -> bool:
-    """Whether the engine makes the plan that this planner would make."""
-    if planner is None:
-        return True
-    if type(planner) is not DefaultLoadPlanner:
-        return False
-    return _calls.differs_from_default(planner) <= {"allow_partial_load", "flatten_sharded_tensors"}
-
-
-def _reader(storage_reader: StorageReader | None, checkpoint_id: Any) -> StorageReader:
-    if storage_reader is not None:
-        if checkpoint_id is not None:
-            storage_reader.reset(checkpoint_id)
-        return storage_reader
-    if not checkpoint_id:
-        raise _calls.missing_id()
-    _calls.check_path(checkpoint_id)
-    return FileSystemReader(checkpoint_id)
-
-
 def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
-    return type(reader) is FileSystemReader and is_plain(reader) and _is_default(planner)
+    """Whether the engine plans and reads; otherwise torch plans, and the reader reads."""
+    known = {"allow_partial_load", "flatten_sharded_tensors"}
+    is_ours = type(reader) is FileSystemReader and is_plain(reader)
+    return is_ours and _calls.is_default(planner, DefaultLoadPlanner, known)
 
 
 def _ranks_with_a_part(path: str) -> list[int]:
@@ -84,9 +67,8 @@ def _load(
     process_group: Any,
     alone: bool,
 ) -> None:
-    path, rank = os.path.abspath(reader.path), _calls.rank_of(process_group, alone)
-    group = _calls.group_of(process_group, alone)
-    name = _calls.INDEX
+    path, name = os.path.abspath(reader.path), _calls.INDEX
+    group, rank = _calls.group_and_rank(process_group, alone)
     with _calls.failing_as_torch("read", rank):
         rank_local = _is_rank_local(path, group)
         if not rank_local:
@@ -190,7 +172,7 @@ def load(
             error.
     """
     alone = _calls.is_alone(no_dist, "loads")
-    reader = _reader(storage_reader, checkpoint_id)
+    reader = _calls.storage_for(storage_reader, checkpoint_id, FileSystemReader)
     if not _is_for_engine(reader, planner):
         _torchs.load(
             state_dict, storage_reader=reader, planner=planner, process_group=process_group,
@@ -200,7 +182,7 @@ def load(
     # In the order in which torch calls the objects, which may communicate.
     keys = sorted(state_dict)
     state = _calls.without_statefuls({key: state_dict[key] for key in keys})
-    _load(state, reader, planner, process_group, alone)  # type: ignore[arg-type]
+    _load(state, reader, planner, process_group, alone)
     for key in keys:
         item = state_dict[key]
         if _calls.is_stateful(item):

@@ -32,29 +32,6 @@ __all__ = ["AsyncCheckpointerType", "AsyncSaveResponse", "async_save", "save", "
 StateDict = dict[str, Any]
 
 
-def _is_default(planner: SavePlanner | None) -> bool:
-    """Whether the engine makes the plan that this planner would make."""
-    if planner is None:
-        return True
-    if type(planner) is not DefaultSavePlanner:
-        return False
-    # A cached plan saves torch messages, and ShardedTensors inside ShardedTensors are refused.
-    return _calls.differs_from_default(planner) <= {
-        "_enable_plan_caching", "flatten_sharded_tensors",
-    }  # fmt: skip
-
-
-def _writer(storage_writer: StorageWriter | None, checkpoint_id: Any) -> StorageWriter:
-    if storage_writer is not None:
-        if checkpoint_id is not None:
-            storage_writer.reset(checkpoint_id)
-        return storage_writer
-    if not checkpoint_id:
-        raise _calls.missing_id()
-    _calls.check_path(checkpoint_id)
-    return FileSystemWriter(checkpoint_id)
-
-
 def _resources(writer: FileSystemWriter) -> Resources:
     return Resources(files_per_rank=writer.thread_count)
 
@@ -72,11 +49,10 @@ def _save(
     process_group: Any, alone: bool,
 ) -> Metadata:  # fmt: skip
     state, path = _calls.State(state_dict), os.path.abspath(writer.path)
-    rank = _calls.rank_of(process_group, alone)
+    group, rank = _calls.group_and_rank(process_group, alone)
     with _calls.failing_as_torch("write", rank):
         result = run_save(
-            state, path, group=_calls.group_of(process_group, alone),
-            overwrite=writer.overwrite, resources=_resources(writer),
+            state, path, group=group, overwrite=writer.overwrite, resources=_resources(writer)
         )  # fmt: skip
     writer.save_id = result.save_id
     return _metadata_of(path, result.save_id, planner, rank)
@@ -87,14 +63,15 @@ def _save_in_background(
     process_group: Any, alone: bool,
 ) -> Future[Metadata]:  # fmt: skip
     state: Any = _calls.State(state_dict)
-    path, rank = os.path.abspath(writer.path), _calls.rank_of(process_group, alone)
+    path = os.path.abspath(writer.path)
+    group, rank = _calls.group_and_rank(process_group, alone)
     future: Future[Metadata] = Future()
     future.set_running_or_notify_cancel()
     try:
         with _calls.failing_as_torch("write", rank):
             saving = async_save_with_engine(
-                state, path, group=_calls.group_of(process_group, alone),
-                overwrite=writer.overwrite, resources=_resources(writer),
+                state, path, group=group, overwrite=writer.overwrite,
+                resources=_resources(writer),
             )  # fmt: skip
     except CheckpointException as error:
         future.set_exception(error)
@@ -138,9 +115,10 @@ def save_state_dict(
 
 def is_for_engine(writer: Any, planner: SavePlanner | None, use_collectives: bool) -> bool:
     """Whether the engine plans and writes; otherwise torch plans, and the writer writes."""
-    if not use_collectives or not _is_default(planner):
-        return False
-    return type(writer) is FileSystemWriter and is_plain(writer)
+    # A cached plan saves torch messages, and ShardedTensors inside ShardedTensors are refused.
+    known = {"_enable_plan_caching", "flatten_sharded_tensors"}
+    is_ours = type(writer) is FileSystemWriter and is_plain(writer)
+    return use_collectives and is_ours and _calls.is_default(planner, DefaultSavePlanner, known)
 
 
 @_api_bc_check  # type: ignore[untyped-decorator]
@@ -179,10 +157,10 @@ def save(
             error. What was at the path before is still there.
     """
     alone = _calls.is_alone(no_dist, "saves")
-    writer = _writer(storage_writer, checkpoint_id)
+    writer = _calls.storage_for(storage_writer, checkpoint_id, FileSystemWriter)
     if is_for_engine(writer, planner, use_collectives):
         state = _calls.without_statefuls(state_dict)
-        return _save(state, writer, planner, process_group, alone)  # type: ignore[arg-type]
+        return _save(state, writer, planner, process_group, alone)
     saved: Metadata = _torchs.save(
         state_dict, storage_writer=writer, planner=planner, process_group=process_group,
         no_dist=no_dist, use_collectives=use_collectives,
@@ -218,7 +196,7 @@ def async_save(
         future has the exceptions of `save`.
     """
     if storage_writer is not None or checkpoint_id:
-        storage_writer = _writer(storage_writer, checkpoint_id)
+        storage_writer = _calls.storage_for(storage_writer, checkpoint_id, FileSystemWriter)
     in_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD and async_stager is None
     if in_thread and is_for_engine(storage_writer, planner, use_collectives):
         alone = _calls.is_alone(no_dist, "saves")

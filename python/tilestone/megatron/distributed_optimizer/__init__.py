@@ -15,23 +15,27 @@ Megatron-Core DistributedOptimizer; for any other optimizer use `pack` and the c
 Neither Megatron-Core nor a GPU is needed. See docs/megatron_optimizer.md.
 """
 
-from tilestone.megatron.distributed_optimizer.formats import layout_object, optimizer_state
+from tilestone.megatron.distributed_optimizer.formats import (
+    layout_object,
+    load_optimizer,
+    optimizer_state,
+)
 from tilestone.megatron.distributed_optimizer.layout import (
+    ADAM,
     Bucket,
     Buffer,
     Layout,
+    OptimizerShard,
     Parameter,
     Slice,
     pack,
 )
-from tilestone.megatron.distributed_optimizer.loading import load_optimizer
 from tilestone.megatron.distributed_optimizer.model_layouts import (
     model_layouts,
     read_layouts,
     write_layouts,
 )
 from tilestone.megatron.distributed_optimizer.pieces import Piece, pieces_of
-from tilestone.megatron.distributed_optimizer.shard import ADAM, OptimizerShard
 from tilestone.megatron.distributed_optimizer.stock_optimizer import (
     layout_objects,
     put_into,

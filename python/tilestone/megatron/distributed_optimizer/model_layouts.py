@@ -19,11 +19,9 @@ import torch
 import torch.distributed as dist
 
 from tilestone._errors import InvalidArgumentError, MismatchError
-from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.distributed_optimizer.layout import Buffer, Dtypes, Layout, pack, to_json
-from tilestone.megatron.distributed_optimizer.pieces import Entity
+from tilestone.megatron.distributed_optimizer.pieces import Entity, entities_by_data
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
-from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
 _INSTANCES = "num_distributed_optimizer_instances"
 _LAYOUTS = "optimizer_layouts"  # in the file, which engine/read/optimizer_layout.cc reads
@@ -211,10 +209,7 @@ def _sharded(chunk: Any, metadata: Optional[Mapping[str, Any]]) -> dict[int, Ent
     model = chunk
     while hasattr(model, "module"):
         model = model.module
-    tensors, _ = extract_sharded_tensors_and_factories(
-        model.sharded_state_dict(metadata=dict(metadata or {}))
-    )
-    return {id(entity.data): entity for entity in nested_values(tensors)}
+    return entities_by_data(model.sharded_state_dict(metadata=dict(metadata or {})))
 
 
 def _buffers(

@@ -21,15 +21,23 @@ from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import (
     LocalNonpersistentObject,
     ReplicaId,
+    ShardedStateDict,
     ShardedTensor,
     ShardedTensorFactory,
 )
+from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
 Entity = Union[ShardedTensor, ShardedTensorFactory]
 _Numbers = Tuple[int, ...]
 
 # Limit for a factory that reorders its tensor: it is described run by run, up to this many runs.
 MAX_RUNS = 1 << 16
+
+
+def entities_by_data(sharded_state_dict: ShardedStateDict) -> dict[int, Entity]:
+    """The entities of a model's parameters, by the ids of the parameters, which are their data."""
+    tensors, _ = extract_sharded_tensors_and_factories(sharded_state_dict)
+    return {id(entity.data): entity for entity in nested_values(tensors)}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,19 @@ from typing import Any, Optional, Tuple
 import torch
 
 from tilestone._errors import InvalidArgumentError, MismatchError
-from tilestone.megatron.dict_utils import nested_values
-from tilestone.megatron.distributed_optimizer.formats import LAYOUT
-from tilestone.megatron.distributed_optimizer.layout import Bucket, Buffer, Layout, Parameter, Slice
-from tilestone.megatron.distributed_optimizer.pieces import Entity
-from tilestone.megatron.distributed_optimizer.shard import ADAM, OptimizerShard
+from tilestone.megatron.distributed_optimizer.formats import LAYOUT, object_of
+from tilestone.megatron.distributed_optimizer.layout import (
+    ADAM,
+    Bucket,
+    Buffer,
+    Layout,
+    OptimizerShard,
+    Parameter,
+    Slice,
+)
+from tilestone.megatron.distributed_optimizer.pieces import Entity, entities_by_data
 from tilestone.megatron.mapping import ShardedObject, ShardedStateDict
 from tilestone.megatron.optimizer import KEEP_VARS_HINT
-from tilestone.megatron.utils import extract_sharded_tensors_and_factories
 
 
 def _chained(optimizer: Any) -> list[Tuple[Optional[int], Any]]:
@@ -55,8 +60,7 @@ def shards_of(
         CheckpointingException: a parameter is not in the model's state dict; the optimizer is of
             another class; or its buffers are not divided as Megatron-Core divides them.
     """
-    tensors, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
-    entities = {id(entity.data): entity for entity in nested_values(tensors)}
+    entities = entities_by_data(model_sharded_state_dict)
     return [_shard(one, number, entities) for number, one in _chained(optimizer)]
 
 
@@ -78,14 +82,12 @@ def layout_objects(
     Raises:
         CheckpointingException: as shards_of().
     """
-    tensors, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
-    entities = {id(entity.data): entity for entity in nested_values(tensors)}
+    entities = entities_by_data(model_sharded_state_dict)
     objects = []
     for number, one in _chained(optimizer):
         layout = _layout(one, number, entities)
-        replica_id = (int(one.distributed_optimizer_instance_id), 0, one.data_parallel_group.rank())
-        key = f"{layout.prefix}.{LAYOUT}"
-        objects.append(ShardedObject(key, layout.to_plain(), (1,), (0,), replica_id))
+        instance, rank = int(one.distributed_optimizer_instance_id), one.data_parallel_group.rank()
+        objects.append(object_of(layout, instance, rank, LAYOUT, layout.to_plain()))
     return objects
 
 

@@ -17,16 +17,16 @@ from tilestone.megatron.training.async_utils import (
     is_empty_async_queue,
     maybe_finalize_async_save,
 )
-from tilestone.megatron.training.checkpointing import load_checkpoint, save_checkpoint
-from tilestone.megatron.training.names import (
-    get_checkpoint_name,
-    get_checkpoint_tracker_filename,
-    read_metadata,
-)
-from tilestone.megatron.training.rng import get_rng_state, restore_rng_state
-from tilestone.megatron.training.state import (
+from tilestone.megatron.training.checkpointing import (
     build_sharded_state_dict_metadata,
     generate_state_dict,
+    get_checkpoint_name,
+    get_checkpoint_tracker_filename,
+    get_rng_state,
+    load_checkpoint,
+    read_metadata,
+    restore_rng_state,
+    save_checkpoint,
     unwrap_model,
 )
 

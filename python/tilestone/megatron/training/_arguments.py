@@ -1,16 +1,25 @@
-"""The arguments of a training program that are read, and their defaults."""
+"""The arguments of a training program that are read, their defaults, and what ranks must agree on.
+
+If ranks decided differently, one would wait for messages that the others never send, or a part that
+only one rank has would be left out. So they compare the arguments that decide.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import operator
 import os
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Dict, List, TypeVar
+
+import torch.distributed as dist
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import InvalidArgumentError, MismatchError, UnsupportedError
 from tilestone._objects import pickling
+from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
@@ -81,6 +90,22 @@ _STORED = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
     "world_size", "no_save_optim", "no_save_rng", "ckpt_fully_parallel_save",
 )  # fmt: skip
+
+# Arguments that must be equal on all ranks.
+OF_A_SAVE = (
+    "no_save_optim", "no_save_rng", "data_parallel_random_init", "use_distributed_optimizer",
+    "use_layer_wise_distributed_optimizer", "dist_ckpt_optim_fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient", "ckpt_fully_parallel_save",
+    "ckpt_fully_parallel_save_process_group", "async_save", "verify_integrity",
+)  # fmt: skip
+OF_A_LOAD = (
+    "ckpt_step", "finetune", "no_load_optim", "no_load_rng", "data_parallel_random_init",
+    "use_distributed_optimizer", "ckpt_fully_parallel_load",
+    "ckpt_fully_parallel_load_process_group", "ckpt_fully_parallel_load_exchange_algo",
+    "ckpt_load_validate_sharding_integrity", "dist_ckpt_strictness",
+)  # fmt: skip
+
+Result = TypeVar("Result")
 
 
 def read(args: Any, name: str) -> Any:
@@ -292,3 +317,46 @@ def set_argument(args: Any, name: str, value: Any) -> None:
             f"can't set args.{name}: {error}",
             hint="a load sets the consumed samples: pass args whose attributes can be set",
         ) from error
+
+
+def decisions(args: Any, names: tuple[str, ...]) -> Dict[str, str]:
+    """What must be equal on all ranks: a description of each of these arguments -> its value."""
+    given = {name: read(args, name) for name in names}
+    return {
+        f"args.{name}": repr(DEFAULTS[name] if value is None else value)
+        for name, value in given.items()
+    }
+
+
+def prepared(
+    work: str, group: Any, prepare: Callable[[], Result], deadline: Deadline
+) -> Result:
+    """Calls prepare() on every rank of a group, and compares the `decisions` of the results.
+
+    Raises:
+        MismatchError: on every rank: ranks have decided differently.
+        Exception: on every rank: what prepare() raises on one rank.
+        TimeoutError: some ranks did not call in time.
+    """
+
+    def words(made: Any) -> bytes:
+        return json.dumps(made.decisions).encode()
+
+    def decide(said: List[bytes]) -> bytes:
+        _compare(work, [json.loads(each) for each in said], group)
+        return b""
+
+    made: Result = agreed(work, group, prepare, words, decide, deadline)[0]
+    return made
+
+
+def _compare(work: str, decided: List[Dict[str, str]], group: Any) -> None:
+    for rank, each in enumerate(decided):
+        for name, value in decided[0].items():
+            if each[name] != value:
+                first, other = (dist.get_global_rank(group, number) for number in (0, rank))
+                raise MismatchError(
+                    f"{work}: {name} is {value} on rank {first} but {each[name]} on rank {other}",
+                    rank=other,
+                    hint="pass the same arguments on all ranks",
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from collections.abc import Collection
 from typing import Any, Dict, List, Tuple
@@ -11,7 +12,7 @@ from tilestone.megatron import groups, serialization
 from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from tilestone.megatron.training import _arguments, _decisions, _megatron_globals, state
+from tilestone.megatron.training import _arguments, _megatron_globals, state
 from tilestone.megatron.training._choice import Found, Places
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training.rng import RNG_KEY, get_rng_state, restore_rng_state
@@ -63,6 +64,8 @@ class Resume:
         self._given_finetune = _arguments.read(args, "finetune")
         self._was_pretrained = False
         self._given_strategy = None if context is None else context.get("load_strategy")
+        self.decisions = _arguments.decisions(args, _arguments.OF_A_LOAD)
+        self.decisions["the strategy of the context"] = type(self._given_strategy).__name__
         self._tp, self._pp = given.find("tp"), given.find("pp")
         self._dp_cp = given.find("dp_cp")
         self._sharing: groups.Group | None = None
@@ -70,10 +73,6 @@ class Resume:
             self._sharing = given.sharing(args, "ckpt_fully_parallel_load_process_group")
         if not _arguments.read(args, "no_load_rng"):
             given.for_random_states(args)
-
-    def decisions(self) -> Dict[str, str]:
-        """What must be equal on all ranks: a description of each decision -> its value."""
-        return _decisions.of_a_load(self.args, self._given_strategy)
 
     def report_none(self) -> None:
         """Logs or raises that there is no checkpoint.
@@ -241,8 +240,8 @@ class Resume:
             rerun = self._machine.state_dict(
                 data_iterator=None, ckpt_format="torch_dist", force=True
             )
-        return state.state_of(
-            self.args,
+        return state.generate_state_dict(
+            argparse.Namespace(),  # those of a save leave parts out
             model,
             optimizer if self._with_optimizer else None,
             opt_param_scheduler if self._with_optimizer else None,

@@ -17,7 +17,7 @@ from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.distributed_optimizer import layout_objects
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from tilestone.megatron.training import _arguments, _decisions, names
+from tilestone.megatron.training import _arguments, names
 from tilestone.megatron.training._choice import (
     check_non_persistent_type,
     non_persistent_directory,
@@ -108,6 +108,8 @@ class Saving:
         self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
         self.interval = _arguments.whole_number(args, "save_retain_interval", 1)
         self._choose_strategy(context)
+        self.decisions = _arguments.decisions(args, _arguments.OF_A_SAVE)
+        self.decisions["the strategy that saves"] = type(self.strategy).__name__
         if not _arguments.read(args, "no_save_rng"):
             groups.for_random_states(args)
 
@@ -159,10 +161,6 @@ class Saving:
                 )
         if context is not None:
             context["save_strategy"] = self.strategy
-
-    def decisions(self) -> Dict[str, str]:
-        """What must be equal on all ranks: a description of each decision -> its value."""
-        return _decisions.of_a_save(self.args, self.strategy)
 
     def random_states(self, key_prefix: str, rng_tracker: Any, deadline: Deadline) -> Any:
         """The random states' entity. With data_parallel_random_init all of dp_group must call."""

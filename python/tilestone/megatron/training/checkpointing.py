@@ -20,8 +20,8 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Deadline, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
 from tilestone.megatron.training import _arguments, _megatron_globals, state
+from tilestone.megatron.training._arguments import prepared
 from tilestone.megatron.training._choice import Found, Places, load_latest
-from tilestone.megatron.training._decisions import prepared
 from tilestone.megatron.training._groups import Groups
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments

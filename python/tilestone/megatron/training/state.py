@@ -123,24 +123,6 @@ def generate_state_dict(
         optimizer = opt_param_scheduler = None
     if _arguments.read(args, "no_save_rng"):
         rng_state = None
-    return state_of(
-        args, model, optimizer, opt_param_scheduler, rng_state, iteration, optim_sd_kwargs,
-        model_sd_kwargs, rerun_state,
-    )  # fmt: skip
-
-
-def state_of(
-    args: Any,
-    model: Any,
-    optimizer: Any,
-    opt_param_scheduler: Any,
-    rng_state: Any,
-    iteration: int | None,
-    optim_sd_kwargs: Mapping[str, Any] | None,
-    model_sd_kwargs: Mapping[str, Any] | None,
-    rerun_state: Any,
-) -> Dict[str, Any]:
-    """generate_state_dict() of everything that is given, regardless of the `args` for saves."""
     stages = as_list(model)
     if not stages:
         raise InvalidArgumentError("the model is an empty list: there is nothing to save or load")
