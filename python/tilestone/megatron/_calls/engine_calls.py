@@ -4,6 +4,7 @@ every failure on every rank."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import os
 import re
@@ -254,41 +255,32 @@ def _not_requested(report: LoadReport) -> set[str]:
     return {key for key in report.not_requested if not _LAYOUT_KEY.fullmatch(key)}
 
 
+@dataclasses.dataclass(eq=False)
 class Asked(Prepared):
     """A template of a load.
 
-    Args:
-        sharded_state_dict: the caller's; it is not changed.
+    Attributes:
+        given: the caller's state dict; it is not changed.
         check: called first; if it raises, this rank has failed.
         judge: called with the missing and the unexpected keys; may raise.
-
-    Attributes:
         unexpected: set by the load: keys that this rank requests and that are not stored.
         missing: set by the load: stored keys that no rank requests, if these are reported.
     """
 
     harmless = HARMLESS
     # The strict modes log the keys. An empty dict is common state, which is not requested.
-    engine: Mapping[str, Any] = {"objects_by_grid": True, "log_report": False, "fill_empty": False}
+    engine = {"objects_by_grid": True, "log_report": False, "fill_empty": False}
 
-    def __init__(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        check: Callable[[], None] = lambda: None,
-        judge: Callable[[set[str], set[str]], None] = lambda missing, unexpected: None,
-    ) -> None:
-        self._given = sharded_state_dict
-        self._check = check
-        self._judge = judge
-        self._asked: Any = {}
-        self._made: Any = {}
-        self.missing: set[str] = set()
-        self.unexpected: set[str] = set()
+    given: ShardedStateDict
+    check: Callable[[], None] = lambda: None
+    judge: Callable[[set[str], set[str]], None] = lambda missing, unexpected: None
+    missing: set[str] = dataclasses.field(default_factory=set)
+    unexpected: set[str] = dataclasses.field(default_factory=set)
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities, with factories built."""
-        self._check()
-        asked = asked_of(_expect_dict(self._given))
+        self.check()
+        asked = asked_of(_expect_dict(self.given))
         self._asked = {} if asked is _LEFT_OUT else asked
         self._made = asked_built(self._asked)
         return self._made  # type: ignore[no-any-return]
@@ -298,29 +290,22 @@ class Asked(Prepared):
         merging = _Merging(kept)
         result = merging.merged(self._asked, self._made, loaded)
         self.missing, self.unexpected = _not_requested(report), merging.unexpected
-        self._judge(self.missing, self.unexpected)
+        self.judge(self.missing, self.unexpected)
         return result  # type: ignore[no-any-return]
 
 
-def engine_load(
-    asked: Asked, checkpoint_dir: Any, *, sharded_only: bool = False, **options: Any
-) -> StateDict:
-    """Loads a template with the engine, with keyword arguments of `tilestone.load`.
-
-    With sharded_only common state is neither read nor returned.
-    """
-    asked.engine = {**asked.engine, "sharded_only": sharded_only}
+def engine_load(asked: Asked, checkpoint_dir: Any, **options: Any) -> StateDict:
+    """Loads a template with the engine, with keyword arguments of `tilestone.load`."""
     return save_load.load(cast("Any", asked), literal(checkpoint_dir), **options)
 
 
 def load_sharded(sharded_state_dict: ShardedStateDict, checkpoint_dir: Any) -> StateDict:
-    """Loads only entities; dtypes are converted."""
+    """Loads only entities; dtypes are converted. Common state is neither read nor returned."""
     asked = Asked(sharded_state_dict)
-    asked.engine = {**asked.engine, "unmarked": DIALECT}
+    asked.engine = {**asked.engine, "unmarked": DIALECT, "sharded_only": True}
     return engine_load(
-        asked, checkpoint_dir, sharded_only=True, cast=True, group=_ranks.group_of_call(),
-        timeout=within_call(),
-    )  # fmt: skip
+        asked, checkpoint_dir, cast=True, group=_ranks.group_of_call(), timeout=within_call()
+    )
 
 
 def without_own_replicas(tree: Any) -> Any:
@@ -335,12 +320,13 @@ def without_own_replicas(tree: Any) -> Any:
     return without_replicas(tree, OwnReplicas(leaves).repeats)
 
 
+@dataclasses.dataclass(eq=False)
 class Given(Prepared):
     """The state of a save.
 
-    Args:
-        sharded_state_dict: the caller's; it is not changed.
-        checkpoint_dir: the checkpoint's directory.
+    Attributes:
+        given: the caller's state dict; it is not changed.
+        directory: the checkpoint's directory.
         check: called first; if it raises, this rank has failed.
         group: the ranks that save; None: all.
         preprocess: takes a copy of the common state and returns what the ranks compare.
@@ -349,31 +335,22 @@ class Given(Prepared):
 
     harmless = HARMLESS
 
-    def __init__(
-        self,
-        sharded_state_dict: ShardedStateDict,
-        checkpoint_dir: Any,
-        check: Callable[[], None] = lambda: None,
-        group: Any = None,
-        preprocess: Callable[[CommonStateDict], StateDict] | None = None,
-        replaces: bool = True,
-    ) -> None:
-        self._given = sharded_state_dict
-        self._replaces = replaces
-        self._directory = checkpoint_dir
-        self._check = check
-        self._group = group
-        self._preprocess = preprocess
-        self._compared: Any = None
-        self._replaced = ""
+    given: ShardedStateDict
+    directory: Any
+    check: Callable[[], None] = lambda: None
+    group: Any = None
+    preprocess: Callable[[CommonStateDict], StateDict] | None = None
+    replaces: bool = True
+    _compared: Any = None
+    _replaced: str = ""
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the state. First rank 0 determines what the save replaces."""
-        self._check()
-        _expect_dict(self._given)
-        if self._replaces and _ranks.rank(self._group) == 0:
-            self._replaced = replaced_by(self._directory)
-        return without_own_replicas(self._given)  # type: ignore[no-any-return]
+        self.check()
+        _expect_dict(self.given)
+        if self.replaces and _ranks.rank(self.group) == 0:
+            self._replaced = replaced_by(self.directory)
+        return without_own_replicas(self.given)  # type: ignore[no-any-return]
 
     def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
@@ -381,9 +358,9 @@ class Given(Prepared):
 
     def compared_common(self) -> Mapping[Any, Any] | None:
         """The result of preprocess for a copy of the common state; None without preprocess."""
-        if self._preprocess is None:
+        if self.preprocess is None:
             return None
-        self._compared = self._preprocess(self._common())
+        self._compared = self.preprocess(self._common())
         return cast("Mapping[Any, Any]", self._compared)
 
     def end(self, result: _core.SaveResult) -> None:
@@ -394,10 +371,10 @@ class Given(Prepared):
         """
         if self._replaced:
             logger.warning(self._replaced)
-            _integrity.remove_old(self._directory)
+            _integrity.remove_old(self.directory)
         if result.common_differs:
-            compared = self._common() if self._preprocess is None else self._compared
-            held.log_differences(compared, self._group)
+            compared = self._common() if self.preprocess is None else self._compared
+            held.log_differences(compared, self.group)
 
     def take_options(self, options: dict[str, Any], hashes: _integrity.Hashes | None) -> None:
         """Takes what is no keyword of `tilestone.save` out of the options."""
@@ -407,10 +384,10 @@ class Given(Prepared):
 
     def forget(self) -> None:
         """Keeps only the common state of what was given. The save has its own copies."""
-        self._given = self._common()
+        self.given = self._common()
 
     def _common(self) -> Any:
-        return extract_matching_values(self._given, _is_common)[0]
+        return extract_matching_values(self.given, _is_common)[0]
 
 
 def replaced_by(checkpoint_dir: Any) -> str:

@@ -6,6 +6,7 @@ replaces the sharded part in the existing directory, where common.pt is already 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -84,34 +85,26 @@ def remove_seals(path: Any, common_is_sharded: bool) -> None:
         ) from error
 
 
+@dataclasses.dataclass
 class _Shards(collective.Prepared):
     """The sharded part of a state dict, prepared for a save."""
 
     harmless = HARMLESS
 
-    def __init__(
-        self,
-        tree: Any,
-        path: Any,
-        group: Any,
-        mains_only: bool,
-        engine: Mapping[str, Any],
-    ) -> None:
-        self._tree = tree
-        self._path = path
-        self._group = group
-        self._mains_only = mains_only
-        self.engine = engine
+    tree: Any
+    path: Any
+    group: Any
+    mains_only: bool
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
-        if _ranks.rank(self._group) == 0:
-            remove_seals(self._path, _has_common_state(self._tree))
+        if _ranks.rank(self.group) == 0:
+            remove_seals(self.path, _has_common_state(self.tree))
         kept = [
             entity
-            for entity in entities(built(self._tree))
+            for entity in entities(built(self.tree))
             if is_main_replica(entity.replica_id)
-            or not (self._mains_only or entity.data is None)
+            or not (self.mains_only or entity.data is None)
         ]
         replicas = OwnReplicas(kept)
         kept = [entity for entity in kept if not replicas.repeats(entity)]
@@ -119,7 +112,7 @@ class _Shards(collective.Prepared):
 
     def copied_group(self, given: Any) -> Any:
         """The group that was given, or the model-parallel one of Megatron's parallel_state."""
-        if self._mains_only:
+        if self.mains_only:
             raise InvalidArgumentError(
                 "there are no replicas to copy with keep_only_main_replica=True: leave out copies"
             )
@@ -163,8 +156,8 @@ def save_in_place(
     path = literal(checkpoint_dir)
     group = _ranks.group_of_call() if group is None else group
     options["timeout"] = within_call(options.get("timeout", _core.DEFAULT_TIMEOUT))
-    engine = {"tp_replica_names": tp_replica_names, "separation_hint": separation_hint}
-    state: Any = _Shards(tree, path, group, mains_only, engine)
+    state: Any = _Shards(tree, path, group, mains_only)
+    state.engine = {"tp_replica_names": tp_replica_names, "separation_hint": separation_hint}
     return save(
         state, path, group=group, dialect="megatron_shards", overwrite=True, **options
     )
