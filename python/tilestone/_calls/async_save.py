@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core, _forked
-from tilestone._calls.collective import SaveCall, communicator, files_of, group_of
+from tilestone._calls.collective import SaveCall, communicator, files_of, group_of, is_destroyed
 from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
 from tilestone._options.keywords import checked, keywords
@@ -185,14 +185,6 @@ def end_saves() -> None:
         )
 
 
-def _is_destroyed(group: Any) -> bool:
-    """Whether this is a process group that torch knows no more."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None or not isinstance(group, c10d.ProcessGroup):
-        return False
-    return group not in c10d._world.pg_map
-
-
 class _Sessions:
     """A session for each group, so that staging memory and plans serve the next save too.
 
@@ -202,45 +194,34 @@ class _Sessions:
 
     def __init__(self) -> None:
         self._lock = _forked.Lock()
-        self._process = os.getpid()
         # A function that returns the group, or None once that is gone; and its session.
         self._of_group: dict[Any, tuple[Callable[[], Any], _core.Session]] = {}
         self._parents: list[Any] = []  # a forked child keeps its parent's: it must not end them
+        os.register_at_fork(after_in_child=self._forget_the_parents)
 
     def of_group(self, found: Any) -> _core.Session:
         """The session of a process group or communicator; None: of this rank alone."""
-        key = None if found is None else id(found)
+        key = id(found)
         with self._lock:
-            self._forget_the_parents()
             for other, (of, _) in list(self._of_group.items()):
-                if _is_destroyed(of()):
+                if is_destroyed(of()):
                     del self._of_group[other]
-            known = self._of_group.get(key)
-        if known is not None and known[0]() is found:
-            return known[1]
-        session = _core.Session(communicator(found))
-        with self._lock:
-            known = self._of_group.get(key)
-            if known is None or known[0]() is not found:
-                known = self._of_group[key] = (self._reference(found, key), session)
-            return known[1]
+            if key in self._of_group:
+                return self._of_group[key][1]
+            session = _core.Session(communicator(found))
+            self._of_group[key] = (self._reference(found, key), session)
+            return session
 
     def _reference(self, group: Any, key: Any) -> Callable[[], Any]:
         if not isinstance(group, _core.Communicator):
             return lambda: group
-
         # Takes no lock, because it may run at any point of this thread. The session's save goes on.
-        def forget(reference: Any) -> None:
-            if self._process == os.getpid() and self._of_group.get(key, (None,))[0] is reference:
-                del self._of_group[key]
-
-        return weakref.ref(group, forget)
+        return weakref.ref(group, lambda _: self._of_group.pop(key, None))
 
     def of_files(self, files: ByFiles) -> _core.Session:
         """The session of a rank that saves by files."""
         key = ("files", files.rank, files.world_size)
         with self._lock:
-            self._forget_the_parents()
             if key not in self._of_group:
                 made = ByFiles(*key[1:], files.token).made()
                 session = _core.Session(made.rank, made.world_size, made.token)
@@ -250,13 +231,11 @@ class _Sessions:
     def close(self) -> None:
         """At the interpreter's end, after all saves."""
         with self._lock:
-            self._forget_the_parents()
             self._of_group.clear()
 
     def _forget_the_parents(self) -> None:
-        if self._process != os.getpid():
-            self._parents.append(self._of_group)
-            self._of_group, self._process = {}, os.getpid()
+        self._parents.append(self._of_group)
+        self._of_group = {}
 
 
 _sessions = _Sessions()

@@ -74,6 +74,14 @@ def communicator(group: ProcessGroup | CommunicatorLike | None) -> CommunicatorL
         raise InvalidArgumentError(f"group can't be {found!r}: {error}", hint=hint) from error
 
 
+def is_destroyed(group: Any) -> bool:
+    """Whether this is a process group that torch knows no more."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not isinstance(group, c10d.ProcessGroup):
+        return False
+    return group not in c10d._world.pg_map
+
+
 def files_of(by_files: Any) -> ByFiles:
     """A save's ByFiles, with all that it needs.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilestone import _core
 from tilestone._calls import opening
+from tilestone._calls.async_save import AsyncSave
 from tilestone._calls.collective import Prepared, prepared
 from tilestone._calls.session import Session
 from tilestone._errors import (
@@ -19,12 +21,12 @@ from tilestone._errors import (
     InvalidArgumentError,
     MismatchError,
     UnsafeError,
+    UnsupportedError,
 )
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
-from tilestone._training_run.background import InFlight
 from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
@@ -82,6 +84,45 @@ def _numbers(metrics: Any) -> dict[str, float]:
                 f"the metric {name!r} must be a number, not {value!r}"
             ) from error
     return found
+
+
+class InFlight:
+    """A save in the background.
+
+    Args:
+        end: called with the step once the save has ended, also on a thread of the engine.
+    """
+
+    def __init__(self, saving: AsyncSave, step: int, end: Callable[[int], None]) -> None:
+        self._ended = threading.Event()
+        self.step = step
+        self._process = os.getpid()
+        self.saving = saving
+
+        def ended(_: object) -> None:
+            end(step)
+            self._ended.set()
+
+        saving.durable.add_done_callback(ended)
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process was forked after the save had begun."""
+        return self._process != os.getpid()
+
+    def wait(self) -> None:
+        """Waits for its end without asking for its result, which the next save then raises.
+
+        Raises:
+            UnsupportedError: in a forked child.
+        """
+        if self.is_of_parent:
+            raise UnsupportedError(
+                f"the save of step {self.step} belongs to the process that this one was forked from",
+                hint="go on with the manager in the parent, or make another one here",
+            )
+        self.saving.staged.exception()  # seals it, with stage="lazy"
+        self._ended.wait()
 
 
 class CheckpointManager:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from tilestone._errors import CorruptError, UnsafeError
+from tilestone._errors import CheckpointError, CorruptError, StorageError, UnsafeError
 
 
 def read_json(path: str) -> Any:
@@ -83,6 +83,18 @@ def sync_folder(path: str) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+@contextlib.contextmanager
+def storage_errors(path: str, message: str = "") -> Iterator[None]:
+    """Makes an OSError of the block a StorageError that names the file; "": in the system's words."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        message = message or str(error)
+        raise StorageError(message=message, file=path, errno=error.errno) from error
 
 
 def _umask() -> int:

@@ -15,9 +15,9 @@ import re
 from typing import Any
 
 from tilestone import _core
-from tilestone._errors import CorruptError, StorageError, UnsafeError
+from tilestone._errors import CorruptError, UnsafeError
 from tilestone.megatron import _ranks
-from tilestone.megatron._files import replace_file, sync_folder
+from tilestone.megatron._files import replace_file, storage_errors, sync_folder
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
 from tilestone.megatron._ranks import Deadline, agreed, then_one
 
@@ -83,7 +83,7 @@ class Hashes:
             if self.save_id:
                 content["save_id"] = self.save_id
             path = os.path.join(folder, INTEGRITY_FILE)
-            with _as_storage_error(path):
+            with storage_errors(path):
                 replace_file(path, json.dumps(content, indent=2))
             return b""
 
@@ -132,15 +132,5 @@ def _writer(name: str, save_id: str) -> int | None:
 
 def _files_in(folder: str) -> list[str]:
     """The names of the files that Megatron-Core hashes: all that are not in a folder below."""
-    with _as_storage_error(folder), os.scandir(folder) as entries:
+    with storage_errors(folder), os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_file() and e.name != INTEGRITY_FILE)
-
-
-@contextlib.contextmanager
-def _as_storage_error(path: str) -> Any:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(message=str(error), file=path, errno=error.errno) from error

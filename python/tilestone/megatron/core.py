@@ -7,9 +7,9 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tilestone._errors import CheckpointError, CorruptError, StorageError
+from tilestone._errors import CheckpointError, CorruptError
 from tilestone._options import valid
-from tilestone.megatron._files import read_json, replace_file
+from tilestone.megatron._files import read_json, replace_file, storage_errors
 
 CONFIG_FNAME = "metadata.json"
 
@@ -59,13 +59,11 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
     if not checkpoint_dir:
         return None
     path = os.path.join(os.fsdecode(valid.directory(checkpoint_dir)), CONFIG_FNAME)
-    try:
-        found = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        message = "can't read the checkpoint's format"
-        raise StorageError(message=message, file=path, errno=error.errno) from error
+    with storage_errors(path, "can't read the checkpoint's format"):
+        try:
+            found = read_json(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
     if not isinstance(found, dict) or "sharded_backend" not in found:
         return None
     return _checked_config(found, path)
@@ -96,8 +94,5 @@ def save_config(config: CheckpointingConfig, checkpoint_dir: str | os.PathLike[s
         CheckpointingException: the file can't be written; no part of it is left.
     """
     path = os.path.join(checkpoint_dir, CONFIG_FNAME)
-    try:
+    with storage_errors(path, "can't write the checkpoint's format"):
         replace_file(path, json.dumps(asdict(config)))
-    except OSError as error:
-        message = "can't write the checkpoint's format"
-        raise StorageError(message=message, file=path, errno=error.errno) from error

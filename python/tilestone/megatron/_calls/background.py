@@ -24,10 +24,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
-
 from tilestone import _core, _forked
-from tilestone._calls.collective import Prepared
+from tilestone._calls.collective import Prepared, is_destroyed
 from tilestone._calls.session import Session
 from tilestone._calls.steps import BegunSave, begin_save
 from tilestone._errors import InterruptedError, InvalidArgumentError
@@ -199,7 +197,7 @@ def reserve(group: Any, deadline: Deadline) -> Slot:
         TimeoutError, RankFailedError: on every rank.
     """
     with _lock:
-        for other in [each for each in _of_groups if _is_destroyed(each)]:
+        for other in [each for each in _of_groups if is_destroyed(each)]:
             del _of_groups[other]
         free = _of_groups.setdefault(group, {})
 
@@ -221,11 +219,6 @@ def reserve(group: Any, deadline: Deadline) -> Slot:
         return found
     comm: Any = _core.solo() if group is None else TorchCommunicator(group, channel=chosen)
     return Slot(chosen, Session(comm, timeout=deadline.timeout()), free)
-
-
-def _is_destroyed(group: Any) -> bool:
-    """Whether torch no longer knows this process group."""
-    return group is not None and group not in dist.distributed_c10d._world.pg_map
 
 
 _NOT_HEARD = (

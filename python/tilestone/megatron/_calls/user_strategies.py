@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
-from tilestone._errors import StorageError, UnsupportedError
+from tilestone._errors import UnsupportedError
 from tilestone._options import valid
 from tilestone.megatron import _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.in_place import remove_seals
+from tilestone.megatron._files import storage_errors
 from tilestone.megatron._ranks import then_one, together
 from tilestone.megatron._shards import held
 from tilestone.megatron._stored import literal
@@ -56,12 +57,8 @@ def _prepare(checkpoint_dir: Any) -> None:
     if replaced := engine_calls.replaced_by(checkpoint_dir):
         engine_calls.logger.warning(replaced)
     _core.refuse_url(valid.directory(checkpoint_dir))
-    try:
+    with storage_errors(os.fspath(checkpoint_dir), "can't create the checkpoint directory"):
         os.makedirs(checkpoint_dir, exist_ok=True)
-    except OSError as error:
-        path = os.fspath(checkpoint_dir)
-        message = "can't create the checkpoint directory"
-        raise StorageError(message=message, file=path, errno=error.errno) from error
     remove_seals(literal(checkpoint_dir), common_is_sharded=False)
 
 
