@@ -56,7 +56,7 @@ from tilestone._objects.dtypes import DType, dtype_names
 from tilestone._objects.entities import (
     LocalNonpersistent, ShardedObject, ShardedTensor, ShardedTensorFactory,
 )
-from tilestone._objects.given_placements import PlacementRules
+from tilestone._objects.given import PlacementRules
 from tilestone._objects.opaque import Opaque
 from tilestone._options.load_report import LoadReport
 from tilestone._options.progress import Progress

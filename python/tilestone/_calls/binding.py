@@ -22,7 +22,6 @@ from tilestone._objects import (
     entities,
     host_arrays,
     megatron_entities,
-    object_check,
     pickling,
 )
 from tilestone._objects.converters import CopiedBack
@@ -252,7 +251,7 @@ class Bridge:
         Raises:
             InvalidArgumentError: the object can't be pickled, or could not be read back.
         """
-        object_check.check(item, self.as_torch)
+        pickling.check_object(item, self.as_torch)
         pickled, archive = pickling.dumps(item, key)
         log = self.rank == 0 and not self.as_torch  # torch's loads create objects of any class
         pickling.check(pickled, archive, key, log, self.harmless)

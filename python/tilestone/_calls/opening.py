@@ -12,7 +12,7 @@ from tilestone._calls import binding
 from tilestone._calls.stored_tensor import StoredTensor
 from tilestone._errors import CheckpointError, InvalidArgumentError, NotFoundError
 from tilestone._objects import converters
-from tilestone._objects.given_boxes import BoxLike, to_box
+from tilestone._objects.given import BoxLike, to_box
 from tilestone._options import valid
 from tilestone._options.keywords import checked, keywords
 from tilestone._options.progress import ProgressCallback, reporting

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import EllipsisType
 
-    from tilestone._objects.given_boxes import BoxLike
+    from tilestone._objects.given import BoxLike
     from tilestone._protocols import SupportsDlpack
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"

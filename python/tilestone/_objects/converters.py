@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError
-from tilestone._objects.given_placements import Placement
+from tilestone._objects.given import Placement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError
-from tilestone._objects import converters, given_boxes, given_placements, params
+from tilestone._objects import converters, given, params
 from tilestone._objects.converters import Call, Node
 from tilestone._options import valid
 from tilestone._protocols import SupportsDlpack
@@ -114,7 +114,7 @@ class ShardedTensor:
             local_shape: shape of that local tensor.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = given_boxes.flat_range(key, flattened_range)
+        begin, end = given.flat_range(key, flattened_range)
         return cls(
             "from_rank_offsets_flat",
             key,
@@ -148,8 +148,8 @@ class ShardedTensor:
         `from_param` takes, except as rules. A rank outside the mesh holds nothing.
         `Partial` raises an error.
         """
-        with given_boxes.naming(key):
-            over = given_placements.to_mesh(mesh)
+        with given.naming(key):
+            over = given.to_mesh(mesh)
             return cls(
                 "from_placements",
                 key,
@@ -157,7 +157,7 @@ class ShardedTensor:
                 allow_shape_mismatch,
                 global_shape=valid.entries("global_shape", global_shape, key),
                 mesh=over,
-                placements=given_placements.Spec(placements).over(over),
+                placements=given.Spec(placements).over(over),
                 rank=valid.whole("rank", rank),
             )
 
@@ -216,7 +216,7 @@ class ShardedTensor:
                 save or load raises errors that depend on the key (rules, without `key=`).
             UnsupportedError: Tilestone doesn't know one of torch's placements.
         """
-        with given_boxes.naming(key or ""):
+        with given.naming(key or ""):
             place = params.Param(param, checkpoint_mesh, placements, rank)
             return _OfParam(place, param, key, allow_shape_mismatch)
 
@@ -246,7 +246,7 @@ class ShardedTensor:
             allow_shape_mismatch,
             holders,
             global_shape=valid.entries("global_shape", global_shape, key),
-            box=given_boxes.box_of(key, box),
+            box=given.box_of(key, box),
             replica_id=valid.replica(replica_id, key),
             prepend_axis_num=valid.entry("prepend_axis_num", prepend_axis_num, key),
         )
@@ -273,7 +273,7 @@ class ShardedTensor:
             box: a Box, or (start, stop) for each dim. Its first prepend_axis_num dims have size 1.
             flattened_range: slice(begin, end) or (begin, end), in elements.
         """
-        begin, end = given_boxes.flat_range(key, flattened_range)
+        begin, end = given.flat_range(key, flattened_range)
         return cls(
             "from_box_flat",
             key,
@@ -281,7 +281,7 @@ class ShardedTensor:
             allow_shape_mismatch,
             holders,
             global_shape=valid.entries("global_shape", global_shape, key),
-            box=given_boxes.box_of(key, box),
+            box=given.box_of(key, box),
             begin=begin,
             end=end,
             replica_id=valid.replica(replica_id, key),
@@ -365,7 +365,7 @@ class ShardedTensor:
             path: the place in a state, which is the key if there is no other.
         """
         key = path if self._key is None else self._key
-        with given_boxes.naming(key or ""):
+        with given.naming(key or ""):
             entity = self._made(key, for_load)
         entity.allow_shape_mismatch = self.allow_shape_mismatch
         if self.holders is not None:
@@ -516,7 +516,7 @@ class ShardedTensorFactory:
         flattened_range: slice | tuple[int, int] | None = None,
     ) -> None:
         if isinstance(flattened_range, slice):
-            flattened_range = given_boxes.flat_range(key, flattened_range)
+            flattened_range = given.flat_range(key, flattened_range)
         self.key = valid.entity_key(key)
         self.data = data
         self.build_fn = build_fn

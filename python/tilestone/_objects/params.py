@@ -7,9 +7,9 @@ from typing import TypeAlias, cast
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError
-from tilestone._objects import converters, given_placements
+from tilestone._objects import converters, given
 from tilestone._objects.converters import CopiedBack, Layout
-from tilestone._objects.given_placements import Placement, PlacementRules
+from tilestone._objects.given import Placement, PlacementRules
 from tilestone._options import valid
 from tilestone._protocols import DeviceMeshLike, DtensorLike, PlacementLike, SupportsDlpack
 
@@ -46,19 +46,19 @@ class Param:
     ) -> None:
         self._param = param
         self._of: ParamLike | None = None  # the parameter whose state `param` is
-        self._mesh = given_placements.to_mesh(checkpoint_mesh)
+        self._mesh = given.to_mesh(checkpoint_mesh)
         if rank is None:
-            rank = given_placements.rank_in(checkpoint_mesh, getattr(param, "device_mesh", None))
+            rank = given.rank_in(checkpoint_mesh, getattr(param, "device_mesh", None))
         if rank is None:
             raise InvalidArgumentError(
                 "neither mesh says which rank this process is", hint="pass rank="
             )
         self._rank = valid.whole("rank", rank)
-        self._placements: PlacementRules | list[given_placements.Placement]
+        self._placements: PlacementRules | list[given.Placement]
         if isinstance(placements, PlacementRules):
             self._placements = placements
         else:
-            self._placements = given_placements.Spec(placements).over(self._mesh)
+            self._placements = given.Spec(placements).over(self._mesh)
 
     @property
     def needs_name(self) -> bool:
@@ -90,10 +90,9 @@ class Param:
             name: to which the rules apply; by default the key.
             for_load: True for a load, False for a save, None if only the position is needed.
         """
-        given = self._placements
-        over = list(
-            given.over(name or key, self._mesh) if isinstance(given, PlacementRules) else given
-        )
+        over = self._placements
+        if isinstance(over, PlacementRules):
+            over = over.over(name or key, self._mesh)
         if all(isinstance(each, _core.Replicate) for each in over):
             part = self._own_part(key, for_load)
             if part is not None:
@@ -143,6 +142,6 @@ def _like_dtensor(param: DtensorLike, for_load: bool | None) -> Layout:
     return Layout(
         local,
         tuple(param.shape),
-        given_placements.to_mesh(param.device_mesh),
-        [given_placements.to_placement(each) for each in param.placements],
+        given.to_mesh(param.device_mesh),
+        [given.to_placement(each) for each in param.placements],
     )

@@ -16,7 +16,7 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError
 from tilestone._objects import converters, host_arrays
 from tilestone._objects.converters import Call, CopiedBack, Layout, Node
-from tilestone._objects.given_placements import Placement, in_order, to_mesh, to_placement
+from tilestone._objects.given import Placement, in_order, to_mesh, to_placement
 from tilestone._torch import meta
 from tilestone._torch.devices import DeviceTensor, is_lazy
 from tilestone._torch.meta import PLAIN as _PLAIN

@@ -115,7 +115,6 @@ class _Batch:
         self.results: list[tuple[WriteItem, list[str] | None]] = []
         self.encoded: list[Any] = []
         self.chunks: list[Any] = []
-        self._is_chunk: list[bool] = []
 
     def add_encoded(self, item: WriteItem, data: bytes, transforms: list[str] | None) -> None:
         chunk = None
@@ -124,26 +123,21 @@ class _Batch:
             dtype = tensors.dtype_name(found.properties.dtype)
             chunk = (dtype, tuple(found.size), _box(item))
         self.encoded.append((item.index.fqn, data, chunk))
-        self._add(item, transforms, False)
+        self.results.append((item, transforms))
         self.bytes += len(data)
 
     def add_tensor(self, item: WriteItem, tensor: torch.Tensor) -> None:
         assert item.tensor_data is not None
         view = tensors.view(tensor, False)
         self.chunks.append((item.index.fqn, tuple(item.tensor_data.size), _box(item), view))
-        self._add(item, None, True)
+        self.results.append((item, None))
         self.bytes += view.nbytes
 
-    def _add(self, item: WriteItem, transforms: list[str] | None, is_chunk: bool) -> None:
-        self.results.append((item, transforms))
-        self._is_chunk.append(is_chunk)
-
     def made(self, receipt: bytes, encoded: list[Any], chunks: list[Any]) -> list[WriteResult]:
-        """The results, from where the engine has written the items."""
-        places = {False: iter(encoded), True: iter(chunks)}
+        """The results, from where the engine has written the items: tensors come last."""
         found: list[WriteResult] = []
-        for (item, transforms), is_chunk in zip(self.results, self._is_chunk, strict=True):
-            file, offset, length = next(places[is_chunk])
+        places = zip(self.results, [*encoded, *chunks], strict=True)
+        for (item, transforms), (file, offset, length) in places:
             info = _Written(file, offset, length, transforms, None if found else receipt)
             found.append(WriteResult(item.index, length, info))
         return found

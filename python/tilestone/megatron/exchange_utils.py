@@ -8,7 +8,6 @@ engine's ranks read for one another.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,68 +105,23 @@ def _exchanged(distribution: ShardDistribution) -> dict[_ShardId, int]:
     return shared
 
 
-class _Exchange:
-    """One exchange of tensors, from this rank's point of view.
+def _to_send(
+    loaded: dict[_ShardId, torch.Tensor], shard_id: _ShardId, shard: ShardedTensor, rank: int
+) -> torch.Tensor:
+    """A tensor that this rank of the group has loaded.
 
-    Attributes:
-        device: the device that the group's backend needs tensors on.
-        loaded: what this rank has loaded, and what it has received so far.
-        distribution: the distribution of the group.
+    Raises:
+        InternalError: it has not loaded it.
+        MismatchError: the tensor is not what other ranks wait for.
     """
-
-    def __init__(
-        self,
-        loaded: Mapping[_ShardId, torch.Tensor],
-        unloaded: Mapping[_ShardId, ShardedTensor],
-        distribution: ShardDistribution | None,
-        group: Group | None,
-    ) -> None:
-        members = _ranks.default_group(group)
-        if members is None:
-            raise InvalidArgumentError("an exchange needs torch.distributed to be initialised")
-        if distribution is None:
-            raise InvalidArgumentError("an exchange needs the group's shard_distribution")
-        self.group: Group = members
-        self.rank = _ranks.rank(self.group)
-        self.size = _ranks.size(self.group)
-        self.device = transfer_device(self.group)
-        self.loaded = dict(loaded)
-        self._unloaded = unloaded
-        self.distribution = distribution
-
-    def metadata(self, shard_id: _ShardId) -> ShardedTensor:
-        return self._unloaded.get(shard_id) or self.distribution.shard_to_metadata[shard_id]
-
-    def to_send(self, shard_id: _ShardId) -> torch.Tensor:
-        """Returns a tensor that this rank has loaded, contiguous on the device.
-
-        Raises:
-            InternalError: the tensor was not loaded.
-            MismatchError: it is not what the other ranks wait for.
-        """
-        tensor = self.loaded.get(shard_id)
-        if tensor is None:
-            text = f"rank {self.rank} of the group has not loaded its shard {shard_id}"
-            raise InternalError(text, key=str(shard_id[0]))
-        if is_float8tensor(tensor):  # it is sent, and kept, dequantised
-            tensor = self.loaded[shard_id] = tensor.dequantize()
-        check_loaded(self.metadata(shard_id), tensor)
-        return tensor.detach().to(self.device).contiguous()
-
-    def to_receive(self, shard_id: _ShardId) -> torch.Tensor:
-        """Allocates a tensor that another rank sends."""
-        shard = self.metadata(shard_id)
-        return torch.empty(_local_shape(shard), dtype=shard.dtype, device=self.device)
-
-    def keep(self, shard_id: _ShardId, received: torch.Tensor) -> None:
-        """Stores a received tensor if this rank needs it; otherwise drops it."""
-        shard = self._unloaded.get(shard_id)
-        if shard is None:
-            return
-        if shard.data is None:
-            self.loaded[shard_id] = received
-        else:
-            self.loaded[shard_id] = shard.data.copy_(received)
+    tensor = loaded.get(shard_id)
+    if tensor is None:
+        text = f"rank {rank} of the group has not loaded its shard {shard_id}"
+        raise InternalError(text, key=str(shard_id[0]))
+    if is_float8tensor(tensor):  # it is sent, and kept, dequantised
+        tensor = loaded[shard_id] = tensor.dequantize()
+    check_loaded(shard, tensor)
+    return tensor.detach()
 
 
 @torch.no_grad()
@@ -192,21 +146,27 @@ def exchange_loaded_tensors_broadcast(
     Raises:
         CheckpointingException: a tensor of this rank was not loaded or has another shape.
     """
-    exchange = _Exchange(
-        loaded_tensors, unloaded_shards, shard_distribution, parallelization_group
-    )
-    for shard_id, rank in _exchanged(exchange.distribution).items():
-        mine = rank == exchange.rank
-        moving = exchange.to_send(shard_id) if mine else exchange.to_receive(shard_id)
+    group = _ranks.default_group(parallelization_group)
+    if group is None:
+        raise InvalidArgumentError("an exchange needs torch.distributed to be initialised")
+    if shard_distribution is None:
+        raise InvalidArgumentError("an exchange needs the group's shard_distribution")
+    here, device, kept = _ranks.rank(group), transfer_device(group), dict(loaded_tensors)
+    for shard_id, rank in _exchanged(shard_distribution).items():
+        shard = unloaded_shards.get(shard_id) or shard_distribution.shard_to_metadata[shard_id]
+        if rank == here:
+            moving = _to_send(kept, shard_id, shard, here).to(device).contiguous()
+        else:
+            moving = torch.empty(_local_shape(shard), dtype=shard.dtype, device=device)
         if moving.numel():
-            source = torch.distributed.get_global_rank(exchange.group, rank)
+            source = torch.distributed.get_global_rank(group, rank)
             # As bytes, because backends know few dtypes. Not reshape(-1): a contiguous tensor of one
             # element may have any strides.
             elements = moving.as_strided((moving.numel(),), (1,)).view(torch.uint8)
-            torch.distributed.broadcast(elements, src=source, group=exchange.group)
-        if not mine:
-            exchange.keep(shard_id, moving)
-    return exchange.loaded
+            torch.distributed.broadcast(elements, src=source, group=group)
+        if rank != here and shard_id in unloaded_shards:
+            kept[shard_id] = moving if shard.data is None else shard.data.copy_(moving)
+    return kept
 
 
 def exchange_loaded_tensors_gather_rounds(

@@ -19,7 +19,7 @@ from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls, save_call, user_strategies
 from tilestone.megatron._ranks import Deadline
-from tilestone.megatron._stock.errors import raises_stocks_errors
+from tilestone.megatron.core import raises_stocks_errors
 from tilestone.megatron.mapping import (
     CommonStateDict,
     ShardedObject,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilestone._errors import InvalidArgumentError
-from tilestone.megatron._stock.strategies import (
+from tilestone.megatron._stock_strategies import (
     BACKENDS,
     NAMES,
     find_base,

@@ -34,7 +34,7 @@ from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.async_requests import AsyncRequest
 from tilestone.megatron._ranks import Deadline, agreed, together
-from tilestone.megatron._stock.errors import raises_stocks_errors
+from tilestone.megatron.core import raises_stocks_errors
 from tilestone.megatron._stored import literal
 
 _WRITTEN, _HEARD = b"w", b"h"

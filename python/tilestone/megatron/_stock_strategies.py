@@ -26,7 +26,7 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._calls.background import save_in_background
 from tilestone.megatron._calls.in_place import Path, entities, save_in_place
 from tilestone.megatron._ranks import within_call
-from tilestone.megatron._stock.errors import raises_stocks_errors
+from tilestone.megatron.core import raises_stocks_errors
 from tilestone.megatron._stored import (
     DIALECT,
     HARMLESS,

@@ -1,1 +1,0 @@
-"""What `tilestone.megatron.stock` is made of, and stock Megatron-Core's errors."""
