@@ -417,12 +417,10 @@ class _OfParam(ShardedTensor):
                 "the parameter has no key, so its optimizer's state has none either",
                 hint="pass key= to from_param",
             )
-        made = _OfParam.__new__(_OfParam)
+        made = copy.copy(self)
         made._place = self._place.of_state(data)
         made._key, made._name, made._path = f"{prefix}.{name}", self._name or name, ""
         made.data = data
-        made.allow_shape_mismatch = self.allow_shape_mismatch
-        made.holders = None
         made._entity()
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -76,8 +77,7 @@ class Param:
         Args:
             state: an array of the parameter's local shape, or one that is sharded as it is.
         """
-        made = Param.__new__(Param)
-        made._mesh, made._placements, made._rank = self._mesh, self._placements, self._rank
+        made = copy.copy(self)
         made._param, made._of = state, self._param
         return made
 

@@ -100,20 +100,17 @@ def is_text(value: Any) -> TypeGuard[str]:
         return False
 
 
-def word(name: str, value: Any) -> str:
-    """A string."""
+def word(name: str, value: Any, key: str = "") -> str:
+    """A string; `key`: for the error."""
     if is_text(value):
         return str(value)
     kind = "a valid Unicode string" if isinstance(value, str) else "a string"
-    raise InvalidArgumentError(f"{name} must be {kind}, not {value!r}")
+    raise InvalidArgumentError(f"{name} must be {kind}, not {value!r}", key=key)
 
 
 def entity_key(value: Any) -> str:
     """The key of an entity."""
-    if is_text(value):
-        return str(value)
-    kind = "a valid Unicode string" if isinstance(value, str) else "a string"
-    raise InvalidArgumentError(f"an entity's key must be {kind}, not {value!r}", key=ascii(value))
+    return str(value) if is_text(value) else word("an entity's key", value, ascii(value))
 
 
 def replica(value: Any, key: str) -> tuple[int, ...]:

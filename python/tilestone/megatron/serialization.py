@@ -279,23 +279,20 @@ def load_plain_tensors(
         CheckpointingException: the load failed; raised on every rank.
     """
     strategies, failure = _load_strategies(checkpoint_dir, None, None)
-    wanted = {}
-    if failure is None:
-        try:
-            wanted = load_tensors_metadata(checkpoint_dir)
-        except Exception as error:
-            failure = error
+    call: Any = None
+
+    def describe() -> None:
+        engine_calls.raiser(failure)()
+        call.given = load_tensors_metadata(checkpoint_dir)
 
     if _load_options(strategies) is None:
         call = user_strategies.Load(
-            wanted, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
+            {}, checkpoint_dir, strategies, False, StrictHandling.ASSUME_OK_UNEXPECTED
         )
         with _ranks.call_of(process_group, Deadline(timeout)):
-            return call.run(engine_calls.raiser(failure))[0]
-    asked = engine_calls.Asked(wanted, engine_calls.raiser(failure))
-    return engine_calls.engine_load(
-        asked, checkpoint_dir, group=process_group, timeout=timeout
-    )
+            return call.run(describe)[0]  # type: ignore[no-any-return]
+    call = engine_calls.Asked({}, describe)
+    return engine_calls.engine_load(call, checkpoint_dir, group=process_group, timeout=timeout)
 
 
 @raises_stocks_errors

@@ -176,13 +176,13 @@ class Load:
     """A load with a strategy of the user.
 
     Args:
-        sharded_state_dict: the template; it is not changed.
+        given: the template; it is not changed.
         checkpoint_dir: the checkpoint's directory.
         strategies: the sharded and the common strategy; None: this rank has none, and fails.
         validate_access_integrity, strict: as for `tilestone.megatron.load`.
     """
 
-    sharded_state_dict: ShardedStateDict
+    given: ShardedStateDict
     checkpoint_dir: Any
     strategies: tuple[Any, Any] | None
     validate_access_integrity: bool
@@ -203,7 +203,7 @@ class Load:
             check()
             sharded_strategy, common_strategy = self._strategies()
             result = common_strategy.load_common(self.checkpoint_dir)
-            template, nonpersistent, factories = load_preprocess(self.sharded_state_dict)
+            template, nonpersistent, factories = load_preprocess(self.given)
             merge(result, nonpersistent)
             sharded, _ = extract_sharded_base(template)
             stored = None

@@ -323,19 +323,14 @@ def load_optimizer(
             unknown, a state or parameter is not in the checkpoint, or buckets have another layout
             than the shards and no description of it is available.
     """
-    tensors: list[ShardedTensor] = []
-    failure: Exception | None = None
-    given, own = "", ""
-    try:
+
+    def describe() -> None:
         check_chain(shards)
         given = "" if layouts is None else to_json(layouts)
-        own = to_json(shard.layout for shard in shards)
-        for shard in shards:
-            tensors += _states_of(shard)
-    except Exception as error:
-        failure = error
-    asked = engine_calls.Asked({_STATES: tensors}, engine_calls.raiser(failure))
-    asked.optimizer = (place, given, own)
+        asked.optimizer = (place, given, to_json(shard.layout for shard in shards))
+        asked.given = {_STATES: [tensor for shard in shards for tensor in _states_of(shard)]}
+
+    asked = engine_calls.Asked({}, describe)
     loaded = engine_calls.engine_load(
         asked,
         checkpoint_dir,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 from collections.abc import Collection
 from typing import Any, Dict, List, Tuple
@@ -27,43 +28,43 @@ _SHARDING = "distrib_optim_sharding_type"
 _NO_OPTIMIZER_HINT = "set no_load_optim or finetune to load without it"
 
 
+@dataclasses.dataclass(eq=False)
 class Resume:
     """A load, from its arguments to its result. Methods raise on this rank only.
 
     Attributes:
+        args: the program's arguments.
         places: where to look for the checkpoint.
+        groups: the process groups.
+        key_prefix: what the key of the random states begins with.
+        rng_tracker, rerun_machine: the program's, or None.
+        world: the number of ranks that load.
+        context: the program's checkpointing_context, or None.
         mode: what to do about keys that are requested and not stored, or the reverse.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        places: Places,
-        given: Groups,
-        key_prefix: str,
-        rng_tracker: Any,
-        rerun_machine: Any,
-        world: int,
-        context: Dict[str, Any] | None,
-    ) -> None:
+    args: Any
+    places: Places
+    groups: Groups
+    key_prefix: str
+    rng_tracker: Any
+    rerun_machine: Any
+    world: int
+    context: Dict[str, Any] | None
+
+    def __post_init__(self) -> None:
         """
         Raises:
             CheckpointError: an argument is invalid, or a group is not known.
         """
+        args, given = self.args, self.groups
         _arguments.to_namespace(args)  # raises if args has no attributes
         if not _arguments.read(args, "auto_detect_ckpt_format"):
             _arguments.check_format(args)
-        self.args = args
-        self.places = places
         self.mode = _arguments.strictness(args)
-        self._groups = given
-        self._key_prefix = key_prefix
-        self._rng_tracker = rng_tracker
-        self._machine = rerun_machine
-        self._world = world
         self._given_finetune = _arguments.read(args, "finetune")
         self._was_pretrained = False
-        self._given_strategy = None if context is None else context.get("load_strategy")
+        self._given_strategy = (self.context or {}).get("load_strategy")
         self.decisions = _arguments.decisions(args, _arguments.OF_A_LOAD)
         self.decisions["the strategy of the context"] = type(self._given_strategy).__name__
         self._tp, self._pp = given.find("tp"), given.find("pp")
@@ -124,7 +125,7 @@ class Resume:
 
     def _stored_layout(self) -> Tuple[int, int]:
         """(PP, TP) sizes of the run that saved."""
-        grid = self._found.rng_grids.get(f"{self._key_prefix}{RNG_KEY}", ())
+        grid = self._found.rng_grids.get(f"{self.key_prefix}{RNG_KEY}", ())
         if len(grid) == 2:
             return grid[0], grid[1]
         sizes = []
@@ -146,7 +147,7 @@ class Resume:
         if self._stored.get("no_save_rng"):
             self._say("Random states are not restored: the checkpoint has none (no_save_rng)")
             return False
-        key = f"{self._key_prefix}{RNG_KEY}"
+        key = f"{self.key_prefix}{RNG_KEY}"
         if key not in self._found.rng_grids:
             raise NotFoundError(
                 f"{self._found.directory} does not hold random states",
@@ -159,9 +160,9 @@ class Resume:
 
     def _keeps_rerun(self) -> bool:
         """Whether a step that was to be run again can be run again."""
-        if self._machine is None or not self._machine.validate_state_dict(self._found.rerun_state):
+        if self.rerun_machine is None or not self.rerun_machine.validate_state_dict(self._found.rerun_state):
             return False
-        same = self._has_layout and self._stored.get("world_size", 0) == self._world
+        same = self._has_layout and self._stored.get("world_size", 0) == self.world
         if "data_parallel_size" in self._stored and hasattr(self.args, "data_parallel_size"):
             same &= self._stored["data_parallel_size"] == self.args.data_parallel_size
         if not same:
@@ -230,14 +231,14 @@ class Resume:
         if self._with_rng:
             rng = get_rng_state(
                 "torch_dist",
-                **self._groups.for_random_states(self.args),
-                key_prefix=self._key_prefix,
+                **self.groups.for_random_states(self.args),
+                key_prefix=self.key_prefix,
                 args=self.args,
-                rng_tracker=self._rng_tracker,
+                rng_tracker=self.rng_tracker,
                 timeout=deadline.timeout(),
             )
         if self._with_rerun:
-            rerun = self._machine.state_dict(
+            rerun = self.rerun_machine.state_dict(
                 data_iterator=None, ckpt_format="torch_dist", force=True
             )
         return state.generate_state_dict(
@@ -335,17 +336,17 @@ class Resume:
             (iteration, floating point operations) at which the run continues.
         """
         if self._with_rerun:
-            self._machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
+            self.rerun_machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
         if self._takes_over:
             _arguments.set_consumed(self.args, self._stored)
             _megatron_globals.update_num_microbatches(self.args.consumed_train_samples)
         if self._with_rng:
-            found = self._groups.for_random_states(self.args)
+            found = self.groups.for_random_states(self.args)
             restore_rng_state(
                 self._part(loaded, RNG_KEY),
                 args=self.args,
                 dp_group=found.get("dp_group"),
-                rng_tracker=self._rng_tracker,
+                rng_tracker=self.rng_tracker,
             )
         return self._iteration(loaded), loaded.get("num_floating_point_operations_so_far", 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import operator
 import os
@@ -76,6 +77,7 @@ def _iteration(given: Any) -> int:
     return found
 
 
+@dataclasses.dataclass(eq=False)
 class Saving:
     """A save, from its arguments to the tracker. Methods raise on this rank only.
 
@@ -83,35 +85,31 @@ class Saving:
         CheckpointError: an argument is not supported or invalid, or a group is not known.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        iteration: int,
-        release: bool,
-        non_persistent: bool,
-        train_data_iterator: Any,
-        groups: Groups,
-        context: Dict[str, Any] | None,
-    ) -> None:
-        _arguments.check_saveable(args, train_data_iterator)
-        self.args = args
-        self.release = bool(release)
-        self.non_persistent = non_persistent
-        self.groups = groups
-        self.rng: Any = None
-        self.schedule: Callable[[Any], Any] | None = None  # takes the request of an async save
-        self.iteration = _iteration(iteration)
+    args: Any
+    iteration: int
+    release: bool
+    non_persistent: bool
+    train_data_iterator: Any
+    groups: Groups
+    context: Dict[str, Any] | None
+    rng: Any = None
+    schedule: Callable[[Any], Any] | None = None  # takes the request of an async save
+
+    def __post_init__(self) -> None:
+        args = self.args
+        _arguments.check_saveable(args, self.train_data_iterator)
+        self.release, self.iteration = bool(self.release), _iteration(self.iteration)
         self.run_directory = self._run_directory()
         self.path = get_checkpoint_name(
-            self.run_directory, self.iteration, release, return_base_dir=True
+            self.run_directory, self.iteration, self.release, return_base_dir=True
         )
-        self.metadata = build_sharded_state_dict_metadata(args, groups.find("dp_cp"))
+        self.metadata = build_sharded_state_dict_metadata(args, self.groups.find("dp_cp"))
         self.interval = _arguments.whole_number(args, "save_retain_interval", 1)
-        self._choose_strategy(context)
+        self._choose_strategy(self.context)
         self.decisions = _arguments.decisions(args, _arguments.OF_A_SAVE)
         self.decisions["the strategy that saves"] = type(self.strategy).__name__
         if not _arguments.read(args, "no_save_rng"):
-            groups.for_random_states(args)
+            self.groups.for_random_states(args)
 
     def _run_directory(self) -> str:
         directory = _arguments.path(self.args, "save")
