@@ -17,7 +17,7 @@ import tilestone
 from ranks import Worlds
 from test_megatron_stock import _check, _make_directory, _megatron, _state, _stock_on_cpu
 from tilestone.megatron import stock
-from tilestone.megatron._stock import strategies
+from tilestone.megatron import _stock_strategies as strategies
 
 
 def _switching(rank: int, world: int, folder: str) -> None:
