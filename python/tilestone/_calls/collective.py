@@ -145,7 +145,7 @@ class Prepared(abc.ABC):
         return loaded
 
 
-class _Made(Prepared):
+class Made(Prepared):
     """A state that the caller has made."""
 
     def __init__(self, state: Any) -> None:
@@ -161,7 +161,7 @@ class _Made(Prepared):
 
 def prepared(state: Any) -> Prepared:
     """The caller's state, or what will make it."""
-    return state if isinstance(state, Prepared) else _Made(state)
+    return state if isinstance(state, Prepared) else Made(state)
 
 
 def _copied_ranks(given: Any, group: ProcessGroup | None) -> tuple[int, ...]:

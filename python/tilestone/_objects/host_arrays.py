@@ -25,14 +25,9 @@ from tilestone._protocols import SupportsDlpack
 _PLAIN = (numpy.ndarray, numpy.memmap, numpy.matrix, numpy.recarray)
 
 
-def dtype_name(array: numpy.ndarray[Any, Any]) -> str | None:
-    """The name of an array's element type; None if a checkpoint can't hold it as a tensor."""
-    return name_of_numpy(array.dtype)
-
-
 def is_plain(array: numpy.ndarray[Any, Any]) -> bool:
     """Whether an array is stored as a tensor."""
-    return type(array) in _PLAIN and dtype_name(array) is not None
+    return type(array) in _PLAIN and name_of_numpy(array.dtype) is not None
 
 
 def array(loaded: _core.TensorView) -> numpy.ndarray[Any, Any]:
@@ -95,27 +90,6 @@ def _is_immutable(array: SupportsDlpack) -> bool:
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def is_writable(array: SupportsDlpack) -> bool:
-    """Whether an array that supports DLPack may be filled."""
-    if _is_immutable(array):
-        return False
-    return _core.TensorView.from_dlpack(array, writable=True) is not None
-
-
-def dlpack_view(array: SupportsDlpack, for_load: bool) -> _core.TensorView | None:
-    """A view of an array that supports DLPack; for a load, if read-only, a view of a new array."""
-    readable = for_load and _is_immutable(array)
-    found = None if readable else _core.TensorView.from_dlpack(array, writable=for_load)
-    if found is not None:
-        return found
-    if for_load:
-        found = _core.TensorView.from_dlpack(array, writable=False)
-    if found is None:
-        _raise_failure(array)
-        return None
-    return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
-
-
 def _raise_failure(array: SupportsDlpack) -> None:
     """Raises what an export raises, unless it says that the array can't be exported at all."""
     with contextlib.suppress(
@@ -126,10 +100,22 @@ def _raise_failure(array: SupportsDlpack) -> None:
 
 class _DlpackConverter(converters.ArrayConverter):
     def view(self, item: Any, for_load: bool) -> _core.TensorView | None:
-        return dlpack_view(item, for_load)
+        """A view of the array; for a load, if it is read-only, a view of a new array."""
+        readable = for_load and _is_immutable(item)
+        found = None if readable else _core.TensorView.from_dlpack(item, writable=for_load)
+        if found is not None:
+            return found
+        if for_load:
+            found = _core.TensorView.from_dlpack(item, writable=False)
+        if found is None:
+            _raise_failure(item)
+            return None
+        return view(numpy.zeros(found.shape, DType(found.dtype).numpy), for_load)
 
     def is_writable(self, item: Any) -> bool:
-        return is_writable(item)
+        if _is_immutable(item):
+            return False
+        return _core.TensorView.from_dlpack(item, writable=True) is not None
 
 
 class _NumpyConverter(converters.ArrayConverter):
@@ -187,8 +173,8 @@ def filled_by(original: Any, made: Any, torch: Any) -> Any:
     if not is_tensor and not (isinstance(original, numpy.ndarray) and is_plain(original)):
         return made
     array = _as_numpy(made, torch)
-    dtype = torch.dtype_name(original.dtype) if is_tensor else dtype_name(original)
-    stored = dtype_name(array)
+    dtype = torch.dtype_name(original.dtype) if is_tensor else name_of_numpy(original.dtype)
+    stored = name_of_numpy(array.dtype)
     if (stored, array.shape) != (dtype, tuple(original.shape)):
         raise MismatchError(
             f"the checkpoint holds an array of {stored or array.dtype} {list(array.shape)} here, "

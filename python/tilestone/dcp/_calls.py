@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from tilestone import _core
-from tilestone._calls.collective import Prepared
+from tilestone._calls.collective import Made
 from tilestone._errors import CheckpointError, UnsupportedError
 from tilestone._options import valid
 
@@ -28,18 +28,11 @@ _FIELDS = frozenset(Metadata.__dataclass_fields__)
 INDEX = ".metadata"
 
 
-class State(Prepared):
-    """A state that is split into items as torch does it."""
+class State(Made):
+    """A state that is split into items as torch does it; the caller's Stateful objects made it."""
 
     as_torch = True
     engine: Mapping[str, Any] = {"fill_empty": False}  # as in torch
-
-    def __init__(self, state: Mapping[Any, Any]) -> None:
-        self._state = state
-
-    def make(self) -> Mapping[Any, Any]:
-        """The state, as the caller's Stateful objects have made it."""
-        return self._state
 
 
 # Classes without state_dict(). torch's Stateful takes longer to ask than a small tensor to save.

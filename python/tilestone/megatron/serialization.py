@@ -7,6 +7,7 @@ read are checked. The caller's state dict is never changed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -40,8 +41,8 @@ from tilestone.megatron.strategies.base import (
 from tilestone.megatron.strategies.common import TorchCommonLoadStrategy
 from tilestone.megatron.validation import (
     StrictHandling,
-    maybe_report_missing_and_unexpected_keys,
     parse_strict_flag,
+    report_by_mode,
     verify_checkpoint_and_load_strategy,
 )
 
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 CkptShardedMetadata = Dict[str, Union[ShardedTensor, ShardedObject]]
 _Directory = Union[str, "os.PathLike[str]"]
 
-_LOGS = (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL)
-_RAISES = (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _MISSING_TOO = (StrictHandling.LOG_ALL, StrictHandling.RAISE_ALL, StrictHandling.RETURN_ALL)
 
 
@@ -135,11 +134,7 @@ def load(
             result = call.run(check)
         return result if StrictHandling.requires_returning_mismatch_keys(mode) else result[0]
 
-    def judge(missing: set[str], unexpected: set[str]) -> None:
-        if mode in _LOGS + _RAISES:
-            maybe_report_missing_and_unexpected_keys(missing, unexpected, mode in _RAISES)
-
-    asked = engine_calls.Asked(sharded_state_dict, check, judge)
+    asked = engine_calls.Asked(sharded_state_dict, check, functools.partial(report_by_mode, mode))
     state = engine_calls.engine_load(
         asked,
         checkpoint_dir,

@@ -143,11 +143,8 @@ def validate_integrity_and_strict_load(
             ckpt_sharded_metadata, local_metadata, asked_by_all
         )
         sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
-        if strict in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL):
-            maybe_report_missing_and_unexpected_keys(missing, unexpected, True)
-        elif strict in (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL):
-            maybe_report_missing_and_unexpected_keys(missing, unexpected, False)
-        elif strict == StrictHandling.IGNORE_ALL:
+        report_by_mode(strict, missing, unexpected)
+        if strict == StrictHandling.IGNORE_ALL:
             missing, unexpected = set(), set()
     if validate_access_integrity:
         if global_metadata is None:
@@ -288,6 +285,13 @@ def maybe_report_missing_and_unexpected_keys(
     if raise_error:
         raise MismatchError("; ".join(parts))
     logger.warning("; ".join(parts))
+
+
+def report_by_mode(strict: StrictHandling, missing: set[str], unexpected: set[str]) -> None:
+    """Does the same if the mode logs or raises such keys."""
+    raises = strict in (StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
+    if raises or strict in (StrictHandling.LOG_UNEXPECTED, StrictHandling.LOG_ALL):
+        maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)
 
 
 def validate_sharding_integrity(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Iterable, List, Optional, Tuple
 
 import torch
@@ -41,8 +41,46 @@ def refuse_flat(key: str, flattened_range: Optional[slice], what: str) -> None:
         )
 
 
-def _grid_place(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> Tuple[int, int]:
-    """(place, fragments) along axis 0 of the local tensor, which must be a cell of a regular grid.
+@dataclass(frozen=True)
+class _Cell:
+    """The cell of a regular grid that a local tensor is.
+
+    Attributes:
+        offsets: offsets of the prepended axes.
+        place, fragments: along axis 0 of the local tensor.
+        allow_shape_mismatch: as in the entity.
+    """
+
+    offsets: Tuple[Offset, ...]
+    place: int
+    fragments: int
+    allow_shape_mismatch: bool
+
+    def entity(
+        self,
+        key: str,
+        data: torch.Tensor,
+        replica_id: ReplicaId,
+        shape: Tuple[int, ...] = (),
+        flat: Optional[slice] = None,
+    ) -> ShardedTensor:
+        """The entity of data that fills the cell; with `flat`, of a slice of it, of that shape."""
+        axis = len(self.offsets)
+        offsets = (*self.offsets, (axis, self.place, self.fragments))
+        options: dict[str, Any] = {
+            "replica_id": replica_id,
+            "prepend_axis_num": axis,
+            "allow_shape_mismatch": self.allow_shape_mismatch,
+        }
+        if flat is None:
+            return ShardedTensor.from_rank_offsets(key, data, *offsets, **options)
+        return ShardedTensor.from_rank_offsets_flat(
+            key, data, shape, *offsets, flattened_range=flat, **options
+        )
+
+
+def _cell_of(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> _Cell:
+    """The cell of an entity's local tensor.
 
     Raises:
         InvalidArgumentError: the entity is not such a cell, or the offsets do not match its
@@ -72,7 +110,8 @@ def _grid_place(entity: ShardedTensor, offsets: Tuple[Offset, ...]) -> Tuple[int
             key=entity.key,
         )
     size = entity.local_shape[0]
-    return (entity.global_offset[along] // size if size else 0), fragments[along]
+    place = entity.global_offset[along] // size if size else 0
+    return _Cell(offsets, place, fragments[along], entity.allow_shape_mismatch)
 
 
 # ---- SwiGLU ----
@@ -84,18 +123,13 @@ class _Halves:
 
     Attributes:
         shape: shape of the local tensor.
-        offsets: offsets of the prepended axes.
-        place, fragments: of the local tensor along its axis 0.
+        cell: where it stands.
         apart: each half has its own key.
-        allow_shape_mismatch: as in the entity.
     """
 
     shape: Tuple[int, ...]
-    offsets: Tuple[Offset, ...]
-    place: int
-    fragments: int
+    cell: _Cell
     apart: bool
-    allow_shape_mismatch: bool
 
     def build(
         self, key: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]
@@ -110,23 +144,14 @@ class _Halves:
         self, key: str, number: int, data: Any, replica_id: ReplicaId, flat: Optional[slice] = None
     ) -> ShardedTensor:
         """The entity of a half, or of a slice of it."""
-        axis = len(self.offsets)
+        cell = self.cell
         if self.apart:
-            key, along = f"{key}_{'wv'[number]}", (axis, self.place, self.fragments)
+            key = f"{key}_{'wv'[number]}"
         else:
-            place = self.place + number * self.fragments
-            along = (axis, place, 2 * self.fragments)
-        options: dict[str, Any] = {
-            "replica_id": replica_id,
-            "prepend_axis_num": axis,
-            "allow_shape_mismatch": self.allow_shape_mismatch,
-        }
-        if flat is None:
-            return ShardedTensor.from_rank_offsets(key, data, *self.offsets, along, **options)
+            place = cell.place + number * cell.fragments
+            cell = replace(cell, place=place, fragments=2 * cell.fragments)
         shape = with_entry(self.shape, 0, self.shape[0] // 2)
-        return ShardedTensor.from_rank_offsets_flat(
-            key, data, shape, *self.offsets, along, flattened_range=flat, **options
-        )
+        return cell.entity(key, data, replica_id, shape, flat)
 
     def _slices(
         self, key: str, data: torch.Tensor, replica_id: ReplicaId, flat: slice
@@ -163,22 +188,14 @@ def apply_swiglu_sharded_factory(
     Raises:
         CheckpointingException: the rows can't be halved, or are not a cell of a regular grid.
     """
-    offsets = tuple(sharded_offsets)
-    place, fragments = _grid_place(original_sh_ten, offsets)
+    cell = _cell_of(original_sh_ten, tuple(sharded_offsets))
     shape = tuple(original_sh_ten.local_shape)
     if shape[0] % 2 != 0:
         raise InvalidArgumentError(
             f"{shape[0]} rows can't be divided into W and V of the same size",
             key=original_sh_ten.key,
         )
-    halves = _Halves(
-        shape,
-        offsets,
-        place,
-        fragments,
-        singleton_local_shards,
-        original_sh_ten.allow_shape_mismatch,
-    )
+    halves = _Halves(shape, cell, singleton_local_shards)
     return factory_of(original_sh_ten, halves.build, _joined)
 
 
@@ -215,18 +232,13 @@ class _Attention:
         rows: numbers of rows of a group's queries, its key and its value.
         blocks: True: in memory all queries come first, then all keys, then all values. False: the
             groups follow one another.
-        place, fragments: of the local tensor along its axis 0.
-        offsets: offsets of the prepended axes.
-        allow_shape_mismatch: as in the entity.
+        cell: where the local tensor stands.
     """
 
     groups: int
     rows: Tuple[int, int, int]
     blocks: bool
-    place: int
-    fragments: int
-    offsets: Tuple[Offset, ...]
-    allow_shape_mismatch: bool
+    cell: _Cell
 
     def parts(self, data: torch.Tensor) -> List[torch.Tensor]:
         """Splits a local tensor into queries, keys and values, each (groups, group rows, ...)."""
@@ -245,18 +257,6 @@ class _Attention:
             return concatenated([part.reshape(-1, *rest) for part in parts])
         return concatenated(parts, 1).reshape(-1, *rest)
 
-    def entity(self, key: str, data: torch.Tensor, replica_id: ReplicaId) -> ShardedTensor:
-        axis = len(self.offsets)
-        return ShardedTensor.from_rank_offsets(
-            key,
-            data.contiguous(),
-            *self.offsets,
-            (axis, self.place, self.fragments),
-            replica_id=replica_id,
-            prepend_axis_num=axis,
-            allow_shape_mismatch=self.allow_shape_mismatch,
-        )
-
 
 def _split_factory(original: ShardedTensor, lies: _Attention) -> ShardedTensorFactory:
     """Stores queries, keys and values under their own keys."""
@@ -265,8 +265,10 @@ def _split_factory(original: ShardedTensor, lies: _Attention) -> ShardedTensorFa
         refuse_flat(key, flat, "queries, keys and values")
         with torch.no_grad():
             flattened = [part.flatten(0, 1) for part in lies.parts(data)]
-        named = zip(_QKV, flattened)
-        return {name: lies.entity(f"{key}.{name}", part, replica_id) for name, part in named}
+        return {
+            name: lies.cell.entity(f"{key}.{name}", part.contiguous(), replica_id)
+            for name, part in zip(_QKV, flattened)
+        }
 
     def merge(loaded: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -282,7 +284,8 @@ def _interleaving_factory(original: ShardedTensor, lies: _Attention) -> ShardedT
     def build(key: str, data: torch.Tensor, replica_id: ReplicaId, flat: Optional[slice]) -> Any:
         refuse_flat(key, flat, "queries, keys and values")
         with torch.no_grad():
-            return lies.entity(key, torch.cat(lies.parts(data), 1).flatten(0, 1), replica_id)
+            stored = torch.cat(lies.parts(data), 1).flatten(0, 1).contiguous()
+        return lies.cell.entity(key, stored, replica_id)
 
     def merge(loaded: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -343,20 +346,18 @@ def apply_qkv_sharded_factory(
 def _attention(
     entity: ShardedTensor, offsets: Tuple[Offset, ...], heads: int, groups: int, blocks: bool
 ) -> _Attention:
-    place, fragments = _grid_place(entity, offsets)
-    size = entity.local_shape[0] * fragments
+    cell = _cell_of(entity, offsets)
+    size = entity.local_shape[0] * cell.fragments
     if groups < 1 or heads < 1 or heads % groups != 0 or size % (heads + 2 * groups) != 0:
         raise InvalidArgumentError(
             f"{size} rows do not match {heads} heads in {groups} query groups", key=entity.key
         )
-    if groups % fragments != 0:
+    if groups % cell.fragments != 0:
         raise InvalidArgumentError(
-            f"{groups} query groups can't be divided among {fragments} ranks",
+            f"{groups} query groups can't be divided among {cell.fragments} ranks",
             key=entity.key,
             hint='use stored="fused" with in_memory="interleaved"',
         )
     head = size // (heads + 2 * groups)
     rows = (heads // groups * head, head, head)
-    return _Attention(
-        groups // fragments, rows, blocks, place, fragments, offsets, entity.allow_shape_mismatch
-    )
+    return _Attention(groups // cell.fragments, rows, blocks, cell)
