@@ -19,7 +19,7 @@ from tilestone._errors import CorruptError, UnsafeError
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import replace_file, storage_errors, sync_folder
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
-from tilestone.megatron._ranks import Deadline, agreed, then_one
+from tilestone.megatron._ranks import Deadline, agreed, on_one
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -61,36 +61,27 @@ class Hashes:
         folder, group, work = literal(self._directory), self._group, "hashing of a checkpoint"
         own, size = _ranks.rank(group), _ranks.size(group)
 
-        def listed() -> bytes:
-            return json.dumps(_files_in(folder)).encode()
-
-        _, answer = then_one(work, group, lambda: None, listed, self._deadline)
+        files = on_one(work, group, lambda: _files_in(folder), self._deadline)
 
         def hashed() -> dict[str, str]:
             mine = {}
-            for number, name in enumerate(json.loads(answer)):
+            for number, name in enumerate(files):
                 writer = _writer(name, self.save_id)
                 if (number if writer is None else writer) % size == own:
                     known = self._known.get(name)
                     mine[name] = known or _core.sha256_of_file(os.fsencode(folder), name)
             return mine
 
-        def publish(said: list[bytes]) -> bytes:
-            found: dict[str, str] = {}
-            for each in said:
-                found |= json.loads(each)
+        def publish(said: list[dict[str, str]]) -> None:
+            found = {name: digest for each in said for name, digest in each.items()}
             content: dict[str, Any] = {"algorithm": _ALGORITHM, "files": dict(sorted(found.items()))}
             if self.save_id:
                 content["save_id"] = self.save_id
             path = os.path.join(folder, INTEGRITY_FILE)
             with storage_errors(path):
                 replace_file(path, json.dumps(content, indent=2))
-            return b""
 
-        def words(found: dict[str, str]) -> bytes:
-            return json.dumps(found).encode()
-
-        agreed(work, group, hashed, words, publish, self._deadline)
+        agreed(work, group, hashed, dict, publish, self._deadline)
 
 
 def remove_old(checkpoint_dir: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -143,44 +144,37 @@ def together(
     deadline: Deadline | None = None,
 ) -> Result:
     """Calls step() on every rank of a group. If it raises on one rank, all ranks raise."""
-    return agreed(work, group, step, _no_words, lambda said: b"", deadline)[0]
+    return agreed(work, group, step, _nothing, _nothing, deadline)[0]
 
 
-def then_one(
-    work: str,
-    group: Group | None,
-    step: Callable[[], Result],
-    last: Callable[[], bytes],
-    deadline: Deadline | None = None,
-) -> tuple[Result, bytes]:
-    """Calls step() on every rank, then last() on rank 0. If one raises, all ranks raise.
-
-    Returns:
-        This rank's result, and rank 0's answer.
-    """
-    return agreed(work, group, step, _no_words, lambda said: last(), deadline)
+def on_one(
+    work: str, group: Group | None, step: Callable[[], Result], deadline: Deadline | None = None
+) -> Result:
+    """Calls step() on rank 0 of a group; returns its result on all ranks, or raises on all."""
+    answer: Result
+    _, answer = agreed(work, group, lambda: None, _nothing, lambda said: step(), deadline)
+    return answer
 
 
-def _no_words(result: object) -> bytes:
-    """The message of a rank that has nothing to say."""
-    return b""
+def _nothing(_: object) -> None:
+    """What is said by a rank that has nothing to say."""
 
 
 def agreed(
     work: str,
     group: Group | None,
     step: Callable[[], Result],
-    words: Callable[[Result], bytes],
-    decide: Callable[[list[bytes]], bytes],
+    words: Callable[[Result], Any],
+    decide: Callable[[list[Any]], Any],
     deadline: Deadline | None = None,
-) -> tuple[Result, bytes]:
+) -> tuple[Result, Any]:
     """Calls step() on every rank of a group; then one rank decides for all.
 
     Args:
         work: name of the work, for error messages.
         group: the ranks; None: this rank alone.
         step: if it raises on one rank, all ranks raise.
-        words: makes a rank's message from its result.
+        words: makes a rank's message from its result: a value that can be pickled.
         decide: makes the answer, which every rank gets, from the messages of all ranks. Runs on
             rank 0 of the group, after all ranks have done the step.
         deadline: of the call that the step is part of; None: see deadline_or_default. The step
@@ -202,14 +196,17 @@ def agreed(
     def say(round: int, answer: bytes) -> bytes:
         if failure:
             raise failure[0]
-        return words(result[0])
+        return pickle.dumps(words(result[0]))
+
+    def answer_to(round: int, said: list[bytes]) -> tuple[bytes, bool]:
+        return pickle.dumps(decide(list(map(pickle.loads, said)))), True
 
     comm = TorchCommunicator(group)
     seconds = deadline_or_default(deadline).seconds()
     try:
-        answer = _core.agree(work, comm, say, lambda round, said: (decide(said), True), seconds)
+        answer = _core.agree(work, comm, say, answer_to, seconds)
     except (TimeoutError, RankFailedError) as error:
         if failure and error is not failure[0]:
             raise failure[0] from error  # this rank's failure explains the timeout
         raise
-    return result[0], answer
+    return result[0], pickle.loads(answer)

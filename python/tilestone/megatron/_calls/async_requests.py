@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections import deque
@@ -215,12 +214,11 @@ class AsyncCallsQueue:
     def _have_all_ended(self, running: _Running, blocking: bool, no_dist: bool) -> bool:
         if no_dist:
             return running.is_over(blocking)
-        _, answer = agreed(
+        _, all_ended = agreed(
             "end of the writing of a save", _ranks.default_group(self._group),
-            lambda: running.is_over(blocking), lambda over: json.dumps(over).encode(),
-            lambda said: json.dumps(all(map(json.loads, said))).encode(),
+            lambda: running.is_over(blocking), bool, all,
         )  # fmt: skip
-        return bool(json.loads(answer))
+        return bool(all_ended)
 
     def get_num_unfinalized_calls(self) -> int:
         """The number of saves in flight."""

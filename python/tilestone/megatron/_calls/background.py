@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
 import socket
@@ -201,18 +200,16 @@ def reserve(group: Any, deadline: Deadline) -> Slot:
             del _of_groups[other]
         free = _of_groups.setdefault(group, {})
 
-    def decide(said: list[bytes]) -> bytes:
-        kept = set.intersection(*(set(json.loads(names)) for names in said))
-        chosen = min(kept) if kept else secrets.token_hex(8)
-        return json.dumps([chosen, sorted(kept)]).encode()
+    def decide(said: list[set[str]]) -> tuple[str, set[str]]:
+        kept = set.intersection(*said)
+        return (min(kept) if kept else secrets.token_hex(8)), kept
 
-    _, answer = agreed(
-        "beginning of a save in the background", group, lambda: None,
-        lambda _: json.dumps(sorted(free)).encode(), decide, deadline,
+    _, (chosen, kept) = agreed(
+        "beginning of a save in the background", group, lambda: None, lambda _: set(free), decide,
+        deadline,
     )  # fmt: skip
-    chosen, kept = json.loads(answer)
     with _lock:
-        for name in set(free) - set(kept):  # other ranks have dropped it
+        for name in set(free) - kept:  # other ranks have dropped it
             free.pop(name).close()
         found = free.pop(chosen, None)
     if found is not None:

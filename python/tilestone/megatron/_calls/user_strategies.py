@@ -22,7 +22,7 @@ from tilestone.megatron import _ranks
 from tilestone.megatron._calls import engine_calls
 from tilestone.megatron._calls.in_place import remove_seals
 from tilestone.megatron._files import storage_errors
-from tilestone.megatron._ranks import then_one, together
+from tilestone.megatron._ranks import on_one, together
 from tilestone.megatron._shards import held
 from tilestone.megatron._stored import literal
 from tilestone.megatron.core import CheckpointingConfig, save_config
@@ -87,7 +87,7 @@ class Save:
             check: called first; if it raises, this rank has failed, and every rank raises.
         """
         self._begin(check, lambda own: self.sharded_strategy.save(own, self.checkpoint_dir))
-        then_one("end of a save", _ranks.default_group(None), _nothing, self._publish)
+        on_one("end of a save", _ranks.default_group(None), self._publish)
 
     def begin(self, check: Callable[[], None]) -> Any:
         """Does the same with the strategy's async_save. Every rank calls.
@@ -109,7 +109,7 @@ class Save:
         )
         group, deadline = _ranks.default_group(None), _ranks.deadline_of_call()
         request.finalize_fns.append(
-            lambda: then_one("end of a save", group, _nothing, self._publish, deadline)
+            lambda: on_one("end of a save", group, self._publish, deadline)
         )
         return request
 
@@ -128,19 +128,18 @@ class Save:
         if self.validate_access_integrity:
             held.check_together(lambda: nested_values(sharded), group)
             held.log_differences(compared, group)
-        then_one("directory of a save", group, _nothing, self._make_directory)
+        on_one("directory of a save", group, self._make_directory)
         together("save of the common state", group, lambda: self._save_common(common))
         # A fully parallel save marks in the entities who saves what; the caller's must not change.
         own = copied(sharded)
         return together("save by a strategy", group, lambda: self._save_sharded(own, save))
 
-    def _make_directory(self) -> bytes:
+    def _make_directory(self) -> None:
         """Creates the directory, or makes an old checkpoint there invalid.
 
         Otherwise the old tensors would be a valid checkpoint with the new common state.
         """
         _prepare(self.checkpoint_dir)
-        return b""
 
     def _save_common(self, common: CommonStateDict) -> None:
         self.common_strategy.save_common(common, self.checkpoint_dir)
@@ -152,14 +151,9 @@ class Save:
             self.common_strategy.save_sharded_objects(objects, self.checkpoint_dir)
         return save(sharded)
 
-    def _publish(self) -> bytes:
+    def _publish(self) -> None:
         strategy = self.sharded_strategy
         save_config(CheckpointingConfig(strategy.backend, strategy.version), self.checkpoint_dir)
-        return b""
-
-
-def _nothing() -> None:
-    """The step of the ranks that only wait."""
 
 
 def sharded_metadata(checkpoint_dir: Any, sharded_strategy: Any, common_strategy: Any) -> Any:

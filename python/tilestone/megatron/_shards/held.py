@@ -199,11 +199,8 @@ def gather(
             mine.packed = packed(entities)
         return mine
 
-    def decide(said: list[bytes]) -> bytes:
-        return pickle.dumps([pickle.loads(each) for each in said])
-
-    group = _ranks.default_group(group)
-    return AllRanks(pickle.loads(agreed(_WORK, group, described, pickle.dumps, decide)[1]))
+    _, held = agreed(_WORK, _ranks.default_group(group), described, lambda mine: mine, list)
+    return AllRanks(held)
 
 
 def held_by(entities: Iterable[Any]) -> HeldEntities:
@@ -297,11 +294,7 @@ def check_together(
     def described() -> bytes:
         return _encoded(rank, held_by(entities_of()))
 
-    def decide(said: list[bytes]) -> bytes:
-        _core.check_access(said)
-        return b""
-
-    agreed(_WORK, group, described, bytes, decide, deadline)
+    agreed(_WORK, group, described, bytes, _core.check_access, deadline)
 
 
 logger = logging.getLogger("tilestone.megatron.validation")  # as in Megatron-Core

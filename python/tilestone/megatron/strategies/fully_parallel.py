@@ -8,8 +8,6 @@ Megatron-Core, and this module exchanges what was loaded.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -220,12 +218,13 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         )
         return state
 
-    def _saved(self, distribution: ShardDistribution | None) -> bytes:
+    def _saved(self, distribution: ShardDistribution | None) -> Any:
         """What this rank's group saves and does not save; one of its ranks reports it for all."""
         group = self.parallelization_group
         if distribution is None or group is None or dist.get_rank(group) != 0:
-            return b""
-        return _saved_by(distribution)
+            return set(), set()
+        chosen = distribution.shards_in_this_group
+        return chosen, distribution.shard_to_metadata.keys() - chosen
 
     def apply_saving_parallelization(self, sharded_state_dict: ShardedStateDict) -> None:
         """Gives replica_id 0 to the shards that this rank saves, and 1 to the others, in place.
@@ -253,36 +252,18 @@ class FullyParallelSaveStrategyWrapper(Distributes, AsyncSaveShardedStrategy):
         return bool(self.base_strategy.can_handle_sharded_objects)
 
 
-def _name_of(shard_id: _ShardId) -> str:
-    return hashlib.blake2b(repr(shard_id).encode(), digest_size=12).hexdigest()
+def _unsaved_by_all(said: list[tuple[set[_ShardId], set[_ShardId]]]) -> set[_ShardId]:
+    """The shards that no group saves; `said` has the result of _saved() of each rank."""
+    saved = set().union(*(chosen for chosen, _ in said))
+    return set().union(*(others for _, others in said)) - saved
 
 
-def _saved_by(distribution: ShardDistribution) -> bytes:
-    """What a group of ranks saves of the shards it holds, and what it does not save."""
-    chosen = distribution.shards_in_this_group
-    others = [shard for shard in distribution.shard_to_metadata if shard not in chosen]
-    words = {"saved": list(map(_name_of, chosen)), "others": list(map(_name_of, others))}
-    return json.dumps(words).encode()
-
-
-def _unsaved_by_all(said: list[bytes]) -> bytes:
-    """The shards that no group saves; `said` has the result of _saved_by() of each rank, or b""."""
-    saved: set[str] = set()
-    others: set[str] = set()
-    for words in filter(None, said):
-        group = json.loads(words)
-        saved.update(group["saved"])
-        others.update(group["others"])
-    return json.dumps(sorted(others - saved)).encode()
-
-
-def _left_to_engine(tree: Any, unsaved: bytes) -> set[int]:
-    """The ids of the tensors in a tree that no group saves, by the result of _unsaved_by_all()."""
-    names = set(json.loads(unsaved))
-    if not names:
+def _left_to_engine(tree: Any, unsaved: set[_ShardId]) -> set[int]:
+    """The ids of the tensors in a tree that no group saves."""
+    if not unsaved:
         return set()
     tensors = (item for item in nested_values(tree) if isinstance(item, ShardedTensor))
-    return {id(item) for item in tensors if _name_of(_sharded_tensor_shard_id(item)) in names}
+    return {id(item) for item in tensors if _sharded_tensor_shard_id(item) in unsaved}
 
 
 def _entities(tree: Any) -> list[ShardedBase]:

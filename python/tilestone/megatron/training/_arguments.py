@@ -7,7 +7,6 @@ only one rank has would be left out. So they compare the arguments that decide.
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import os
 import types
@@ -339,15 +338,10 @@ def prepared(
         TimeoutError: some ranks did not call in time.
     """
 
-    def words(made: Any) -> bytes:
-        return json.dumps(made.decisions).encode()
-
-    def decide(said: List[bytes]) -> bytes:
-        _compare(work, [json.loads(each) for each in said], group)
-        return b""
-
-    made: Result = agreed(work, group, prepare, words, decide, deadline)[0]
-    return made
+    return agreed(
+        work, group, prepare, lambda made: made.decisions,  # type: ignore[attr-defined]
+        lambda said: _compare(work, said, group), deadline,
+    )[0]  # fmt: skip
 
 
 def _compare(work: str, decided: List[Dict[str, str]], group: Any) -> None:

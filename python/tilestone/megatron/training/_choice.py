@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple, TypeVar
@@ -21,7 +20,7 @@ from tilestone._errors import (
 )
 from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks, _stored
-from tilestone.megatron._ranks import Deadline, then_one
+from tilestone.megatron._ranks import Deadline, on_one
 from tilestone.megatron.mapping import ShardedObject
 from tilestone.megatron.training import _arguments, names
 from tilestone.megatron.training.rng import RNG_KEY
@@ -164,14 +163,14 @@ def load_latest(
 
 
 def _all_hear_that_it_is_gone(chosen: Found, group: Any, deadline: Deadline) -> bool:
-    def look() -> bytes:
+    def is_gone() -> bool:
         run = names.location(os.path.dirname(chosen.directory))
         problem = _core.megatron_problem(run, chosen.iteration, chosen.release)
         if problem is not None:
             logger.warning("Choosing another checkpoint: %s", problem)
-        return b"" if problem is None else b"gone"
+        return problem is not None
 
-    return then_one(_WORK, group, lambda: None, look, deadline)[1] != b""
+    return on_one(_WORK, group, is_gone, deadline)
 
 
 def find_iteration(
@@ -203,13 +202,7 @@ def _find(places: Places, group: Any, deadline: Deadline) -> Found | None:
             run = _core.ManagedRun(names.location(path), 1, None, names.PATTERN, False)
             run.expect_same_steps(comm, [], deadline.seconds())
 
-    def choose() -> bytes:
-        return pickle.dumps(_chosen(places))
-
-    found: Found | None = pickle.loads(
-        then_one(_WORK, group, lambda: None, choose, deadline)[1]
-    )
-    return found
+    return on_one(_WORK, group, lambda: _chosen(places), deadline)
 
 
 def _chosen(places: Places) -> Found | None:

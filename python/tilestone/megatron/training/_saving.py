@@ -210,7 +210,7 @@ class Saving:
             timeout=deadline.timeout(),
         )
 
-    def publish(self) -> bytes:
+    def publish(self) -> None:
         """Names the checkpoint in the tracker.
 
         Raises:
@@ -224,7 +224,6 @@ class Saving:
             self.non_persistent,
         )
         logger.info("Saved the checkpoint of iteration %d: %s", self.iteration, self.path)
-        return b""
 
     def remove_replaced(self) -> None:
         """Removes the checkpoints that this one replaces. Failures are logged."""

@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, then_one
+from tilestone.megatron._ranks import Deadline, on_one
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue
 from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.training._saving import Saving
@@ -107,7 +107,7 @@ class Finalizing:
         for function in self._functions:
             function()
         work = "tracker of a training run"
-        then_one(work, self._group, lambda: None, self._save.publish, self._deadline)
+        on_one(work, self._group, self._save.publish, self._deadline)
         if _ranks.rank(self._group) == 0:
             self._save.remove_replaced()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Dict, List
@@ -115,15 +114,10 @@ def _of_all(
         raise InvalidArgumentError(
             "dp_group has no process group, which its ranks need to exchange their random states"
         )
-    _, answer = agreed(
-        "random states of data parallel ranks",
-        dp.process_group,
-        own,
-        pickle.dumps,
-        pickle.dumps,
-        deadline,
-    )
-    return [pickle.loads(said) for said in pickle.loads(answer)]
+    states: List[Dict[str, Any]]
+    work = "random states of data parallel ranks"
+    _, states = agreed(work, dp.process_group, own, lambda state: state, list, deadline)
+    return states
 
 
 def restore_rng_state(
