@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import pickle
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from tilestone import _core
 from tilestone._errors import CheckpointError, InvalidArgumentError, MismatchError
-from tilestone._torch.comm import TorchCommunicator
 from tilestone.megatron import _ranks
-from tilestone.megatron._ranks import Deadline, Group, deadline_or_default
-from tilestone.megatron._shards.held import ShardList, bytes_of, packed, union_of, unpacked
+from tilestone.megatron._ranks import Deadline, Group
+from tilestone.megatron._shards.held import (
+    ShardList,
+    bytes_of,
+    packed,
+    union_of,
+    unpacked,
+    without_data,
+)
 from tilestone.megatron.dict_utils import nested_values
 from tilestone.megatron.mapping import ShardedStateDict, ShardedTensor
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
@@ -142,9 +146,12 @@ def agree_on_distribution(
     group: dist.ProcessGroup,
     ignore_groups: bool = False,
     known: Agreed | None = None,
-    seconds: float = _core.DEFAULT_TIMEOUT,
+    deadline: Deadline | None = None,
 ) -> Agreed:
     """Distributes the shards that the ranks of a group hold. Every rank of the group calls.
+
+    First each rank says the digest of its list of shards. Then the lowest rank with each list sends
+    it, and rank 0 makes the distribution.
 
     Args:
         state_of: returns this rank's state dict, whose ShardedTensors are distributed; if it
@@ -152,107 +159,91 @@ def agree_on_distribution(
         group: a group of more than one rank.
         ignore_groups: distribute shards whose main replica is in another group, too.
         known: an earlier result of this group, which is returned if no rank's shards have changed.
-        seconds: time limit; infinity for no limit.
+        deadline: None: that of the call that is under way, or the default one.
 
     Raises:
         CheckpointError: any rank failed; the same on every rank.
     """
-    agreement = _Agreement(state_of, group, ignore_groups, known)
+
+    def words(shards: ShardList) -> _Words:
+        same = known is not None and structure_of(shards) in known.structures
+        token = known.token if known is not None and same else ""
+        return _Words(shards.digest, shards.mains, ignore_groups, token, known is not None)
+
+    def decide(said: list[bytes]) -> tuple[str, bytes]:
+        lists = [unpacked(each) for each in said if each]
+        return secrets.token_hex(8), packed(_distributed(lists, classes, mains, ignore_groups))
+
     try:
-        answer = _core.agree(
-            _WORK, TorchCommunicator(group), agreement.say, agreement.decide, seconds
+        shards, answer = _ranks.agreed(
+            _WORK, group, lambda: ShardList.of(state_of()), words, _distinct_lists, deadline
         )
+        if answer is None:
+            assert known is not None
+            return known
+        providers, classes, mains = answer
+        provides = dist.get_rank(group) in providers
+        _, (token, distribution) = _ranks.agreed(
+            _WORK, group, lambda: packed(without_data(shards.shards)) if provides else b"", bytes,
+            decide, deadline,
+        )  # fmt: skip
     except CheckpointError as error:
-        _name_globally(error, group)
+        if 0 <= error.rank < dist.get_world_size(group):
+            error.rank = dist.get_global_rank(group, error.rank)
         raise
-    if not answer:
-        assert known is not None
-        return known
-    words, classes, mains, given = pickle.loads(answer)
-    union = union_of(list(map(unpacked, words)), classes, mains)
-    holders = {shard: union.holders[shard] for shard in given}
-    distribution = ShardDistribution(given, set(given), union.shards, holders)
-    token = hashlib.blake2b(answer, digest_size=16).hexdigest()
-    return Agreed(distribution, token, {structure_of(agreement.shards)})
+    return Agreed(unpacked(distribution), token, {structure_of(shards)})
 
 
-def _name_globally(error: CheckpointError, group: dist.ProcessGroup) -> None:
-    """Replaces the failed rank's group rank in an error by its global rank."""
-    if not 0 <= error.rank < dist.get_world_size(group):
-        return
-    error.rank = dist.get_global_rank(group, error.rank)
+class _Words(NamedTuple):
+    """What a rank first says."""
+
+    digest: bytes
+    mains: int
+    for_load: bool
+    known: str  # the token of the distribution that it has, if its shards are the same
+    had: bool  # whether it has one
 
 
-@dataclass
-class _Agreement:
-    """This rank's part in agreeing on a distribution.
+def _distinct_lists(said: list[_Words]) -> tuple[list[int], list[int], list[int]] | None:
+    """The lowest rank with each list, the number of each rank's list, each list's main replicas.
 
-    Round 0: each rank sends the digest of its list of shards. Round 1: the lowest rank with each
-    list sends it, and rank 0 makes the distribution. The answer has the lists and the distribution.
+    None: all ranks have the same distribution, and their shards have not changed.
     """
-
-    state_of: Callable[[], Any]
-    group: dist.ProcessGroup
-    ignore_groups: bool
-    known: Agreed | None
-    shards: ShardList = field(default_factory=lambda: ShardList([], b"", 0))
-    classes: list[int] = field(default_factory=list)  # this and the following: on rank 0 only
-    providers: list[int] = field(default_factory=list)
-    mains: list[int] = field(default_factory=list)
-
-    def say(self, round: int, answer: bytes) -> bytes:
-        """Returns this rank's message for a round."""
-        if round == 1:
-            chosen = dist.get_rank(self.group) in json.loads(answer)
-            return packed(self.shards.shards) if chosen else b""
-        self.shards = ShardList.of(self.state_of())
-        known = self.known
-        same = known is not None and structure_of(self.shards) in known.structures
-        words = {
-            "digest": self.shards.digest.hex(),
-            "mains": f"{self.shards.mains:x}",
-            "for_load": self.ignore_groups,
-            "known": known.token if known is not None and same else "",
-            "had": known is not None,
-        }
-        return json.dumps(words).encode()
-
-    def decide(self, round: int, said: list[bytes]) -> tuple[bytes, bool]:
-        """On rank 0: returns the answer to all ranks' messages, and whether it is the last one."""
-        if round == 1:
-            return self._distributed([said[rank] for rank in self.providers]), True
-        words = [json.loads(each) for each in said]
-        if any(each["for_load"] != words[0]["for_load"] for each in words):
-            raise MismatchError("the ranks ask for different distributions (save or load)")
-        if words[0]["known"] and all(each["known"] == words[0]["known"] for each in words):
-            return b"", True
-        if any(each["had"] for each in words):
-            changed = [rank for rank, each in enumerate(words) if not each["known"]]
-            logger.warning(
-                "the shards of ranks %s have changed since they were distributed; distributing "
-                "again",
-                changed,
-            )
-        numbers: dict[str, int] = {}
-        for rank, each in enumerate(words):
-            number = numbers.setdefault(each["digest"], len(numbers))
-            if number == len(self.providers):
-                self.providers.append(rank)
-                self.mains.append(0)
-            self.classes.append(number)
-            self.mains[number] |= int(each["mains"], 16)
-        return json.dumps(self.providers).encode(), False
-
-    def _distributed(self, lists: list[bytes]) -> bytes:
-        union = union_of(list(map(unpacked, lists)), self.classes, self.mains)
-        chosen = [shard for shard in union.shards if self.ignore_groups or shard in union.mains]
-        given = distribute_shards_to_ranks(
-            {shard: union.holders[shard] for shard in chosen},
-            {shard: bytes_of(union.shards[shard]) for shard in chosen},
-            len(self.classes),
-            {shard for shard in chosen if shard not in union.mains},
+    first = said[0]
+    if any(each.for_load != first.for_load for each in said):
+        raise MismatchError("the ranks ask for different distributions (save or load)")
+    if first.known and all(each.known == first.known for each in said):
+        return None
+    if any(each.had for each in said):
+        changed = [rank for rank, each in enumerate(said) if not each.known]
+        logger.warning(
+            "the shards of ranks %s have changed since they were distributed; distributing again",
+            changed,
         )
-        return pickle.dumps((lists, self.classes, self.mains, given))
+    numbers: dict[bytes, int] = {}
+    providers: list[int] = []
+    mains: list[int] = []
+    for rank, each in enumerate(said):
+        if numbers.setdefault(each.digest, len(numbers)) == len(providers):
+            providers.append(rank)
+            mains.append(0)
+        mains[numbers[each.digest]] |= each.mains
+    return providers, [numbers[each.digest] for each in said], mains
+
+
+def _distributed(
+    lists: list[list[ShardedTensor]], classes: list[int], mains: list[int], ignore_groups: bool
+) -> ShardDistribution:
+    union = union_of(lists, classes, mains)
+    chosen = [shard for shard in union.shards if ignore_groups or shard in union.mains]
+    holders = {shard: union.holders[shard] for shard in chosen}
+    given = distribute_shards_to_ranks(
+        holders,
+        {shard: bytes_of(union.shards[shard]) for shard in chosen},
+        len(classes),
+        {shard for shard in chosen if shard not in union.mains},
+    )
+    return ShardDistribution(given, set(given), union.shards, holders)
 
 
 class Distributes:
@@ -309,8 +300,7 @@ class Distributes:
         kept = self._agreed if self.do_cache_distribution and same_ranks else None
         if kept is not None and kept.distribution is not self.cached_distribution:
             kept = None  # the caller has replaced or removed it
-        seconds = deadline_or_default(deadline).seconds()
-        agreed = agree_on_distribution(state_of, group, ignore_groups, kept, seconds)
+        agreed = agree_on_distribution(state_of, group, ignore_groups, kept, deadline)
         if self.do_cache_distribution:
             self._agreed, self.cached_distribution = agreed, agreed.distribution
             self._agreed_by = group

@@ -33,8 +33,6 @@ from tilestone.megatron.mapping import (
 )
 from tilestone.megatron.utils import _ShardId, _sharded_tensor_shard_id
 
-Lists = Sequence[list[ShardedTensor]]
-
 
 def bytes_of(shard: ShardedTensor) -> int:
     """The size in bytes of a rank's elements of a shard."""
@@ -43,15 +41,19 @@ def bytes_of(shard: ShardedTensor) -> int:
     return int(count) * shard.dtype.itemsize
 
 
-def packed(entities: Iterable[Any]) -> bytes:
-    """Entities, without data, as bytes for the other ranks."""
-    return zlib.compress(pickle.dumps([entity.without_data() for entity in entities]), 1)
+def without_data(entities: Iterable[Any]) -> list[Any]:
+    """The entities as other ranks get them."""
+    return [entity.without_data() for entity in entities]
 
 
-def unpacked(words: bytes) -> list[Any]:
+def packed(value: Any) -> bytes:
+    """A large value for the other ranks."""
+    return zlib.compress(pickle.dumps(value), 1)
+
+
+def unpacked(words: bytes) -> Any:
     """Reverses packed()."""
-    entities: list[Any] = pickle.loads(zlib.decompress(words))
-    return entities
+    return pickle.loads(zlib.decompress(words))
 
 
 @dataclass
@@ -110,7 +112,9 @@ class Union:
     mains: set[_ShardId] = field(default_factory=set)
 
 
-def union_of(lists: Lists, classes: Sequence[int], mains: Sequence[int]) -> Union:
+def union_of(
+    lists: Sequence[list[ShardedTensor]], classes: Sequence[int], mains: Sequence[int]
+) -> Union:
     """Merges the lists of a group.
 
     Args:
@@ -196,7 +200,7 @@ def gather(
     def described() -> HeldEntities:
         mine = held_by(entities)
         if not mine.problem:
-            mine.packed = packed(entities)
+            mine.packed = packed(without_data(entities))
         return mine
 
     _, held = agreed(_WORK, _ranks.default_group(group), described, lambda mine: mine, list)
