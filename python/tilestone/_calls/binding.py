@@ -27,7 +27,15 @@ from tilestone._objects import (
 from tilestone._objects.converters import CopiedBack
 from tilestone._objects.dtypes import DType, native_type
 from tilestone._objects.opaque import Opaque, make
-from tilestone._objects.stateful import Below, Statefuls, below, is_stateful, of_optimizer
+from tilestone._objects.stateful import (
+    Below,
+    below,
+    give_back,
+    is_optimizer,
+    is_stateful,
+    of_optimizer,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -134,9 +142,10 @@ class Bridge:
         self.everywhere = self.ranks if self.by_rule else 0
         #: Whether a dict without sharded parts may have keys that are neither text nor ints.
         self.keeps_keys = self.common and not self.for_load
-        # (item, its stand-in, restore), by id(item).
+        # (item, its stand-in, restore), by id(item); the items are kept alive.
         self._replaced: dict[int, tuple[Any, Any, Callable[[Any], Any]]] = {}
-        self._statefuls = Statefuls()
+        # (Stateful, its state dict, what was loaded for that), in the order of the tree.
+        self._loaded: list[tuple[Any, Any, Any]] = []
         self._memory: Any = None  # of the template's tensors on torch's meta device
 
     def unpack(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -169,15 +178,29 @@ class Bridge:
         converter = converters.find(item)
         found = None if converter is None else self._node(converter, item, path)
         if found is None and is_stateful(item):
-            state = self._statefuls.enter(item)
+            state = self._state_of(item)
             return state, *(below(item, state) if self.for_load else ((), ()))
         return found
+
+    def _state_of(self, item: Any) -> Any:
+        """The state dict of a Stateful; state_dict() is called once."""
+        if id(item) not in self._replaced:
+            state = state_of(item)
+
+            def keep(loaded: Any) -> Any:
+                self._loaded.append((item, state, loaded))
+                return item
+
+            self._replaced[id(item)] = (item, state, keep)
+        return self._replaced[id(item)][1]
 
     def optimizer_places(self, state: Mapping[Any, Any]) -> tuple[Below, Below]:
         """What a load adds to a template's dict if it is the state dict of an optimizer."""
         if self.as_torch:
             return (), ()
-        return of_optimizer(state, self._statefuls.is_of_optimizer(state))
+        known = self._replaced.values()
+        is_objects = any(made is state and is_optimizer(item) for item, made, _ in known)
+        return of_optimizer(state, is_objects)
 
     def _node(self, converter: converters.Converter, item: Any, path: str) -> Any:
         torch = _torch() if self.for_load else None
@@ -206,24 +229,20 @@ class Bridge:
 
     def replaced(self) -> list[int]:
         """The id() of each object of the template for which a stand-in was filled."""
-        return [*self._statefuls.ids(), *self._replaced]
+        return list(self._replaced)
 
     def stand_in_of(self, item: Any) -> Any:
         """The item's stand-in: a Stateful's state dict, or what a converter made."""
-        if id(item) in self._replaced:
-            return self._replaced[id(item)][1]
-        return self._statefuls.state_of(item)
+        return self._replaced[id(item)][1]
 
     def restored(self, item: Any, loaded: Any) -> Any:
         """What the load returns for the item; `loaded`: what was loaded for its stand-in."""
-        if id(item) in self._replaced:
-            return self._replaced[id(item)][2](loaded)
-        self._statefuls.keep_loaded(item, loaded)
-        return item
+        return self._replaced[id(item)][2](loaded)
 
     def give_back(self) -> None:
         """Passes the loaded state to the Stateful objects."""
-        self._statefuls.give_back()
+        give_back(self._loaded)
+        self._loaded.clear()
 
     def variable(self, tensor: Any) -> Any:
         """(view in host memory, is a parameter, requires grad) of a torch tensor, or None."""

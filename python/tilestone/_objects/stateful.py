@@ -32,52 +32,31 @@ def is_optimizer(item: Any) -> bool:
     return torch is not None and isinstance(item, torch.optim.Optimizer)
 
 
-class Statefuls:
-    """The Stateful objects of one state, in the order of the tree."""
+def state_of(item: Stateful) -> Any:
+    """The state dict of an object."""
+    state = item.state_dict()
+    if is_stateful(state):
+        raise InvalidArgumentError(
+            f"state_dict() of a {type(item).__name__} returns a {type(state).__name__}, "
+            "which has a state_dict() itself"
+        )
+    return state
 
-    def __init__(self) -> None:
-        self._states: dict[int, tuple[Stateful, Any]] = {}  # by id: the object and its state dict
-        self._loaded: list[tuple[Stateful, Any]] = []
 
-    def enter(self, item: Stateful) -> Any:
-        """The state dict of an object; state_dict() is called once."""
-        if id(item) not in self._states:
-            state = item.state_dict()
-            if is_stateful(state):
-                raise InvalidArgumentError(
-                    f"state_dict() of a {type(item).__name__} returns a {type(state).__name__}, "
-                    "which has a state_dict() itself"
-                )
-            self._states[id(item)] = (item, state)
-        return self._states[id(item)][1]
+def give_back(loaded: Sequence[tuple[Stateful, Any, Any]]) -> None:
+    """Calls load_state_dict() of each object with what was loaded for it.
 
-    def is_of_optimizer(self, state: Any) -> bool:
-        """Whether a dict is what `enter` returned for a torch optimizer."""
-        return any(made is state and is_optimizer(item) for item, made in self._states.values())
+    Args:
+        loaded: for each object, in the order of the tree: the object, the state dict that was its
+            template, and what was loaded.
 
-    def ids(self) -> list[int]:
-        """The id() of each object. The objects are kept alive, so the ids stay valid."""
-        return list(self._states)
-
-    def state_of(self, item: Stateful) -> Any:
-        """The state dict that `enter` returned."""
-        return self._states[id(item)][1]
-
-    def keep_loaded(self, item: Stateful, loaded: Any) -> None:
-        """Records what give_back() will pass to the object."""
-        self._loaded.append((item, loaded))
-
-    def give_back(self) -> None:
-        """Calls load_state_dict() of each object with what was loaded for it.
-
-        Raises:
-            InvalidArgumentError: an object still has tensors on the meta device afterwards.
-        """
-        ties = _ties([item for item, _ in self._loaded])
-        for item, loaded in self._loaded:
-            _give(item, self.state_of(item), loaded)
-        _tie(ties)
-        self._loaded.clear()
+    Raises:
+        InvalidArgumentError: an object still has tensors on the meta device afterwards.
+    """
+    ties = _ties([item for item, *_ in loaded])
+    for item, template, made in loaded:
+        _give(item, template, made)
+    _tie(ties)
 
 
 def below(item: Stateful, state: Any) -> tuple[Below, Below]:
