@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Dict, Optional, Tuple, Union
@@ -90,7 +90,6 @@ def _refusal(key: str, found: str) -> UnsupportedError:
 
 
 Offset = Tuple[int, int, int]  # (axis, place, fragments)
-_Holders = Optional[Tuple[int, ...]]
 
 
 def make_tp_sharded_tensor_for_checkpoint(
@@ -119,15 +118,7 @@ def make_tp_sharded_tensor_for_checkpoint(
         CheckpointingException: a group is not known, the offsets do not describe a part, or the
             DTensor is of an unsupported kind. The error names the key or the group.
     """
-    tp = find_group("tp", kwargs.pop("tp_group", None))
-    dp_cp = find_group("dp_cp", kwargs.pop("dp_cp_group", None))
-    local, part = fsdp_part(tensor, key, dp_cp)
-    own = (0, 0, dp_cp.rank() if part is None else 0)
-    same = [dp_cp] if part is None else []
-    prepended = tuple(prepend_offsets)
-    offset = (tp_axis + len(prepended), tp.rank(), tp.size())
-    options = _with_replica(kwargs, replica_id, own, lambda: holders_of(*same))
-    return _entity(key, local, part, prepended, offset, options)
+    return _made(tensor, key, tp_axis, replica_id, tuple(prepend_offsets), kwargs)
 
 
 def make_sharded_tensor_for_checkpoint(
@@ -149,25 +140,30 @@ def make_sharded_tensor_for_checkpoint(
     Raises:
         CheckpointingException: as make_tp_sharded_tensor_for_checkpoint.
     """
-    tp = find_group("tp", kwargs.pop("tp_group", None))
-    dp_cp = find_group("dp_cp", kwargs.pop("dp_cp_group", None))
-    local, part = fsdp_part(tensor, key, dp_cp)
-    own = (0, tp.rank(), dp_cp.rank() if part is None else 0)
-    same = [tp, dp_cp] if part is None else [tp]
-    options = _with_replica(kwargs, replica_id, own, lambda: holders_of(*same))
-    return _entity(key, local, part, tuple(prepend_offsets), None, options)
+    return _made(tensor, key, None, replica_id, tuple(prepend_offsets), kwargs)
 
 
-def _with_replica(
+def _made(
+    tensor: Any,
+    key: str,
+    tp_axis: Optional[int],
+    replica_id: Optional[ReplicaId],
+    prepended: Tuple[Offset, ...],
     options: Dict[str, Any],
-    given: Optional[ReplicaId],
-    own: ReplicaId,
-    holders: Callable[[], _Holders],
-) -> Dict[str, Any]:
-    """Adds the replica id. The groups give the holders only for the replica id that they give."""
-    if given is not None:
-        return {**options, "replica_id": given}
-    return {"holders": holders(), **options, "replica_id": own}
+) -> ShardedTensor:
+    """The entity of a tensor that tensor parallelism divides along an axis, or does not (None)."""
+    tp = find_group("tp", options.pop("tp_group", None))
+    dp_cp = find_group("dp_cp", options.pop("dp_cp_group", None))
+    local, part = fsdp_part(tensor, key, dp_cp)
+    offset = None if tp_axis is None else (tp_axis + len(prepended), tp.rank(), tp.size())
+    if replica_id is None:
+        same = [*([tp] if tp_axis is None else ()), *([dp_cp] if part is None else ())]
+        own = (0, tp.rank() if tp_axis is None else 0, dp_cp.rank() if part is None else 0)
+        # The groups give the holders only for the replica id that they give.
+        options = {"holders": holders_of(*same), **options, "replica_id": own}
+    else:
+        options = {**options, "replica_id": replica_id}
+    return _entity(key, local, part, prepended, offset, options)
 
 
 def _entity(
