@@ -15,12 +15,13 @@ files. torch is not required, and is only used if the caller has imported it.
 
 from tilestone import geometry
 from tilestone._calls.async_save import AsyncSave, AsyncStep, async_save
-from tilestone._calls.convert import convert
-from tilestone._calls.opening import Checkpoint, gc, open, repair
+from tilestone._calls.maintenance import (
+    abandon, convert, gc, publish, repair, unpublished,
+)
+from tilestone._calls.opening import Checkpoint, open
 from tilestone._calls.save_load import load, save
 from tilestone._calls.session import Session
 from tilestone._calls.stored_tensor import StoredTensor
-from tilestone._calls.unpublished import abandon, publish, unpublished
 from tilestone._core import (
     Communicator,
     Damage,

@@ -17,7 +17,7 @@ from tilestone._options import valid
 from tilestone._options.keywords import checked, keywords
 from tilestone._options.progress import ProgressCallback, reporting
 from tilestone._options.kinds import checked_framework
-from tilestone._options.values import OpenOptions, Reading, Resources
+from tilestone._options.values import OpenOptions
 from tilestone._protocols import SupportsDlpack
 
 if TYPE_CHECKING:
@@ -399,88 +399,3 @@ def open_as(
         engine.unmarked = unmarked
     core = _core.Checkpoint.open(valid.directory(path), engine)
     return Checkpoint(core, os.fsdecode(path), given.framework)
-
-
-def gc(
-    path: str | os.PathLike[str],
-    *,
-    delete: bool = False,
-    force: bool = False,
-    follow_links: bool = False,
-) -> list[_core.Leftover]:
-    """Lists the leftovers of failed or interrupted saves at a location, and can delete them.
-
-    A leftover is a file whose name only Tilestone gives (it contains the id of its save). A note in
-    `.tilestone` says that a save created it there, and the checkpoint at the location, if there is
-    one, does not need it. The next save to the location removes leftovers too. Files without a note
-    may have been copied there: they are kept, and the log names their save.
-
-    A save that replaces a checkpoint as a whole (`format="zarr"`, or over a checkpoint in
-    Megatron-Core's dialect) works in a directory next to the location, `.NAME.tilestone-SAVE_ID`.
-    If that save is dead, the directory is listed as `../.NAME.tilestone-SAVE_ID`.
-
-    Args:
-        path: the directory of the saves.
-        delete: remove the leftovers. Nothing else is touched, and no save can begin there
-            meanwhile. Without it nothing is changed or locked, and saves can go on.
-        force: also treat as leftovers files without a note, and the files of a checkpoint that has
-            only lost its hidden files (`cp dir/*` does not copy them).
-        follow_links: read the files that describe the checkpoint through links, as for `open`. If
-            a leftover is a link, the link itself is removed, never its target.
-
-    Returns:
-        The leftovers, each with its name, its size in bytes, what it is and why it is not needed.
-
-    Raises:
-        NotFoundError: the location has no files.
-        AlreadyExistsError: a save is running there.
-        CorruptError, UnsafeError: there is a checkpoint that can't be read, so it is not known
-            which files it needs; or it has only lost its hidden files, and force is False.
-        StorageError: a file could not be removed; the other leftovers are removed.
-    """
-    return _core.leftovers(
-        valid.directory(path),
-        valid.flag("delete", delete),
-        valid.flag("force", force),
-        valid.flag("follow_links", follow_links),
-    )
-
-
-def repair(
-    path: str | os.PathLike[str],
-    *,
-    reading: Reading = Reading(),
-    resources: Resources = Resources(),
-    progress: bool | ProgressCallback = False,
-) -> _core.RepairReport:
-    """Repairs damaged items of a checkpoint from other files that hold them intact.
-
-    `tilestone verify --repair` does the same. The other files are those with local copies (`save`
-    with LocalCopies); a damaged copy is repaired from the shard's own item. A damaged file is
-    replaced as a whole, in one step, by a file with the checksums that the save recorded. So at any
-    moment the file is either as before or repaired. In the new file the bytes between items are
-    zeros, and there are no bytes after its end. A file that is missing or too short is rewritten if
-    everything that it should hold is intact, in the file itself or elsewhere. Otherwise it is not
-    changed, and its damage in `now` names the keys that are intact nowhere. If nothing is damaged,
-    nothing is written.
-
-    Args:
-        path: the checkpoint's directory. One process repairs it; loads may run meanwhile.
-        reading, resources: as for `open`.
-        progress: for the two verifications, before and after the repair (phase "verify"), and for
-            the writing of new files between them ("repair"). True shows a bar on a terminal; a
-            function is called with `Progress`.
-
-    Returns:
-        `mended`: the damages that were repaired, as `Checkpoint.verify` found them. `now`: what it
-        finds afterwards; `now.ok` is True if no damage is left.
-
-    Raises:
-        NotFoundError, CorruptError, UnsafeError: as for `open`.
-        AlreadyExistsError: something is damaged, and a save or another repair is running there.
-        StorageError: a file could not be written, or the bytes for it differed when they were read
-            a second time; files that were replaced before stay repaired.
-    """
-    with reporting(valid.sink("progress", progress), "verify") as sink:
-        given = checked("repair", OpenOptions, {"reading": reading, "resources": resources})
-        return _core.repair(valid.directory(path), given.fill(_core.OpenOptions()), sink)
