@@ -53,8 +53,6 @@ def _read(path: str) -> Any:
 class TorchCommonSaveStrategy(SaveCommonStrategy):
     """Writes common state to `common.pt`, and objects to `KEY/shard_OFFSET_SHAPE.pt`."""
 
-    can_handle_sharded_objects = True
-
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Rank 0 writes `common.pt`; other ranks do nothing."""
         if _ranks.rank() == 0:
@@ -70,6 +68,11 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 _write(item.data, path)
 
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
+
 
 class TorchCommonLoadStrategy(LoadCommonStrategy):
     """Reads what TorchCommonSaveStrategy writes; code in a file is never executed.
@@ -78,8 +81,6 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
     of other classes are refused. In checkpoints of a format that Tilestone knows, they come back as
     `tilestone.Opaque` instead.
     """
-
-    can_handle_sharded_objects = True
 
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
         """Loads the common state, tensors on the CPU.
@@ -128,6 +129,11 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
                 continue  # a file of the user
             found[item.unique_key] = item
         return found
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
 
     def check_backend_compatibility(self, loaded_version: str) -> None:
         """Never raises: the engine finds the format by the files. (The argument is a backend.)"""

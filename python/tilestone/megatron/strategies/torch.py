@@ -26,7 +26,6 @@ from tilestone.megatron.strategies.base import (
 class EngineSaveStrategy(AsyncSaveShardedStrategy):
     """Saves with the engine. `tilestone.megatron.save` calls it once for the whole state."""
 
-    can_handle_sharded_objects = True
     #: Local copies, as for `tilestone.megatron.save`.
     copies: LocalCopies | None = None
     #: Whether the index also names each replica of a tensor that tensor-parallel ranks hold.
@@ -85,6 +84,11 @@ class EngineSaveStrategy(AsyncSaveShardedStrategy):
             "separation_hint": self.separation_hint or "",
         }
 
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
+
 
 class EngineLoadStrategy(LoadShardedStrategy):
     """Loads with the engine, which finds the format by the files.
@@ -94,7 +98,6 @@ class EngineLoadStrategy(LoadShardedStrategy):
     """
 
     backend = ""
-    can_handle_sharded_objects = True
 
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> StateDict:
         """Loads only sharded state. Every rank calls.
@@ -133,6 +136,11 @@ class EngineLoadStrategy(LoadShardedStrategy):
     def engine_options(self) -> dict[str, Any] | None:
         """No options; None if a subclass overrides the load."""
         return {} if type(self).load is EngineLoadStrategy.load else None
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        """True."""
+        return True
 
     def check_backend_compatibility(self, loaded_version: str) -> None:
         """Raises if the checkpoint has another format.
