@@ -18,7 +18,8 @@ using SystemClock = std::chrono::system_clock;
 constexpr int kDamagedAttempts = 3;
 constexpr int kCorrections = 3;        // of region, clock and credentials, by one request
 constexpr int kAttemptsBeforeLog = 6;  // of which the last comes after some seconds
-constexpr seconds kSkew{240};          // stores accept 15 minutes
+constexpr seconds kLogPause{30};
+constexpr seconds kSkew{240};  // stores accept 15 minutes
 
 std::optional<SystemClock::time_point> parse_date(const std::string& text) {
   struct tm parts = {};
@@ -30,6 +31,14 @@ std::optional<SystemClock::time_point> parse_date(const std::string& text) {
 std::string origin_of(const std::string& url) {
   const size_t scheme = url.find("://");
   return scheme == std::string::npos ? "" : url.substr(0, url.find('/', scheme + 3));
+}
+
+// The status of an error that stands in the body of a 200.
+int status_of(std::string_view code) {
+  if (code == "PreconditionFailed") return 412;
+  if (code == "NoSuchUpload") return 404;
+  if (code == "ConditionalRequestConflict" || code == "OperationAborted") return 409;
+  return code == "InternalError" || code == "ServiceUnavailable" || code == "SlowDown" ? 503 : 400;
 }
 
 std::string host_of(const std::string& origin) { return origin.substr(origin.find("://") + 3); }
@@ -136,6 +145,7 @@ HttpRequest Attempts::next() {
 std::optional<std::chrono::nanoseconds> Attempts::answered(HttpAnswer answer) {
   const bool has_refusal = request_.answers_xml || answer.status / 100 != 2;
   const Refusal refusal = has_refusal ? parse_refusal(answer.body) : Refusal();
+  if (answer.status == 200 && !refusal.code.empty()) answer.status = status_of(refusal.code);
   place_.has_answered |= answer.failure == Failure::kNone;
   const Verdict verdict = judge(request_, answer, refusal);
   const Pause pause = decide(verdict, answer, refusal);
@@ -162,11 +172,11 @@ Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
     case Verdict::kDamaged:
       if (++damaged_ < kDamagedAttempts) return pause();
       break;
-    case Verdict::kCredentials:
-      if (may_correct && place_.renew_credentials(used_)) return ++corrections_, now;
-      break;
     case Verdict::kRegion:
       if (may_correct && place_.take_region(answer, refusal, used_)) return ++corrections_, now;
+      [[fallthrough]];  // AWS names the region with other answers to HEAD too, which have no code
+    case Verdict::kCredentials:
+      if (may_correct && place_.renew_credentials(used_)) return ++corrections_, now;
       break;
     case Verdict::kClock:
       if (may_correct && place_.take_clock(answer, used_)) return ++corrections_, now;
@@ -185,9 +195,10 @@ bool Attempts::gives_up_contact(const HttpAnswer& answer) const {
 
 void Attempts::note_problem(const HttpAnswer& answer, const Refusal& refusal) {
   problem_ = refused(request_, place_.bucket, answer, refusal).message();
-  if (attempts_ == kAttemptsBeforeLog) {
-    log(LogLevel::kWarning, fmt::format("{}; it is tried again", problem_));
-  }
+  const auto now = Deadline::Clock::now();
+  if (attempts_ < kAttemptsBeforeLog || now < place_.next_log) return;
+  place_.next_log = now + kLogPause;
+  log(LogLevel::kWarning, fmt::format("{}; it is tried again", problem_));
 }
 
 std::chrono::nanoseconds Attempts::pause() {
@@ -205,16 +216,12 @@ void Attempts::ended(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-void Attempts::wait_for_end(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [&] { return ended_; });
-}
-
 Answer Attempts::wait() {
   if (process_ != ::getpid()) {
     throw Error(ErrorCode::kInvalidArgument, name() + " belongs to the process that began it");
   }
   std::unique_lock lock(mutex_);
-  wait_for_end(lock);
+  changed_.wait(lock, [&] { return ended_; });
   if (error_ != nullptr) std::rethrow_exception(error_);
   return std::move(answer_);
 }
@@ -223,7 +230,7 @@ void Attempts::give_up() noexcept {
   if (process_ != ::getpid()) return;
   given_up_ = true;
   std::unique_lock lock(mutex_);
-  wait_for_end(lock);
+  changed_.wait(lock, [&] { return ended_; });
 }
 
 Answer wait_for(Attempts& attempts) { return attempts.wait(); }

@@ -76,6 +76,7 @@ class Place {
   const Config config;
   const std::string bucket;
   bool has_answered = false;
+  Deadline::Clock::time_point next_log;
 
  private:
   std::string base_url() const;
@@ -107,7 +108,6 @@ class Attempts : public Exchange {
   std::chrono::nanoseconds pause();
   void note_problem(const HttpAnswer& answer, const Refusal& refusal);
   bool gives_up_contact(const HttpAnswer& answer) const;
-  void wait_for_end(std::unique_lock<std::mutex>& lock);
   std::string name() const;
 
   // Of Http's thread, from start() to ended().

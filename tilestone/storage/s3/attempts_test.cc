@@ -336,6 +336,8 @@ TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
               IsError(ErrorCode::kNotFound, "", "NoSuchUpload"));
   Script at_once({gone});
   EXPECT_EQ(error_of([&] { complete(at_once); }).code(), ErrorCode::kNotFound);
+  Script broken({refusal(200, "PreconditionFailed")});
+  EXPECT_EQ(complete(broken), std::nullopt);
   Script refused({refusal(200, "InvalidPart")});
   EXPECT_THAT(error_of([&] { complete(refused); }), IsError(ErrorCode::kIo, "", "InvalidPart"));
 }
@@ -344,7 +346,7 @@ TEST(Attempts, RemovalAfterALostAnswerIsDone) {
   Script lost({{.cut_after = 0}, refusal(412, ""), refusal(404, "")});
   Client client = lost.client();
   EXPECT_TRUE(client.remove_if("k", "\"e\"", soon()).wait());
-  Script changed({refusal(412, "")});
+  Script changed({refusal(412, ""), {.headers = {{"etag", "\"f\""}}}});
   Client other = changed.client();
   EXPECT_FALSE(other.remove_if("k", "\"e\"", soon()).wait());
 }
@@ -387,6 +389,17 @@ TEST(Attempts, BucketInTheHostNameUnlessItCannotBe) {
   EXPECT_THAT(script.seen()[0].headers["host"], HasSubstr("my-bucket.localhost:"));
   EXPECT_EQ(script.seen()[0].target, "/k");
   EXPECT_EQ(script.seen()[1].target, "/my.bucket/k");
+}
+
+// libcurl reads the process's own environment.
+TEST(Attempts, ProxiesOfTheEnvironmentAreUsed) {
+  Script proxy({kStored});
+  ::setenv("http_proxy", proxy.server().url().c_str(), 1);
+  Client client(quick_config("http://store.invalid"), "bucket");
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  ::unsetenv("http_proxy");
+  EXPECT_EQ(proxy.seen()[0].target, "http://store.invalid/bucket/k");
+  EXPECT_EQ(proxy.seen()[0].headers["host"], "store.invalid");
 }
 
 TEST(Attempts, ForkedChildHasConnectionsOfItsOwn) {

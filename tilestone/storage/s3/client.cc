@@ -28,7 +28,6 @@ constexpr Action kUploadPart = {"UploadPart", "s3:PutObject"};
 constexpr Action kComplete = {"CompleteMultipartUpload", "s3:PutObject"};
 constexpr Action kAbort = {"AbortMultipartUpload", "s3:AbortMultipartUpload"};
 constexpr Action kUploads = {"ListMultipartUploads", "s3:ListBucketMultipartUploads"};
-constexpr Action kCreateBucket = {"CreateBucket", "s3:CreateBucket"};
 
 constexpr const char* kCrc32Header = "x-amz-checksum-crc32";
 
@@ -211,8 +210,7 @@ Pending<bool> Client::remove_if(const std::string& key, const std::string& etag,
   Request request = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
   request.headers["if-match"] = etag;
   const auto finish = [this, key, deadline](const Answer& answer) {
-    if (succeeded(answer)) return true;
-    return answer.repeated && !head(key, false, deadline).wait().has_value();
+    return answer.http.status != 412 || !head(key, false, deadline).wait().has_value();
   };
   return {start(std::move(request), deadline), finish};
 }
@@ -292,11 +290,6 @@ Pending<UploadPage> Client::uploads(const std::string& prefix, const std::option
   }
   return {start(std::move(request), deadline),
           [](const Answer& answer) { return parse_uploads(answer.http.body); }};
-}
-
-Pending<bool> Client::create_bucket(const Deadline& deadline) {
-  Request request = {.action = kCreateBucket, .method = "PUT"};
-  return {start(std::move(request), deadline), succeeded};
 }
 
 }  // namespace tilestone::s3

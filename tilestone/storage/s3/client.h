@@ -131,8 +131,8 @@ class Client {
   // At most kMaxKeysToRemove. Absent keys count as removed. Returns those that were refused.
   Pending<std::vector<NotDeleted>> remove(const std::vector<std::string>& keys,
                                           const Deadline& deadline);
-  // False: the object has another ETag, or there is none. After a lost answer an absent object
-  // counts as removed.
+  // False: the object has another ETag. An absent one counts as removed, because the answer to the
+  // attempt that has removed it may have been lost.
   Pending<bool> remove_if(const std::string& key, const std::string& etag,
                           const Deadline& deadline);
 
@@ -155,9 +155,6 @@ class Client {
   // Unfinished uploads of keys that begin with `prefix`. `after`: of the page before.
   Pending<UploadPage> uploads(const std::string& prefix, const std::optional<Upload>& after,
                               const Deadline& deadline);
-
-  // The bucket itself, in the client's region. For tests.
-  Pending<bool> create_bucket(const Deadline& deadline);
 
  private:
   struct Live;

@@ -49,7 +49,7 @@ class S3Server : public testing::TestWithParam<Abilities> {
     static int count = 0;
     bucket_ = "bucket-" + std::to_string(count++);
     client_ = std::make_unique<Client>(GetParam().server().config(), bucket_);
-    client_->create_bucket(in_time()).wait();
+    GetParam().server().create_bucket(bucket_);
   }
 
   std::optional<std::string> put(const std::string& key, ByteView bytes, Condition condition = {}) {
@@ -319,7 +319,7 @@ TEST(S3Tls, NeedsACertificateThatIsKnown) {
   Config config = server.config();
   config.ca_bundle = server.certificate();
   Client client(config, "bucket");
-  client.create_bucket(in_time()).wait();
+  server.create_bucket("bucket");
   EXPECT_TRUE(client.put("k", {as_bytes("x")}, {}, {}, in_time()).wait());
   Client stranger(server.config(), "bucket");
   EXPECT_THAT(error_of([&] { stranger.get_whole("k", in_time()).wait(); }),
@@ -329,7 +329,7 @@ TEST(S3Tls, NeedsACertificateThatIsKnown) {
 TEST(S3Restart, RequestsGoOnWhenTheServerIsBack) {
   RealServer server(RealServer::Kind::kRclone);
   Client client(server.config(), "bucket");
-  client.create_bucket(in_time()).wait();
+  server.create_bucket("bucket");
   client.put("k", {as_bytes("x")}, {}, {}, in_time()).wait();
   server.kill_now();
   auto pending = client.get_whole("k", in_time());

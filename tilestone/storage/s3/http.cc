@@ -39,7 +39,6 @@ class Http::Loop {
   void take_answers();
   void take_answer(CURL* handle, CURLcode code);
   void check_all();
-  bool is_over(Exchange& exchange);
   std::chrono::milliseconds time_to_wait() const;
   std::unique_ptr<Transfer> stop(std::map<CURL*, Running>::iterator running);
   void end_all();
@@ -64,6 +63,15 @@ namespace {
 constexpr std::chrono::milliseconds kCheck{20};     // the least time between two checks of all
 constexpr std::chrono::milliseconds kBusyWait{50};  // the longest wait while there are exchanges
 constexpr std::chrono::milliseconds kIdleWait{60'000};
+
+std::exception_ptr why_it_must_end(Exchange& exchange) {
+  try {
+    exchange.check();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
 
 CURLM* make_multi(size_t in_progress) {
   begin_curl();
@@ -179,29 +187,21 @@ std::unique_ptr<Transfer> Http::Loop::stop(std::map<CURL*, Running>::iterator ru
   return transfer;
 }
 
-bool Http::Loop::is_over(Exchange& exchange) {
-  try {
-    exchange.check();
-    return false;
-  } catch (...) {
-    exchange.ended(std::current_exception());
-    return true;
-  }
-}
-
 void Http::Loop::check_all() {
   if (Clock::now() < checked_ + kCheck) return;
   checked_ = Clock::now();
-  std::erase_if(waiting_, [&](auto& waiting) { return is_over(*waiting.second); });
+  std::erase_if(waiting_, [](const auto& waiting) {
+    const std::exception_ptr error = why_it_must_end(*waiting.second);
+    if (error != nullptr) waiting.second->ended(error);
+    return error != nullptr;
+  });
   for (auto each = running_.begin(); each != running_.end();) {
     const auto running = each++;
     const ExchangePtr exchange = running->second.exchange;
-    try {
-      exchange->check();
-    } catch (...) {
-      stop(running);  // first, because ended() gives up the memory
-      exchange->ended(std::current_exception());
-    }
+    const std::exception_ptr error = why_it_must_end(*exchange);
+    if (error == nullptr) continue;
+    stop(running);  // first, because ended() gives up the memory
+    exchange->ended(error);
   }
 }
 

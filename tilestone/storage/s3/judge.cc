@@ -20,9 +20,8 @@ constexpr std::array<std::string_view, 4> kExpired = {"ExpiredToken", "ExpiredTo
                                                       "TokenRefreshRequired", "RequestExpired"};
 constexpr std::array<std::string_view, 3> kDamagedCodes = {"BadDigest", "InvalidDigest",
                                                            "XAmzContentChecksumMismatch"};
-constexpr std::array<std::string_view, 8> kPassing = {
-    "RequestTimeout", "IncompleteBody",   "InternalError",   "ServiceUnavailable",
-    "SlowDown",       "OperationAborted", "TooManyRequests", "Throttling"};
+constexpr std::array<std::string_view, 3> kPassing = {"RequestTimeout", "IncompleteBody",
+                                                      "Throttling"};
 
 bool is_region(const HttpAnswer& answer, const Refusal& refusal) {
   if (answer.status == 301 || answer.status == 307 || answer.status == 308) return true;
@@ -74,7 +73,7 @@ Verdict judge(const Request& request, const HttpAnswer& answer, const Refusal& r
   if (answer.failure == Failure::kPermanent) return Verdict::kFailed;
   if (answer.failure != Failure::kNone) return Verdict::kAgain;
   const int status = answer.status;
-  if (status / 100 == 2 && refusal.code.empty()) return judge_success(request, answer);
+  if (status / 100 == 2) return judge_success(request, answer);
   const bool of_bucket = refusal.code == "NoSuchBucket";
   const bool accepted = std::ranges::find(request.accepted, status) != request.accepted.end();
   if (accepted && !of_bucket) return Verdict::kDone;

@@ -103,6 +103,17 @@ Config RealServer::config_for(const std::string& endpoint) const {
   return config;
 }
 
+void RealServer::create_bucket(const std::string& name) const {
+  HttpRequest request = {.method = "PUT", .url = url() + "/" + name, .headers = {}};
+  request.headers["host"] = fmt::format("127.0.0.1:{}", ports_[0]);
+  sign(request.headers, "PUT", "/" + name, {}, {kKeyId, kSecret, ""}, "us-east-1",
+       std::chrono::system_clock::now());
+  HttpSettings settings = {.proxies = false};
+  if (kind_ == Kind::kRcloneTls) settings.ca_bundle = certificate();
+  const HttpAnswer answer = fetch(request, settings);
+  if (answer.status != 200) throw Error(ErrorCode::kIo, "no bucket was made: " + answer.body);
+}
+
 std::vector<std::string> RealServer::command() const {
   const std::string data = folder_ / "data";
   if (kind_ != Kind::kSeaweed) {

@@ -26,7 +26,7 @@ class RealServer {
   // AKIDTESTS2 with SECRETTESTS2.
   Config config() const;
   Config config_for(const std::string& endpoint) const;
-  const std::filesystem::path& folder() const { return folder_; }
+  void create_bucket(const std::string& name) const;
 
   void kill_now();  // SIGKILL
   void start();     // over the same folder and port
