@@ -175,7 +175,7 @@ TEST_P(S3Server, ConditionsOfPut) {
 
 TEST_P(S3Server, OneOfManyPutsIfAbsentWins) {
   std::vector<std::string> texts;
-  for (int i = 0; i < 4; ++i) texts.push_back("writer " + std::to_string(i));
+  for (int i = 0; i < 3; ++i) texts.push_back("writer " + std::to_string(i));
   std::vector<Pending<std::optional<std::string>>> pending;
   for (const std::string& each : texts) {
     pending.push_back(client_->put("k", {as_bytes(each)}, Condition::absent(), {}, in_time()));

@@ -16,6 +16,7 @@ namespace {
 
 constexpr long kReceiveBuffer = 512 << 10;  // bytes
 constexpr long kSendBuffer = 512 << 10;
+constexpr size_t kWorthAsking = 1 << 20;  // bytes; a server that does not know 100 costs a second
 
 // Programs that this process starts don't inherit connections.
 curl_socket_t open_socket(void*, curlsocktype, curl_sockaddr* address) {
@@ -97,7 +98,7 @@ void Transfer::set_headers(bool ask_first) {
   for (const auto& [name, value] : request_.headers) {
     add(value.empty() ? name + ";" : name + ": " + value);  // libcurl's form of an empty value
   }
-  if (!ask_first) add("Expect:");
+  if (!ask_first || total_size(request_.body) < kWorthAsking) add("Expect:");
   list_.reset(list);
   set(CURLOPT_HTTPHEADER, list);
 }
