@@ -137,7 +137,7 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
 //   4. rename temp_name to name                         the old or the new content, depending on
 //                                                       whether the directory reached the disk;
 //                                                       step 3 makes the new content complete
-//   5. sync the directory                               the new content, once this has returned
+//   5. sync the directory of name                       the new content, once this has returned
 // The rename is atomic, so a `name` that existed before is never absent. Step 3 is necessary: a
 // file system may make the rename durable before the bytes of the file.
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
@@ -167,9 +167,6 @@ void Storage::publish_prepared(const std::string& name, const std::string& temp_
   }
   rename(temp_name, name, replace);
   sync_directory(std::string(parent_name(name)));
-  if (parent_name(temp_name) != parent_name(name)) {
-    sync_directory(std::string(parent_name(temp_name)));
-  }
 }
 
 }  // namespace tilestone

@@ -53,7 +53,7 @@ class Cleaning {
     existing_ = read_existing(storage_, format_);
     const Notes notes = read_notes(storage_, names);
     if (!existing_.found && !force_) refuse_lost(names, notes);
-    replaced_ = find_replaced(storage_, *format_);
+    replaced_ = find_replaced(storage_, *format_, names_of_checkpoint(storage_));
     ended_ = notes.ended(existing_.save_id);
     unread_ = notes.unread;
     // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.

@@ -1,7 +1,7 @@
 // Turns each rank's metadata into the receipt that the rank would have left if Tilestone had
 // written its files. The receipt needs the size of each file and the checksums of each item, so all
 // data is read once. The rest is an ordinary save that replaces a rank-local checkpoint
-// (transaction.cc, kReplacedName), except that its data files are those of the replaced checkpoint.
+// (replaced_rank_local.cc), except that its data files are those of the replaced checkpoint.
 //
 // A manifest states where the elements of an item begin, and implies that they are in C order. If
 // an item of stock torch has them in another order, no manifest is published.
@@ -284,11 +284,11 @@ std::string publish_rank_local(const Location& location, int threads, Deadline d
     expect_unchanged(found, find_rank_local(location));  // no other save can change it any more
     transaction.prepare({.save = std::move(save), .threads = threads, .manifest = read.in_c_order},
                         deadline);
+    transaction.commit(deadline.without_interrupt());
   } catch (...) {
-    transaction.abandon(true);
+    if (!transaction.was_tried()) transaction.abandon(true);
     throw;
   }
-  transaction.commit(deadline.without_interrupt());
   transaction.clean();
   return save_id;
 }

@@ -1,52 +1,64 @@
-// What a save does with a rank-local checkpoint that it replaces: see transaction.cc.
+// What a save does with a rank-local checkpoint that it replaces. Such a checkpoint has one
+// metadata file for each rank instead of a common one. If a directory has both kinds, a reader
+// can't tell which is valid, and one rename can't switch them. Therefore, before the switch, a
+// small file (kReplacedName) states that the save with this id replaces rank-local files of these
+// names and contents. A reader that finds both kinds uses the common metadata file if and only if
+// it has that id and every rank-local file is listed. After the switch the rank-local files are
+// removed first, then kReplacedName. If that was interrupted, the beginning of a later save does
+// so.
 #include <string>
 #include <vector>
 
 #include "tilestone/base/checksum.h"
-#include "tilestone/engine/commit/transaction_internal.h"
+#include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 
 namespace tilestone::engine {
 
-// Completes step 5 of an earlier save that replaced a rank-local checkpoint and was interrupted.
-// kReplacedName covers one save only, so this must happen before this save writes its own.
-void Transaction::finish_replacement() {
-  const auto replaced = find_replaced(*storage_, *format_);
+// kReplacedName covers one save only, so this must happen before a save writes its own.
+void finish_replacement(Storage& location, const Format& format, Standing& here) {
+  const auto replaced = find_replaced(location, format, here.of_checkpoint);
   if (!replaced) return;
-  for (const auto& [name, hash] : replaced->files) old_rank_local_.insert(name);
-  remove_rank_local();
-  old_rank_local_.clear();
-}
-
-void Transaction::mark_replaced(Deadline deadline) {
-  Replaced replaced{save_id_, {}};
-  for (const std::string& name : old_rank_local_) {
-    replaced.files.emplace(name, xxh3_64(read_file(*storage_, name, UINT64_MAX)));
+  std::set<std::string> gone;
+  for (const auto& [name, hash] : replaced->files) gone.insert(name);
+  remove_rank_local(location, gone);
+  for (auto* const names : {&here.names, &here.of_checkpoint}) {
+    std::erase_if(*names, [&](const std::string& name) { return gone.contains(name); });
   }
-  storage_->publish(std::string(kReplacedName), temporary_name(save_id_, "replaced"),
-                    replaced.encode(), true, deadline);
 }
 
-// Removes kReplacedName last, and only once all files that it lists are gone.
-void Transaction::remove_rank_local() {
-  const std::string note(kReplacedName);
-  if (!storage_->stat(note)) return;
-  remove_files(*storage_, std::vector(old_rank_local_.begin(), old_rank_local_.end()));
-  storage_->sync_directory("");
-  for (const std::string& name : old_rank_local_) {
-    if (storage_->stat(name)) return;
+void mark_replaced(Storage& location, const std::string& save_id,
+                   const std::set<std::string>& rank_local, Deadline deadline) {
+  Replaced replaced{save_id, {}};
+  for (const std::string& name : rank_local) {
+    replaced.files.emplace(name, xxh3_64(read_file(location, name, UINT64_MAX)));
   }
-  remove_files(*storage_, std::vector{note});
+  location.publish(std::string(kReplacedName), temporary_name(save_id, "replaced"),
+                   replaced.encode(), true, deadline);
 }
 
-// A replaced rank-local checkpoint of a save by files has left directories for its receipts.
-void Transaction::remove_directories_of_replaced() {
-  const std::string own(kTilestoneDirectory);
-  for (const std::string& name : storage_->list_directories(own + "/")) {
-    const auto left = parse_in_tilestone_directory(name + "/");
-    if (!left || !noted_.contains(left->save_id)) continue;
-    if (storage_->list(name + "/").empty()) storage_->remove_tree(name);
+// kReplacedName goes last, and only once all files that it lists are gone.
+void remove_rank_local(Storage& location, const std::set<std::string>& rank_local) {
+  remove_files(location, std::vector(rank_local.begin(), rank_local.end()));
+  location.sync_directory("");
+  for (const std::string& name : rank_local) {
+    if (location.stat(name)) return;
+  }
+  remove_files(location, std::vector{std::string(kReplacedName)});
+}
+
+void remove_directories_of_replaced(Storage& location, const OldCheckpoint& old) {
+  std::set<std::string> attempts;
+  for (const std::string& name : old.own) {
+    const auto own = parse_in_tilestone_directory(name);
+    if (!own || !old.saves.contains(own->save_id)) continue;
+    if (own->kind == kAttemptKind || own->kind == kOutcomeKind) attempts.insert(own->save_id);
+  }
+  for (const std::string& save_id : attempts) {
+    const std::string name = attempt_directory(save_id);
+    if (location.stat(name) && location.list(name + "/").empty()) location.remove_tree(name);
   }
 }
 

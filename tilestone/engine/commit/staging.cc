@@ -1,3 +1,47 @@
+// The protocol of staged saves. Files of some formats and dialects have names that contain no save
+// id: zarr's files, Megatron-Core's common.pt and metadata.json. If the new checkpoint or the
+// existing one has such files, one rename can't switch them, and a stock reader would mix the files
+// of two saves. Such a save makes a directory of its own beside the location,
+// ".NAME.tilestone-SAVE_ID", and all its ranks write there. Symbolic links are resolved first: NAME
+// is the name of the directory itself.
+//
+//  1. The coordinator removes what dead saves have left beside the location, and refuses if a save
+//     there is alive. It makes its directory and locks it (kLockName within), looks for live saves
+//     once more, and locks the location unless that is empty. Since the whole location will be
+//     removed, it refuses unless every file there belongs to a checkpoint or to a dead save. (With
+//     overwrite, files of an unfinished save of stock Megatron-Core are accepted too:
+//     expect_only_checkpoint().) The ranks get the directory's name with their orders.
+//  2. The ranks write their data files in the directory, sync them and report.
+//  3. The coordinator checks the reports and writes the manifest and the whole index in the
+//     directory. Then it looks at the location once more, because an empty one is not locked.
+//  4. The commit. If the location is absent or empty, the directory is renamed to it, which fails
+//     if anything is there by then. Otherwise the two directories are exchanged in one step. Then
+//     the parent directory is synced.
+//  5. The replaced checkpoint, which now has the directory's name, is removed: the files that
+//     describe it first.
+//
+// A crash at any point:
+//  - Before step 4: the location has not been touched except for kLockName. The directory is a
+//    leftover: its name contains NAME and a save id, and nobody holds its lock, which is released
+//    when its save dies.
+//  - At step 4: rename and exchange are one step of the file system, so both names have either
+//    their old meaning or their new one. Both trees are complete and durable: steps 2 and 3 are
+//    over, and step 5 has not begun.
+//  - After step 4: the exchange is durable before step 5 removes anything. What step 5 does not
+//    reach is a leftover under the directory's name.
+//
+// A process that removes a leftover directory takes its lock and syncs the parent first. Otherwise
+// a crash could undo an exchange that is not yet durable, after files of the old tree were removed.
+//
+// Locks. A directory keeps its lock when it is renamed or exchanged, so a process that comes to the
+// location during step 5 finds it locked. A lock file that was opened before an exchange and locked
+// after it belongs to the old tree; Storage::try_lock() detects that. Two first saves to one
+// location exclude each other by steps 1 and 4.
+//
+// Readers hold the directory open (Storage::held). If it is replaced meanwhile, they continue to
+// see the old one until its files are removed. The files that describe it are removed first, so a
+// reader that has them gets an error for each file that is gone. A reader that finds only some of
+// them does not believe what it finds, because the directory no longer stands (find_checkpoint()).
 #include "tilestone/engine/commit/staging_internal.h"
 
 #include <algorithm>
@@ -125,107 +169,6 @@ void fail_under_way(Storage& storage, std::string_view what, std::string_view hi
       .with_hint(std::string(hint));
 }
 
-// Anybody may have written the file, so only a short line in our form is shown.
-std::string lock_holder(Storage& storage, const std::string& lock) {
-  constexpr uint64_t kMostBytes = 400;
-  try {
-    if (!storage.is_locked(lock)) return "";
-    const Bytes bytes = read_file(storage, lock, kMostBytes);
-    const std::string text(as_text(bytes));
-    const bool is_line = std::all_of(text.begin(), text.end(),
-                                     [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
-    return is_line && text.starts_with("process ") ? ", by " + text : "";
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("who holds a lock is not known: ") + error.what());
-    return "";
-  }
-}
-
-namespace {
-
-// A file that is made in the directory of the lock must be visible at the location. Otherwise that
-// directory was exchanged or removed before it was locked. If no file can be made, the lock's file
-// goes too, unless the directory is in use.
-bool is_directory_of(Storage& storage, Storage& held) {
-  const std::string name = temporary_name(random_save_id(), "locked");
-  const std::string mark = name.substr(kTilestoneDirectory.size() + 1);
-  try {
-    held.create(mark)->close();
-  } catch (...) {
-    const std::vector<std::string> only{std::string(kLockFile)};
-    if (held.list() == only) remove_files(held, only);
-    throw;
-  }
-  const bool visible = storage.stat(name).has_value();
-  remove_files(held, std::vector{mark});
-  return visible;
-}
-
-}  // namespace
-
-std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
-  constexpr int kMaxTries = 8;
-  for (int tries = 1; tries <= kMaxTries; ++tries) {
-    try {
-      storage.make_directory(std::string(kTilestoneDirectory));
-      const auto directory = storage.child(std::string(kTilestoneDirectory));
-      const auto held = directory->held();
-      auto lock = held->try_lock(std::string(kLockFile));
-      if (lock == nullptr || held == directory || is_directory_of(storage, *held)) return lock;
-    } catch (const Error& error) {  // a save that has failed removes the directory
-      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
-    }
-  }
-  return nullptr;
-}
-
-bool has_only_lock(Storage& location) {
-  const std::string own(kTilestoneDirectory);
-  const std::vector<std::string> names = location.list(own + "/");
-  return location.list_directories(own + "/").empty() &&
-         std::all_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name == kLockName; });
-}
-
-// The file of the lock goes first, under the lock: who waits for it then sees that its file has no
-// name (Storage::try_lock()). The directory goes only if it is empty, because saves by files take
-// no lock.
-void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
-  try {
-    if (lock != nullptr) {
-      if (!has_only_lock(location)) return;
-      location.remove(std::string(kLockName));
-      lock.reset();
-    }
-    location.remove_directory(std::string(kTilestoneDirectory));
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
-  }
-}
-
-MadeDirectories::MadeDirectories(Storage& location) {
-  try {
-    for (auto entry = location.parent(); entry; entry = entry->storage->parent()) {
-      if (entry->storage->stat(entry->name)) return;
-      missing_.push_back(*entry);
-    }
-  } catch (const Error& error) {
-    missing_.clear();
-    log(LogLevel::kDebug, std::string("which directories a save makes: ") + error.what());
-  }
-}
-
-void MadeDirectories::remove() const noexcept {
-  for (const StorageEntry& entry : missing_) {
-    try {
-      entry.storage->remove_directory(entry.name);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kNotFound) continue;
-      return log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
-    }
-  }
-}
-
 std::string sibling_name(std::string_view location, std::string_view save_id) {
   return sibling_prefix(location).append(save_id);
 }
@@ -324,9 +267,9 @@ void clean_siblings(Storage& location, std::string_view own) {
 namespace {
 
 // Reads the existing checkpoint. Error(kUnsupported) if it can't be read.
-ExistingCheckpoint expect_readable(Storage& location, const std::shared_ptr<const Format>& format) {
+ExistingCheckpoint expect_readable(Storage& location, const Standing& here) {
   try {
-    return read_existing(location, format);
+    return read_existing(location, here);
   } catch (const Error& error) {
     throw Error(ErrorCode::kUnsupported,
                 "the existing checkpoint at " + location.describe() +
@@ -382,13 +325,12 @@ bool is_unfinished_stock_file(Storage& location, const std::string& name) {
 
 }  // namespace
 
-void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
-                            const Dialect* remains_of) {
-  const std::vector<std::string> names = location.list();
-  const ExistingCheckpoint existing = expect_readable(location, format);
+void expect_only_checkpoint(Storage& location, const Standing& here, const Dialect* remains_of) {
+  const std::vector<std::string>& names = here.names;
+  const ExistingCheckpoint existing = expect_readable(location, here);
   const std::string_view mark = remains_of == nullptr ? "" : remains_of->mark();
   const bool unfinished = !mark.empty() && existing.save_id.empty() && !contains_name(names, mark);
-  const std::set<std::string> ended = read_notes(location, names).ended(existing.save_id);
+  const std::set<std::string> ended = here.notes.ended(existing.save_id);
   const auto is_left = [&](const std::string& name) {
     const auto own = parse_tilestone_name(name);
     return own && is_leftover(*own, ended);

@@ -1,6 +1,6 @@
 // Staged saves, for files that can't be switched by one rename. The whole checkpoint is written in
 // a directory beside its location, ".NAME.tilestone-SAVE_ID", and moved into place in one step.
-// transaction.cc describes the protocol.
+// staging.cc describes the protocol.
 #pragma once
 
 #include <cstddef>
@@ -10,46 +10,20 @@
 #include <string_view>
 #include <vector>
 
+#include "tilestone/engine/commit/claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/dialect/dialect.h"
-#include "tilestone/format/format.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
 
-// Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
-// Makes kTilestoneDirectory. Also returns null if the directory was exchanged for another one
-// before the lock was taken. So the locked directory is the one that is at the location when the
-// call returns.
-std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
-// Whether the location's kTilestoneDirectory holds nothing but the lock.
-bool has_only_lock(Storage& location);
-// Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
-// a save that has made it and has failed; without a lock (null), if it is empty. Failures are
-// logged; the lock may then still be held.
-void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock);
 // The end of the name of the file that exists while a repair holds the lock (repair.cc).
 inline constexpr std::string_view kRepairMark = "repairing";
 // Throws Error(kAlreadyExists): `what`, or a repair if one has left its mark, is under way at the
 // location. Names the process that holds the lock, if the storage knows it.
 [[noreturn]] void fail_under_way(Storage& storage, std::string_view what = "another save",
                                  std::string_view hint = "wait for it, or save elsewhere");
-
-// ", by process 1 on node7 since DATE" for a locked file; "" if the storage does not know it.
-std::string lock_holder(Storage& storage, const std::string& lock = std::string(kLockName));
-
-// The directories that a save will make: that of the location and those above it.
-class MadeDirectories {
- public:
-  MadeDirectories() = default;
-  explicit MadeDirectories(Storage& location);  // looks which of them are missing
-  size_t size() const { return missing_.size(); }
-  // Removes those that are empty, the innermost first. Failures are logged.
-  void remove() const noexcept;
-
- private:
-  std::vector<StorageEntry> missing_;  // the innermost first
-};
 
 // By how many bytes its name is longer than the location's.
 inline constexpr size_t kSiblingLonger = 48;
@@ -94,13 +68,12 @@ class Siblings {
 // is the caller's. Failures are logged. Error(kAlreadyExists) where a save is under way there.
 void clean_siblings(Storage& location, std::string_view own = "");
 
-// Checks that replacing the directory would remove no foreign file. Error(kUnsupported), naming one
-// of the files, where some belong neither to a checkpoint nor to a save that failed there, or where
-// that can't be determined. `format`: of the new checkpoint. `remains_of`: null, or the new
+// Checks that replacing the directory, in which this stands, would remove no foreign file.
+// Error(kUnsupported), naming one of the files, where some belong neither to a checkpoint nor to a
+// save that failed there, or where that can't be determined. `remains_of`: null, or the new
 // checkpoint's dialect; then the files of a stock save that did not get as far as the dialect's
 // mark (metadata.json) are accepted too: common.pt, .metadata.tmp and data files with stock names.
-void expect_only_checkpoint(Storage& location, const std::shared_ptr<const Format>& format,
-                            const Dialect* remains_of);
+void expect_only_checkpoint(Storage& location, const Standing& here, const Dialect* remains_of);
 
 // The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
 // Throws fail_elsewhere() where it does not exist.

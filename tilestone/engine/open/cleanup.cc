@@ -81,7 +81,7 @@ Bytes encode_note(const std::set<std::string>& names) {
 }
 
 std::set<std::string> decode_note(ByteView bytes, const std::string& name) {
-  if (bytes.empty()) return {};  // its save was killed while it wrote the note
+  if (bytes.empty()) return {};  // it names none, or its save was killed while it wrote the note
   ByteReader reader(bytes, name);
   std::set<std::string> names;
   for (uint64_t count = reader.count(); count > 0; --count) names.emplace(reader.string());
@@ -128,13 +128,22 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
   const std::string name = note_name(save_id);
   try {
     const auto file = storage.create(name);
-    file->append(encode_note(names));
-    file->sync(deadline);
+    if (!names.empty()) {
+      file->append(encode_note(names));
+      file->sync(deadline);
+    }
     file->close();
     storage.sync_directory(std::string(kTilestoneDirectory));
   } catch (...) {
     remove_files(storage, std::vector{name});
     throw;
+  }
+}
+
+void Notes::add(const std::string& save_id, const std::set<std::string>& names) {
+  begun.insert(save_id);
+  for (const std::string& noted : names) {
+    (noted.ends_with(save_id) ? begun : replaces[save_id]).insert(noted);
   }
 }
 
@@ -196,10 +205,7 @@ Notes read_notes(Storage& storage, std::span<const std::string> names) {
     if (own->kind == kAttemptKind) notes.attempts.insert(own->save_id);
     if (own->kind != kNoteKind) continue;
     try {
-      for (const std::string& noted : decode_note(read_file(storage, name, kMaxNoteBytes), name)) {
-        const bool of_itself = noted.ends_with(own->save_id);
-        (of_itself ? notes.begun : notes.replaces[own->save_id]).insert(noted);
-      }
+      notes.add(own->save_id, decode_note(read_file(storage, name, kMaxNoteBytes), name));
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;  // the note was removed meanwhile
       if (error.code() == ErrorCode::kIo) notes.unread.insert(name);
@@ -230,6 +236,10 @@ std::set<std::string> recorded_saves(Storage& storage, std::span<const std::stri
   return saves;
 }
 
+bool in_tilestone_directory(std::string_view name) {
+  return name.starts_with(std::string(kTilestoneDirectory) + "/");
+}
+
 std::string temporary_name(std::string_view save_id, std::string_view what) {
   std::string name(kTilestoneDirectory);
   name.append("/").append(save_id).append(".").append(what).append(kTemporarySuffix);
@@ -250,9 +260,8 @@ std::string random_save_id() {
 }
 
 std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name) {
-  const std::string prefix = std::string(kTilestoneDirectory) + "/";
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const std::string_view base = name.substr(prefix.size());
+  if (!in_tilestone_directory(name)) return std::nullopt;
+  const std::string_view base = name.substr(kTilestoneDirectory.size() + 1);
   const std::string save_id(base.substr(0, kSaveIdLength));
   if (!is_save_id(save_id)) return std::nullopt;
   if (name == manifest_name(save_id)) return TilestoneName{kManifestKind, save_id, save_id};
@@ -292,11 +301,12 @@ bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended) {
 }
 
 std::vector<std::string> leftovers(std::span<const std::string> names,
-                                   const std::set<std::string>& referenced,
-                                   const std::set<std::string>& ended) {
+                                   const std::set<std::string>& referenced, const Notes& notes,
+                                   const std::string& existing) {
+  const std::set<std::string> ended = notes.ended(existing);
   std::vector<std::string> found;
   for (const std::string& name : names) {
-    if (referenced.contains(name)) continue;
+    if (referenced.contains(name) || notes.unread.contains(name)) continue;
     const auto own = parse_tilestone_name(name);
     if (own && is_leftover(*own, ended)) found.push_back(name);
   }

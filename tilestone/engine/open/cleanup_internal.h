@@ -21,8 +21,11 @@ namespace tilestone::engine {
 inline constexpr std::string_view kTilestoneDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
 inline constexpr std::string_view kLockFile = "lock";  // the same in kTilestoneDirectory
-// The file that marks a rank-local checkpoint's metadata files as replaced: see transaction.cc.
+// The file that marks a rank-local checkpoint's metadata files as replaced: see
+// commit/replaced_rank_local.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
+
+bool in_tilestone_directory(std::string_view name);
 
 // The name of the temporary file through which a save publishes `what` ("manifest").
 std::string temporary_name(std::string_view save_id, std::string_view what);
@@ -60,7 +63,8 @@ bool is_own_name(std::string_view name);
 std::string note_name(std::string_view save_id);
 // Leaves the note of a save. `names` (TilestoneName::noted): those of the saves whose checkpoints
 // it will replace, and its own, if its files have other names than its id. The note is durable when
-// the call returns. On failure it is removed again.
+// the call returns, if kTilestoneDirectory is. A note of no names is an empty file. On failure it
+// is removed again.
 void leave_note(Storage& storage, const std::string& save_id, const std::set<std::string>& names,
                 Deadline deadline);
 
@@ -75,6 +79,8 @@ struct Notes {
   std::set<std::string> abandoned;  // those of `attempts` with the outcome "abandoned"
   std::set<std::string> undecided;  // those of `attempts` without an outcome
 
+  // What the note of a save says: `names` as for leave_note().
+  void add(const std::string& save_id, const std::set<std::string>& names);
   // The saves whose files may be removed unless the existing checkpoint names them. `existing`: the
   // save id of that checkpoint, "" if there is none or another writer made it.
   std::set<std::string> ended(const std::string& existing) const;
@@ -93,10 +99,10 @@ std::set<std::string> recorded_saves(Storage& storage, std::span<const std::stri
 
 // Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
 bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended);
-// Those of `names` that are leftovers and not among `referenced`.
+// Those of `names` that are leftovers and not among `referenced`. `existing`: see Notes::ended().
 std::vector<std::string> leftovers(std::span<const std::string> names,
-                                   const std::set<std::string>& referenced,
-                                   const std::set<std::string>& ended);
+                                   const std::set<std::string>& referenced, const Notes& notes,
+                                   const std::string& existing);
 
 // A save whose files may be those of a checkpoint that has lost its metadata file.
 struct LostCheckpoint {

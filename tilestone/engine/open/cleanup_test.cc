@@ -39,7 +39,9 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
   const std::vector<std::string> names{".metadata", format->data_file_name(dead, 0, 0),
                                        format->data_file_name(live, 0, 0), manifest_name(dead),
                                        manifest_name(live)};
-  EXPECT_THAT(leftovers(names, {names[2], names[4]}, {dead, live}),
+  Notes notes;
+  notes.begun = {dead, live};
+  EXPECT_THAT(leftovers(names, {names[2], names[4]}, notes, ""),
               testing::ElementsAre(names[1], names[3]));
 }
 
@@ -47,7 +49,9 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
   const auto format = torch_dist_format();
   const std::string id = random_save_id();
   const std::vector<std::string> names{format->data_file_name(id, 0, 0), manifest_name(id)};
-  EXPECT_THAT(leftovers(names, {}, {random_save_id()}), testing::IsEmpty());
+  Notes notes;
+  notes.begun = {random_save_id()};
+  EXPECT_THAT(leftovers(names, {}, notes, ""), testing::IsEmpty());
 }
 
 TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
@@ -73,8 +77,8 @@ TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText
   const std::vector<std::string> names{own, replaced, format->data_file_name("copy-" + id, 0, 0),
                                        format->data_file_name("hint-" + old, 0, 0)};
   const Notes notes = read_notes(*storage, storage->list());
-  EXPECT_THAT(leftovers(names, {}, notes.ended("")), testing::ElementsAre(own));
-  EXPECT_THAT(leftovers(names, {}, notes.ended(id)), testing::ElementsAre(own, replaced));
+  EXPECT_THAT(leftovers(names, {}, notes, ""), testing::ElementsAre(own));
+  EXPECT_THAT(leftovers(names, {}, notes, id), testing::ElementsAre(own, replaced));
 }
 
 }  // namespace tilestone::engine::cleanup_test

@@ -57,7 +57,9 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
 // The content of kReplacedName, if the file exists and is valid for these names.
 std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
                                     std::span<const std::string> names) {
-  if (!storage.stat(std::string(kReplacedName))) return std::nullopt;
+  const std::string note(kReplacedName);
+  if (format.rank_local_files(names).empty() && !contains_name(names, note)) return std::nullopt;
+  if (!storage.stat(note)) return std::nullopt;
   return check_note(storage, format, names);
 }
 
@@ -225,8 +227,9 @@ bool may_be_of(const DescribingFiles& description, const Dialect& unmarked) {
 
 }  // namespace
 
-std::optional<Replaced> find_replaced(Storage& storage, const Format& format) {
-  return replaced_of(storage, format, names_of_checkpoint(storage));
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format,
+                                      std::span<const std::string> names) {
+  return replaced_of(storage, format, names);
 }
 
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
@@ -278,12 +281,12 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
   }
 }
 
-ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+namespace {
+
+ExistingCheckpoint read_found(Storage& storage, const DetectedFormat& found,
+                              std::vector<std::string> names) {
   ExistingCheckpoint existing;
-  std::vector<std::string> names = names_of_checkpoint(storage);
-  const bool as_wanted = wanted->detect(names);
-  if (!as_wanted && detect(storage, names).format == nullptr) return existing;
-  const DetectedFormat found = find_format(storage, as_wanted ? wanted : nullptr, names);
+  if (found.format == nullptr) return existing;
   const bool rank_local = is_rank_local(*found.format, names);
   DescribingFiles description;
   try {
@@ -311,6 +314,18 @@ ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const F
   // and without that file the checkpoint has no common.pt.
   for (const IndexSum& sum : manifest.index) existing.index.insert(sum.name);
   return existing;
+}
+
+}  // namespace
+
+ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  std::vector<std::string> names = names_of_checkpoint(storage);
+  const DetectedFormat found = detect_as(storage, wanted, names);
+  return read_found(storage, found, std::move(names));
+}
+
+ExistingCheckpoint read_existing(Storage& storage, const Standing& here) {
+  return read_found(storage, here.found, here.of_checkpoint);
 }
 
 bool holds_checkpoint_of(Storage& storage, const std::shared_ptr<const Format>& format,

@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 
+#include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/storage.h"
@@ -59,6 +61,8 @@ struct ExistingCheckpoint {
 };
 // `found` is false if there is no checkpoint. Throws the errors of reading an existing one.
 ExistingCheckpoint read_existing(Storage& storage, const std::shared_ptr<const Format>& format);
+// The same of what was found there.
+ExistingCheckpoint read_existing(Storage& storage, const Standing& here);
 
 // Whether the checkpoint of this save is published here, for a rank that can't ask the coordinator.
 // False, too, if what is here can't be read.
@@ -75,7 +79,8 @@ struct Replaced {
 };
 
 // The rank-local files that the existing checkpoint has replaced, if its save was interrupted
-// before it removed them; nullopt if nothing is left to do.
-std::optional<Replaced> find_replaced(Storage& storage, const Format& format);
+// before it removed them; nullopt if nothing is left to do. `names`: names_of_checkpoint().
+std::optional<Replaced> find_replaced(Storage& storage, const Format& format,
+                                      std::span<const std::string> names);
 
 }  // namespace tilestone::engine

@@ -81,16 +81,50 @@ struct CheckpointNames {
   std::vector<std::string> names;
   std::optional<Claim> claim;  // its files are not among `names`
 };
+// nullopt: an attempt has ended since the names were listed.
+std::optional<CheckpointNames> without_claim(Storage& storage, std::vector<std::string> names) {
+  CheckpointNames found{std::move(names), std::nullopt};
+  if (contains_name(found.names, kMegatronConfig)) return found;
+  const auto saves = possible_claims(storage, found.names);
+  if (!saves) return std::nullopt;
+  found.claim = claim_among(storage, found.names, *saves);
+  if (found.claim) found.names = without(std::move(found.names), found.claim->files);
+  return found;
+}
+
 CheckpointNames look_for_checkpoint(Storage& storage) {
   for (int i = 0;; ++i) {
-    CheckpointNames found{list_of_checkpoint(storage), std::nullopt};
-    if (contains_name(found.names, kMegatronConfig)) return found;
-    const auto saves = possible_claims(storage, found.names);
-    if (!saves && i < kMaxOverwrites) continue;
-    if (saves) found.claim = claim_among(storage, found.names, *saves);
-    if (found.claim) found.names = without(std::move(found.names), found.claim->files);
-    return found;
+    std::vector<std::string> names = list_of_checkpoint(storage);
+    if (auto found = without_claim(storage, names)) return *std::move(found);
+    if (i == kMaxOverwrites) return {std::move(names), std::nullopt};
   }
+}
+
+bool is_of_attempt(const std::string& name) {
+  const auto own = parse_in_tilestone_directory(name);
+  return own && (own->kind == kAttemptKind || own->kind == kOutcomeKind);
+}
+
+// All names. Where an attempt has left a trace, in the order of list_of_checkpoint(): its switch
+// may be missing among names that were listed just before it ended. The trace, its outcome, stays.
+std::vector<std::string> list_all(Storage& storage) {
+  std::vector<std::string> names = storage.list();
+  if (std::none_of(names.begin(), names.end(), is_of_attempt)) return names;
+  const std::vector<std::string> own = storage.list(std::string(kTilestoneDirectory) + "/");
+  names = storage.list();
+  std::erase_if(names, in_tilestone_directory);
+  names.insert(names.end(), own.begin(), own.end());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Those of all names that list_of_checkpoint() lists.
+std::vector<std::string> identifying(std::vector<std::string> names) {
+  if (contains_name(names, kMegatronConfig)) return names;
+  std::erase_if(names, [](const std::string& name) {
+    return !in_tilestone_directory(name) && name.find('/') != std::string::npos;
+  });
+  return names;
 }
 
 }  // namespace
@@ -128,6 +162,14 @@ void expect_no_index_lost(Storage& storage, std::span<const std::string> names) 
 DetectedFormat detect(Storage& storage, std::span<const std::string> names) {
   return detect_format(names,
                        [&](const std::string& name) { return read_file(storage, name, kAnySize); });
+}
+
+DetectedFormat detect_as(Storage& storage, const std::shared_ptr<const Format>& wanted,
+                         std::span<const std::string> names) {
+  DetectedFormat found = detect(storage, names);
+  if (wanted->detect(names)) found.format = wanted;
+  if (found.format && !found.dialect) found.dialect = pytorch_dialect();
+  return found;
 }
 
 std::vector<std::string> without(std::vector<std::string> names,
@@ -186,6 +228,23 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
   std::sort(files.names.begin(), files.names.end());
   files.names.erase(std::unique(files.names.begin(), files.names.end()), files.names.end());
   return files;
+}
+
+Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) {
+  const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
+  Standing here;
+  std::optional<CheckpointNames> found;
+  for (int i = 0; !found; ++i) {
+    here.names = list_all(storage);
+    std::vector<std::string> names = identifying(here.names);
+    found = without_claim(storage, names);
+    if (!found && i == kMaxOverwrites) found = {std::move(names), std::nullopt};
+  }
+  here.of_checkpoint = std::move(found->names);
+  here.found = detect_as(storage, wanted, here.of_checkpoint);
+  here.foreign = find_foreign(here.names, read);
+  here.notes = read_notes(storage, here.names);
+  return here;
 }
 
 std::vector<std::string> names_of_checkpoint(Storage& storage) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/foreign.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/storage/storage.h"
@@ -16,6 +18,19 @@ namespace tilestone::engine {
 
 inline constexpr uint64_t kAnySize = UINT64_MAX;  // of a file that is known to exist
 inline constexpr int kMaxOverwrites = 8;  // overwrites tolerated while one checkpoint is described
+
+// What stands at a location, by one look, from which a save decides all that it has to.
+struct Standing {
+  std::vector<std::string> names;          // of all files, sorted
+  std::vector<std::string> of_checkpoint;  // see names_of_checkpoint()
+  // Of the checkpoint; null: there is none of a known format, nor of the one that was asked for.
+  DetectedFormat found;
+  std::optional<ForeignCheckpoint> foreign;
+  Notes notes;
+};
+// Lists the whole tree. `wanted` overrides the format if its files are there. Error(kNotFound) if a
+// file is lost meanwhile.
+Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted);
 
 // Whether there is a checkpoint of any known format or of `also`.
 bool any_checkpoint(Storage& storage, const Format& also);
@@ -36,6 +51,10 @@ std::vector<std::string> names_of_checkpoint(Storage& storage);
 // The format and dialect that these names and marks show, among the formats that saves write; null
 // if there are none.
 DetectedFormat detect(Storage& storage, std::span<const std::string> names);
+
+// The same, with `wanted` for the format if its files are there.
+DetectedFormat detect_as(Storage& storage, const std::shared_ptr<const Format>& wanted,
+                         std::span<const std::string> names);
 
 // The format and dialect of the checkpoint, among the readable formats. `wanted` overrides the
 // detected format.

@@ -182,6 +182,7 @@ TEST(Save, AMetadataFileThatAppearsMeanwhileIsNotReplaced) {
   expect_error([&] { save(row_state(solo(), 1), Location(disk->storage()), saving(solo())); },
                ErrorCode::kAlreadyExists, ".metadata");
   EXPECT_EQ(as_text(read_file(*storage, ".metadata", 100)), "another writer's");
+  EXPECT_THAT(storage->list(), testing::ElementsAre(".metadata"));  // the answer was definite
 }
 
 TEST(Save, ADirectoryWithTheNameOfTheMetadataIsRefusedBeforeAnythingIsWritten) {

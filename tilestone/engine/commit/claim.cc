@@ -1,0 +1,141 @@
+#include "tilestone/engine/commit/claim_internal.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/engine/commit/staging_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr int kMaxTries = 8;  // while saves that have failed remove what they made
+
+// Who removes a directory holds its lock only until it has removed the lock's file.
+bool is_being_removed(Storage& storage, const Deadline& deadline) {
+  constexpr int kLooks = 5;
+  for (int look = 0; look < kLooks; ++look) {
+    if (!storage.stat(std::string(kLockName))) return true;
+    pause(std::chrono::duration<double>(0.02), deadline);
+  }
+  return false;
+}
+
+// nullopt: the storage has no locks. Null: another process holds the lock.
+std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) {
+  try {
+    return try_lock_location(location);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    log(LogLevel::kWarning,
+        std::string("the location can't be locked, so nothing prevents two saves at the same time, "
+                    "and files that failed saves have left stay: ") +
+            error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+// Anybody may have written the file, so only a short line in our form is shown.
+std::string lock_holder(Storage& storage, const std::string& lock) {
+  constexpr uint64_t kMostBytes = 400;
+  try {
+    if (!storage.is_locked(lock)) return "";
+    const Bytes bytes = read_file(storage, lock, kMostBytes);
+    const std::string text(as_text(bytes));
+    const bool is_line = std::all_of(text.begin(), text.end(),
+                                     [](unsigned char c) { return c >= 0x20 && c != 0x7F; });
+    return is_line && text.starts_with("process ") ? ", by " + text : "";
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("who holds a lock is not known: ") + error.what());
+    return "";
+  }
+}
+
+std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
+  for (int tries = 1;; ++tries) {
+    try {
+      storage.make_directory(std::string(kTilestoneDirectory));
+      return storage.try_lock(std::string(kLockName));
+    } catch (const Error& error) {  // a save that has failed removes the directory
+      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
+    }
+  }
+}
+
+bool has_only_lock(Storage& location) {
+  const std::string own(kTilestoneDirectory);
+  const std::vector<std::string> names = location.list(own + "/");
+  return location.list_directories(own + "/").empty() &&
+         std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == kLockName; });
+}
+
+// The file of the lock goes first, under the lock: who waits for it then sees that its file has no
+// name (Storage::try_lock()). The directory goes only if it is empty, because saves by files take
+// no lock.
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
+  try {
+    if (lock != nullptr) {
+      if (!has_only_lock(location)) return;
+      location.remove(std::string(kLockName));
+      lock.reset();
+    }
+    location.remove_directory(std::string(kTilestoneDirectory));
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
+  }
+}
+
+MadeDirectories::MadeDirectories(Storage& location) {
+  try {
+    for (auto entry = location.parent(); entry; entry = entry->storage->parent()) {
+      if (entry->storage->stat(entry->name)) return;
+      missing_.push_back(*entry);
+    }
+  } catch (const Error& error) {
+    missing_.clear();
+    log(LogLevel::kDebug, std::string("which directories a save makes: ") + error.what());
+  }
+}
+
+void MadeDirectories::remove() const noexcept {
+  for (const StorageEntry& entry : missing_) {
+    try {
+      entry.storage->remove_directory(entry.name);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNotFound) continue;
+      return log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
+    }
+  }
+}
+
+// Meanwhile the pruning of a run may remove the directory: while it is empty, it is what a killed
+// save has left. (step_removal.cc)
+void Claim::take(Storage& location, bool is_fresh, const Deadline& deadline) {
+  makes_own_ = is_fresh;
+  for (int tries = 1;; ++tries) {
+    try {
+      if (MadeDirectories made(location); made.size() > made_.size()) made_ = std::move(made);
+      auto lock = lock_if_possible(location);
+      if (lock && *lock == nullptr) {
+        if (tries == kMaxTries || !is_being_removed(location, deadline)) fail_under_way(location);
+        continue;
+      }
+      if (lock) lock_ = *std::move(lock);
+      return;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
+    }
+  }
+}
+
+void Claim::give_up(Storage& location) {
+  if (makes_own_) remove_lock_directory(location, lock_);
+  made_.remove();
+}
+
+}  // namespace tilestone::engine

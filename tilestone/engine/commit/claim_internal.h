@@ -1,0 +1,58 @@
+// The claim of a save on its location: the lock, and the directories that are made for it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
+// Makes kTilestoneDirectory. The locked file is the one that is at the location when the call
+// returns, even if a save has exchanged the directory meanwhile (Storage::try_lock).
+std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
+// Whether the location's kTilestoneDirectory holds nothing but the lock.
+bool has_only_lock(Storage& location);
+// Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
+// a save that has made it and has failed; without a lock (null), if it is empty. Failures are
+// logged; the lock may then still be held.
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock);
+// ", by process 1 on node7 since DATE" for a locked file; "" if the storage does not know it.
+std::string lock_holder(Storage& storage, const std::string& lock = std::string(kLockName));
+
+// The directories that a save will make: that of the location and those above it.
+class MadeDirectories {
+ public:
+  MadeDirectories() = default;
+  explicit MadeDirectories(Storage& location);  // looks which of them are missing
+  size_t size() const { return missing_.size(); }
+  // Removes those that are empty, the innermost first. Failures are logged.
+  void remove() const noexcept;
+
+ private:
+  std::vector<StorageEntry> missing_;  // the innermost first
+};
+
+class Claim {
+ public:
+  // Makes the location's directory and kTilestoneDirectory and takes the lock. Where the storage
+  // has no locks, logs that. `is_fresh`: kTilestoneDirectory is not known to exist.
+  // Error(kAlreadyExists) where another process holds the lock.
+  void take(Storage& location, bool is_fresh, const Deadline& deadline);
+  // False: the storage has no locks, so others may be at work at the location.
+  bool is_locked() const { return lock_ != nullptr; }
+  // For a save that has failed: removes what was made, where nothing else is in it.
+  void give_up(Storage& location);
+
+ private:
+  std::unique_ptr<StorageLock> lock_;
+  MadeDirectories made_;
+  bool makes_own_ = false;  // kTilestoneDirectory
+};
+
+}  // namespace tilestone::engine

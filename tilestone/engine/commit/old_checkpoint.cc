@@ -1,0 +1,167 @@
+#include "tilestone/engine/commit/old_checkpoint_internal.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+bool has_fixed_names(const Format& format, const Dialect& dialect) {
+  return format.has_fixed_names() || dialect.has_fixed_names();
+}
+
+// The saves without a communicator that may still become the checkpoint here. Beside an ordinary
+// checkpoint, an attempt with the outcome "published" can't, and neither can one that the
+// checkpoint's save has replaced. A rank-local checkpoint may still become an ordinary one, unless
+// this save may replace it.
+std::set<std::string> open_attempts(Storage& location, const Standing& here, bool overwrite) {
+  const Notes& notes = here.notes;
+  ExistingCheckpoint existing;
+  try {
+    existing = read_existing(location, here);
+  } catch (const Error&) {
+    return notes.open(here.found.format != nullptr);  // an unreadable one counts too
+  }
+  const bool rank_local = !existing.rank_local.empty();
+  std::set<std::string> open = notes.open(existing.found && !rank_local);
+  if (!existing.found) return open;
+  const bool undecided = notes.undecided.contains(existing.save_id);
+  if (rank_local && undecided && overwrite) open.erase(existing.save_id);
+  const auto replaced = notes.replaces.find(existing.save_id);
+  if (replaced == notes.replaces.end()) return open;
+  for (const std::string& save_id : replaced->second) open.erase(save_id);
+  return open;
+}
+
+// Such a save may still become the checkpoint here, and this save would make its files leftovers.
+void refuse_open_attempts(Storage& location, const Standing& here, bool overwrite) {
+  if (here.notes.attempts.empty()) return;
+  const std::set<std::string> open = open_attempts(location, here, overwrite);
+  if (open.empty()) return;
+  throw Error(ErrorCode::kAlreadyExists, "the save " + *open.begin() + " at " +
+                                             location.describe() +
+                                             ", without a communicator, is not published yet")
+      .with_file(attempt_name(*open.begin()))
+      .with_hint(
+          "`tilestone publish` completes it if all its ranks have written; `tilestone gc "
+          "--abandon` ends it if they are dead");
+}
+
+[[noreturn]] void fail_exists(const std::string& what, const std::string& file) {
+  Error error(ErrorCode::kAlreadyExists, what);
+  if (!file.empty()) error.with_file(file);
+  throw error.with_reason(Reason::kCheckpointExists)
+      .with_hint(Hint{{"save elsewhere, or replace it with ", "overwrite", "true"}});
+}
+
+}  // namespace
+
+void expect_free(Storage& location, const Standing& here, const SaveTerms& terms) {
+  refuse_open_attempts(location, here, terms.overwrite);
+  if (const auto& other = here.foreign) {
+    const std::string stands = other->kind + " exists at " + location.describe();
+    if (!terms.overwrite) fail_exists(stands, other->mark);
+    if (!other->replaceable && !terms.dialect->shares_directory()) {
+      throw Error(ErrorCode::kUnsupported, stands + ", and its files can't be replaced in one step")
+          .with_file(other->mark)
+          .with_hint("save elsewhere, or remove that checkpoint first");
+    }
+  }
+  if (terms.overwrite || here.found.format == nullptr) return;
+  fail_exists("a checkpoint exists at " + location.describe(), "");
+}
+
+void expect_no_directory_of_index(Storage& location, const Format& format) {
+  const std::vector<std::string> directories = location.list_directories();
+  if (!format.detect(directories)) return;
+  throw Error(ErrorCode::kUnsupported, "a directory at " + location.describe() +
+                                           " has the name of a file that makes a checkpoint")
+      .with_file(format.index_files(directories).front())
+      .with_hint("remove that directory, or save elsewhere");
+}
+
+// Shared directories (megatron_shards_dialect()). There Megatron-Core itself replaces common.pt
+// before a save of the sharded part begins, and writes metadata.json after it has ended. So nothing
+// of ours could switch the whole checkpoint, and the save is one in place: common.pt and files that
+// the replaced .metadata does not name stay. The caller removes an older metadata.json first. From
+// then until Megatron-Core's own save has ended, Megatron-Core's readers do not accept the
+// directory as a checkpoint. Our readers do not accept it either once the new .metadata exists,
+// because the manifest names the dialect (check_dialect() in open/opening.cc).
+bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms) {
+  if (terms.dialect->shares_directory()) return false;
+  const DetectedFormat& found = here.found;
+  if (!has_fixed_names(*terms.format, *terms.dialect) && !here.foreign &&
+      !(found.format && has_fixed_names(*found.format, *found.dialect))) {
+    return false;
+  }
+  return !std::ranges::all_of(here.names, in_tilestone_directory) || location.parent();
+}
+
+std::vector<std::string> take_stock(Storage& location, const Standing& here, const SaveTerms& terms,
+                                    OldCheckpoint& old) {
+  old.notes = here.notes;
+  std::ranges::copy_if(here.names, std::back_inserter(old.own), is_own_name);
+  // Rank-local metadata must be replaced even if it can't be read or is beside an ordinary index:
+  // otherwise it would remain beside the new index.
+  for (std::string& name : terms.format->rank_local_files(here.names)) {
+    old.rank_local.insert(std::move(name));
+  }
+  ExistingCheckpoint existing;
+  try {
+    // Zarr arrays in a shared directory may belong to somebody else.
+    const bool replaced = !terms.dialect->shares_directory() || terms.format->detect(here.names);
+    if (replaced) existing = read_existing(location, here);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning,
+        std::string(
+            "the checkpoint to be replaced can't be read, so some of its files may stay: ") +
+            error.what());
+    // Its save is one of these. None of the attempts is open (expect_free()).
+    old.saves.merge(recorded_saves(location, here.names));
+    return {};
+  }
+  old.files = std::move(existing.files);
+  if (existing.found) old.saves.insert(existing.save_id);
+  // After a removal of keys (removal.h), data files still have the id of the save that wrote them.
+  for (const std::string& name : old.files) {
+    if (const auto own = parse_tilestone_name(name)) old.saves.insert(own->noted);
+  }
+  if (!existing.found) {
+    if (const auto lost = find_lost(location, here.names, here.notes)) {
+      log(LogLevel::kWarning,
+          lost->what + (lost->began_here ? "; they are removed once the new checkpoint exists"
+                                         : "; this save does not remove them"));
+      return {};
+    }
+  }
+  return leftovers(old.own, old.files, old.notes, existing.save_id);
+}
+
+std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
+                                         const std::set<std::string>& made,
+                                         const std::string& switch_name, bool is_locked) {
+  std::set<std::string> gone;
+  for (const std::string& name : old.files) {
+    // The names may come from another writer's metadata. Of the files in kTilestoneDirectory,
+    // remove only those with a name of ours.
+    const bool ours_to_remove = !in_tilestone_directory(name) || is_own_name(name);
+    if (ours_to_remove && name != switch_name && !made.contains(name)) gone.insert(name);
+  }
+  if (is_locked) {
+    Notes notes = old.notes;
+    notes.add(terms.save_id, old.saves);
+    for (std::string& name : leftovers(old.own, made, notes, terms.save_id)) {
+      // Ranks of this save may still look for its receipts.
+      if (parse_tilestone_name(name)->save_id != terms.save_id) gone.insert(std::move(name));
+    }
+  }
+  return {gone.begin(), gone.end()};
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,66 @@
+// What stands at the location of a save: whether the save may begin there, and what it replaces.
+// All of it follows from one look (look_at()).
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/format.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+struct SaveTerms {
+  std::shared_ptr<const Format> format;
+  std::shared_ptr<const Dialect> dialect;
+  std::string save_id;
+  bool overwrite = false;
+};
+
+// Throws the errors of Transaction::begin() that follow from what stands at the location.
+void expect_free(Storage& location, const Standing& here, const SaveTerms& terms);
+// A directory with the name of a file that makes a checkpoint: the switch would fail.
+void expect_no_directory_of_index(Storage& location, const Format& format);
+// Whether the new or the existing checkpoint has files whose names contain no save id. A stock
+// reader would mix old and new ones. If the location is empty and has no parent for a staging
+// directory, the save can be made in place, because the switch is published last.
+bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms);
+
+// What a save in place replaces and removes.
+struct OldCheckpoint {
+  std::set<std::string> files;       // data files and manifest
+  std::set<std::string> rank_local;  // its metadata files, if it is a rank-local checkpoint
+  // The saves that wrote these files, and this one if its files have other names than its id, as
+  // its note names them (leave_note()).
+  std::set<std::string> saves;
+  std::vector<std::string> own;  // all files with names of ours that stand there
+  Notes notes;
+};
+// Adds what stands here to `old`. Returns the leftovers: none if the checkpoint can't be read, or
+// has only lost its metadata. They go only once the new checkpoint exists.
+std::vector<std::string> take_stock(Storage& location, const Standing& here, const SaveTerms& terms,
+                                    OldCheckpoint& old);
+// The files that a save of these terms removes once it has published the files `made`, without its
+// note. `is_locked`: leftovers of other saves, too.
+std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
+                                         const std::set<std::string>& made,
+                                         const std::string& switch_name, bool is_locked);
+
+// ---- Rank-local checkpoints (replaced_rank_local.cc)
+
+// Completes the last step of an earlier save that was interrupted. `here` then lacks what is gone.
+void finish_replacement(Storage& location, const Format& format, Standing& here);
+// Leaves kReplacedName, before the switch of the save that replaces these files.
+void mark_replaced(Storage& location, const std::string& save_id,
+                   const std::set<std::string>& rank_local, Deadline deadline);
+// Removes the files, and then kReplacedName.
+void remove_rank_local(Storage& location, const std::set<std::string>& rank_local);
+// A replaced checkpoint of a save by files has left directories for its receipts.
+void remove_directories_of_replaced(Storage& location, const OldCheckpoint& old);
+
+}  // namespace tilestone::engine
