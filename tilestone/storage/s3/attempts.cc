@@ -222,7 +222,7 @@ Answer Attempts::wait() {
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ended_; });
-  if (error_ != nullptr) std::rethrow_exception(error_);
+  if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   return std::move(answer_);
 }
 

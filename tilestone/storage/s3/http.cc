@@ -1,5 +1,7 @@
 #include "tilestone/storage/s3/http.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -64,13 +66,23 @@ constexpr std::chrono::milliseconds kCheck{20};     // the least time between tw
 constexpr std::chrono::milliseconds kBusyWait{50};  // the longest wait while there are exchanges
 constexpr std::chrono::milliseconds kIdleWait{60'000};
 
-std::exception_ptr why_it_must_end(Exchange& exchange) {
+// What body() throws; null: nothing. The error is handed over outside of the catch block, so that
+// the thread that waits for it is its only owner.
+template <typename Body>
+std::exception_ptr caught(const Body& body) {
   try {
-    exchange.check();
+    body();
     return nullptr;
   } catch (...) {
     return std::current_exception();
   }
+}
+
+// Those of the process are for other threads. OpenSSL's writes may raise SIGPIPE in this one.
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 CURLM* make_multi(size_t in_progress) {
@@ -112,6 +124,7 @@ void Http::Loop::start(ExchangePtr exchange) {
 }
 
 void Http::Loop::run() {
+  block_signals();
   while (take_new()) {
     start_due();
     int count = 0;
@@ -136,12 +149,11 @@ void Http::Loop::start_due() {
          waiting_.begin()->first <= Clock::now()) {
     const ExchangePtr exchange = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());
-    try {
+    std::exception_ptr error = caught([&] {
       exchange->check();
       attempt(exchange);
-    } catch (...) {
-      exchange->ended(std::current_exception());
-    }
+    });
+    if (error != nullptr) exchange->ended(std::move(error));
   }
 }
 
@@ -165,18 +177,17 @@ void Http::Loop::take_answer(CURL* handle, CURLcode code) {
   const auto running = running_.find(handle);
   const ExchangePtr exchange = std::move(running->second.exchange);
   std::unique_ptr<Transfer> transfer = stop(running);
-  try {
+  std::optional<std::chrono::nanoseconds> pause;
+  std::exception_ptr error = caught([&] {
     HttpAnswer answer = transfer->end(code);
     idle_.push_back(std::move(transfer));
     has_succeeded_ |= code == CURLE_OK && answer.status / 100 == 2;
-    const std::optional<std::chrono::nanoseconds> pause = exchange->answered(std::move(answer));
-    if (pause) {
-      waiting_.emplace(Clock::now() + *pause, exchange);
-    } else {
-      exchange->ended(nullptr);
-    }
-  } catch (...) {
-    exchange->ended(std::current_exception());
+    pause = exchange->answered(std::move(answer));
+  });
+  if (pause) {
+    waiting_.emplace(Clock::now() + *pause, exchange);
+  } else {
+    exchange->ended(std::move(error));
   }
 }
 
@@ -191,17 +202,18 @@ void Http::Loop::check_all() {
   if (Clock::now() < checked_ + kCheck) return;
   checked_ = Clock::now();
   std::erase_if(waiting_, [](const auto& waiting) {
-    const std::exception_ptr error = why_it_must_end(*waiting.second);
-    if (error != nullptr) waiting.second->ended(error);
-    return error != nullptr;
+    std::exception_ptr error = caught([&] { waiting.second->check(); });
+    const bool ends = error != nullptr;
+    if (ends) waiting.second->ended(std::move(error));
+    return ends;
   });
   for (auto each = running_.begin(); each != running_.end();) {
     const auto running = each++;
     const ExchangePtr exchange = running->second.exchange;
-    const std::exception_ptr error = why_it_must_end(*exchange);
+    std::exception_ptr error = caught([&] { exchange->check(); });
     if (error == nullptr) continue;
     stop(running);  // first, because ended() gives up the memory
-    exchange->ended(error);
+    exchange->ended(std::move(error));
   }
 }
 

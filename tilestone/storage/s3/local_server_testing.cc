@@ -244,7 +244,7 @@ ServedAnswer FaultProxy::answer(const ServedRequest& request) {
       return out;
     case Fault::kStall:
       out = forward(request);
-      out.delay = std::chrono::milliseconds(2000);
+      out.delay = std::chrono::milliseconds(60'000);
       return out;
     case Fault::kTruncated:
       out = forward(request);

@@ -79,7 +79,7 @@ enum class Fault {
   kLostAnswer,       // it is executed, then the connection is reset
   kCutRequest,       // the connection is reset within the body
   kCutAnswer,        // the connection is reset within the answer
-  kStall,            // executed, and no answer for two seconds
+  kStall,            // executed, and no answer for a minute
   kTruncated,        // a well-formed answer whose body lacks its end
   kDamaged,          // a bit of the body is flipped on its way to the server
   kExpired,          // 400 ExpiredToken
