@@ -84,13 +84,6 @@ class ItemEncoder {
   virtual ItemRecipe object(const ObjectItem& item, uint64_t file_offset) = 0;
 };
 
-// The parts of a data file's name, as given to Format::data_file_name().
-struct DataFileName {
-  std::string save_id;
-  int rank = 0;
-  int index = 0;
-};
-
 // ---- Loading ----
 
 // A byte range that must be read to learn an item's inner structure: all of a small item, the
@@ -146,10 +139,6 @@ class Format {
   virtual size_t longest_name(const ObjectItem& item) const;
   // True if file names don't contain the save id. Each save then needs a directory of its own.
   virtual bool has_fixed_names() const { return false; }
-  // The name of a rank's data file number `index` in a save.
-  virtual std::string data_file_name(std::string_view save_id, int rank, int index) const = 0;
-  // The reverse of data_file_name(); nullopt for any other name.
-  virtual std::optional<DataFileName> parse_data_file_name(std::string_view name) const = 0;
   virtual std::unique_ptr<ItemEncoder> encoder() const = 0;
   // True if the encoder's begin_file() or end_file() returns bytes.
   virtual bool files_have_ends() const { return false; }

@@ -111,12 +111,6 @@ class FramedFormat final : public Format {
   std::string_view name() const override { return inner_->name(); }
   int backend_version() const override { return inner_->backend_version(); }
   void check(const Items& items) const override { inner_->check(items); }
-  std::string data_file_name(std::string_view save_id, int rank, int index) const override {
-    return inner_->data_file_name(save_id, rank, index);
-  }
-  std::optional<DataFileName> parse_data_file_name(std::string_view name) const override {
-    return inner_->parse_data_file_name(name);
-  }
   Index encode_index(const Metadata& metadata) const override {
     return inner_->encode_index(metadata);
   }

@@ -21,10 +21,6 @@ class ReadFormat : public Format {
   // Error(kUnsupported) with a hint to convert().
   void check(const Items& items) const override;
   bool has_fixed_names() const override { return true; }
-  std::string data_file_name(std::string_view, int, int) const override { fail_only_read(); }
-  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
-    return std::nullopt;
-  }
   std::unique_ptr<ItemEncoder> encoder() const override { fail_only_read(); }
   Index encode_index(const Metadata&) const override { fail_only_read(); }
 

@@ -12,6 +12,7 @@
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/load_plan.h"
@@ -146,7 +147,7 @@ Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt
 const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
 std::string_view Checkpoint::format_name() const { return format().name(); }
 std::optional<int> Checkpoint::rank_of_file(std::string_view name) const {
-  const auto parts = format().parse_data_file_name(name);
+  const auto parts = parse_data_file_name(name);
   return parts ? std::optional(parts->rank) : std::nullopt;
 }
 int Checkpoint::format_version() const { return format().backend_version(); }

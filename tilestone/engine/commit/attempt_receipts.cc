@@ -9,6 +9,7 @@
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
@@ -45,7 +46,7 @@ bool is_in_manifest(const Attempt& attempt, int rank, const AttemptReceipt& left
 int first_free_file(const Attempt& attempt, int rank, int count) {
   int first = 0;
   for (int number = 0; number < first + count; ++number) {
-    const std::string name = attempt.format->data_file_name(attempt.id(), rank, number);
+    const std::string name = data_file_name(attempt.id(), rank, number);
     if (attempt.location->stat(name)) first = number + 1;
   }
   return first;

@@ -23,20 +23,6 @@ bool is_being_removed(Storage& storage, const Deadline& deadline) {
   return false;
 }
 
-// nullopt: the storage has no locks. Null: another process holds the lock.
-std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) {
-  try {
-    return try_lock_location(location);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;
-    log(LogLevel::kWarning,
-        std::string("the location can't be locked, so nothing prevents two saves at the same time, "
-                    "and files that failed saves have left stay: ") +
-            error.what());
-    return std::nullopt;
-  }
-}
-
 }  // namespace
 
 // Anybody may have written the file, so only a short line in our form is shown.
@@ -63,6 +49,19 @@ std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
     } catch (const Error& error) {  // a save that has failed removes the directory
       if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
     }
+  }
+}
+
+std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) {
+  try {
+    return try_lock_location(location);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    log(LogLevel::kWarning,
+        std::string("the location can't be locked, so nothing prevents two saves at the same time, "
+                    "and files that failed saves have left stay: ") +
+            error.what());
+    return std::nullopt;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace tilestone::engine {
 // Makes kTilestoneDirectory. The locked file is the one that is at the location when the call
 // returns, even if a save has exchanged the directory meanwhile (Storage::try_lock).
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
+// The same; nullopt, which is logged, where the storage has no locks.
+std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For

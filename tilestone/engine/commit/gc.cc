@@ -42,18 +42,20 @@ class Cleaning {
   }
 
   std::vector<Leftover> find() {
-    const std::vector<std::string> names = storage_.list();
+    Standing here = look_at(storage_, format_);
+    const std::vector<std::string>& names = here.names;
     dead_ = siblings_.find();
     if (names.empty() && dead_.empty()) {
       throw Error(ErrorCode::kNotFound, "no file at " + storage_.describe());
     }
     const bool converted =
-        !any_checkpoint(storage_, *format_) && safetensors_format()->detect(names);
-    if (converted) format_ = safetensors_format();
-    existing_ = read_existing(storage_, format_);
-    const Notes notes = read_notes(storage_, names);
+        here.found.format == nullptr && safetensors_format()->detect(here.of_checkpoint);
+    if (converted) here.found = {safetensors_format(), pytorch_dialect()};
+    existing_ = read_existing(storage_, here);
+    const Notes& notes = here.notes;
     if (!existing_.found && !force_) refuse_lost(names, notes);
-    replaced_ = find_replaced(storage_, *format_, names_of_checkpoint(storage_));
+    replaced_ =
+        find_replaced(storage_, converted ? *safetensors_format() : *format_, here.of_checkpoint);
     ended_ = notes.ended(existing_.save_id);
     unread_ = notes.unread;
     // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.
@@ -209,7 +211,7 @@ class Cleaning {
   Storage& storage_;
   const Siblings siblings_;
   // Where a directory looks like a checkpoint of several formats, it is read as one of this format.
-  std::shared_ptr<const Format> format_ = torch_dist_format();
+  const std::shared_ptr<const Format> format_ = torch_dist_format();
   const bool force_;
   std::unique_ptr<StorageLock> lock_;
   ExistingCheckpoint existing_;

@@ -57,7 +57,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
-#include "tilestone/format/foreign.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/megatron_mark.h"
 
 namespace tilestone::engine {
@@ -102,38 +102,24 @@ StorageEntry expect_parent(Storage& location) {
 void remove_checkpoint(Storage& parent, const std::string& name) {
   const auto tree = parent.child(name);
   const std::vector<std::string> names = tree->list();
-  std::set<std::string> first;
-  for (const auto& format : known_formats()) {
-    if (!format->detect(names)) continue;
-    for (std::string& file : format->index_files(names)) first.insert(std::move(file));
-  }
-  for (const auto& dialect : known_dialects()) {
-    for (std::string& file : dialect->index_files(names)) first.insert(std::move(file));
+  std::vector<std::string> first = megatron_dialect()->index_files(names);
+  if (const DetectedFormat found = detect(*tree, names); found.format != nullptr) {
+    for (std::string& file : found.format->index_files(names)) first.push_back(std::move(file));
   }
   for (const std::string& file : names) {
     const auto own = parse_in_tilestone_directory(file);
-    if (own && own->kind == kManifestKind) first.insert(file);
+    if (own && own->kind == kManifestKind) first.push_back(file);
   }
-  remove_files(*tree, std::vector(first.begin(), first.end()));
+  remove_files(*tree, first);
   parent.remove_tree(name);
 }
 
-// Takes a lock. Null where the storage has no locks, which is logged. Error(kAlreadyExists) where
+// Takes the lock of `place`. Null where the storage has no locks. Error(kAlreadyExists) where
 // `holder` holds it.
-template <typename Lock>
-std::unique_ptr<StorageLock> acquire(const Lock& lock, Storage& location, std::string_view holder) {
-  try {
-    auto taken = lock();
-    if (taken == nullptr) fail_under_way(location, holder);
-    return taken;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnsupported) throw;
-    log(LogLevel::kWarning,
-        std::string("the location can't be locked, so nothing prevents two saves "
-                    "at the same time: ") +
-            error.what());
-    return nullptr;
-  }
+std::unique_ptr<StorageLock> acquire(Storage& place, Storage& location, std::string_view holder) {
+  auto lock = lock_if_possible(place);
+  if (lock && *lock == nullptr) fail_under_way(location, holder);
+  return lock ? *std::move(lock) : nullptr;
 }
 
 bool repairs(Storage& location) {
@@ -289,23 +275,6 @@ bool is_empty_stock_file(Storage& location, const std::string& name) {
   return info && info->regular && info->size == 0;
 }
 
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-// Whether the name is "[hint]__RANK_NUMBER.distcp", at the top level.
-bool is_stock_data_name(std::string_view name) {
-  constexpr std::string_view kSuffix = ".distcp";
-  if (!name.ends_with(kSuffix) || name.find('/') != std::string_view::npos) return false;
-  const std::string_view stem = name.substr(0, name.size() - kSuffix.size());
-  const size_t begin = stem.rfind("__");
-  if (begin == std::string_view::npos) return false;
-  const std::string_view numbers = stem.substr(begin + 2);
-  const size_t between = numbers.find('_');
-  return between != std::string_view::npos && is_number(numbers.substr(0, between)) &&
-         is_number(numbers.substr(between + 1));
-}
-
 // Whether a file begins like one of torch.save. A file that is empty or cut off counts too.
 bool is_archive(Storage& location, const std::string& name) {
   const auto file = location.open(name);
@@ -320,7 +289,8 @@ bool is_archive(Storage& location, const std::string& name) {
 // last but one and metadata.json last.
 bool is_unfinished_stock_file(Storage& location, const std::string& name) {
   if (name == kMegatronCommon) return is_archive(location, name);
-  return name == ".metadata.tmp" || is_stock_data_name(name);
+  return name == ".metadata.tmp" ||
+         (parse_data_file_name(name) && name.find('/') == std::string::npos);
 }
 
 }  // namespace
@@ -385,8 +355,7 @@ void Staging::begin() {
   exchanges_ = !is_empty(*location_);
   if (!exchanges_) return;
   makes_own_ = !location_->stat(std::string(kTilestoneDirectory));
-  location_lock_ =
-      acquire([&] { return try_lock_location(*location_); }, *location_, "another save");
+  location_lock_ = acquire(*location_, *location_, "another save");
   // Tried in this directory, so that what a killed trial leaves is removed with it.
   if (storage_->can(StorageCapability::kExchange)) return;
   throw Error(ErrorCode::kUnsupported,
@@ -401,8 +370,7 @@ void Staging::make_and_lock() {
   for (int tries = 1;; ++tries) {
     try {
       storage_->make_directory("");
-      lock_ = acquire([&] { return try_lock_location(*storage_); }, *location_,
-                      "a removal of leftovers");
+      lock_ = acquire(*storage_, *location_, "a removal of leftovers");
       return;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound && tries < kMaxTries) continue;

@@ -12,7 +12,7 @@
 
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -161,7 +161,7 @@ struct Traffic {
     const std::lock_guard lock(mutex);
     const auto rank = static_cast<size_t>(call.client);
     if (call.op == StorageOp::kOpen) {
-      files[rank].insert(torch_dist_format()->parse_data_file_name(call.name)->rank);
+      files[rank].insert(parse_data_file_name(call.name)->rank);
     }
     if (call.op == StorageOp::kRead) bytes[rank] += call.size;
   }

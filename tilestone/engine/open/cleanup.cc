@@ -6,8 +6,8 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/format.h"
-#include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
@@ -281,16 +281,14 @@ std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name)
 
 std::optional<TilestoneName> parse_tilestone_name(std::string_view name) {
   if (auto own = parse_in_tilestone_directory(name)) return own;
-  for (const auto& format : known_formats()) {
-    const auto parts = format->parse_data_file_name(name);
-    if (!parts) continue;
-    // SaveOptions::separation_hint may stand before the save id.
-    const std::string& id = parts->save_id;
-    if (id.find('/') != std::string::npos || id.starts_with('.')) continue;
-    std::string own = id.substr(id.size() - std::min(id.size(), kSaveIdLength));
-    if (is_save_id(own)) return TilestoneName{kDataKind, std::move(own), id};
-  }
-  return std::nullopt;
+  const auto parts = parse_data_file_name(name);
+  if (!parts) return std::nullopt;
+  // SaveOptions::separation_hint may stand before the save id.
+  const std::string& id = parts->save_id;
+  if (id.find('/') != std::string::npos || id.starts_with('.')) return std::nullopt;
+  std::string own = id.substr(id.size() - std::min(id.size(), kSaveIdLength));
+  if (!is_save_id(own)) return std::nullopt;
+  return TilestoneName{kDataKind, std::move(own), id};
 }
 
 bool is_own_name(std::string_view name) { return parse_tilestone_name(name).has_value(); }

@@ -54,7 +54,7 @@ struct TilestoneName {
 };
 // Parses names below kTilestoneDirectory, which do not depend on the format.
 std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name);
-// Also knows the names of data files in all known formats. nullopt if no save makes files of this
+// Also knows the names of data files. nullopt if no save makes files of this
 // name. Such files are never removed as leftovers.
 std::optional<TilestoneName> parse_tilestone_name(std::string_view name);
 bool is_own_name(std::string_view name);

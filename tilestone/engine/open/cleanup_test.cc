@@ -3,41 +3,38 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::engine::cleanup_test {
 
 TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
-  const auto format = torch_dist_format();
   for (int i = 0; i < 50; ++i) {
     const std::string id = random_save_id();
-    EXPECT_TRUE(is_own_name(format->data_file_name(id, 0, 0)));
-    EXPECT_TRUE(is_own_name(format->data_file_name(id, 16383, 7)));
-    EXPECT_EQ(parse_tilestone_name("optim.__" + format->data_file_name(id, 1, 0))->save_id, id);
+    EXPECT_TRUE(is_own_name(data_file_name(id, 0, 0)));
+    EXPECT_TRUE(is_own_name(data_file_name(id, 16383, 7)));
+    EXPECT_EQ(parse_tilestone_name("optim.__" + data_file_name(id, 1, 0))->save_id, id);
     EXPECT_TRUE(is_own_name(manifest_name(id)));
     EXPECT_TRUE(is_own_name(temporary_name(id, "metadata")));
   }
 }
 
 TEST(Cleanup, NoOtherNameIsTakenForAnOwnOne) {
-  const auto format = torch_dist_format();
   const std::string id = "01234567-89ab-4cde-8f01-23456789abcd";
   for (const std::string& name : std::vector<std::string>{
            "__0_0.distcp", ".metadata", "__0.metadata", "common.pt", "notes.txt", id, id + ".txt",
-           format->data_file_name(id, 0, 0) + ".bak", "sub/" + format->data_file_name(id, 0, 0),
-           format->data_file_name("0123", 0, 0), ".tilestone/lock", ".tilestone/replaced",
+           data_file_name(id, 0, 0) + ".bak", "sub/" + data_file_name(id, 0, 0),
+           data_file_name("0123", 0, 0), ".tilestone/lock", ".tilestone/replaced",
            ".tilestone/" + id, ".tilestone/" + id + ".txt", "other/" + manifest_name(id)}) {
     EXPECT_FALSE(is_own_name(name)) << name;
   }
 }
 
 TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
-  const auto format = torch_dist_format();
   const std::string dead = random_save_id(), live = random_save_id();
-  const std::vector<std::string> names{".metadata", format->data_file_name(dead, 0, 0),
-                                       format->data_file_name(live, 0, 0), manifest_name(dead),
+  const std::vector<std::string> names{".metadata", data_file_name(dead, 0, 0),
+                                       data_file_name(live, 0, 0), manifest_name(dead),
                                        manifest_name(live)};
   Notes notes;
   notes.begun = {dead, live};
@@ -46,9 +43,8 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
 }
 
 TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
-  const auto format = torch_dist_format();
   const std::string id = random_save_id();
-  const std::vector<std::string> names{format->data_file_name(id, 0, 0), manifest_name(id)};
+  const std::vector<std::string> names{data_file_name(id, 0, 0), manifest_name(id)};
   Notes notes;
   notes.begun = {random_save_id()};
   EXPECT_THAT(leftovers(names, {}, notes, ""), testing::IsEmpty());
@@ -69,13 +65,12 @@ TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
 TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText) {
   const auto storage = memory_storage();
   storage->make_directory(std::string(kTilestoneDirectory));
-  const auto format = torch_dist_format();
   const std::string id = random_save_id(), old = random_save_id();
   leave_note(*storage, id, {"hint-" + id, old, "text-" + old}, Deadline::never());
-  const std::string own = format->data_file_name("hint-" + id, 0, 0);
-  const std::string replaced = format->data_file_name("text-" + old, 0, 0);
-  const std::vector<std::string> names{own, replaced, format->data_file_name("copy-" + id, 0, 0),
-                                       format->data_file_name("hint-" + old, 0, 0)};
+  const std::string own = data_file_name("hint-" + id, 0, 0);
+  const std::string replaced = data_file_name("text-" + old, 0, 0);
+  const std::vector<std::string> names{own, replaced, data_file_name("copy-" + id, 0, 0),
+                                       data_file_name("hint-" + old, 0, 0)};
   const Notes notes = read_notes(*storage, storage->list());
   EXPECT_THAT(leftovers(names, {}, notes, ""), testing::ElementsAre(own));
   EXPECT_THAT(leftovers(names, {}, notes, id), testing::ElementsAre(own, replaced));

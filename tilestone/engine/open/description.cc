@@ -54,15 +54,6 @@ std::optional<std::string> manifest_of(const Metadata& metadata,
   return only;
 }
 
-// The content of kReplacedName, if the file exists and is valid for these names.
-std::optional<Replaced> replaced_of(Storage& storage, const Format& format,
-                                    std::span<const std::string> names) {
-  const std::string note(kReplacedName);
-  if (format.rank_local_files(names).empty() && !contains_name(names, note)) return std::nullopt;
-  if (!storage.stat(note)) return std::nullopt;
-  return check_note(storage, format, names);
-}
-
 // An index that can't be parsed may look like one of another writer. If a manifest lists a file of
 // it with the same size and another checksum, the file is damaged: Error(kCorrupt), which also says
 // what parsing found (`error`).
@@ -136,7 +127,7 @@ void read_manifest(Storage& storage, std::span<const std::string> names,
 // Reads the index among these names, and its manifest if there is one.
 DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
                           std::vector<std::string> names, Receipts receipts) {
-  if (replaced_of(storage, *found.format, names)) {
+  if (find_replaced(storage, *found.format, names)) {
     const std::vector<std::string> rank_local = found.format->rank_local_files(names);
     names = without(std::move(names), rank_local);
   }
@@ -229,7 +220,10 @@ bool may_be_of(const DescribingFiles& description, const Dialect& unmarked) {
 
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format,
                                       std::span<const std::string> names) {
-  return replaced_of(storage, format, names);
+  const std::string note(kReplacedName);
+  if (format.rank_local_files(names).empty() && !contains_name(names, note)) return std::nullopt;
+  if (!storage.stat(note)) return std::nullopt;
+  return check_note(storage, format, names);
 }
 
 std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {

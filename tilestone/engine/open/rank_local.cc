@@ -9,6 +9,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/version.h"
 
@@ -151,7 +152,7 @@ void expect_no_other_ranks(const Format& format, std::span<const std::string> na
                            const Metadata& metadata) {
   const std::string& id = metadata.save_id;
   for (const std::string& name : names) {
-    const auto data = format.parse_data_file_name(name);
+    const auto data = parse_data_file_name(name);
     if (!data || contains_name(names, format.rank_index_name(data->rank))) continue;
     // Data files of other Tilestone saves may be leftovers.
     if (is_save_id(data->save_id) && data->save_id != id) continue;

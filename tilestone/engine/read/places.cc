@@ -7,6 +7,7 @@
 
 #include "tilestone/base/host.h"
 #include "tilestone/engine/read/places_internal.h"
+#include "tilestone/format/data_file_name.h"
 
 namespace tilestone::engine {
 
@@ -40,7 +41,7 @@ void Places::find_writers() {
     const auto found = receipts.find(file);
     if (found != receipts.end()) {
       writer = {found->second->rank, found->second->host};
-    } else if (const auto name = opened_.format->parse_data_file_name(file)) {
+    } else if (const auto name = parse_data_file_name(file)) {
       writer.rank = name->rank;
     }
     ranks = std::max(ranks, writer.rank + 1);

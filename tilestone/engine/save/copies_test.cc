@@ -6,6 +6,7 @@
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -48,7 +49,7 @@ Written with_copy() {
   Written written;
   written.save_id = manifest.save_id;
   written.receipts = manifest.receipts;
-  written.copy_file = torch_dist_format()->data_file_name(written.save_id, 1, 1);
+  written.copy_file = data_file_name(written.save_id, 1, 1);
   for (const Receipt& receipt : manifest.receipts) {
     for (const ReceiptFile& file : receipt.files) written.files[file.name] = image.at(file.name);
   }

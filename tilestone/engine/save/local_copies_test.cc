@@ -13,7 +13,7 @@
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
@@ -272,7 +272,7 @@ TEST(LocalCopies, RanksOutsideTheGroupCopyNothingOfOneAnother) {
   EXPECT_EQ(metadata.copies.size(), copies);
   EXPECT_GT(copies, 0u);
   const auto rank_of = [&](const ItemLocation& at) {
-    return torch_dist_format()->parse_data_file_name(metadata.files[at.file])->rank;
+    return parse_data_file_name(metadata.files[at.file])->rank;
   };
   for (const StoredCopy& copy : metadata.copies) {
     EXPECT_NE(metadata.tensors[copy.tensor].key, "mlp");  // replicated only over data parallelism

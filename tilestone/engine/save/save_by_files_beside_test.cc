@@ -13,9 +13,9 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::save_by_files_beside_test {
@@ -210,7 +210,7 @@ TEST_F(SaveByFilesBeside, TheHeadIsDurableBeforeTheDataOfRanksThatFoundItThere) 
   EXPECT_THROW(save(row_state(0, 2), Location(disk->storage(0)), by_files(0, 2)), Error);
   EXPECT_THROW(save(row_state(1, 2), Location(disk->storage(1)), by_files(1, 2)), Error);
   const auto after = memory_storage(disk->surviving_image(Survival::kNothingUnsynced));
-  EXPECT_TRUE(after->stat(torch_dist_format()->data_file_name(id_of(), 1, 0)));
+  EXPECT_TRUE(after->stat(data_file_name(id_of(), 1, 0)));
   EXPECT_TRUE(after->stat(engine::attempt_name(id_of())));
 }
 

@@ -14,7 +14,7 @@
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/save.h"
 #include "tilestone/engine/save/save_steps_testing.h"
-#include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -313,7 +313,7 @@ TEST(SaveByFiles, ARankThatIsStartedAgainWritesBehindAnyDataFileThatItHasLeft) {
   for (const int left : {0, 1, 2}) {
     const auto storage = memory_storage();
     const std::string id = engine::save_id_of(kToken, 0);
-    storage->create(torch_dist_format()->data_file_name(id, 0, left))->close();
+    storage->create(data_file_name(id, 0, left))->close();
     for (int rank = 0; rank < 2; ++rank) {
       SaveOptions options = by_files(rank, 2);
       options.by_files->wait = false;

@@ -15,6 +15,7 @@
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/plan/held.h"
 
 namespace tilestone::engine {
@@ -93,7 +94,7 @@ class RankWriter {
     for (size_t i = 0; i < shares_.size(); ++i) {
       receipt_.files[i].name =
           shares_[i].name.empty()
-              ? shares_[i].prefix + format_.data_file_name(task_.save_id, task_.rank, data_files++)
+              ? shares_[i].prefix + data_file_name(task_.save_id, task_.rank, data_files++)
               : shares_[i].name;
     }
     describe_items();

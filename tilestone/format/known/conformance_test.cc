@@ -12,6 +12,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format_testing.h"
 #include "tilestone/format/known/known.h"
@@ -98,7 +99,7 @@ class Written {
     }
   }
   void add(const std::optional<std::string>& own, const FileItem& item) {
-    const std::string name = own ? *own : format_.data_file_name(kSaveId, 0, 0);
+    const std::string name = own ? *own : data_file_name(kSaveId, 0, 0);
     const auto known = std::find(metadata_.files.begin(), metadata_.files.end(), name);
     const auto file = static_cast<size_t>(known - metadata_.files.begin());
     if (known == metadata_.files.end()) {
@@ -345,27 +346,6 @@ TEST_P(EveryFormat, WithoutTheSwitchThereIsNoCheckpointOfThisFormatAndDialect) {
   const bool same = found.format != nullptr && found.format->name() == format_->name() &&
                     found.dialect->name() == dialect_->name();
   EXPECT_FALSE(same);
-}
-
-TEST_P(EveryFormat, NamesOfDataFilesAreTakenApartAsTheyWerePutTogether) {
-  if (format_->has_fixed_names()) {
-    EXPECT_FALSE(format_->parse_data_file_name("a/0.1"));
-    return;
-  }
-  for (const int rank : {0, 1, 16383}) {
-    for (const int index : {0, 7}) {
-      const std::string name = format_->data_file_name(kSaveId, rank, index);
-      const auto parts = format_->parse_data_file_name(name);
-      ASSERT_TRUE(parts) << name;
-      EXPECT_EQ(parts->save_id, kSaveId);
-      EXPECT_EQ(parts->rank, rank);
-      EXPECT_EQ(parts->index, index);
-      EXPECT_FALSE(format_->parse_data_file_name(name + "x"));
-    }
-  }
-  for (const char* other : {"", "x", ".metadata", "__0_0.distcp.bak", "common.pt"}) {
-    EXPECT_FALSE(format_->parse_data_file_name(other)) << other;
-  }
 }
 
 // The files that a load or a verify finds damaged.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/format/data_file_name.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format_testing.h"
 
@@ -13,7 +14,7 @@ namespace {
 class CheckpointWriter {
  public:
   CheckpointWriter(const Format& format, const std::string& save_id) : format_(format) {
-    metadata_.files = {format.data_file_name(save_id, 0, 0)};
+    metadata_.files = {data_file_name(save_id, 0, 0)};
     metadata_.save_id = save_id;
   }
 

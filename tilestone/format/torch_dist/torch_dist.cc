@@ -80,14 +80,6 @@ Metadata parse_rank_local(const DirectoryFiles& files) {
   return merge_rank_local(std::move(ranks));
 }
 
-// Parses a decimal number without leading zeros that fits an int.
-std::optional<int> number_in(std::string_view digits) {
-  int number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return number >= 0 && std::to_string(number) == digits ? std::optional(number) : std::nullopt;
-}
-
 class Encoder final : public ItemEncoder {
  public:
   ItemRecipe tensor(const TensorItem& item, const Piece& piece, uint64_t file_offset) override {
@@ -119,29 +111,6 @@ class TorchDistFormat final : public Format {
 
   // The format can hold every dtype and shape, and the dialects check objects.
   void check(const Items&) const override {}
-
-  // The save id, then the name that stock writers use. The save id distinguishes the files of
-  // different attempts. Stock readers take the names from the metadata.
-  std::string data_file_name(std::string_view save_id, int rank, int index) const override {
-    return std::string(save_id) + "__" + std::to_string(rank) + "_" + std::to_string(index) +
-           ".distcp";
-  }
-
-  std::optional<DataFileName> parse_data_file_name(std::string_view name) const override {
-    constexpr std::string_view kMiddle = "__";
-    constexpr std::string_view kSuffix = ".distcp";
-    if (!name.ends_with(kSuffix)) return std::nullopt;
-    name.remove_suffix(kSuffix.size());
-    const size_t middle = name.rfind(kMiddle);
-    if (middle == std::string_view::npos) return std::nullopt;
-    const std::string_view numbers = name.substr(middle + kMiddle.size());
-    const size_t between = numbers.find('_');
-    if (between == std::string_view::npos) return std::nullopt;
-    const auto rank = number_in(numbers.substr(0, between));
-    const auto index = number_in(numbers.substr(between + 1));
-    if (!rank || !index) return std::nullopt;
-    return DataFileName{std::string(name.substr(0, middle)), *rank, *index};
-  }
 
   std::unique_ptr<ItemEncoder> encoder() const override { return std::make_unique<Encoder>(); }
 

@@ -140,12 +140,6 @@ class ZarrFormat final : public Format {
     return object_file(item.key).size();
   }
 
-  std::string data_file_name(std::string_view, int, int) const override {
-    throw Error(ErrorCode::kInternal, "zarr has no per-rank data files");
-  }
-  std::optional<DataFileName> parse_data_file_name(std::string_view) const override {
-    return std::nullopt;
-  }
   std::unique_ptr<ItemEncoder> encoder() const override { return std::make_unique<CellEncoder>(); }
 
   // Checks for conflicts again: each rank has checked only its own keys.
