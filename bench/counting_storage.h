@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/tilestone.h"
 
@@ -43,9 +44,8 @@ class CountingStorage : public Storage {
     throw Error(ErrorCode::kNotFound, "no file was renamed to *" + std::string(suffix));
   }
 
-  bool can(StorageCapability what) override { return inner_->can(what); }
-  ReadCosts read_costs() const override { return inner_->read_costs(); }
-  std::string describe() const override { return inner_->describe(); }
+  StorageFacts facts() const override { return inner_->facts(); }
+  Directories* directories() override { return &directories_; }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected) override {
     ++calls_;
@@ -64,40 +64,14 @@ class CountingStorage : public Storage {
     ++calls_;
     return inner_->stat(name);
   }
-  std::vector<std::string> list(const std::string& prefix) override {
-    return counted(prefix, inner_->list(prefix));
+  Listing listing(const std::string& prefix, Depth depth) override {
+    Listing found = inner_->listing(prefix, depth);
+    count(prefix, found.files);
+    return found;
   }
-  std::vector<std::string> list_files(const std::string& prefix) override {
-    return counted(prefix, inner_->list_files(prefix));
-  }
-  std::vector<std::string> list_directories(const std::string& prefix) override {
-    return counted(prefix, inner_->list_directories(prefix));
-  }
-  void rename(const std::string& from, const std::string& to, bool replace) override {
-    ++calls_;
-    inner_->rename(from, to, replace);
-    std::lock_guard lock(mutex_);
-    renames_.emplace_back(to, Clock::now());
-  }
-  void remove(const std::string& name) override {
-    ++calls_;
-    inner_->remove(name);
-  }
-  void make_directory(const std::string& name) override {
-    ++calls_;
-    inner_->make_directory(name);
-  }
-  void remove_directory(const std::string& name) override {
-    ++calls_;
-    inner_->remove_directory(name);
-  }
-  void exchange_directories(const std::string& a, const std::string& b) override {
-    ++calls_;
-    inner_->exchange_directories(a, b);
-  }
-  void rename_directory(const std::string& from, const std::string& to) override {
-    ++calls_;
-    inner_->rename_directory(from, to);
+  void remove(std::span<const std::string> names) override {
+    calls_ += names.size();
+    inner_->remove(names);
   }
   void sync_directory(const std::string& name) override {
     ++calls_;
@@ -112,9 +86,36 @@ class CountingStorage : public Storage {
     ++calls_;
     return inner_->is_locked(name);
   }
-  std::optional<StorageEntry> parent() override { return inner_->parent(); }
 
  private:
+  class CountedDirectories : public Directories {
+   public:
+    explicit CountedDirectories(CountingStorage& storage) : storage_(storage) {}
+    void make(const std::string& name) override { inner().make(name); }
+    void remove(const std::string& name) override { inner().remove(name); }
+    bool can_exchange() override { return inner().can_exchange(); }
+    void exchange(const std::string& a, const std::string& b) override { inner().exchange(a, b); }
+    void rename(const std::string& from, const std::string& to) override {
+      inner().rename(from, to);
+    }
+    void rename_file(const std::string& from, const std::string& to, bool replace) override {
+      inner().rename_file(from, to, replace);
+      std::lock_guard lock(storage_.mutex_);
+      storage_.renames_.emplace_back(to, Clock::now());
+    }
+    void copy_permissions(const std::string& name, const std::string& like) override {
+      inner().copy_permissions(name, like);
+    }
+    std::optional<StorageEntry> parent() override { return inner().parent(); }
+
+   private:
+    Directories& inner() {
+      ++storage_.calls_;
+      return *storage_.inner_->directories();
+    }
+    CountingStorage& storage_;
+  };
+
   class CountedFile : public WritableFile {
    public:
     CountedFile(CountingStorage& storage, std::unique_ptr<WritableFile> inner)
@@ -151,11 +152,11 @@ class CountingStorage : public Storage {
   // Counts the entries of each listed directory. All entries of the first one are read, whatever
   // the names must begin with. `names` may be a listing of a whole subtree, which shows neither
   // empty directories nor those that contain only directories.
-  std::vector<std::string> counted(const std::string& prefix, std::vector<std::string> names) {
+  void count(const std::string& prefix, const std::vector<std::string>& names) {
     ++calls_;
     const std::string directory = prefix.substr(0, prefix.rfind('/') + 1);
-    uint64_t most =
-        inner_->list_files(directory).size() + inner_->list_directories(directory).size();
+    const Listing level = inner_->listing(directory, Depth::kLevel);
+    uint64_t most = level.files.size() + level.directories.size();
     std::map<std::string_view, uint64_t> entries;
     std::string_view before;
     for (const std::string_view name : names) {
@@ -171,10 +172,10 @@ class CountingStorage : public Storage {
     for (uint64_t seen = most_listed_; seen < most;) {
       if (most_listed_.compare_exchange_weak(seen, most)) break;
     }
-    return names;
   }
 
   const std::shared_ptr<Storage> inner_;
+  CountedDirectories directories_{*this};
   std::atomic<uint64_t> calls_ = 0, syncs_ = 0, most_listed_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::pair<std::string, Clock::time_point>> renames_;

@@ -14,6 +14,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/geometry/strided_copy.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -296,7 +297,7 @@ TEST(Incident, RanksThatMakeOneDirectoryAtOnceAllSucceed) {
     const fs::path root = folder.path() / std::to_string(round) / "a" / "b";
     const auto texts = failures(8, [&](Communicator comm) {
       comm.barrier(Deadline::after(std::chrono::seconds(60)));
-      posix_storage(root.string())->make_directory("c/d");
+      posix_storage(root.string())->directories()->make("c/d");
     });
     EXPECT_THAT(texts, Each(std::string()));
     EXPECT_TRUE(fs::is_directory(root / "c" / "d"));

@@ -9,6 +9,7 @@
 
 #include "tests/kills/kill_content.h"
 #include "tilestone/base/error.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage.h"
 
@@ -23,7 +24,7 @@ std::string checkpoint_of(const std::string& root, Kind kind) {
 
 // Without an exchange of directories only checkpoints of the first kind can be overwritten.
 int64_t last_generation(Storage& storage, Kind kind) {
-  const bool can = kind == Kind::kTorch || storage.can(StorageCapability::kExchange);
+  const bool can = kind == Kind::kTorch || storage.directories()->can_exchange();
   return can ? kGeneration : 1;
 }
 
@@ -35,14 +36,14 @@ void put(Storage& storage, const std::string& name, const std::string& text) {
 }
 
 void put_directory(Storage& storage, const std::string& directory, const std::string& text) {
-  storage.make_directory(directory);
+  storage.directories()->make(directory);
   put(storage, directory + "/f", text);
   storage.sync_directory(directory);
 }
 
 void save_all(const std::string& root) {
   const auto storage = posix_storage(root);
-  storage->make_directory("");
+  storage->directories()->make("");
   for (const Kind kind : kKinds) {
     for (int64_t generation = 1; generation <= last_generation(*storage, kind); ++generation) {
       save(state_of(solo(), generation), checkpoint_of(root, kind), options_of(kind));
@@ -56,13 +57,13 @@ void save_all(const std::string& root) {
   put_directory(*storage, "renamed.new", "new");
   put_directory(*storage, "removed", "old");
   storage->sync_directory("");
-  if (storage->can(StorageCapability::kExchange)) {
-    storage->exchange_directories("exchanged", ".exchanged.new");
+  if (storage->directories()->can_exchange()) {
+    storage->directories()->exchange("exchanged", ".exchanged.new");
   }
   storage->remove_tree("removed");
   storage->sync_directory("");
-  storage->rename_directory("renamed.new", "renamed");
-  storage->child("made/child")->make_directory("");
+  storage->directories()->rename("renamed.new", "renamed");
+  storage->child("made/child")->directories()->make("");
   storage->create("unsynced")->append(as_bytes("lost"));
 }
 
@@ -81,7 +82,7 @@ void judge(const std::string& root) {
            location + " is not the last checkpoint");
   }
   expect(text("published") == "new", "the published file is missing");
-  const bool exchanged = storage->can(StorageCapability::kExchange);
+  const bool exchanged = storage->directories()->can_exchange();
   expect(text("exchanged/f") == (exchanged ? "new" : "old"), "the exchange was lost");
   expect(text(".exchanged.new/f") == (exchanged ? "old" : "new"), "half of the exchange was lost");
   expect(text("renamed/f") == "new", "the renamed directory is missing");

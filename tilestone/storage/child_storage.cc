@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
@@ -40,22 +41,83 @@ class ChildReadable : public ReadableFile {
   std::unique_ptr<ReadableFile> file_;
 };
 
+// The directories of the base storage under the child's names.
+class ChildDirectories : public Directories {
+ public:
+  ChildDirectories(std::shared_ptr<Storage> base, std::string directory)
+      : base_(std::move(base)), directory_(std::move(directory)) {}
+
+  void make(const std::string& name) override {
+    check_directory_name(name);
+    make_root();
+    if (!name.empty()) of_base().make(full(name));
+  }
+  void remove(const std::string& name) override { of_base().remove(full(name)); }
+  bool can_exchange() override { return of_base().can_exchange(); }
+  void exchange(const std::string& a, const std::string& b) override {
+    of_base().exchange(full(a), full(b));
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    of_base().rename(full(from), full(to));
+  }
+  void rename_file(const std::string& from, const std::string& to, bool replace) override {
+    of_base().rename_file(full(from), full(to), replace);
+  }
+  void copy_permissions(const std::string& name, const std::string& like) override {
+    of_base().copy_permissions(full(name), full(like));
+  }
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    return base_->child(full(name));
+  }
+  std::optional<StorageEntry> parent() override {
+    const auto [above, last] = split_name(directory_);
+    return StorageEntry{above.empty() ? base_ : base_->child(std::string(above)),
+                        std::string(last)};
+  }
+
+  // Makes the root and the directories above it, durably, as make() promises.
+  void make_root() {
+    for (size_t end = 0; end < directory_.size(); ++end) {
+      end = std::min(directory_.find('/', end), directory_.size());
+      const std::string part = directory_.substr(0, end);
+      const auto info = base_->stat(part);
+      if (info && !info->regular) continue;
+      of_base().make(part);
+      base_->sync_directory(std::string(parent_name(part)));
+    }
+  }
+
+ private:
+  Directories& of_base() { return *base_->directories(); }
+  std::string full(const std::string& name) const {
+    check_file_name(name);
+    return directory_ + "/" + name;
+  }
+
+  std::shared_ptr<Storage> base_;
+  std::string directory_;
+};
+
 class ChildStorage : public Storage {
  public:
   ChildStorage(std::shared_ptr<Storage> base, std::string directory)
-      : base_(std::move(base)), directory_(std::move(directory)) {}
+      : base_(base), directory_(directory), directories_(std::move(base), std::move(directory)) {}
 
-  bool can(StorageCapability what) override { return base_->can(what); }
-  ReadCosts read_costs() const override { return base_->read_costs(); }
-  uint64_t available_cache() override { return base_->available_cache(); }
-  std::string describe() const override { return base_->describe() + "/" + directory_; }
-  uint64_t max_name_bytes() const override {
-    const uint64_t of_base = base_->max_name_bytes();
-    return of_base == UINT64_MAX ? of_base : of_base - std::min(of_base, directory_.size() + 1);
+  StorageFacts facts() const override {
+    StorageFacts facts = base_->facts();
+    facts.description += "/" + directory_;
+    uint64_t& most = facts.max_name_bytes;
+    if (most != UINT64_MAX) most -= std::min(most, directory_.size() + 1);
+    return facts;
+  }
+  Directories* directories() override {
+    return base_->directories() == nullptr ? nullptr : &directories_;
   }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
-    return std::make_unique<ChildWritable>(name, base_->create(file(name), expected_size));
+    const std::string full = file(name);
+    make_root();
+    return std::make_unique<ChildWritable>(name, base_->create(full, expected_size));
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     return std::make_unique<ChildReadable>(name, base_->open(file(name)));
@@ -64,75 +126,42 @@ class ChildStorage : public Storage {
             const ReadDone& done) override {
     base_->read(of_base(ops), options, done);
   }
-  uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
-    return base_->prefetch(of_base(ops), options);
-  }
 
   std::optional<FileInfo> stat(const std::string& name) override { return base_->stat(file(name)); }
-  std::vector<std::string> list(const std::string& prefix) override {
-    return relative_names(base_->list(directory_ + "/" + prefix));
+  Listing listing(const std::string& prefix, Depth depth) override {
+    Listing found = base_->listing(directory_ + "/" + prefix, depth);
+    for (std::string& name : found.files) name.erase(0, directory_.size() + 1);
+    for (std::string& name : found.directories) name.erase(0, directory_.size() + 1);
+    return found;
   }
-  std::vector<std::string> list_files(const std::string& prefix) override {
-    return relative_names(base_->list_files(directory_ + "/" + prefix));
-  }
-  std::vector<std::string> list_directories(const std::string& prefix) override {
-    return relative_names(base_->list_directories(directory_ + "/" + prefix));
-  }
-  void rename(const std::string& from, const std::string& to, bool replace) override {
-    base_->rename(file(from), file(to), replace);
-  }
-  void copy_permissions(const std::string& name, const std::string& like) override {
-    base_->copy_permissions(file(name), file(like));
-  }
-  void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline) override {
-    base_->prepare_publish(file(temp_name), bytes, deadline);
-  }
-  void publish_prepared(const std::string& name, const std::string& temp_name, ByteView bytes,
-                        bool replace, Deadline deadline) override {
-    base_->publish_prepared(file(name), file(temp_name), bytes, replace, deadline);
-  }
-  void remove(const std::string& name) override { base_->remove(file(name)); }
-
-  void make_directory(const std::string& name) override {
-    check_directory_name(name);
+  bool put(const std::string& name, ByteView bytes, PutIf condition, const std::string& scratch,
+           Deadline deadline) override {
+    const std::string full = file(name);
     make_root();
-    if (!name.empty()) base_->make_directory(file(name));
+    return base_->put(full, bytes, condition, file(scratch), deadline);
   }
-  void remove_directory(const std::string& name) override { base_->remove_directory(file(name)); }
-  void exchange_directories(const std::string& a, const std::string& b) override {
-    base_->exchange_directories(file(a), file(b));
+  void remove(std::span<const std::string> names) override {
+    std::vector<std::string> full;
+    for (const std::string& name : names) full.push_back(file(name));
+    base_->remove(full);
   }
-  void rename_directory(const std::string& from, const std::string& to) override {
-    base_->rename_directory(file(from), file(to));
-  }
+
   void sync_directory(const std::string& name) override {
     check_directory_name(name);
     base_->sync_directory(name.empty() ? directory_ : file(name));
   }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
-    return base_->try_lock(file(name));
+    const std::string full = file(name);
+    make_root();
+    return base_->try_lock(full);
   }
   bool is_locked(const std::string& name) override { return base_->is_locked(file(name)); }
-
-  std::shared_ptr<Storage> child(const std::string& name) override {
-    return base_->child(file(name));
-  }
-  std::optional<StorageEntry> parent() override {
-    const auto [above, last] = split_name(directory_);
-    return StorageEntry{above.empty() ? base_ : base_->child(std::string(above)),
-                        std::string(last)};
-  }
 
  private:
   std::string file(const std::string& name) const {
     check_file_name(name);
     return directory_ + "/" + name;
-  }
-
-  std::vector<std::string> relative_names(std::vector<std::string> names) const {
-    for (std::string& name : names) name.erase(0, directory_.size() + 1);
-    return names;
   }
 
   static std::vector<ReadOp> of_base(std::span<const ReadOp> ops) {
@@ -144,20 +173,13 @@ class ChildStorage : public Storage {
     return translated;
   }
 
-  // Makes the root and the directories above it, durably, as make_directory promises.
   void make_root() {
-    for (size_t end = 0; end < directory_.size(); ++end) {
-      end = std::min(directory_.find('/', end), directory_.size());
-      const std::string part = directory_.substr(0, end);
-      const auto info = base_->stat(part);
-      if (info && !info->regular) continue;
-      base_->make_directory(part);
-      base_->sync_directory(std::string(parent_name(part)));
-    }
+    if (directories() != nullptr) directories_.make_root();
   }
 
   std::shared_ptr<Storage> base_;
   std::string directory_;
+  ChildDirectories directories_;
 };
 
 }  // namespace

@@ -61,7 +61,7 @@ Bytes surviving_bytes(const MemoryFile& file, uint64_t synced, Survival survival
 }  // namespace
 
 FaultJournal::FaultJournal(const MemoryStorage& storage) {
-  for (const std::string& name : storage.directories()) made_directory(name);
+  for (const std::string& name : storage.directory_names()) made_directory(name);
   for (const auto& [name, file] : storage.entries()) {
     created(name, file);
     synced_bytes_[file] = file->size();

@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -45,6 +46,35 @@ TEST(FaultDisk, CountsAndNamesEveryCall) {
   EXPECT_EQ(seen,
             (Names{"create t", "append t", "sync t", "close t", "rename t f", "sync_directory "}));
   EXPECT_EQ(disk->calls(), 6u);
+}
+
+TEST(FaultDisk, ARequestIsExecutedAfterItsErrorWasReported) {
+  const auto memory = memory_storage({{"a", to_bytes("A")}, {"b", to_bytes("B")}});
+  const auto disk = FaultDisk::create(memory, [](const StorageCall& call) {
+    if (call.op == StorageOp::kRename) return FaultAction::fail_late(EIO, 2);
+    return call.op == StorageOp::kRemove ? FaultAction::fail_late(EIO, 100) : FaultAction::pass();
+  });
+  const auto storage = disk->storage();
+  expect_error([&] { storage->rename("a", "c", false); }, ErrorCode::kIo, "injected");
+  EXPECT_EQ(storage->list(), (Names{"a", "b"}));
+  EXPECT_EQ(storage->list(), (Names{"b", "c"}));
+  expect_error([&] { storage->remove("b"); }, ErrorCode::kIo, "injected");
+  EXPECT_EQ(storage->list(), (Names{"b", "c"}));
+  disk->execute_late();
+  EXPECT_EQ(storage->list(), Names{"c"});
+  EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)), (Names{"a", "b"}));
+}
+
+TEST(FaultDisk, ARequestThatIsExecutedTwiceReportsItsSecondAnswer) {
+  const auto memory = memory_storage({{"a", to_bytes("A")}, {"b", to_bytes("B")}});
+  const auto disk = FaultDisk::create(memory, [](const StorageCall& call) {
+    return changes_storage(call.op) ? FaultAction::repeat() : FaultAction::pass();
+  });
+  const auto storage = disk->storage();
+  expect_error([&] { storage->rename("a", "c", false); }, ErrorCode::kNotFound, "a");
+  storage->remove("b");
+  expect_error([&] { storage->create("d"); }, ErrorCode::kAlreadyExists, "d");
+  EXPECT_EQ(storage->list(), (Names{"c", "d"}));
 }
 
 TEST(FaultDisk, AFailureHasTheErrnoAndTheNameAndLeavesNoTemporaryFile) {
@@ -206,7 +236,7 @@ TEST(PowerLoss, UnsyncedNamesMayBeOldOrNew) {
 TEST(PowerLoss, AFileIsMissingWhileItsDirectoryIsNotDurable) {
   const auto disk = FaultDisk::create(memory_storage());
   const auto storage = disk->storage();
-  storage->make_directory("a/b");
+  storage->directories()->make("a/b");
   put_file(*storage, "a/b/f", as_bytes("F"));
   const auto left = [&] { return names_of(disk->surviving_image(Survival::kNoUnsyncedEntries)); };
   storage->sync_directory("a/b");
@@ -311,7 +341,7 @@ TEST(PowerLoss, AnExchangeThatIsNotSyncedIsLostWholeOrNotAtAll) {
       FaultDisk::create(memory_storage(two_checkpoints()), [](const StorageCall& call) {
         return call.op == StorageOp::kSyncDirectory ? FaultAction::drop() : FaultAction::pass();
       });
-  disk->storage()->exchange_directories("ckpt", ".new");
+  disk->storage()->directories()->exchange("ckpt", ".new");
   std::set<std::string> seen;
   for (const Survival survival : kAllSurvivals) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
@@ -331,7 +361,7 @@ TEST(PowerLoss, AnExchangeThatIsNotSyncedIsLostWholeOrNotAtAll) {
 uint64_t broken_replacements(bool synced) {
   const auto replace = [](Storage& storage) {
     const auto place = storage.child("ckpt")->parent();
-    place->storage->exchange_directories(place->name, ".new");
+    place->storage->directories()->exchange(place->name, ".new");
     place->storage->remove_tree(".new");
     place->storage->sync_directory("");
   };
@@ -371,11 +401,11 @@ TEST(PowerLoss, AReplacementByExchangeThatIsNotSyncedIsFoundOut) {
 TEST(PowerLoss, ARenamedDirectoryTakesAlongWhatIsInItDurableOrNot) {
   const auto disk = FaultDisk::create(memory_storage());
   const auto storage = disk->storage();
-  storage->make_directory("tmp/in");
+  storage->directories()->make("tmp/in");
   put_file(*storage, "tmp/f", as_bytes("F"));
   put_file(*storage, "tmp/in/g", as_bytes("G"));
   storage->sync_directory("tmp");
-  storage->rename_directory("tmp", "final");
+  storage->directories()->rename("tmp", "final");
   const auto left = [&] { return names_of(disk->surviving_image(Survival::kNothingUnsynced)); };
   EXPECT_EQ(left(), Names{"final/f"});
   storage->sync_directory("final/in");
@@ -403,17 +433,17 @@ TEST(FaultDisk, AFailedRemovalOfATreeNamesTheFile) {
 TEST(FaultDisk, WhatIsTakenAwayIsSaidAndRefused) {
   const auto disk = FaultDisk::create(memory_storage(two_checkpoints()));
   const auto child = disk->storage()->child("ckpt");
-  EXPECT_TRUE(child->can(StorageCapability::kExchange));
-  disk->take_away(StorageCapability::kExchange);
-  EXPECT_FALSE(child->can(StorageCapability::kExchange));
-  expect_error([&] { disk->storage()->exchange_directories("ckpt", ".new"); },
+  EXPECT_TRUE(child->directories()->can_exchange());
+  disk->take_away_exchange();
+  EXPECT_FALSE(child->directories()->can_exchange());
+  expect_error([&] { disk->storage()->directories()->exchange("ckpt", ".new"); },
                ErrorCode::kUnsupported, "ckpt");
 }
 
 TEST(FaultDisk, TheRootOfAChildIsDurableWhenItWasMade) {
   const auto disk = FaultDisk::create(memory_storage());
   const auto child = disk->storage()->child("a/b");
-  child->make_directory("");
+  child->directories()->make("");
   put_file(*child, "f", as_bytes("F"));
   child->sync_directory("");
   EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)), Names{"a/b/f"});

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_journal_testing.h"
 #include "tilestone/storage/names_internal.h"
 
@@ -53,23 +54,14 @@ struct FaultDisk::State {
   std::atomic<bool> crashed = false;
   mutable std::mutex mutex;
   std::unique_ptr<FaultJournal> journal;  // null if memory is null
-  std::set<StorageCapability> away;       // capabilities that were removed
-  std::set<int> dead;                     // clients
+  std::atomic<bool> no_exchange = false;
+  std::set<int> dead;                                                     // clients
   std::multimap<int, std::weak_ptr<std::unique_ptr<StorageLock>>> locks;  // by client
+  std::multimap<uint64_t, std::function<void()>> late;  // by the index of the call that it precedes
 
   [[noreturn]] void fail_dead(std::string_view name) const {
     throw Error(ErrorCode::kIo, crashed ? "the machine is dead (simulated crash)"
                                         : "the process is dead (simulated kill)")
-        .with_file(name);
-  }
-
-  bool is_away(StorageCapability what) const {
-    const std::lock_guard lock(mutex);
-    return away.contains(what);
-  }
-  void expect(StorageCapability what, const std::string& name) const {
-    if (!is_away(what)) return;
-    throw Error(ErrorCode::kUnsupported, "the disk does not support this (simulated)")
         .with_file(name);
   }
 
@@ -78,6 +70,8 @@ struct FaultDisk::State {
     if (crashed || dead.contains(call.client)) fail_dead(call.name);
   }
   FaultAction decide(StorageCall call);
+  // Executes what is due before the call with this index.
+  void execute_late(uint64_t index);
   void conclude(const StorageCall& call, const FaultAction& action);
   // Asks the hook what to do with the call; runs `work` or skips it accordingly.
   template <typename Work>
@@ -91,9 +85,28 @@ FaultAction FaultDisk::State::decide(StorageCall call) {
     expect_alive(call);
   }
   call.index = calls.fetch_add(1);
+  execute_late(call.index);
   const FaultAction action = hook ? hook(call) : FaultAction::pass();
   if (action.delay.count() > 0) std::this_thread::sleep_for(action.delay);
   return action;
+}
+
+void FaultDisk::State::execute_late(uint64_t index) {
+  const std::lock_guard lock(mutex);
+  while (!late.empty() && late.begin()->first <= index) {
+    const auto work = late.extract(late.begin());
+    if (crashed) continue;
+    try {
+      work.mapped()();
+    } catch (const Error&) {
+      // Nobody waits for the answer.
+    }
+  }
+}
+
+bool comes_late(StorageOp op) {
+  return op == StorageOp::kRename || op == StorageOp::kRemove ||
+         op == StorageOp::kRenameDirectory || op == StorageOp::kExchangeDirectories;
 }
 
 // Ends a call after its work as the action says: returns, fails, or kills the client or machine.
@@ -127,13 +140,20 @@ template <typename Work>
 void FaultDisk::State::perform(const StorageCall& call, const Work& work) {
   const FaultAction action = decide(call);
   const bool looks_only = !changes_storage(call.op) || call.op == StorageOp::kLock;
-  const bool done = action.kind == FaultAction::Kind::kDo ||
+  if (action.kind == FaultAction::Kind::kLate && comes_late(call.op)) {
+    std::lock_guard lock(mutex);
+    expect_alive(call);
+    late.emplace(calls + action.later - 1, work);
+  }
+  const bool twice = action.kind == FaultAction::Kind::kTwice;
+  const bool done = action.kind == FaultAction::Kind::kDo || twice ||
                     (action.then == FaultAction::Then::kGoOn && looks_only);
   if (done) {
     try {
       std::lock_guard lock(mutex);
       expect_alive(call);  // the client may have died while this call was delayed
       work();
+      if (twice && call.op != StorageOp::kLock) work();
     } catch (...) {
       if (action.then != FaultAction::Then::kFail) conclude(call, action);
       throw;
@@ -163,7 +183,7 @@ class FaultWritable : public WritableFile {
     if (inner_ != nullptr) {
       std::lock_guard lock(state.mutex);
       state.expect_alive(call);
-      if (action.kind == FaultAction::Kind::kDo) {
+      if (action.kind == FaultAction::Kind::kDo || action.kind == FaultAction::Kind::kTwice) {
         inner_->append(bytes);
       } else if (action.kind == FaultAction::Kind::kTear) {
         inner_->append(bytes.first(std::min<uint64_t>(action.keep, bytes.size())));
@@ -216,17 +236,77 @@ class FaultLock : public StorageLock {
   std::shared_ptr<std::unique_ptr<StorageLock>> inner_;
 };
 
+class FaultDirectories : public Directories {
+ public:
+  FaultDirectories(FaultDisk::State& state, int client, Storage& storage)
+      : state_(state), client_(client), storage_(storage) {}
+
+  void make(const std::string& name) override {
+    state_.perform({0, client_, StorageOp::kMakeDirectory, name, "", 0, 0}, [&] {
+      inner().make(name);
+      if (state_.journal) state_.journal->made_directory(name);
+    });
+  }
+  void remove(const std::string& name) override {
+    state_.perform({0, client_, StorageOp::kRemoveDirectory, name, "", 0, 0}, [&] {
+      inner().remove(name);
+      if (state_.journal) state_.journal->removed(name);
+    });
+  }
+  bool can_exchange() override { return !state_.no_exchange && inner().can_exchange(); }
+  void exchange(const std::string& a, const std::string& b) override {
+    if (state_.no_exchange) {
+      throw Error(ErrorCode::kUnsupported, "the disk does not support this (simulated)")
+          .with_file(a);
+    }
+    state_.perform({0, client_, StorageOp::kExchangeDirectories, a, b, 0, 0},
+                   [&state = state_, a, b] {
+                     state.inner->directories()->exchange(a, b);
+                     if (state.journal) state.journal->exchanged(a, b);
+                   });
+    sync_parents(a, b);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    state_.perform({0, client_, StorageOp::kRenameDirectory, from, to, 0, 0},
+                   [&state = state_, from, to] {
+                     state.inner->directories()->rename(from, to);
+                     if (state.journal) state.journal->renamed(from, to);
+                   });
+    sync_parents(from, to);
+  }
+  void rename_file(const std::string& from, const std::string& to, bool replace) override {
+    state_.perform({0, client_, StorageOp::kRename, from, to, 0, 0},
+                   [&state = state_, from, to, replace] {
+                     state.inner->rename(from, to, replace);
+                     if (state.journal) state.journal->renamed(from, to);
+                   });
+  }
+  void copy_permissions(const std::string&, const std::string&) override {}
+
+ private:
+  Directories& inner() { return *state_.inner->directories(); }
+  void sync_parents(const std::string& a, const std::string& b) {
+    storage_.sync_directory(std::string(parent_name(a)));
+    if (parent_name(a) != parent_name(b)) storage_.sync_directory(std::string(parent_name(b)));
+  }
+
+  FaultDisk::State& state_;
+  int client_;
+  Storage& storage_;
+};
+
 class FaultStorage : public Storage {
  public:
   FaultStorage(std::shared_ptr<FaultDisk> disk, int client)
-      : disk_(std::move(disk)), state_(*disk_->state_), client_(client) {}
+      : disk_(std::move(disk)),
+        state_(*disk_->state_),
+        client_(client),
+        directories_(state_, client, *this) {}
 
-  bool can(StorageCapability what) override {
-    return !state_.is_away(what) && state_.inner->can(what);
+  StorageFacts facts() const override { return state_.inner->facts(); }
+  Directories* directories() override {
+    return state_.inner->directories() == nullptr ? nullptr : &directories_;
   }
-  ReadCosts read_costs() const override { return state_.inner->read_costs(); }
-  uint64_t available_cache() override { return state_.inner->available_cache(); }
-  std::string describe() const override { return state_.inner->describe(); }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     std::unique_ptr<WritableFile> inner;
@@ -235,6 +315,7 @@ class FaultStorage : public Storage {
       inner = state_.inner->create(name, expected_size);
       if (state_.memory == nullptr) return;
       file = state_.memory->find(name);
+      state_.journal->made_directory(std::string(parent_name(name)));
       state_.journal->created(name, file);
     });
     return std::make_unique<FaultWritable>(disk_, client_, name, std::move(inner), std::move(file));
@@ -255,83 +336,27 @@ class FaultStorage : public Storage {
     state_.inner->read(ops, options, done);
   }
 
-  uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
-    for (const ReadOp& op : ops) {
-      const std::string_view name = op.file == nullptr ? "" : std::string_view(op.file->name());
-      state_.perform({0, client_, StorageOp::kRead, name, "", op.offset, op.size}, [] {});
-    }
-    return state_.inner->prefetch(ops, options);
-  }
-
   std::optional<FileInfo> stat(const std::string& name) override {
     std::optional<FileInfo> info;
     state_.perform(call(StorageOp::kStat, name), [&] { info = state_.inner->stat(name); });
     return info;
   }
 
-  std::vector<std::string> list(const std::string& prefix) override {
-    std::vector<std::string> names;
-    state_.perform(call(StorageOp::kList, prefix), [&] { names = state_.inner->list(prefix); });
-    return names;
-  }
-
-  std::vector<std::string> list_files(const std::string& prefix) override {
-    std::vector<std::string> names;
+  Listing listing(const std::string& prefix, Depth depth) override {
+    Listing found;
     state_.perform(call(StorageOp::kList, prefix),
-                   [&] { names = state_.inner->list_files(prefix); });
-    return names;
+                   [&] { found = state_.inner->listing(prefix, depth); });
+    return found;
   }
 
-  std::vector<std::string> list_directories(const std::string& prefix) override {
-    std::vector<std::string> names;
-    state_.perform(call(StorageOp::kList, prefix),
-                   [&] { names = state_.inner->list_directories(prefix); });
-    return names;
-  }
-
-  void rename(const std::string& from, const std::string& to, bool replace) override {
-    state_.perform({0, client_, StorageOp::kRename, from, to, 0, 0}, [&] {
-      state_.inner->rename(from, to, replace);
-      if (state_.journal) state_.journal->renamed(from, to);
+  void remove(std::span<const std::string> names) override {
+    for_each_name(names, [&](const std::string& each) {
+      state_.perform(call(StorageOp::kRemove, each), [&state = state_, name = each] {
+        const bool is_there = state.memory != nullptr && state.memory->find(name) != nullptr;
+        state.inner->remove(name);
+        if (is_there) state.journal->removed(name);
+      });
     });
-  }
-
-  void remove(const std::string& name) override {
-    state_.perform(call(StorageOp::kRemove, name), [&] {
-      state_.inner->remove(name);
-      if (state_.journal) state_.journal->removed(name);
-    });
-  }
-
-  void make_directory(const std::string& name) override {
-    state_.perform(call(StorageOp::kMakeDirectory, name), [&] {
-      state_.inner->make_directory(name);
-      if (state_.journal) state_.journal->made_directory(name);
-    });
-  }
-
-  void remove_directory(const std::string& name) override {
-    state_.perform(call(StorageOp::kRemoveDirectory, name), [&] {
-      state_.inner->remove_directory(name);
-      if (state_.journal) state_.journal->removed(name);
-    });
-  }
-
-  void exchange_directories(const std::string& a, const std::string& b) override {
-    state_.expect(StorageCapability::kExchange, a);
-    state_.perform({0, client_, StorageOp::kExchangeDirectories, a, b, 0, 0}, [&] {
-      state_.inner->exchange_directories(a, b);
-      if (state_.journal) state_.journal->exchanged(a, b);
-    });
-    sync_parents(a, b);
-  }
-
-  void rename_directory(const std::string& from, const std::string& to) override {
-    state_.perform({0, client_, StorageOp::kRenameDirectory, from, to, 0, 0}, [&] {
-      state_.inner->rename_directory(from, to);
-      if (state_.journal) state_.journal->renamed(from, to);
-    });
-    sync_parents(from, to);
   }
 
   void sync_directory(const std::string& name) override {
@@ -346,7 +371,10 @@ class FaultStorage : public Storage {
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
       *held = state_.inner->try_lock(name);
-      if (!existed) state_.journal->created(name, state_.memory->find(name));
+      if (!existed) {
+        state_.journal->made_directory(std::string(parent_name(name)));
+        state_.journal->created(name, state_.memory->find(name));
+      }
       if (*held != nullptr) state_.locks.emplace(client_, held);
     });
     if (*held == nullptr) return nullptr;
@@ -360,11 +388,6 @@ class FaultStorage : public Storage {
   }
 
  private:
-  void sync_parents(const std::string& a, const std::string& b) {
-    sync_directory(std::string(parent_name(a)));
-    if (parent_name(a) != parent_name(b)) sync_directory(std::string(parent_name(b)));
-  }
-
   StorageCall call(StorageOp op, const std::string& name) const {
     return {0, client_, op, name, "", 0, 0};
   }
@@ -372,6 +395,7 @@ class FaultStorage : public Storage {
   std::shared_ptr<FaultDisk> disk_;
   FaultDisk::State& state_;
   int client_;
+  FaultDirectories directories_;
 };
 
 FaultDisk::FaultDisk(std::shared_ptr<Storage> inner, FaultHook hook)
@@ -394,10 +418,9 @@ std::shared_ptr<Storage> FaultDisk::storage(int client) {
   return std::make_shared<FaultStorage>(shared_from_this(), client);
 }
 
-void FaultDisk::take_away(StorageCapability what) {
-  const std::lock_guard lock(state_->mutex);
-  state_->away.insert(what);
-}
+void FaultDisk::take_away_exchange() { state_->no_exchange = true; }
+
+void FaultDisk::execute_late() { state_->execute_late(UINT64_MAX); }
 
 uint64_t FaultDisk::calls() const { return state_->calls; }
 

@@ -61,14 +61,16 @@ struct StorageCall {
 };
 
 struct FaultAction {
-  enum class Kind : uint8_t { kDo, kTear, kDrop };
+  enum class Kind : uint8_t { kDo, kTear, kDrop, kTwice, kLate };
   enum class Then : uint8_t { kGoOn, kFail, kDie, kCrash };
 
-  Kind kind = Kind::kDo;    // how much the call does: all, the first `keep` bytes, nothing
-  Then then = Then::kGoOn;  // how the call ends
-  int error = 0;            // the errno of kFail
-  uint64_t keep = 0;        // the bytes of an append that kTear writes
+  // How much the call does: all, the first `keep` bytes, nothing, all of it twice, all of it later.
+  Kind kind = Kind::kDo;
+  Then then = Then::kGoOn;            // how the call ends
+  int error = 0;                      // the errno of kFail
+  uint64_t keep = 0;                  // the bytes of an append that kTear writes
   std::chrono::nanoseconds delay{0};  // the wait before the call
+  uint64_t later = 0;                 // of kLate: how many calls to the disk come before
 
   static FaultAction pass() { return {}; }
   static FaultAction wait(std::chrono::nanoseconds time) { return {.delay = time}; }
@@ -76,6 +78,14 @@ struct FaultAction {
   // kNotFound, any other errno kIo.
   static FaultAction fail(int error) { return {Kind::kDrop, Then::kFail, error}; }
   static FaultAction fail_after(int error) { return {Kind::kDo, Then::kFail, error}; }
+  // Fails with the errno, and is executed all the same, before the `later`-th call to the disk
+  // after this one: its request was on its way. Only renames, exchanges and removals come late;
+  // another call does nothing.
+  static FaultAction fail_late(int error, uint64_t later) {
+    return {Kind::kLate, Then::kFail, error, 0, {}, later};
+  }
+  // The request is executed twice, and the second answer is reported. An append is executed once.
+  static FaultAction repeat() { return {Kind::kTwice}; }
   // Appends the first `keep` bytes, then fails. A call other than an append does nothing.
   static FaultAction tear(uint64_t keep, int error) {
     return {Kind::kTear, Then::kFail, error, keep};
@@ -132,8 +142,11 @@ class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
   // The disk for one process (rank).
   std::shared_ptr<Storage> storage(int client = 0);
 
-  // Removes a capability: from now on can() returns false and the operation is kUnsupported.
-  void take_away(StorageCapability what);
+  // From now on directories can't be exchanged: kUnsupported.
+  void take_away_exchange();
+
+  // Executes what is still to be executed late.
+  void execute_late();
 
   uint64_t calls() const;  // number of calls so far
   bool crashed() const;    // whether the machine has died
@@ -143,6 +156,7 @@ class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
 
  private:
   friend class FaultStorage;
+  friend class FaultDirectories;
   friend class FaultWritable;
   struct State;
   FaultDisk(std::shared_ptr<Storage> inner, FaultHook hook);

@@ -86,20 +86,6 @@ void copy_out(const ReadOp& op, std::byte* target) {
 
 }  // namespace
 
-MemoryStorage::MemoryStorage(FileImage initial) {
-  for (auto& [name, bytes] : initial) {
-    check_file_name(name);
-    auto file = std::make_shared<MemoryFile>();
-    file->data = std::move(bytes);
-    entries_.emplace(name, std::move(file));
-    for (auto parent = parent_name(name); !parent.empty(); parent = parent_name(parent)) {
-      directories_.emplace(parent);
-    }
-  }
-}
-
-bool MemoryStorage::can(StorageCapability what) { return what != StorageCapability::kSharedCache; }
-
 void MemoryStorage::expect_parent(const std::string& name) const {
   const std::string parent(parent_name(name));
   if (!parent.empty() && !directories_.contains(parent)) {
@@ -116,7 +102,7 @@ void MemoryStorage::expect_no_directory(const std::string& name) const {
 std::unique_ptr<WritableFile> MemoryStorage::create(const std::string& name, uint64_t) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
-  expect_parent(name);
+  make_directories(parent_name(name));
   auto file = std::make_shared<MemoryFile>();
   if (directories_.contains(name) || !entries_.try_emplace(name, file).second) {
     fail(ErrorCode::kAlreadyExists, name, "cannot create a file", EEXIST);
@@ -169,54 +155,34 @@ std::optional<FileInfo> MemoryStorage::stat(const std::string& name) {
   return FileInfo{found->second->size(), true};
 }
 
-std::vector<std::string> MemoryStorage::list(const std::string& prefix) {
+Listing MemoryStorage::listing(const std::string& prefix, Depth depth) {
   std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
+  const auto is_listed = [&](const std::string& name) {
+    return depth == Depth::kTree || name.find('/', prefix.size()) == std::string::npos;
+  };
+  Listing found;
   for (auto it = entries_.lower_bound(prefix); it != entries_.end(); ++it) {
     if (!it->first.starts_with(prefix)) break;
-    names.push_back(it->first);
+    if (is_listed(it->first)) found.files.push_back(it->first);
   }
-  return names;
-}
-
-std::vector<std::string> MemoryStorage::list_directories(const std::string& prefix) {
-  std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
+  if (depth == Depth::kTree) return found;
   for (auto it = directories_.lower_bound(prefix); it != directories_.end(); ++it) {
     if (!it->starts_with(prefix)) break;
-    if (it->find('/', prefix.size()) == std::string::npos) names.push_back(*it);
+    if (is_listed(*it)) found.directories.push_back(*it);
   }
-  return names;
+  return found;
 }
 
-void MemoryStorage::rename(const std::string& from, const std::string& to, bool replace) {
-  check_file_name(from);
-  check_file_name(to);
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(from);
-  if (found == entries_.end()) fail(ErrorCode::kNotFound, from, "cannot rename a file", ENOENT);
-  expect_parent(to);
-  if (!replace && (entries_.contains(to) || directories_.contains(to))) {
-    fail(ErrorCode::kAlreadyExists, to, "cannot rename \"" + from + "\" to this name", EEXIST);
-  }
-  if (directories_.contains(to)) {
-    fail(ErrorCode::kIo, to, "cannot rename \"" + from + "\" to this name", EISDIR);
-  }
-  if (from == to) return;
-  entries_[to] = found->second;
-  entries_.erase(from);
+void MemoryStorage::remove(std::span<const std::string> names) {
+  for_each_name(names, [&](const std::string& name) {
+    check_file_name(name);
+    std::lock_guard lock(mutex_);
+    if (directories_.contains(name)) fail(ErrorCode::kIo, name, "cannot remove a file", EISDIR);
+    entries_.erase(name);
+  });
 }
 
-void MemoryStorage::remove(const std::string& name) {
-  check_file_name(name);
-  std::lock_guard lock(mutex_);
-  if (directories_.contains(name)) fail(ErrorCode::kIo, name, "cannot remove a file", EISDIR);
-  if (entries_.erase(name) == 0) fail(ErrorCode::kNotFound, name, "cannot remove a file", ENOENT);
-}
-
-void MemoryStorage::make_directory(const std::string& name) {
-  check_directory_name(name);
-  std::lock_guard lock(mutex_);
+void MemoryStorage::make_directories(std::string_view name) {
   for (std::string_view part = name; !part.empty(); part = parent_name(part)) {
     if (entries_.contains(std::string(part))) {
       fail(ErrorCode::kIo, std::string(part), "cannot make a directory", ENOTDIR);
@@ -239,15 +205,6 @@ bool MemoryStorage::is_empty(const std::string& directory) const {
   const auto inner = directories_.lower_bound(prefix);
   return (file == entries_.end() || !file->first.starts_with(prefix)) &&
          (inner == directories_.end() || !inner->starts_with(prefix));
-}
-
-void MemoryStorage::remove_directory(const std::string& name) {
-  constexpr const char* kWhat = "cannot remove a directory";
-  check_file_name(name);
-  std::lock_guard lock(mutex_);
-  expect_directory(name, kWhat);
-  if (!is_empty(name)) fail(ErrorCode::kIo, name, kWhat, ENOTEMPTY);
-  directories_.erase(name);
 }
 
 struct MemoryStorage::Tree {
@@ -274,31 +231,86 @@ MemoryStorage::Tree MemoryStorage::take(const std::string& directory) {
   return tree;
 }
 
-void MemoryStorage::put(const std::string& directory, Tree tree) {
+void MemoryStorage::put_tree(const std::string& directory, Tree tree) {
   directories_.insert(directory);
   for (const std::string& name : tree.directories) directories_.insert(directory + "/" + name);
   for (auto& [name, file] : tree.files) entries_.emplace(directory + "/" + name, std::move(file));
 }
 
-void MemoryStorage::exchange_directories(const std::string& a, const std::string& b) {
-  const std::string what = "cannot exchange the directories \"" + a + "\" and \"" + b + "\"";
-  check_apart(a, b, what);
-  std::lock_guard lock(mutex_);
-  expect_directory(a, what);
-  expect_directory(b, what);
-  Tree first = take(a), second = take(b);
-  put(a, std::move(second));
-  put(b, std::move(first));
-}
+class MemoryStorage::OwnDirectories : public Directories {
+ public:
+  explicit OwnDirectories(MemoryStorage& storage) : storage_(storage) {}
 
-void MemoryStorage::rename_directory(const std::string& from, const std::string& to) {
-  const std::string what = "cannot rename the directory \"" + from + "\" to \"" + to + "\"";
-  check_apart(from, to, what);
-  std::lock_guard lock(mutex_);
-  expect_directory(from, what);
-  expect_parent(to);
-  if (entries_.contains(to) || !is_empty(to)) fail(ErrorCode::kAlreadyExists, to, what, EEXIST);
-  put(to, take(from));
+  void make(const std::string& name) override {
+    check_directory_name(name);
+    std::lock_guard lock(storage_.mutex_);
+    storage_.make_directories(name);
+  }
+  void remove(const std::string& name) override {
+    constexpr const char* kWhat = "cannot remove a directory";
+    check_file_name(name);
+    std::lock_guard lock(storage_.mutex_);
+    storage_.expect_directory(name, kWhat);
+    if (!storage_.is_empty(name)) fail(ErrorCode::kIo, name, kWhat, ENOTEMPTY);
+    storage_.directories_.erase(name);
+  }
+  bool can_exchange() override { return true; }
+  void exchange(const std::string& a, const std::string& b) override {
+    const std::string what = "cannot exchange the directories \"" + a + "\" and \"" + b + "\"";
+    check_apart(a, b, what);
+    std::lock_guard lock(storage_.mutex_);
+    storage_.expect_directory(a, what);
+    storage_.expect_directory(b, what);
+    Tree first = storage_.take(a), second = storage_.take(b);
+    storage_.put_tree(a, std::move(second));
+    storage_.put_tree(b, std::move(first));
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    const std::string what = "cannot rename the directory \"" + from + "\" to \"" + to + "\"";
+    check_apart(from, to, what);
+    std::lock_guard lock(storage_.mutex_);
+    storage_.expect_directory(from, what);
+    storage_.expect_parent(to);
+    if (storage_.entries_.contains(to) || !storage_.is_empty(to)) {
+      fail(ErrorCode::kAlreadyExists, to, what, EEXIST);
+    }
+    storage_.put_tree(to, storage_.take(from));
+  }
+  void rename_file(const std::string& from, const std::string& to, bool replace) override {
+    check_file_name(from);
+    check_file_name(to);
+    std::lock_guard lock(storage_.mutex_);
+    const auto found = storage_.entries_.find(from);
+    if (found == storage_.entries_.end())
+      fail(ErrorCode::kNotFound, from, "cannot rename a file", ENOENT);
+    storage_.expect_parent(to);
+    if (!replace && (storage_.entries_.contains(to) || storage_.directories_.contains(to))) {
+      fail(ErrorCode::kAlreadyExists, to, "cannot rename \"" + from + "\" to this name", EEXIST);
+    }
+    if (storage_.directories_.contains(to)) {
+      fail(ErrorCode::kIo, to, "cannot rename \"" + from + "\" to this name", EISDIR);
+    }
+    if (from == to) return;
+    storage_.entries_[to] = found->second;
+    storage_.entries_.erase(from);
+  }
+  void copy_permissions(const std::string&, const std::string&) override {}
+
+ private:
+  MemoryStorage& storage_;
+};
+
+MemoryStorage::MemoryStorage(FileImage initial)
+    : own_directories_(std::make_unique<OwnDirectories>(*this)) {
+  for (auto& [name, bytes] : initial) {
+    check_file_name(name);
+    auto file = std::make_shared<MemoryFile>();
+    file->data = std::move(bytes);
+    entries_.emplace(name, std::move(file));
+    for (auto parent = parent_name(name); !parent.empty(); parent = parent_name(parent)) {
+      directories_.emplace(parent);
+    }
+  }
 }
 
 void MemoryStorage::sync_directory(const std::string& name) {
@@ -326,7 +338,7 @@ class MemoryStorage::Lock : public StorageLock {
 std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
-  expect_parent(name);
+  make_directories(parent_name(name));
   expect_no_directory(name);
   entries_.try_emplace(name, std::make_shared<MemoryFile>());
   if (!locks_.insert(name).second) return nullptr;
@@ -344,7 +356,7 @@ MemoryStorage::Entries MemoryStorage::entries() const {
   return entries_;
 }
 
-std::set<std::string> MemoryStorage::directories() const {
+std::set<std::string> MemoryStorage::directory_names() const {
   std::lock_guard lock(mutex_);
   return directories_;
 }

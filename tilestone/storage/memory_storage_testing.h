@@ -7,9 +7,11 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tilestone/base/file_image.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone {
@@ -30,43 +32,41 @@ class MemoryStorage : public Storage {
 
   explicit MemoryStorage(FileImage initial);
 
-  bool can(StorageCapability what) override;
-  std::string describe() const override { return "memory"; }
+  StorageFacts facts() const override { return {.description = "memory"}; }
+  Directories* directories() override { return own_directories_.get(); }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override;
   std::unique_ptr<ReadableFile> open(const std::string& name) override;
   void read(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done) override;
   std::optional<FileInfo> stat(const std::string& name) override;
-  std::vector<std::string> list(const std::string& prefix) override;
-  std::vector<std::string> list_directories(const std::string& prefix) override;
-  void rename(const std::string& from, const std::string& to, bool replace) override;
-  void remove(const std::string& name) override;
-  void make_directory(const std::string& name) override;
-  void remove_directory(const std::string& name) override;
-  void exchange_directories(const std::string& a, const std::string& b) override;
-  void rename_directory(const std::string& from, const std::string& to) override;
+  Listing listing(const std::string& prefix, Depth depth) override;
+  void remove(std::span<const std::string> names) override;
   void sync_directory(const std::string& name) override;
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override;
   bool is_locked(const std::string& name) override;
 
   Entries entries() const;
-  std::set<std::string> directories() const;
+  std::set<std::string> directory_names() const;
   std::shared_ptr<MemoryFile> find(const std::string& name) const;  // null: does not exist
 
  private:
   class Lock;
+  class OwnDirectories;
   // The caller of these functions must hold mutex_.
   void expect_parent(const std::string& name) const;
+  void make_directories(std::string_view name);
   void expect_no_directory(const std::string& name) const;
   void expect_directory(const std::string& name, const std::string& what) const;
   bool is_empty(const std::string& directory) const;
-  // take removes a directory and returns its contents, with names relative to it. put inserts them.
+  // take removes a directory and returns its contents, with names relative to it. put_tree inserts
+  // them.
   struct Tree;
   Tree take(const std::string& directory);
-  void put(const std::string& directory, Tree tree);
+  void put_tree(const std::string& directory, Tree tree);
 
   mutable std::mutex mutex_;
   Entries entries_;
   std::set<std::string> directories_;  // without the root
+  std::unique_ptr<Directories> own_directories_;
   std::set<std::string> locks_;
 };
 

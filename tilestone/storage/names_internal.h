@@ -1,6 +1,8 @@
 // Functions on the names of files and directories in a storage.
 #pragma once
 
+#include <exception>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +15,20 @@ inline std::string_view parent_name(std::string_view name) { return split_name(n
 
 // Like check_file_name, but also accepts "" (the root).
 void check_directory_name(std::string_view name);
+
+// Calls `act` with each name. A failure does not end this; the first one is thrown at the end.
+template <typename Act>
+void for_each_name(std::span<const std::string> names, const Act& act) {
+  std::exception_ptr failure;
+  for (const std::string& name : names) {
+    try {
+      act(name);
+    } catch (...) {
+      if (failure == nullptr) failure = std::current_exception();
+    }
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
 
 // Error(kInvalidArgument) "what: ..." if the two directories are the same or one is within the
 // other.

@@ -17,8 +17,8 @@
 namespace tilestone {
 namespace {
 
-constexpr unsigned kDirectoryMode = 0777;  // the kernel applies the umask
-constexpr int kMaxTries = 100;             // while other processes remove directories
+constexpr unsigned kDirectoryMode = 0777, kFileMode = 0666;  // the kernel applies the umask
+constexpr int kMaxTries = 100;  // while other processes remove directories
 
 // If `path`, as the user wrote it, does not exist because a symbolic link in it has no target,
 // throws Error(kNotFound) that names the link.
@@ -119,33 +119,23 @@ class DirectoryListing {
   DirectoryListing(PosixContext& context, const std::string& prefix)
       : context_(context), prefix_(prefix) {}
 
-  std::vector<std::string> files() {
+  // Of kLevel, only the directory part of the prefix is read.
+  Listing read(Depth depth) {
     expect_usable_root();
-    std::vector<std::string> found;
-    std::optional<std::string> first = start();
+    Listing found;
+    const std::optional<std::string> first = start();
     std::vector<std::string> todo;
     if (first) todo.push_back(*first);
     while (!todo.empty()) {
       const std::string directory = std::move(todo.back());
       todo.pop_back();
+      std::vector<std::string>& inner = depth == Depth::kTree ? todo : found.directories;
       visit(directory, [&](std::string name, bool is_directory) {
-        (is_directory ? todo : found).push_back(std::move(name));
+        (is_directory ? inner : found.files).push_back(std::move(name));
       });
     }
-    std::sort(found.begin(), found.end());
-    return found;
-  }
-
-  // The matching directories, or the matching files, of the directory part of the prefix only.
-  std::vector<std::string> one_level(bool directories) {
-    expect_usable_root();
-    std::vector<std::string> found;
-    const std::optional<std::string> first = start();
-    if (!first) return found;
-    visit(*first, [&](std::string name, bool is_directory) {
-      if (is_directory == directories) found.push_back(std::move(name));
-    });
-    std::sort(found.begin(), found.end());
+    std::sort(found.files.begin(), found.files.end());
+    std::sort(found.directories.begin(), found.directories.end());
     return found;
   }
 
@@ -284,7 +274,7 @@ void remove_trial(int root, const std::string& name) {
 // than kOld.
 void remove_old_trials(PosixContext& context, int root) {
   constexpr time_t kOld = 3600;  // seconds
-  for (const std::string& name : posix_list_directories(context, kTrialPrefix)) {
+  for (const std::string& name : posix_list(context, kTrialPrefix, Depth::kLevel).directories) {
     struct stat info, now;
     if (::fstatat(root, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
         ::fstat(root, &now) == 0 && now.st_mtime - info.st_mtime > kOld) {
@@ -295,16 +285,17 @@ void remove_old_trials(PosixContext& context, int root) {
 
 }  // namespace
 
-std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix) {
-  return DirectoryListing(context, prefix).files();
+Listing posix_list(PosixContext& context, const std::string& prefix, Depth depth) {
+  return DirectoryListing(context, prefix).read(depth);
 }
 
-std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix) {
-  return DirectoryListing(context, prefix).one_level(false);
-}
-
-std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix) {
-  return DirectoryListing(context, prefix).one_level(true);
+// Another process may remove a directory, while it is empty, before the file is made.
+UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags) {
+  for (int tries = 1;; ++tries) {
+    UniqueFd fd = context.open_at_root(name, flags, kFileMode);
+    if (fd || errno != ENOENT || tries == kMaxTries) return fd;
+    make_directories(context, std::string(parent_name(name)), false);
+  }
 }
 
 void posix_make_directory(PosixContext& context, const std::string& name) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tilestone/base/error_testing.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/posix_testing.h"
@@ -54,8 +55,8 @@ class ExchangeSystem : public System {
 class PosixDirectories : public testing::Test {
  protected:
   PosixDirectories() {
-    storage_->make_directory("x");
-    storage_->make_directory("y");
+    storage_->directories()->make("x");
+    storage_->directories()->make("y");
     put_file(*storage_, "x/f", as_bytes("x"));
     put_file(*storage_, "y/f", as_bytes("y"));
     put_file(*posix_storage(outside_.path()), "secret", as_bytes("outside"));
@@ -92,8 +93,8 @@ TEST_F(PosixDirectories, ALinkThatPointsNowhereIsNamedByListingAndMaking) {
   for (const std::string& path : {link, link + "/below/it"}) {
     const auto wrong = posix_storage(path);
     for (const auto& call : std::vector<std::function<void()>>{
-             [&] { wrong->list(); }, [&] { wrong->make_directory(""); },
-             [&] { wrong->make_directory("sub"); }}) {
+             [&] { wrong->list(); }, [&] { wrong->directories()->make(""); },
+             [&] { wrong->directories()->make("sub"); }}) {
       const Error error = error_of(call);
       EXPECT_EQ(error.code(), ErrorCode::kNotFound) << error.what();
       EXPECT_EQ(error.file(), link);
@@ -101,7 +102,7 @@ TEST_F(PosixDirectories, ALinkThatPointsNowhereIsNamedByListingAndMaking) {
     }
   }
   fs::create_directory(root() + "/absent");
-  posix_storage(link + "/below/it")->make_directory("");
+  posix_storage(link + "/below/it")->directories()->make("");
   EXPECT_TRUE(fs::is_directory(root() + "/absent/below/it"));
 }
 
@@ -115,7 +116,7 @@ TEST_F(PosixDirectories, AnOuterOneThatIsRemovedMeanwhileIsMadeAgain) {
     while (!done.stop_requested()) {
       try {
         if (removals > 0) {
-          other->remove_directory("outer");
+          other->directories()->remove("outer");
           --removals;
         }
       } catch (const Error&) {
@@ -126,15 +127,15 @@ TEST_F(PosixDirectories, AnOuterOneThatIsRemovedMeanwhileIsMadeAgain) {
   });
   for (int i = 0; i < kRounds; ++i) {
     removals = kRemovals;
-    EXPECT_NO_THROW(storage_->make_directory("outer/inner"));
-    storage_->remove_directory("outer/inner");
+    EXPECT_NO_THROW(storage_->directories()->make("outer/inner"));
+    storage_->directories()->remove("outer/inner");
   }
 }
 
 TEST_F(PosixDirectories, WhetherItCanExchangeIsTriedOnce) {
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(storage().can(StorageCapability::kExchange));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(storage().directories()->can_exchange());
   EXPECT_EQ(system_->exchanges, 1);
-  storage().exchange_directories("x", "y");
+  storage().directories()->exchange("x", "y");
   EXPECT_EQ(system_->exchanges, 2);
   EXPECT_EQ(text("x/f"), "y");
 }
@@ -144,22 +145,22 @@ TEST_F(PosixDirectories, WhatAKilledTrialLeftGoesOnceItIsOld) {
   fs::create_directories(root() + "/.tilestone-probe-new/a");
   const auto hours_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
   fs::last_write_time(root() + "/.tilestone-probe-old", hours_ago);
-  EXPECT_TRUE(storage().can(StorageCapability::kExchange));
+  EXPECT_TRUE(storage().directories()->can_exchange());
   EXPECT_EQ(storage().list_directories("."), Names{".tilestone-probe-new"});
 }
 
 TEST_F(PosixDirectories, AnExchangeIsDurableWhenItReturns) {
-  storage().make_directory("sub/z");
-  storage().can(StorageCapability::kExchange);
+  storage().directories()->make("sub/z");
+  storage().directories()->can_exchange();
   system_->syncs = 0;
-  storage().exchange_directories("x", "y");
+  storage().directories()->exchange("x", "y");
   EXPECT_EQ(system_->syncs, 1);
-  storage().exchange_directories("x", "sub/z");
+  storage().directories()->exchange("x", "sub/z");
   EXPECT_EQ(system_->syncs, 3);  // of both directories
-  storage().rename_directory("x", "sub/w");
+  storage().directories()->rename("x", "sub/w");
   EXPECT_EQ(system_->syncs, 5);
   system_->sync_error = EIO;
-  expect_error([&] { storage().exchange_directories("y", "sub/w"); }, ErrorCode::kIo, "sync");
+  expect_error([&] { storage().directories()->exchange("y", "sub/w"); }, ErrorCode::kIo, "sync");
 }
 
 TEST_F(PosixDirectories, ASystemThatCannotExchangeSaysSoAndChangesNothing) {
@@ -167,9 +168,9 @@ TEST_F(PosixDirectories, ASystemThatCannotExchangeSaysSoAndChangesNothing) {
     SCOPED_TRACE(error);
     const auto storage = posix_storage(root(), {}, system_);
     system_->exchange_error = error;
-    EXPECT_FALSE(storage->can(StorageCapability::kExchange));
+    EXPECT_FALSE(storage->directories()->can_exchange());
     try {
-      storage->exchange_directories("x", "y");
+      storage->directories()->exchange("x", "y");
       ADD_FAILURE();
     } catch (const Error& caught) {
       EXPECT_EQ(caught.code(), ErrorCode::kUnsupported);
@@ -183,26 +184,26 @@ TEST_F(PosixDirectories, ASystemThatCannotExchangeSaysSoAndChangesNothing) {
 
 TEST_F(PosixDirectories, ASystemThatTakesAnExchangeForARenameIsFoundOut) {
   system_->plain_rename = true;
-  EXPECT_FALSE(storage().can(StorageCapability::kExchange));
-  storage().make_directory("empty");  // a rename would replace it
-  expect_error([&] { storage().exchange_directories("x", "empty"); }, ErrorCode::kUnsupported);
+  EXPECT_FALSE(storage().directories()->can_exchange());
+  storage().directories()->make("empty");  // a rename would replace it
+  expect_error([&] { storage().directories()->exchange("x", "empty"); }, ErrorCode::kUnsupported);
   EXPECT_EQ(storage().list_directories(), (Names{"empty", "x", "y"}));
 }
 
 TEST_F(PosixDirectories, AMountPointIsNotExchangedThoughOthersAre) {
-  ASSERT_TRUE(storage().can(StorageCapability::kExchange));
+  ASSERT_TRUE(storage().directories()->can_exchange());
   system_->exchange_error = EBUSY;
-  expect_error([&] { storage().exchange_directories("x", "y"); }, ErrorCode::kUnsupported, "x");
+  expect_error([&] { storage().directories()->exchange("x", "y"); }, ErrorCode::kUnsupported, "x");
   system_->exchange_error = 0;
-  storage().exchange_directories("x", "y");
+  storage().directories()->exchange("x", "y");
 }
 
 TEST_F(PosixDirectories, ATrialThatFailsForAnotherReasonIsMadeAgain) {
   system_->exchange_error = EIO;
-  EXPECT_FALSE(storage().can(StorageCapability::kExchange));
+  EXPECT_FALSE(storage().directories()->can_exchange());
   system_->exchange_error = 0;
-  EXPECT_TRUE(storage().can(StorageCapability::kExchange));
-  EXPECT_FALSE(posix_storage(root() + "/absent")->can(StorageCapability::kExchange));
+  EXPECT_TRUE(storage().directories()->can_exchange());
+  EXPECT_FALSE(posix_storage(root() + "/absent")->directories()->can_exchange());
 }
 
 TEST_F(PosixDirectories, LinksAreNotExchangedRenamedOrListed) {
@@ -213,11 +214,12 @@ TEST_F(PosixDirectories, LinksAreNotExchangedRenamedOrListed) {
     const auto refused = [](const std::function<void()>& call) {
       expect_error(call, ErrorCode::kUnsafe, "symbolic link");
     };
-    refused([&] { storage().exchange_directories(link, "y"); });
-    refused([&] { storage().exchange_directories("y", link); });
-    refused([&] { storage().rename_directory(link, "z"); });
-    expect_error([&] { storage().rename_directory("x", link); }, ErrorCode::kAlreadyExists, link);
-    expect_error([&] { storage().remove_directory(link); }, ErrorCode::kIo, link);
+    refused([&] { storage().directories()->exchange(link, "y"); });
+    refused([&] { storage().directories()->exchange("y", link); });
+    refused([&] { storage().directories()->rename(link, "z"); });
+    expect_error([&] { storage().directories()->rename("x", link); }, ErrorCode::kAlreadyExists,
+                 link);
+    expect_error([&] { storage().directories()->remove(link); }, ErrorCode::kIo, link);
     EXPECT_EQ(storage().list_directories(std::string(link) + "/"), Names{});
     EXPECT_EQ(storage().list(std::string(link) + "/"), Names{});
   }
@@ -248,9 +250,10 @@ TEST_F(PosixDirectories, SiblingsAreFoundWithoutLookingAtTheOthers) {
     EXPECT_EQ(storage().list_directories(".x.tilestone-"), Names{".x.tilestone-1"});
     return system_->opens.load();
   };
-  storage().make_directory(".x.tilestone-1");
+  storage().directories()->make(".x.tilestone-1");
   const int alone = find();
-  for (int i = 0; i < 50; ++i) storage().make_directory("other-" + std::to_string(i) + "/deep");
+  for (int i = 0; i < 50; ++i)
+    storage().directories()->make("other-" + std::to_string(i) + "/deep");
   EXPECT_EQ(find(), alone);
 }
 
@@ -263,7 +266,7 @@ TEST_F(PosixDirectories, AChildIsNotReachedThroughALinkThatLeadsOut) {
   refused([&] { child->stat("secret"); });
   refused([&] { child->list(); });
   refused([&] { child->create("new"); });
-  refused([&] { child->make_directory(""); });
+  refused([&] { child->directories()->make(""); });
   refused([&] { child->remove("secret"); });
   EXPECT_TRUE(fs::exists(outside_.path() + "/secret"));
 }
@@ -306,14 +309,14 @@ TEST_F(PosixDirectories, WhoHoldsADirectoryStaysWithItThroughExchangeAndRemoval)
   const auto x = storage().child("x");
   const auto held = x->held();
   const auto deeper = held->child("in");
-  deeper->make_directory("");
+  deeper->directories()->make("");
   put_file(*deeper, "g", as_bytes("in x"));
   EXPECT_TRUE(held->stands());
   {
     const FilesLeft none(0);
     expect_error([&] { held->stands(); }, ErrorCode::kIo, "Too many open files");
   }
-  storage().exchange_directories("x", "y");
+  storage().directories()->exchange("x", "y");
   EXPECT_FALSE(held->stands());
   EXPECT_TRUE(x->stands() && x->held()->stands());
   EXPECT_EQ(as_text(read_file(*x, "f", 10)), "y");

@@ -85,7 +85,7 @@ class PosixContext {
 
   // Opens the root directory with O_PATH. Empty, with errno set, on failure.
   UniqueFd try_open_root() const;
-  bool stands() const;  // see Storage::stands
+  bool stands() const;  // see Directories::stands
   // Opens `name` ("": the root), which the caller has checked. Follows links that stay beneath the
   // root. Empty, with errno set, on failure.
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) const;
@@ -144,10 +144,11 @@ class PosixReadable : public ReadableFile {
 std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name);
 bool posix_is_locked(int fd, const std::string& name);
 
-// These functions implement the functions of Storage with the same names (posix_directories.cc).
-std::vector<std::string> posix_list(PosixContext& context, const std::string& prefix);
-std::vector<std::string> posix_list_files(PosixContext& context, const std::string& prefix);
-std::vector<std::string> posix_list_directories(PosixContext& context, const std::string& prefix);
+// These functions implement those of Storage and Directories (posix_directories.cc).
+Listing posix_list(PosixContext& context, const std::string& prefix, Depth depth);
+// Opens a file with O_CREAT and the other flags. Makes the directories of the name that do not
+// exist. Empty, with errno set, on failure; throws if a directory can't be made.
+UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags);
 void posix_make_directory(PosixContext& context, const std::string& name);
 void posix_remove_directory(PosixContext& context, const std::string& name);
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);
@@ -161,7 +162,7 @@ std::string posix_resolved_root(const PosixContext& context);
 
 void posix_read(PosixContext& context, std::span<const ReadOp> ops, const ReadOptions& options,
                 const ReadDone& done);
-// Implements Storage::prefetch.
+// Returns what is added to ReadOptions::prefetched.
 uint64_t posix_prefetch(PosixContext& context, std::span<const ReadOp> ops,
                         const ReadOptions& options);
 

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
@@ -78,7 +79,7 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
   refused([&] { storage().remove("dir/secret"); });
   refused([&] { storage().rename("dir/secret", "mine", true); });
   refused([&] { storage().rename("sub/file", "dir/file", true); });
-  refused([&] { storage().make_directory("dir/new"); });
+  refused([&] { storage().directories()->make("dir/new"); });
   refused([&] { storage().sync_directory("dir"); });
   expect_error([&] { storage().create("absolute"); }, ErrorCode::kAlreadyExists);
   const auto other = posix_storage(outside_.path());
@@ -113,7 +114,7 @@ struct Hub {
     fs::create_directories(snapshot + "/sub");
     put_file(*posix_storage(models), "secret", as_bytes("not a blob"));
     const auto blobs = posix_storage(models + "/blobs");
-    blobs->make_directory("");
+    blobs->directories()->make("");
     put_file(*blobs, "1234", as_bytes("a blob"));
     fs::create_symlink("../../blobs/1234", snapshot + "/file");
     fs::create_symlink("../../../blobs/1234", snapshot + "/sub/file");

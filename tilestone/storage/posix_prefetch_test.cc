@@ -28,7 +28,7 @@ bool prefetches_into_the_page_cache(FailingDisk& disk) {
   const auto file = storage.open("f");
   const auto pool = BufferPool::create(4 * kMiB, kMiB);
   const std::vector<ReadOp> ops = {{file.get(), kMiB, kMiB}, {file.get(), 4 * kMiB, kMiB}};
-  EXPECT_TRUE(storage.can(StorageCapability::kSharedCache));
+  EXPECT_TRUE(storage.facts().shared_cache);
   EXPECT_EQ(storage.prefetch(ops, {nullptr, pool}), 2 * kMiB);
   const bool found = storage.prefetch(ops, {nullptr, pool}) == 0 && cached(kMiB, kMiB) == kMiB &&
                      cached(4 * kMiB, kMiB) == kMiB;

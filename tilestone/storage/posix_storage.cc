@@ -11,15 +11,13 @@
 #include <filesystem>
 
 #include "tilestone/base/error.h"
-#include "tilestone/storage/available_memory_internal.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
 
 namespace tilestone {
 namespace {
-
-constexpr unsigned kFileMode = 0666;  // the kernel applies the umask
 
 double seconds_of(const timespec& time) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
@@ -39,24 +37,51 @@ bool is_same(int own, int other, const std::string& path) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+class PosixDirectories : public Directories {
+ public:
+  explicit PosixDirectories(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
+
+  void make(const std::string& name) override { posix_make_directory(*context_, name); }
+  void remove(const std::string& name) override { posix_remove_directory(*context_, name); }
+  bool can_exchange() override { return posix_can_exchange(*context_); }
+  void exchange(const std::string& a, const std::string& b) override {
+    posix_exchange(*context_, a, b);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    posix_rename_directory(*context_, from, to);
+  }
+  void rename_file(const std::string& from, const std::string& to, bool replace) override;
+  void copy_permissions(const std::string& name, const std::string& like) override;
+  std::shared_ptr<Storage> child(const std::string& name) override {
+    return with_root({context_->path_of(name), context_, name, {}});
+  }
+  std::optional<StorageEntry> parent() override;
+  std::shared_ptr<Storage> held() override;
+  bool stands() const override { return context_->stands(); }
+
+ private:
+  std::shared_ptr<Storage> with_root(PosixRoot root) const;
+
+  std::shared_ptr<PosixContext> context_;
+};
+
 class PosixStorage : public Storage {
  public:
   explicit PosixStorage(std::shared_ptr<PosixContext> context) : context_(std::move(context)) {}
 
-  bool can(StorageCapability what) override {
-    return what == StorageCapability::kSharedCache || posix_can_exchange(*context_);
-  }
-  uint64_t available_cache() override { return available_memory(); }
-  std::string describe() const override { return context_->root(); }
-  uint64_t max_name_bytes() const override {
+  StorageFacts facts() const override {
     // PATH_MAX counts the NUL at the end.
     const uint64_t root = std::filesystem::absolute(context_->root()).native().size();
-    return root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0;
+    return {.description = context_->root(),
+            .page_cache = true,
+            .shared_cache = true,
+            .max_name_bytes = root + 2 < PATH_MAX ? PATH_MAX - 2 - root : 0};
   }
+  Directories* directories() override { return &directories_; }
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     check_file_name(name);
-    UniqueFd fd = context_->open_at_root(name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, kFileMode);
+    UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY);
     if (!fd) fail_errno("cannot create a file", context_->path_of(name), errno);
     return posix_writer(context_, name, std::move(fd), expected_size);
   }
@@ -78,16 +103,16 @@ class PosixStorage : public Storage {
 
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
-    for (const ReadOp& op : ops) check(op, options);
-    posix_read(*context_, ops, options, done);
-  }
-
-  uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options) override {
+    const bool prefetches = options.prefetched != nullptr;
     for (ReadOp op : ops) {
-      op.target = nullptr;
+      if (prefetches) op.target = nullptr;
       check(op, options);
     }
-    return posix_prefetch(*context_, ops, options);
+    if (prefetches) {
+      *options.prefetched += posix_prefetch(*context_, ops, options);
+    } else {
+      posix_read(*context_, ops, options, done);
+    }
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {
@@ -103,47 +128,27 @@ class PosixStorage : public Storage {
     fail_errno("cannot stat a file", context_->path_of(name), errno);
   }
 
-  std::vector<std::string> list(const std::string& prefix) override {
-    return posix_list(*context_, prefix);
+  Listing listing(const std::string& prefix, Depth depth) override {
+    return posix_list(*context_, prefix, depth);
   }
-  std::vector<std::string> list_files(const std::string& prefix) override {
-    return posix_list_files(*context_, prefix);
-  }
-  std::vector<std::string> list_directories(const std::string& prefix) override {
-    return posix_list_directories(*context_, prefix);
-  }
-  void rename(const std::string& from, const std::string& to, bool replace) override;
-  void copy_permissions(const std::string& name, const std::string& like) override;
 
-  void remove(const std::string& name) override {
-    const PosixEntry entry = context_->locate(name, "cannot remove a file");
-    if (::unlinkat(entry.directory.get(), entry.last.c_str(), 0) != 0) {
+  void remove(std::span<const std::string> names) override {
+    for_each_name(names, [&](const std::string& name) {
+      check_file_name(name);
+      const auto [above, last] = split_name(name);
+      const UniqueFd directory = context_->open_at_root(std::string(above), O_PATH | O_DIRECTORY);
+      if (directory && ::unlinkat(directory.get(), std::string(last).c_str(), 0) == 0) return;
+      if (errno == ENOENT || (!directory && errno == ENOTDIR)) return;
       fail_errno("cannot remove a file", context_->path_of(name), errno);
-    }
+    });
   }
 
-  void make_directory(const std::string& name) override { posix_make_directory(*context_, name); }
-  void remove_directory(const std::string& name) override {
-    posix_remove_directory(*context_, name);
-  }
-  void exchange_directories(const std::string& a, const std::string& b) override {
-    posix_exchange(*context_, a, b);
-  }
-  void rename_directory(const std::string& from, const std::string& to) override {
-    posix_rename_directory(*context_, from, to);
-  }
   void sync_directory(const std::string& name) override { context_->sync_directory(name); }
-
-  std::shared_ptr<Storage> child(const std::string& name) override;
-  std::optional<StorageEntry> parent() override;
-  std::shared_ptr<Storage> held() override;
-  bool stands() const override { return context_->stands(); }
 
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
     for (int tries = 0; tries < 8; ++tries) {
-      UniqueFd fd =
-          context_->open_at_root(name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, kFileMode);
+      UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY);
       if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
       expect_regular(fd.get(), name);
       const int file = fd.get();
@@ -199,15 +204,11 @@ class PosixStorage : public Storage {
     return static_cast<uint64_t>(info.st_size);
   }
 
-  std::shared_ptr<Storage> with_root(PosixRoot root) const {
-    return std::make_shared<PosixStorage>(std::make_shared<PosixContext>(
-        std::move(root), context_->options(), context_->shared_system()));
-  }
-
   std::shared_ptr<PosixContext> context_;
+  PosixDirectories directories_{context_};
 };
 
-void PosixStorage::rename(const std::string& from, const std::string& to, bool replace) {
+void PosixDirectories::rename_file(const std::string& from, const std::string& to, bool replace) {
   const std::string what = "cannot rename \"" + from + "\" to \"" + to + "\"";
   const PosixEntry old_entry = context_->locate(from, what);
   const PosixEntry new_entry = context_->locate(to, what);
@@ -232,7 +233,7 @@ void PosixStorage::rename(const std::string& from, const std::string& to, bool r
   if (result != 0) fail_errno(what, context_->path_of(errno == EEXIST ? to : from), errno);
 }
 
-void PosixStorage::copy_permissions(const std::string& name, const std::string& like) {
+void PosixDirectories::copy_permissions(const std::string& name, const std::string& like) {
   struct stat wanted, info;
   const auto look_at = [&](const std::string& file, struct stat& found) {
     UniqueFd fd = context_->open_to_read(file, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -259,12 +260,12 @@ void PosixStorage::copy_permissions(const std::string& name, const std::string& 
   }
 }
 
-std::shared_ptr<Storage> PosixStorage::child(const std::string& name) {
-  check_file_name(name);
-  return with_root({context_->path_of(name), context_, name, {}});
+std::shared_ptr<Storage> PosixDirectories::with_root(PosixRoot root) const {
+  return std::make_shared<PosixStorage>(std::make_shared<PosixContext>(
+      std::move(root), context_->options(), context_->shared_system()));
 }
 
-std::optional<StorageEntry> PosixStorage::parent() {
+std::optional<StorageEntry> PosixDirectories::parent() {
   const PosixRoot& found = context_->root_found();
   if (found.within != nullptr && !posix_is_link(*found.within, found.name)) {
     const auto [above, last] = split_name(found.name);
@@ -279,7 +280,7 @@ std::optional<StorageEntry> PosixStorage::parent() {
                       std::string(last)};
 }
 
-std::shared_ptr<Storage> PosixStorage::held() {
+std::shared_ptr<Storage> PosixDirectories::held() {
   UniqueFd root = context_->try_open_root();
   if (!root) fail_errno("cannot open a directory", context_->root(), errno);
   return with_root({context_->root(), nullptr, "", std::move(root), context_});

@@ -13,6 +13,7 @@
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/direct_writes_internal.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_testing.h"
 
 namespace tilestone::posix_storage_test {
@@ -126,8 +127,6 @@ TEST(PosixStorage, TheRootAndItsParentsAreMade) {
   const auto storage = posix_storage(directory.path() + "/a/b//c/");
   EXPECT_EQ(storage->list(), Names{});
   EXPECT_FALSE(storage->stat("f").has_value());
-  expect_error([&] { storage->create("f"); }, ErrorCode::kNotFound, "f");
-  storage->make_directory("");
   put_file(*storage, "f", as_bytes("abc"));
   EXPECT_TRUE(fs::exists(directory.path() + "/a/b/c/f"));
 }
@@ -135,10 +134,15 @@ TEST(PosixStorage, TheRootAndItsParentsAreMade) {
 TEST(PosixStorage, ADirectoryRemovedUnderWayIsNotFound) {
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path() + "/root");
-  storage->make_directory("sub");
+  storage->directories()->make("sub");
   fs::remove_all(directory.path() + "/root");
-  expect_error([&] { storage->create("sub/f"); }, ErrorCode::kNotFound, "sub/f");
   expect_error([&] { storage->sync_directory("sub"); }, ErrorCode::kNotFound, "sub");
+  put_file(*storage, "sub/f", as_bytes("abc"));  // a name is not that of a directory
+  const auto held = storage->held();
+  fs::remove_all(directory.path() + "/root");
+  expect_error([&] { held->create("f"); }, ErrorCode::kNotFound, "f");
+  expect_error([&] { held->create("sub/f"); }, ErrorCode::kNotFound, "sub");
+  expect_error([&] { held->try_lock("lock"); }, ErrorCode::kNotFound, "lock");
 }
 
 TEST(PosixStorage, TwoStoragesOfOneDirectoryShareTheirLocks) {
@@ -203,7 +207,7 @@ TEST(PosixStorage, AReadOnlyDirectoryCanBeReadAndNotWritten) {
   EXPECT_EQ(storage->list(), Names{"f"});
   expect_errno([&] { storage->create("g"); }, error, "g", "cannot create a file");
   expect_errno([&] { storage->remove("f"); }, error, "f", "cannot remove a file");
-  expect_errno([&] { storage->make_directory("d"); }, error, "d", "cannot make a directory");
+  expect_errno([&] { storage->directories()->make("d"); }, error, "d", "cannot make a directory");
   expect_errno([&] { storage->rename("f", "g", false); }, error, "f", "cannot rename");
 }
 

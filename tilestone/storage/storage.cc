@@ -4,7 +4,9 @@
 #include <cerrno>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/available_memory_internal.h"
 #include "tilestone/storage/child_storage_internal.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
@@ -55,8 +57,6 @@ void check_apart(const std::string& a, const std::string& b, const std::string& 
   }
 }
 
-uint64_t Storage::prefetch(std::span<const ReadOp>, const ReadOptions&) { return 0; }
-
 namespace {
 
 // Calls `remove`. Error(kNotFound) counts as success.
@@ -70,10 +70,8 @@ void remove_if_there(const Remove& remove) {
 }
 
 // Removes everything in the tree. A name in it may be too long in a storage of a directory above.
-void empty_tree(Storage& tree) {
-  for (const std::string& file : tree.list()) {
-    remove_if_there([&] { tree.remove(file); });
-  }
+void empty_tree(Storage& tree, Directories& own) {
+  tree.remove(tree.list());
   std::vector<std::string> directories = tree.list_directories();  // each before those in it
   for (size_t i = 0; i < directories.size(); ++i) {
     for (std::string& inner : tree.list_directories(directories[i] + "/")) {
@@ -81,7 +79,7 @@ void empty_tree(Storage& tree) {
     }
   }
   for (auto directory = directories.rbegin(); directory != directories.rend(); ++directory) {
-    remove_if_there([&] { tree.remove_directory(*directory); });
+    remove_if_there([&] { own.remove(*directory); });
   }
 }
 
@@ -98,20 +96,47 @@ void Storage::remove_tree(const std::string& name) {
         .with_file(name)
         .with_errno(info ? ENOTDIR : ENOENT);
   }
-  if (contains_name(list_directories(name), name)) empty_tree(*child(name));  // not a link
-  remove_if_there([&] { remove_directory(name); });
+  Directories& own = *directories();                  // a name is not that of a file
+  if (contains_name(list_directories(name), name)) {  // not a link
+    const auto tree = child(name);
+    empty_tree(*tree, *tree->directories());
+  }
+  remove_if_there([&] { own.remove(name); });
 }
 
-std::vector<std::string> Storage::list_files(const std::string& prefix) {
-  std::vector<std::string> names = list(prefix);
-  std::erase_if(names, [&](const std::string& name) {
-    return name.find('/', prefix.size()) != std::string::npos;
-  });
-  return names;
+uint64_t Storage::available_cache() const { return facts().page_cache ? available_memory() : 0; }
+
+uint64_t Storage::prefetch(std::span<const ReadOp> ops, ReadOptions options) {
+  if (!facts().shared_cache) return 0;
+  uint64_t fetched = 0;
+  options.prefetched = &fetched;
+  read(ops, options, {});
+  return fetched;
 }
 
 std::shared_ptr<Storage> Storage::child(const std::string& name) {
+  check_file_name(name);
+  if (Directories* const own = directories()) {
+    if (auto inner = own->child(name)) return inner;
+  }
   return child_storage(shared_from_this(), name);
+}
+
+std::optional<StorageEntry> Storage::parent() {
+  Directories* const own = directories();
+  return own == nullptr ? std::nullopt : own->parent();
+}
+
+std::shared_ptr<Storage> Storage::held() {
+  if (Directories* const own = directories()) {
+    if (auto open = own->held()) return open;
+  }
+  return shared_from_this();
+}
+
+bool Storage::stands() {
+  const Directories* const own = directories();
+  return own == nullptr || own->stands();
 }
 
 Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
@@ -140,16 +165,31 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
 //   5. sync the directory of name                       the new content, once this has returned
 // The rename is atomic, so a `name` that existed before is never absent. Step 3 is necessary: a
 // file system may make the rename durable before the bytes of the file.
-void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
-                      bool replace, Deadline deadline) {
+bool Storage::put(const std::string& name, ByteView bytes, PutIf condition,
+                  const std::string& scratch, Deadline deadline) {
   check_file_name(name);
-  prepare_publish(temp_name, bytes, deadline);
+  prepare_publish(scratch, bytes, deadline);
   try {
-    publish_prepared(name, temp_name, bytes, replace, deadline);
-  } catch (...) {
-    discard_temporary(*this, temp_name);
+    publish_prepared(name, scratch, condition == PutIf::kAlways, deadline);
+    return true;
+  } catch (const Error& error) {
+    discard_temporary(*this, scratch);
+    if (condition == PutIf::kAbsent && error.code() == ErrorCode::kAlreadyExists) return false;
     throw;
   }
+}
+
+void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
+                      bool replace, Deadline deadline) {
+  if (put(name, bytes, replace ? PutIf::kAlways : PutIf::kAbsent, temp_name, deadline)) return;
+  throw Error(ErrorCode::kAlreadyExists, "cannot make a file: its name exists")
+      .with_file(name)
+      .with_errno(EEXIST);
+}
+
+void Storage::rename(const std::string& from, const std::string& to, bool replace) {
+  if (Directories* const own = directories()) return own->rename_file(from, to, replace);
+  throw Error(ErrorCode::kUnsupported, "this storage renames nothing").with_file(from);
 }
 
 // Steps 1 to 3.
@@ -158,8 +198,8 @@ void Storage::prepare_publish(const std::string& temp_name, ByteView bytes, Dead
 }
 
 // Steps 4 and 5.
-void Storage::publish_prepared(const std::string& name, const std::string& temp_name, ByteView,
-                               bool replace, Deadline deadline) {
+void Storage::publish_prepared(const std::string& name, const std::string& temp_name, bool replace,
+                               Deadline deadline) {
   check_file_name(name);
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")

@@ -27,18 +27,8 @@
 
 namespace tilestone {
 
+class Directories;
 class ThreadPool;
-
-// Optional abilities of a storage. Every storage must publish in one step and refuse to create a
-// name that exists, so these two are not listed.
-enum class StorageCapability : uint8_t {
-  // After one process has prefetched data, other processes on its host read that data from memory.
-  // Used by load: without this capability, ranks on one host exchange messages instead.
-  kSharedCache,
-  // exchange_directories swaps two directories in one step. Used by a save that replaces a
-  // checkpoint whose index one publish can't switch: without this capability, that save is refused.
-  kExchange,
-};
 
 // The overhead of reading, in bytes that could be read in the same time. The read planner uses
 // these costs. The defaults suit disks and file servers.
@@ -46,6 +36,19 @@ struct ReadCosts {
   uint64_t gap_bytes = 3072;           // two ranges of a file at most this far apart are merged
   uint64_t request_bytes = 64u << 10;  // one more range
   uint64_t open_bytes = 128u << 10;    // one more file: the lookup and the open
+};
+
+// What is known of a storage without a trial.
+struct StorageFacts {
+  std::string description;  // the root as shown to a person: a path or a URL
+  ReadCosts read_costs = {};
+  // Reads and writes can go through the page cache of this process's host.
+  bool page_cache = false;
+  // After one process has prefetched data, other processes on its host read that data from memory.
+  // Used by load: without this, ranks on one host exchange messages instead.
+  bool shared_cache = false;
+  // The most bytes of a file's name, such that every program can open the file by its whole path.
+  uint64_t max_name_bytes = UINT64_MAX;
 };
 
 // A new file: bytes are appended, then made durable once. If it is destroyed without close(), the
@@ -107,6 +110,10 @@ struct ReadOptions {
   // A storage without a cache ignores this. A range that is already cached is always read from the
   // cache.
   CachePolicy cache = CachePolicy::kBypass;
+  // If not null, the ranges are only brought into the shared cache (StorageFacts::shared_cache),
+  // unless they are there. Targets are ignored, `done` is not called, and every op must fit a
+  // pooled buffer. The total size, in bytes, of the ops that were not completely there is added.
+  uint64_t* prefetched = nullptr;
 };
 
 // Called once for each op with the op's index and its bytes. The bytes are at the op's target, or
@@ -128,6 +135,22 @@ struct FileInfo {
   std::optional<double> modified = std::nullopt;
 };
 
+// The names that start with a prefix, sorted.
+struct Listing {
+  std::vector<std::string> files;
+  // Directories, without a slash at the end. Links are not listed.
+  std::vector<std::string> directories;
+};
+
+enum class Depth : uint8_t {
+  kTree,   // all files of the whole tree, and no directories
+  kLevel,  // files and directories that have no '/' after the prefix: "a/.b" finds those directly
+           // in "a". Only this directory is read.
+};
+
+// When a put() happens: whatever there is, or only if the name is absent.
+enum class PutIf : uint8_t { kAlways, kAbsent };
+
 class Storage;
 
 // A file or directory: a storage and a name in it.
@@ -142,22 +165,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
  public:
   virtual ~Storage() = default;
 
-  // Whether the storage has the capability. Where only a trial can tell (kExchange), the first call
-  // makes a temporary directory in the root (".tilestone-probe-...", or in the second of two
-  // directories when these are to be exchanged), tries it there, removes the
-  // directory and keeps the answer. If the trial fails for another reason, the call returns false
-  // and the next call tries again.
-  virtual bool can(StorageCapability what) = 0;
-  virtual ReadCosts read_costs() const { return {}; }
-  // The memory in bytes that this process's host, or its container, can still give to the page
-  // cache. 0 for a storage without one.
-  virtual uint64_t available_cache() { return 0; }
-  // The most bytes of a file's name, such that every program can open the file by its whole path.
-  virtual uint64_t max_name_bytes() const { return UINT64_MAX; }
-  // The root as shown to a person: a path or a URL.
-  virtual std::string describe() const = 0;
+  virtual StorageFacts facts() const = 0;
+  // What only file systems can do. Null: not here.
+  virtual Directories* directories() { return nullptr; }
 
-  // Creates an empty file; kAlreadyExists if the name exists. The parent directory must exist.
+  // Creates an empty file; kAlreadyExists if the name exists. Directories of the name that do not
+  // exist are made; the root and the directories above it are durable when the call returns.
   // expected_size (in bytes, 0: unknown) lets the storage choose how to write and reserve space.
   virtual std::unique_ptr<WritableFile> create(const std::string& name,
                                                uint64_t expected_size = 0) = 0;
@@ -168,87 +181,74 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual void read(std::span<const ReadOp> ops, const ReadOptions& options,
                     const ReadDone& done) = 0;
 
-  // Reads the ops' ranges, unless already there, into memory that all processes of the host share.
-  // Targets are ignored; every op must fit a pooled buffer. Returns the total size, in bytes, of
-  // the ops that were not completely there. Throws what read throws. Does nothing without
-  // kSharedCache.
-  virtual uint64_t prefetch(std::span<const ReadOp> ops, const ReadOptions& options);
-
   virtual std::optional<FileInfo> stat(const std::string& name) = 0;  // nullopt: does not exist
-  // The files (not directories) of the whole tree whose names start with prefix, sorted.
-  virtual std::vector<std::string> list(const std::string& prefix = "") = 0;
-  // The names of list(prefix) that have no '/' after the prefix. The default filters list(prefix);
-  // a storage with directories reads only one of them.
-  virtual std::vector<std::string> list_files(const std::string& prefix = "");
-  // The directories whose names start with prefix and have no '/' after it, sorted. Example: "a/.b"
-  // finds directories directly in "a". Their contents are not read. Links are not listed.
-  virtual std::vector<std::string> list_directories(const std::string& prefix = "") = 0;
-  // Atomic. With replace == false: kAlreadyExists if `to` exists, and nothing is changed.
-  virtual void rename(const std::string& from, const std::string& to, bool replace) = 0;
-  // Gives the file or directory `name` the permissions of `like`, and its owner if this process
-  // may. The owner of a directory always keeps all rights. Does nothing in storages without
-  // permissions.
-  virtual void copy_permissions(const std::string& /*name*/, const std::string& /*like*/) {}
-  // Publishes `bytes` under `name` in one step, durably: after a crash at any point `name` has
-  // its complete old content (or is absent), or exactly `bytes`. With replace == false:
-  // kAlreadyExists if `name` exists. After a failure the temporary file is removed if possible.
-  void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
-               Deadline deadline);
-  // The two halves of publish(), for a caller who must know which of them has failed. The first
-  // writes and syncs temp_name; if it fails, nothing is published, and the temporary file is
-  // removed if possible. The second renames it and syncs the directory; if it fails, the temporary
-  // file stays unless it has its new name. A storage that can publish directly does nothing in the
-  // first; a save there that dies before its switch is published looks like a lost checkpoint.
-  virtual void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline);
-  virtual void publish_prepared(const std::string& name, const std::string& temp_name,
-                                ByteView bytes, bool replace, Deadline deadline);
-  virtual void remove(const std::string& name) = 0;  // kNotFound if it does not exist
-  // Makes the directory `name` ("": the root) and its parents. No error if it exists already. The
-  // root and the directories above it are durable when the call returns.
-  virtual void make_directory(const std::string& name) = 0;
-  virtual void remove_directory(const std::string& name) = 0;  // must be empty
-  // Swaps two directories in one step; neither may be within the other. After a crash either both
-  // names are swapped or neither is. Durable when the call returns. Error(kUnsupported), with
-  // nothing changed, if the file system can't do it (see kExchange) or can't do it with these two
-  // (a mount point). Error(kUnsafe) if one of them is a link.
-  virtual void exchange_directories(const std::string& a, const std::string& b) = 0;
-  // Renames the directory `from` to `to` in one step. Durable when the call returns. kAlreadyExists
-  // if `to` exists and is not an empty directory. Other errors as in exchange_directories.
-  virtual void rename_directory(const std::string& from, const std::string& to) = 0;
+  virtual Listing listing(const std::string& prefix, Depth depth) = 0;
+  // Puts a small file in one step, durably: after a crash at any point `name` has its complete old
+  // content (or is absent), or exactly `bytes`. False, with nothing changed, if the condition does
+  // not hold. Any other failure may have put the file, or may still put it. `scratch`: a name that
+  // nobody else uses, for a storage that writes a file before it gives it its name; a crash may
+  // leave it. The default renames, and so needs directories.
+  virtual bool put(const std::string& name, ByteView bytes, PutIf condition,
+                   const std::string& scratch, Deadline deadline);
+  // Removes files. One that does not exist is no failure. All are tried; then the first failure is
+  // thrown.
+  virtual void remove(std::span<const std::string> names) = 0;
   // Returns when all names that were created, renamed or removed in the directory ("": the root)
   // before the call are durable.
   virtual void sync_directory(const std::string& name) = 0;
 
-  // Takes the lock; null if somebody else holds it. Creates the file `name`. Who holds the lock may
-  // remove the file: the lock of a file without a name is never given. Error(kUnsupported) if files
-  // can't be locked here, which only trying can tell. In that case a save removes no leftovers,
-  // because they may belong to a running save, and logs this; gc refuses to run. The file may say,
-  // for people, who holds the lock: "process 1 on node7 since DATE".
+  // Takes the lock; null if somebody else holds it. Creates the file `name`, as create() does. Who
+  // holds the lock may remove the file: the lock of a file without a name is never given.
+  // Error(kUnsupported) if files can't be locked here, which only trying can tell. In that case a
+  // save removes no leftovers, because they may belong to a running save, and logs this; gc refuses
+  // to run. The file may say, for people, who holds the lock: "process 1 on node7 since DATE".
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
   // Whether anybody, including the caller, holds the lock. It takes no lock and changes nothing, so
   // it never makes a try_lock fail and it works on read-only storage. Error(kUnsupported) if the
   // file exists but files can't be locked here.
   virtual bool is_locked(const std::string& name) = 0;
 
-  // Removes the directory `name` and everything in it; links are removed, not followed. A name that
-  // somebody else removes meanwhile is not a failure. The first name that can't be removed ends the
-  // call with an Error; the rest stays. Like remove, it is durable only after sync_directory.
-  void remove_tree(const std::string& name);
+  // The rest are short forms of the calls above.
 
+  std::string describe() const { return facts().description; }
+  // The memory in bytes that this process's host, or its container, can still give to the page
+  // cache. 0 for a storage without one.
+  uint64_t available_cache() const;
+  // A read with ReadOptions::prefetched, which it returns. Does nothing without a shared cache.
+  uint64_t prefetch(std::span<const ReadOp> ops, ReadOptions options);
+  std::vector<std::string> list(const std::string& prefix = "") {
+    return listing(prefix, Depth::kTree).files;
+  }
+  std::vector<std::string> list_files(const std::string& prefix = "") {
+    return listing(prefix, Depth::kLevel).files;
+  }
+  std::vector<std::string> list_directories(const std::string& prefix = "") {
+    return listing(prefix, Depth::kLevel).directories;
+  }
+  // put(), with Error(kAlreadyExists) if `replace` is false and `name` exists.
+  void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
+               Deadline deadline);
+  // The two halves of the default put(), for a caller who must know which of them has failed. The
+  // first writes and syncs temp_name; if it fails, nothing is published, and the temporary file is
+  // removed if possible. The second renames it and syncs the directory; if it fails, the temporary
+  // file stays unless it has its new name.
+  void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline);
+  void publish_prepared(const std::string& name, const std::string& temp_name, bool replace,
+                        Deadline deadline);
+  // As Directories::rename_file(). Error(kUnsupported) without directories.
+  void rename(const std::string& from, const std::string& to, bool replace);
+  void remove(const std::string& name) { remove(std::span(&name, 1)); }
+  // Removes the directory `name` and everything in it; links are removed, not followed. A name that
+  // somebody else removes meanwhile is not a failure. A name that can't be removed ends the call
+  // with an Error. Like remove, it is durable only after sync_directory.
+  void remove_tree(const std::string& name);
   // The directory `name` as a storage of its own, with the options and injected faults of this one.
-  // The directory need not exist yet: make_directory("") of the child makes it.
-  virtual std::shared_ptr<Storage> child(const std::string& name);
-  // The storage that contains this root as a directory, and the root's name there (one component).
-  // Siblings of the root can be made there. Links are resolved, so the name is that of the
-  // directory itself. nullopt if there is no parent (the topmost directory) or if it is not known.
-  virtual std::optional<StorageEntry> parent() { return std::nullopt; }
-  // A storage whose root is the directory that is this root now, even after that directory is
-  // renamed or exchanged. kNotFound if the root does not exist. Returns this storage if it can't
-  // hold a directory open.
-  virtual std::shared_ptr<Storage> held() { return shared_from_this(); }
-  // For a storage that held() has returned: whether held() would still return the same directory.
-  // True for any other storage. Throws if that can't be found out.
-  virtual bool stands() const { return true; }
+  // The directory need not exist yet.
+  std::shared_ptr<Storage> child(const std::string& name);
+  // As in Directories. Without directories: nullopt, this storage, true.
+  std::optional<StorageEntry> parent();
+  std::shared_ptr<Storage> held();
+  bool stands();
 };
 
 // Reads a whole file; kCorrupt if it is larger than max_size bytes.

@@ -1,4 +1,5 @@
 // The part of the conformance suite for directories: children, exchange, rename, remove.
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
@@ -9,7 +10,7 @@ using Names = std::vector<std::string>;
 // Makes three files: in the directory, in a directory within it, and next to it under a name that
 // starts with the directory's name.
 void put_tree(Storage& storage, const std::string& directory) {
-  storage.make_directory(directory + "/in/deep");
+  storage.directories()->make(directory + "/in/deep");
   put_file(storage, directory + "/f", as_bytes(directory));
   put_file(storage, directory + "/in/g", as_bytes(directory));
   put_file(storage, directory + "0", as_bytes("beside " + directory));
@@ -21,17 +22,17 @@ std::string text_of(Storage& storage, const std::string& name) {
 
 TEST_P(StorageConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
   put_tree(storage(), "x");
-  storage().make_directory("sub/y");
+  storage().directories()->make("sub/y");
   put_file(storage(), "sub/y/h", as_bytes("y"));
   const auto open = storage().open("x/f");
   const Names before = storage().list();
-  if (!storage().can(StorageCapability::kExchange)) {
-    expect_error([&] { storage().exchange_directories("x", "sub/y"); }, ErrorCode::kUnsupported,
+  if (!storage().directories()->can_exchange()) {
+    expect_error([&] { storage().directories()->exchange("x", "sub/y"); }, ErrorCode::kUnsupported,
                  "cannot exchange");
     EXPECT_EQ(storage().list(), before);
     return;
   }
-  storage().exchange_directories("x", "sub/y");
+  storage().directories()->exchange("x", "sub/y");
   EXPECT_EQ(storage().list(), (Names{"sub/y/f", "sub/y/in/g", "x/h", "x0"}));
   EXPECT_EQ(text_of(storage(), "sub/y/in/g"), "x");
   EXPECT_EQ(text_of(storage(), "x/h"), "y");
@@ -40,15 +41,15 @@ TEST_P(StorageConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
   const ReadOp op{open.get(), 0, 1, &byte};
   storage().read({&op, 1}, {}, [](size_t, ByteView) {});
   EXPECT_EQ(byte, std::byte{'x'});
-  storage().exchange_directories("sub/y", "x");
+  storage().directories()->exchange("sub/y", "x");
   EXPECT_EQ(storage().list(), before);
 }
 
 TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
   put_tree(storage(), "x");
-  storage().make_directory("y");
+  storage().directories()->make("y");
   const auto exchange = [&](const char* a, const char* b) {
-    return [this, a, b] { storage().exchange_directories(a, b); };
+    return [this, a, b] { storage().directories()->exchange(a, b); };
   };
   expect_error(exchange("x", "absent"), ErrorCode::kNotFound, "absent");
   expect_error(exchange("absent", "x"), ErrorCode::kNotFound, "absent");
@@ -63,19 +64,19 @@ TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
 
 TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
   put_tree(storage(), "x");
-  storage().rename_directory("x", "y");
+  storage().directories()->rename("x", "y");
   EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y/in/g"}));
   EXPECT_FALSE(storage().stat("x"));
-  storage().make_directory("sub/empty");
-  storage().rename_directory("y", "sub/empty");
+  storage().directories()->make("sub/empty");
+  storage().directories()->rename("y", "sub/empty");
   const Names moved = {"sub/empty/f", "sub/empty/in/g", "x0"};
   EXPECT_EQ(storage().list(), moved);
   EXPECT_EQ(text_of(storage(), "sub/empty/in/g"), "x");
   EXPECT_EQ(storage().list_directories("sub/empty/in/"), Names{"sub/empty/in/deep"});
 
-  storage().make_directory("other");
+  storage().directories()->make("other");
   const auto rename = [&](const char* from, const char* to) {
-    return [this, from, to] { storage().rename_directory(from, to); };
+    return [this, from, to] { storage().directories()->rename(from, to); };
   };
   expect_error(rename("other", "sub"), ErrorCode::kAlreadyExists, "sub");
   expect_error(rename("other", "x0"), ErrorCode::kAlreadyExists, "x0");
@@ -89,7 +90,7 @@ TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
 TEST_P(StorageConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
   put_tree(storage(), "x");
   put_tree(storage(), "x/in/deep/er");
-  storage().make_directory("x/empty/in/empty");
+  storage().directories()->make("x/empty/in/empty");
   put_tree(storage(), "y");
   storage().remove_tree("x");
   EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y/in/g", "y0"}));
@@ -104,10 +105,10 @@ TEST_P(StorageConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
 
 TEST_P(StorageConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
   put_tree(storage(), "x");
-  expect_error([&] { storage().remove_directory("x"); }, ErrorCode::kIo, "x");
-  expect_error([&] { storage().remove_directory("x/f"); }, ErrorCode::kIo, "x/f");
-  expect_error([&] { storage().remove_directory("absent"); }, ErrorCode::kNotFound, "absent");
-  storage().remove_directory("x/in/deep");
+  expect_error([&] { storage().directories()->remove("x"); }, ErrorCode::kIo, "x");
+  expect_error([&] { storage().directories()->remove("x/f"); }, ErrorCode::kIo, "x/f");
+  expect_error([&] { storage().directories()->remove("absent"); }, ErrorCode::kNotFound, "absent");
+  storage().directories()->remove("x/in/deep");
   EXPECT_EQ(storage().list_directories("x/in/"), Names{});
   EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
 }
@@ -115,7 +116,7 @@ TEST_P(StorageConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
 TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
   for (const char* name : {".a.tilestone-1/deep", ".a.tilestone-2", "a/.b.tilestone-1/x", "a/.b",
                            "a/b/c", "a-", "b"}) {
-    storage().make_directory(name);
+    storage().directories()->make(name);
   }
   put_file(storage(), ".a.tilestone-3", {});
   const auto listed = [&](const std::string& prefix) { return storage().list_directories(prefix); };
@@ -132,7 +133,7 @@ TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
 TEST_P(StorageConformance, FilesAreListedInOneLevelByPrefix) {
   put_tree(storage(), "a");  // a/f, a/in/g, a0
   put_file(storage(), "a/f2", {});
-  storage().make_directory("empty");
+  storage().directories()->make("empty");
   EXPECT_EQ(storage().list_files(), Names{"a0"});
   EXPECT_EQ(storage().list_files("a"), Names{"a0"});
   EXPECT_EQ(storage().list_files("a/"), (Names{"a/f", "a/f2"}));
@@ -148,8 +149,6 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   EXPECT_FALSE(storage().stat("c"));
   EXPECT_FALSE(child->stat("f"));
   EXPECT_EQ(child->list(), Names{});
-  expect_error([&] { child->create("f"); }, ErrorCode::kNotFound, "f");
-  child->make_directory("");
   put_tree(*child, "x");
   EXPECT_EQ(child->list(), (Names{"x/f", "x/in/g", "x0"}));
   EXPECT_EQ(child->list("x/i"), Names{"x/in/g"});
@@ -168,7 +167,7 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
 
 TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
   const auto child = storage().child("c");
-  child->make_directory("");
+  child->directories()->make("");
   const auto lock = child->try_lock("lock");
   EXPECT_TRUE(storage().is_locked("c/lock"));
   EXPECT_EQ(storage().try_lock("c/lock"), nullptr);
@@ -176,19 +175,18 @@ TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
 
 TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
   const auto child = storage().child("c/d");
-  child->make_directory("");
+  child->directories()->make("");
   put_file(*child, "f", as_bytes("old"));
   const auto entry = child->parent();
   ASSERT_TRUE(entry.has_value());
   EXPECT_EQ(entry->name, "d");
   const auto sibling = entry->storage->child(".d.new");
-  sibling->make_directory("");
+  sibling->directories()->make("");
   put_file(*sibling, "f", as_bytes("new"));
   EXPECT_EQ(entry->storage->list_directories(".d."), Names{".d.new"});
-  EXPECT_EQ(entry->storage->can(StorageCapability::kExchange),
-            storage().can(StorageCapability::kExchange));
-  if (!storage().can(StorageCapability::kExchange)) return;
-  entry->storage->exchange_directories(entry->name, ".d.new");
+  EXPECT_EQ(entry->storage->directories()->can_exchange(), storage().directories()->can_exchange());
+  if (!storage().directories()->can_exchange()) return;
+  entry->storage->directories()->exchange(entry->name, ".d.new");
   EXPECT_EQ(text_of(*child, "f"), "new");
   EXPECT_EQ(text_of(*sibling, "f"), "old");
   entry->storage->remove_tree(".d.new");
@@ -201,10 +199,8 @@ TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
 
 TEST_P(StorageConformance, AskingWhatItCanLeavesNothingBehind) {
   put_file(storage(), "f", {});
-  for (const auto what : {StorageCapability::kSharedCache, StorageCapability::kExchange}) {
-    const bool can = storage().can(what);
-    EXPECT_EQ(storage().can(what), can);
-  }
+  const bool can = storage().directories()->can_exchange();
+  EXPECT_EQ(storage().directories()->can_exchange(), can);
   EXPECT_EQ(storage().list(), Names{"f"});
   EXPECT_EQ(storage().list_directories(), Names{});
 }

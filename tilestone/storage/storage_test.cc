@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tilestone/base/sanitized_testing.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_testing.h"
@@ -34,7 +35,7 @@ StorageCase child_case(StorageCase of) {
   return {"child_of_" + of.name, [make = of.make] {
             TestedStorage tested = make();
             tested.storage = tested.storage->child("a/child");
-            tested.storage->make_directory("");
+            tested.storage->directories()->make("");
             return tested;
           }};
 }
@@ -109,28 +110,7 @@ StorageCase posix_case(const std::string& name, std::shared_ptr<System> system,
 TEST(Storage, SaysWhatItCan) {
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path());
-  std::printf("can: exchange %s\n", storage->can(StorageCapability::kExchange) ? "yes" : "no");
-}
-
-// A storage with its own implementation of publish, as an object store has.
-class PuttingStorage : public MemoryStorage {
- public:
-  PuttingStorage() : MemoryStorage({}) {}
-  void prepare_publish(const std::string&, ByteView, Deadline) override {}
-  void publish_prepared(const std::string& name, const std::string&, ByteView bytes, bool,
-                        Deadline) override {
-    put_file(*this, name, bytes);
-  }
-  void rename(const std::string&, const std::string&, bool) override {
-    throw Error(ErrorCode::kUnsupported, "an object store renames nothing");
-  }
-};
-
-TEST(Storage, PublishesInItsOwnWayThroughItsChildrenToo) {
-  const auto storage = std::make_shared<PuttingStorage>();
-  storage->make_directory("c");
-  storage->child("c")->publish("p", "p.tmp", as_bytes("abc"), false, Deadline::never());
-  EXPECT_EQ(as_text(read_file(*storage, "c/p", 10)), "abc");
+  std::printf("can: exchange %s\n", storage->directories()->can_exchange() ? "yes" : "no");
 }
 
 constexpr PosixOptions kDirect{.direct_write = 0, .direct_read = 0, .queue_depth = 4};

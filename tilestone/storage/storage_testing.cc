@@ -14,6 +14,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone {
 
@@ -335,10 +336,10 @@ TEST_P(StorageConformance, ACreatedFileExistsAtOnceAndAClosedOneRefusesWrites) {
 
 TEST_P(StorageConformance, WhatIsNotThereIsNotFound) {
   expect_error([&] { storage().open("absent"); }, ErrorCode::kNotFound, "absent");
-  expect_error([&] { storage().remove("absent"); }, ErrorCode::kNotFound, "absent");
+  EXPECT_NO_THROW(storage().remove("absent"));
+  EXPECT_NO_THROW(storage().remove("no/such"));
   expect_error([&] { storage().rename("absent", "b", true); }, ErrorCode::kNotFound, "absent");
   expect_error([&] { storage().rename("absent", "b", false); }, ErrorCode::kNotFound, "absent");
-  expect_error([&] { storage().create("no/such"); }, ErrorCode::kNotFound, "no/such");
   expect_error([&] { storage().sync_directory("absent"); }, ErrorCode::kNotFound, "absent");
   EXPECT_FALSE(storage().stat("absent").has_value());
   EXPECT_FALSE(storage().stat("no/such").has_value());
@@ -368,23 +369,31 @@ TEST_P(StorageConformance, AnOpenFileKeepsItsContentThroughRenameAndRemove) {
   EXPECT_EQ(as_text(read_range(storage(), *file, 0, 3)), "old");
 }
 
+TEST_P(StorageConformance, TheDirectoriesOfANewNameAreMade) {
+  put_file(storage(), "made/for/f", as_bytes("f"));
+  EXPECT_NE(storage().try_lock("made/for2/lock"), nullptr);
+  EXPECT_EQ(storage().list(), (Names{"made/for/f", "made/for2/lock"}));
+  expect_error([&] { storage().create("made/for/f/g"); }, ErrorCode::kIo, "made/for/f");
+  expect_error([&] { storage().create("made/for"); }, ErrorCode::kAlreadyExists, "made/for");
+}
+
 TEST_P(StorageConformance, DirectoriesAreMadeOnceOrOften) {
-  storage().make_directory("");
-  storage().make_directory("x/y/z");
-  storage().make_directory("x/y");
-  storage().make_directory("x/y/z");
+  storage().directories()->make("");
+  storage().directories()->make("x/y/z");
+  storage().directories()->make("x/y");
+  storage().directories()->make("x/y/z");
   put_file(storage(), "x/y/z/f", as_bytes("deep"));
   storage().sync_directory("x/y/z");
   storage().sync_directory("");
   EXPECT_FALSE(storage().stat("x/y")->regular);
   expect_error([&] { storage().open("x/y"); }, ErrorCode::kUnsafe, "regular");
   expect_error([&] { storage().create("x/y"); }, ErrorCode::kAlreadyExists, "x/y");
-  expect_error([&] { storage().make_directory("x/y/z/f"); }, ErrorCode::kIo, "x/y/z/f");
+  expect_error([&] { storage().directories()->make("x/y/z/f"); }, ErrorCode::kIo, "x/y/z/f");
 }
 
 TEST_P(StorageConformance, ListGivesFilesOfTheWholeSubtreeSorted) {
-  storage().make_directory("d/e");
-  storage().make_directory("empty");
+  storage().directories()->make("d/e");
+  storage().directories()->make("empty");
   for (const char* name : {"d/e/2", "d/1", "b", "a", "d0", "d/e/1"}) {
     put_file(storage(), name, {});
   }
@@ -413,7 +422,7 @@ TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
     refused([&] { storage().try_lock(name); });
     refused([&] { storage().is_locked(name); });
     if (name.empty()) continue;  // the root
-    refused([&] { storage().make_directory(name); });
+    refused([&] { storage().directories()->make(name); });
     refused([&] { storage().sync_directory(name); });
   }
   EXPECT_EQ(storage().list(), Names{"good"});
@@ -448,11 +457,15 @@ TEST_P(StorageConformance, PublishingReplacesWholeFilesAndCleansUp) {
   storage().publish("p", "p.tmp", as_bytes("one"), false, Deadline::never());
   expect_error([&] { storage().publish("p", "p.tmp", as_bytes("two"), false, Deadline::never()); },
                ErrorCode::kAlreadyExists, "p");
+  EXPECT_FALSE(storage().put("p", as_bytes("2"), PutIf::kAbsent, "p.tmp", Deadline::never()));
   EXPECT_EQ(storage().list(), Names{"p"});
   EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "one");
   storage().publish("p", "p.tmp", as_bytes("three"), true, Deadline::never());
   EXPECT_EQ(storage().list(), Names{"p"});
   EXPECT_EQ(as_text(read_file(storage(), "p", 10)), "three");
+  EXPECT_TRUE(storage().put("p", as_bytes("three"), PutIf::kAlways, "q.tmp", Deadline::never()));
+  EXPECT_TRUE(storage().put("q", as_bytes("q"), PutIf::kAbsent, "q.tmp", Deadline::never()));
+  storage().remove("q");
   expect_error([&] { read_file(storage(), "p", 4); }, ErrorCode::kCorrupt, "at most 4");
 }
 
@@ -462,7 +475,7 @@ TEST_P(StorageConformance, OfManyThreadsThatCreateOrPublishOneNameOneWins) {
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
-      storage().make_directory("shared/deep");
+      storage().directories()->make("shared/deep");
       const std::string mine = "shared/deep/tmp-" + std::to_string(i);
       const auto attempt = [](std::atomic<int>& wins, const std::function<void()>& call) {
         try {

@@ -33,6 +33,7 @@
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone {
 namespace engine {
@@ -175,7 +176,9 @@ class Repair {
       for (const Stretch& part : section.parts) size += part.size;
     }
     const auto file = storage_.create(temporary_, size);
-    if (const auto like = file_like(name)) storage_.copy_permissions(temporary_, *like);
+    Directories* const directories = storage_.directories();
+    const auto like = file_like(name);
+    if (like && directories != nullptr) directories->copy_permissions(temporary_, *like);
     for (const Section& section : sections) append(section, name, *file);
     file->sync(deadline_);
     file->close();

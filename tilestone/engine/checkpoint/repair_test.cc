@@ -28,6 +28,7 @@
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/dialect/dialect.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -152,7 +153,7 @@ TEST(Repair, FilesThatItReadsDoNotAllStayOpen) {
   const engine::Opened opened = with_copies(400);
   const TempDirectory directory;
   const auto storage = posix_storage(directory.path());
-  storage->make_directory("");
+  storage->directories()->make("");
   for (const std::string& name : opened.metadata.files) {
     put_file(*storage, name, ByteView(pattern_bytes(4)));
   }

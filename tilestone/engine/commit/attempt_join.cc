@@ -167,9 +167,6 @@ void expect_still_free(const Attempt& attempt, Deadline deadline) {
 void make_head(const Attempt& attempt, Deadline deadline) {
   Storage& storage = *attempt.location;
   bool is_first = true;
-  storage.make_directory("");
-  storage.make_directory(std::string(kTilestoneDirectory));
-  storage.make_directory(attempt_directory(attempt.id()));
   try {
     storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),
                     attempt.head.encode(), false, deadline);

@@ -59,7 +59,6 @@ bool leave_receipt(Attempt& attempt, int rank, const AttemptReceipt& left, Deadl
   const std::string name = attempt_receipt_name(attempt.head, rank);
   const Bytes bytes = left.encode();
   try {
-    storage.make_directory(group_directory(attempt.id(), group));
     storage.publish(name, group_temporary(attempt.id(), group, "report"), bytes, false, deadline);
     storage.sync_directory(attempt_directory(attempt.id()));
   } catch (const Error&) {

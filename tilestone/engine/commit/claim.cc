@@ -7,6 +7,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 namespace {
@@ -42,14 +43,7 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
 }
 
 std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
-  for (int tries = 1;; ++tries) {
-    try {
-      storage.make_directory(std::string(kTilestoneDirectory));
-      return storage.try_lock(std::string(kLockName));
-    } catch (const Error& error) {  // a save that has failed removes the directory
-      if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
-    }
-  }
+  return storage.try_lock(std::string(kLockName));
 }
 
 std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) {
@@ -83,7 +77,9 @@ void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock
       location.remove(std::string(kLockName));
       lock.reset();
     }
-    location.remove_directory(std::string(kTilestoneDirectory));
+    if (Directories* const own = location.directories()) {
+      own->remove(std::string(kTilestoneDirectory));
+    }
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
   }
@@ -104,7 +100,7 @@ MadeDirectories::MadeDirectories(Storage& location) {
 void MadeDirectories::remove() const noexcept {
   for (const StorageEntry& entry : missing_) {
     try {
-      entry.storage->remove_directory(entry.name);
+      entry.storage->directories()->remove(entry.name);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNotFound) continue;
       return log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());

@@ -16,6 +16,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -383,7 +384,7 @@ TEST(Gc, ADirectoryThatCanOnlyBeReadIsLookedAt) {
   const SmallMount mount;
   if (!mount) return;  // looking creates nothing: tested above without a mount
   const auto storage = posix_storage(mount.path());
-  storage->make_directory(".tilestone");
+  storage->directories()->make(".tilestone");
   for (const auto& [name, bytes] : with_dead_files(saved())) put_file(*storage, name, bytes);
   ASSERT_TRUE(mount.make_read_only());
   EXPECT_EQ(find_leftovers(Location(mount.path())).size(), dead_names().size());

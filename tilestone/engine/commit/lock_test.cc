@@ -8,6 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -21,7 +22,7 @@ TEST(Lock, IsHeldByOneThoughFailedSavesRemoveIt) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
       const auto place = posix_storage(folder.path() + "/ckpt");
-      place->make_directory("");
+      place->directories()->make("");
       for (int tries = 0; tries < 300; ++tries) {
         try {
           auto lock = engine::try_lock_location(*place);

@@ -9,6 +9,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_storage.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -67,9 +68,9 @@ TEST(LongNames, GcRemovesADirectoryInWhichPathsAreTooLongFromOutside) {
   save(state_of("w"), path, zarr());
   const std::string left = folder.path() + "/.ckpt.tilestone-01234567-89ab-4def-8123-456789abcdef";
   const auto inside = posix_storage(left);
-  inside->make_directory("");
+  inside->directories()->make("");
   const std::string name = path_of(PATH_MAX - 1);
-  inside->make_directory(name.substr(0, name.rfind('/')));
+  inside->directories()->make(name.substr(0, name.rfind('/')));
   inside->create(name)->close();
   ASSERT_TRUE(std::filesystem::exists(left));
   EXPECT_EQ(find_leftovers(path).size(), 1u);

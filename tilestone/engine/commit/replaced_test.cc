@@ -10,6 +10,7 @@
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::replaced_test {
@@ -131,7 +132,7 @@ TEST(Replaced, VerifyChecksTheOldOrTheNewCheckpointOrSaysSoAndFindsNoDamage) {
 TEST(Opening, ListsTheDirectoryAndItsOwnOnceAndNothingElse) {
   const auto memory = memory_storage();
   save_rows(memory, kOld);
-  memory->make_directory("users");
+  memory->directories()->make("users");
   std::vector<std::string> listed;
   std::mutex mutex;
   const auto disk = FaultDisk::create(memory, [&](const StorageCall& call) {

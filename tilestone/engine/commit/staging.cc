@@ -59,6 +59,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/megatron_mark.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 namespace {
@@ -131,7 +132,8 @@ bool repairs(Storage& location) {
 }
 
 bool is_empty(Storage& location) {
-  return location.list().empty() && location.list_directories().empty();
+  const Listing found = location.listing("", Depth::kLevel);
+  return found.files.empty() && found.directories.empty();
 }
 
 // The holder of the location's lock, or of that of a save beside it.
@@ -202,7 +204,6 @@ uint64_t Siblings::size_of(const Sibling& sibling) const {
 bool Siblings::remove_dead(const Sibling& sibling) const {
   Storage& parent = *entry_->storage;
   if (is_alive(sibling)) return false;
-  parent.make_directory(sibling.name + "/" + std::string(kTilestoneDirectory));
   auto lock = parent.try_lock(sibling.name + "/" + std::string(kLockName));
   if (lock == nullptr) return false;
   parent.sync_directory("");
@@ -357,7 +358,7 @@ void Staging::begin() {
   makes_own_ = !location_->stat(std::string(kTilestoneDirectory));
   location_lock_ = acquire(*location_, *location_, "another save");
   // Tried in this directory, so that what a killed trial leaves is removed with it.
-  if (storage_->can(StorageCapability::kExchange)) return;
+  if (storage_->directories()->can_exchange()) return;
   throw Error(ErrorCode::kUnsupported,
               location_->describe() +
                   " is not empty, and the file system can't exchange two directories in one step")
@@ -369,7 +370,6 @@ void Staging::make_and_lock() {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
-      storage_->make_directory("");
       lock_ = acquire(*storage_, *location_, "a removal of leftovers");
       return;
     } catch (const Error& error) {
@@ -389,7 +389,9 @@ void Staging::make_and_lock() {
 void Staging::copy_permissions() {
   try {
     const auto info = entry_.storage->stat(entry_.name);
-    if (info && !info->regular) entry_.storage->copy_permissions(name_, entry_.name);
+    if (info && !info->regular) {
+      entry_.storage->directories()->copy_permissions(name_, entry_.name);
+    }
   } catch (const Error& error) {
     log(LogLevel::kWarning, "the permissions of the directory " + location_->describe() +
                                 " can't be given to the one that replaces it: " + error.what());
@@ -399,9 +401,9 @@ void Staging::copy_permissions() {
 void Staging::publish() {
   try {
     if (exchanges_) {
-      entry_.storage->exchange_directories(entry_.name, name_);
+      entry_.storage->directories()->exchange(entry_.name, name_);
     } else {
-      entry_.storage->rename_directory(name_, entry_.name);
+      entry_.storage->directories()->rename(name_, entry_.name);
     }
   } catch (const Error& error) {
     const bool unchanged = error.code() == ErrorCode::kUnsupported ||
@@ -423,7 +425,7 @@ bool Staging::moves_back() {
   if (exchanges_) return false;
   try {
     if (entry_.storage->stat(name_)) return true;
-    entry_.storage->rename_directory(entry_.name, name_);
+    entry_.storage->directories()->rename(entry_.name, name_);
     return true;
   } catch (const Error& error) {
     log(LogLevel::kWarning, "the new checkpoint at " + location_->describe() +

@@ -219,7 +219,7 @@ void Transaction::put_switch(Deadline deadline) {
     if (first && !storage_->stat(temporary)) {
       storage_->prepare_publish(temporary, file.bytes, deadline);
     }
-    storage_->publish_prepared(file.name, temporary, file.bytes, replace, deadline);
+    storage_->publish_prepared(file.name, temporary, replace, deadline);
   };
   auto wait = kBetweenSwitchTries;
   for (int tries = 1; tries <= kSwitchTries; ++tries) {

@@ -294,7 +294,6 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint("publish it, and remove the checkpoint if it is not wanted");
     }
-    storage.make_directory(engine::attempt_directory(save_id));  // a power loss may have removed it
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
         Outcome::kPublished) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");

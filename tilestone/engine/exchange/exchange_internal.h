@@ -40,7 +40,7 @@ namespace tilestone::engine {
 enum class ReadFor : uint8_t { kOneself, kMessages, kPageCache };
 
 // How the ranks of a load read. hosts[r] is the host of rank r. `shared_cache`: the storage has the
-// capability kSharedCache.
+// shared cache (StorageFacts).
 ReadFor reading_of_ranks(Reading::TwoPhase mode, std::span<const std::string> hosts,
                          bool shared_cache);
 

@@ -88,7 +88,7 @@ void TileOwner::group(const std::vector<Bytes>& requests, Verdicts& verdicts) {
 }
 
 void TileOwner::judge(std::vector<ServedTile>& tiles, Verdicts& verdicts) {
-  const uint64_t request_bytes = context_.storage.read_costs().request_bytes;
+  const uint64_t request_bytes = context_.storage.facts().read_costs.request_bytes;
   LostFiles lost(context_);
   for (ServedTile& tile : tiles) {
     if (lost.place_of_chunk(tile.tensor, tile.chunk, kNoCopy) != kNoCopy) continue;

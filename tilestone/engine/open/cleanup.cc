@@ -337,18 +337,13 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::s
 }
 
 bool remove_files(Storage& storage, std::span<const std::string> names) {
-  bool all = true;
-  for (const std::string& name : names) {
-    try {
-      storage.remove(name);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kNotFound) continue;
-      all = false;
-      log(LogLevel::kWarning,
-          std::string("an unneeded file could not be removed: ") + error.what());
-    }
+  try {
+    storage.remove(names);
+    return true;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, std::string("an unneeded file could not be removed: ") + error.what());
+    return false;
   }
-  return all;
 }
 
 void remove_leftover_files(Storage& storage, std::span<const std::string> names) {

@@ -5,6 +5,7 @@
 
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::engine::cleanup_test {
@@ -52,7 +53,7 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
 
 TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
   const auto storage = memory_storage();
-  storage->make_directory(std::string(kTilestoneDirectory));
+  storage->directories()->make(std::string(kTilestoneDirectory));
   const std::string id = random_save_id(), old = random_save_id(), torn = random_save_id();
   leave_note(*storage, id, {old}, Deadline::never());
   storage->create(note_name(torn))->close();
@@ -64,7 +65,7 @@ TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
 
 TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText) {
   const auto storage = memory_storage();
-  storage->make_directory(std::string(kTilestoneDirectory));
+  storage->directories()->make(std::string(kTilestoneDirectory));
   const std::string id = random_save_id(), old = random_save_id();
   leave_note(*storage, id, {"hint-" + id, old, "text-" + old}, Deadline::never());
   const std::string own = data_file_name("hint-" + id, 0, 0);

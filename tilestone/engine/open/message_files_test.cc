@@ -11,8 +11,6 @@
 namespace tilestone::engine::message_files_test {
 
 comm_testing::ViewOf place_in(const std::shared_ptr<Storage>& storage) {
-  storage->make_directory("");
-  storage->make_directory(std::string(kTilestoneDirectory));
   return [storage, id = random_save_id()](int process) {
     return std::make_shared<MessageFiles>(storage, id, std::to_string(process));
   };

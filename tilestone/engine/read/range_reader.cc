@@ -19,7 +19,7 @@ constexpr uint64_t kLeastStraight = 2u << 10;  // bytes
 }  // namespace
 
 RangeReader::RangeReader(const ReadContext& context, ThreadPool* threads)
-    : context_(context), threads_(threads), costs_(context.storage.read_costs()) {}
+    : context_(context), threads_(threads), costs_(context.storage.facts().read_costs) {}
 
 void RangeReader::add(const ByteRange& range) {
   ranges_.push_back(range);

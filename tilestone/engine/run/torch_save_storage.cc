@@ -10,6 +10,7 @@
 #include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/geometry/strided_copy.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/mapped_file.h"
 #include "tilestone/storage/one_file.h"
 
@@ -49,19 +50,44 @@ class MadeFile final : public ReadableFile {
   const Fill fill_;
 };
 
+// What is beside the file.
+class BesideFile final : public Directories {
+ public:
+  BesideFile(std::shared_ptr<Storage> directory, std::string name)
+      : entry_{std::move(directory), std::move(name)} {}
+
+  void make(const std::string& name) override { refuse(name); }
+  void remove(const std::string& name) override { refuse(name); }
+  bool can_exchange() override { return false; }
+  void exchange(const std::string& a, const std::string&) override { refuse(a); }
+  void rename(const std::string& from, const std::string&) override { refuse(from); }
+  void rename_file(const std::string& from, const std::string&, bool) override { refuse(from); }
+  void copy_permissions(const std::string& name, const std::string&) override { refuse(name); }
+  std::optional<StorageEntry> parent() override { return entry_; }
+
+ private:
+  [[noreturn]] static void refuse(const std::string& name) {
+    throw Error(ErrorCode::kUnsupported, "a file has no directories").with_file(name);
+  }
+
+  const StorageEntry entry_;
+};
+
 class TorchSaveStorage final : public Storage {
  public:
   TorchSaveStorage(std::shared_ptr<Storage> directory, std::string name, std::string path)
       : directory_(directory),
-        file_(one_file(std::move(directory), name)),
+        file_(one_file(directory, name)),
+        beside_(std::move(directory), name),
         name_(std::move(name)),
         path_(std::move(path)) {}
 
-  bool can(StorageCapability) override { return false; }
-  ReadCosts read_costs() const override { return directory_->read_costs(); }
-  uint64_t available_cache() override { return directory_->available_cache(); }
-  std::string describe() const override { return file_->describe(); }
-  std::optional<StorageEntry> parent() override { return StorageEntry{directory_, name_}; }
+  StorageFacts facts() const override {
+    StorageFacts facts = file_->facts();
+    facts.shared_cache = false;
+    return facts;
+  }
+  Directories* directories() override { return &beside_; }
 
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     const TorchSaveFile& shown = contents();
@@ -104,16 +130,15 @@ class TorchSaveStorage final : public Storage {
     if (name == shown.packed_name) return FileInfo{shown.packed_bytes};
     return std::nullopt;
   }
-  std::vector<std::string> list(const std::string& prefix) override {
+  Listing listing(const std::string& prefix, Depth) override {
     const TorchSaveFile& shown = contents();
     std::vector<std::string> names = shown.names;
     names.push_back(shown.index_name);
     names.push_back(shown.packed_name);
     std::erase_if(names, [&](const std::string& name) { return !name.starts_with(prefix); });
     std::sort(names.begin(), names.end());
-    return names;
+    return {std::move(names), {}};
   }
-  std::vector<std::string> list_directories(const std::string&) override { return {}; }
   bool is_locked(const std::string&) override { return false; }
 
   // one_file() refuses all of these.
@@ -123,18 +148,7 @@ class TorchSaveStorage final : public Storage {
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size) override {
     return file_->create(name, size);
   }
-  void rename(const std::string& from, const std::string& to, bool replace) override {
-    file_->rename(from, to, replace);
-  }
-  void remove(const std::string& name) override { file_->remove(name); }
-  void make_directory(const std::string& name) override { file_->make_directory(name); }
-  void remove_directory(const std::string& name) override { file_->remove_directory(name); }
-  void exchange_directories(const std::string& a, const std::string& b) override {
-    file_->exchange_directories(a, b);
-  }
-  void rename_directory(const std::string& from, const std::string& to) override {
-    file_->rename_directory(from, to);
-  }
+  void remove(std::span<const std::string> names) override { file_->remove(names); }
   void sync_directory(const std::string& name) override { file_->sync_directory(name); }
 
  private:
@@ -174,6 +188,7 @@ class TorchSaveStorage final : public Storage {
   }
 
   const std::shared_ptr<Storage> directory_, file_;
+  BesideFile beside_;
   const std::string name_, path_;
   std::mutex mutex_;
   std::optional<MappedFile> mapped_;

@@ -9,6 +9,7 @@
 #include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/engine/save/background_meeting_internal.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -31,7 +32,7 @@ Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 struct SaveLocation {
   explicit SaveLocation(std::shared_ptr<Storage> inner = memory_storage())
       : storage(std::move(inner)) {
-    storage->make_directory(std::string(kTilestoneDirectory));
+    storage->directories()->make(std::string(kTilestoneDirectory));
     lock = storage->try_lock(std::string(kLockName));
   }
   // More than 3 ranks are groups.

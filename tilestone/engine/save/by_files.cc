@@ -153,7 +153,6 @@ void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
 void make_lease(SavingByFiles& saving) {
   const AttemptHead& head = saving.attempt.head;
   const int group = head.group_of(saving.files.rank);
-  saving.planned.location->make_directory(group_directory(head.save_id, group));
   saving.lease.emplace(saving.planned.location, lease_name(head, saving.files.rank),
                        group_temporary(head.save_id, group, "lease"));
 }

@@ -17,6 +17,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/save_steps_testing.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -393,7 +394,7 @@ TEST(SaveByFilesAgain, ASaveThatMayBeRunningBlocksAnotherAndTheErrorSaysWhatEnds
     head.format = "torch_dist";
     head.dialect = "pytorch";
     head.rank_local = true;
-    location.storage().make_directory(engine::attempt_directory(head.save_id));
+    location.storage().directories()->make(engine::attempt_directory(head.save_id));
     const auto file = location.storage().create(engine::attempt_name(head.save_id));
     file->append(ByteView(head.encode()));
     file->close();

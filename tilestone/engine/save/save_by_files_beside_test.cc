@@ -16,6 +16,7 @@
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 
 namespace tilestone::save_by_files_beside_test {
@@ -60,7 +61,7 @@ bool gives_name(const StorageCall& call, std::string_view ending) {
 void expect_looks_again(const SaveOptions& options, std::string_view at) {
   const auto root = memory_storage();
   const auto inner = root->child("checkpoint");
-  inner->make_directory(
+  inner->directories()->make(
       std::string(engine::kTilestoneDirectory));  // so that the location is not empty
   bool begun = false;
   const auto disk = FaultDisk::create(root, [&](const StorageCall& call) {

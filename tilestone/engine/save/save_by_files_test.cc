@@ -16,6 +16,7 @@
 #include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/geometry/coverage.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
 namespace tilestone::save_by_files_test {
@@ -244,7 +245,7 @@ TEST(SaveByFiles, GcLeavesNoEmptyDirectoriesOfAnAbandonedSave) {
   EXPECT_TRUE(storage->list_directories(".tilestone/").empty());
   // Those of a save that may just begin stay.
   const std::string other = engine::attempt_directory(engine::save_id_of("another run", 0));
-  storage->make_directory(other);
+  storage->directories()->make(other);
   options.by_files->token = "a third run";
   save(state_of(0, 2, 3), location, options);
   abandon(location, at_once);

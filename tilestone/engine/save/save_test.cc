@@ -15,6 +15,7 @@
 #include "tilestone/format/manifest.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/geometry/strided_copy.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -189,7 +190,7 @@ TEST(Save, ADirectoryWithTheNameOfTheMetadataIsRefusedBeforeAnythingIsWritten) {
   for (const std::string name : {".metadata", "__1.metadata"}) {
     const TempDirectory folder;
     const auto storage = posix_storage(folder.path());
-    storage->make_directory(name);
+    storage->directories()->make(name);
     expect_error([&] { save(row_state(solo(), 3), storage); }, ErrorCode::kUnsupported, name);
     EXPECT_THAT(storage->list(), IsEmpty());
   }
@@ -218,7 +219,7 @@ TEST(Save, FilesOfFailedAttemptsAreRemovedByTheNextSave) {
   const std::string dead = engine::random_save_id();
   for (const std::string& name : {dead + "__0_0.distcp", dead + "__17_2.distcp",
                                   engine::temporary_name(dead, "metadata"), manifest_name(dead)}) {
-    storage->make_directory(".tilestone");
+    storage->directories()->make(".tilestone");
     storage->create(name)->close();
   }
   save_rows(Location(storage), 2, 1);

@@ -37,22 +37,15 @@ class UnkeptFile : public WritableFile {
 // Keeps nothing. A rank's part of a save is written here for its checksums.
 class UnkeptFiles : public Storage {
  public:
-  bool can(StorageCapability) override { return false; }
-  std::string describe() const override { return "a comparison"; }
+  StorageFacts facts() const override { return {.description = "a comparison"}; }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t) override {
     return std::make_unique<UnkeptFile>(name);
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override { refuse(name); }
   void read(std::span<const ReadOp>, const ReadOptions&, const ReadDone&) override { refuse(""); }
   std::optional<FileInfo> stat(const std::string&) override { return std::nullopt; }
-  std::vector<std::string> list(const std::string&) override { return {}; }
-  std::vector<std::string> list_directories(const std::string&) override { return {}; }
-  void rename(const std::string& from, const std::string&, bool) override { refuse(from); }
-  void remove(const std::string&) override {}
-  void make_directory(const std::string&) override {}
-  void remove_directory(const std::string&) override {}
-  void exchange_directories(const std::string& a, const std::string&) override { refuse(a); }
-  void rename_directory(const std::string& from, const std::string&) override { refuse(from); }
+  Listing listing(const std::string&, Depth) override { return {}; }
+  void remove(std::span<const std::string>) override {}
   void sync_directory(const std::string&) override {}
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override { refuse(name); }
   bool is_locked(const std::string&) override { return false; }

@@ -13,6 +13,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/megatron_mark.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/storage_testing.h"
@@ -108,7 +109,7 @@ TEST(ShardsSave, IsNoCheckpointBeforeMegatronHasEndedIt) {
 TEST(ShardsSave, ReplacesOneInPlaceAndLeavesNoOldDataAndNoUsersFileOut) {
   const auto parent = memory_storage();
   const auto storage = parent->child("ckpt");
-  parent->make_directory("ckpt/mine");
+  parent->directories()->make("ckpt/mine");
   put_file(*parent, "ckpt/mine/.zarray", as_bytes("mine"));
   put_file(*parent, "ckpt/model.safetensors", as_bytes("mine"));
   put_file(*parent, "ckpt/__0_7.distcp", as_bytes("of a save that died"));

@@ -109,7 +109,7 @@ void drop_empty_chunks(SaveShare& share) {
 class PathLimit {
  public:
   PathLimit(const SaveShare& share, const Storage& location)
-      : format_(*share.format), location_(location), most_(location.max_name_bytes()) {
+      : format_(*share.format), location_(location), most_(location.facts().max_name_bytes) {
     // The save may write into a directory beside the location.
     if (share.format->needs_grid()) most_ -= std::min<uint64_t>(most_, kSiblingLonger);
   }

@@ -13,6 +13,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/dialect/dialect.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/posix_internal.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -69,7 +70,7 @@ TEST(StagedReaders, AReaderFromWhomTheManifestIsTakenReadsTheNewCheckpoint) {
     const auto replace = [&] {
       replaced = true;
       const auto parent = posix_storage(folder.path());
-      parent->exchange_directories("ckpt", "other");
+      parent->directories()->exchange("ckpt", "other");
       for (const std::string& name : parent->list("other/.tilestone/")) {
         if (name.ends_with("manifest")) parent->remove(name);
       }

@@ -24,6 +24,7 @@
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -160,7 +161,7 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
     const auto parent = memory_storage();
     if (stands) save_one(parent->child("ckpt"), 1, megatron_dialect());
     put_file(*parent, "beside", {});
-    parent->make_directory("ckpt/" + folder);
+    parent->directories()->make("ckpt/" + folder);
     put_file(*parent, "ckpt/" + folder + "/notes.txt", as_bytes("mine"));
     const FileImage before = memory_image(*parent);
     expect_error([&] { save_one(parent->child("ckpt"), 2, megatron_dialect(), true); },
@@ -173,7 +174,7 @@ TEST(StagedSave, AFileThatBelongsToNoCheckpointIsNamedAndNothingIsReplaced) {
 
 TEST(StagedSave, WhatStockMegatronLeftOfASaveThatDidNotEndIsReplacedWhereThatIsAsked) {
   const auto parent = memory_storage();
-  parent->make_directory("ckpt/sub");
+  parent->directories()->make("ckpt/sub");
   put_file(*parent, "ckpt/common.pt", as_bytes("PK half an archive"));
   put_file(*parent, "ckpt/__0_0.distcp", as_bytes("half a tensor"));
   put_file(*parent, "ckpt/mlp__12_1.distcp", as_bytes("half a tensor"));
@@ -346,7 +347,7 @@ FileImage with_dead_siblings(FileImage image) {
 const std::string kDeadSibling = std::string(".ckpt.tilestone-") + kDeadId;
 
 void put_dead_sibling(Storage& parent) {
-  parent.make_directory(kDeadSibling);
+  parent.directories()->make(kDeadSibling);
   put_file(parent, kDeadSibling + "/common.pt", pattern_bytes(70));
 }
 
@@ -371,7 +372,7 @@ TEST(StagedSave, GcListsAndRemovesWhatDeadOnesHaveLeft) {
       const auto made = memory_storage();
       save_one(made->child("ckpt"), 1, megatron_dialect());
       for (const auto& [name, bytes] : memory_image(*made)) {
-        parent->make_directory("ckpt/.tilestone");
+        parent->directories()->make("ckpt/.tilestone");
         put_file(*parent, name, bytes);
       }
     }

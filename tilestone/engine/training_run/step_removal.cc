@@ -25,6 +25,7 @@
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone {
 namespace {
@@ -53,7 +54,7 @@ class StepRemoval {
       if (const auto ended = acquire_lock()) return *ended;
       if (may_go && !may_go(*held_)) return Removed::kNot;
       const std::string id = engine::random_save_id();
-      run_->rename_directory(name_, engine::sibling_name(name_, id));
+      run_->directories()->rename(name_, engine::sibling_name(name_, id));
       renamed = true;
       lock_.reset();
       engine::Siblings(*folder_).remove_dead({engine::sibling_name(name_, id), id});

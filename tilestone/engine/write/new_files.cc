@@ -25,20 +25,14 @@ void for_each(size_t count, int threads, const Body& body) {
 
 }  // namespace
 
-void Directories::add_parents_of(const std::string& file) {
+void FileParents::add_parents_of(const std::string& file) {
   for (size_t slash = file.find('/'); slash != std::string::npos;
        slash = file.find('/', slash + 1)) {
     names_.insert(file.substr(0, slash));
   }
 }
 
-void Directories::make(Storage& storage) const {
-  for (const std::string& name : names_) {
-    if (!name.empty()) storage.make_directory(name);
-  }
-}
-
-void Directories::sync(Storage& storage, int threads) const {
+void FileParents::sync(Storage& storage, int threads) const {
   const std::vector<std::string> names(names_.begin(), names_.end());
   for_each(names.size(), threads, [&](size_t i) { storage.sync_directory(names[i]); });
 }
@@ -46,9 +40,8 @@ void Directories::sync(Storage& storage, int threads) const {
 void write_new_files(Storage& storage, std::span<const NewFile> files, int threads,
                      Deadline deadline, const std::function<void(const std::string&)>& note) {
   if (files.empty()) return;
-  Directories directories;
+  FileParents directories;
   for (const NewFile& file : files) directories.add_parents_of(*file.name);
-  directories.make(storage);
   std::mutex mutex;
   const auto note_one = [&](const std::string& name) {
     std::lock_guard lock(mutex);

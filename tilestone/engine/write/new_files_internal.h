@@ -15,11 +15,9 @@
 namespace tilestone::engine {
 
 // A set of directories of a storage. It always contains the root.
-class Directories {
+class FileParents {
  public:
   void add_parents_of(const std::string& file);
-  // Makes the directories that do not exist, parents first.
-  void make(Storage& storage) const;
   // Makes the entries of all directories durable. `threads`: as SaveOptions::threads.
   void sync(Storage& storage, int threads) const;
 

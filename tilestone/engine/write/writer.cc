@@ -276,9 +276,8 @@ class RankWriter {
   }
 
   void write_files() {
-    Directories directories;
+    FileParents directories;
     for (const ReceiptFile& file : receipt_.files) directories.add_parents_of(file.name);
-    directories.make(storage_);
     if (streams_ == 1) {
       for (size_t index = 0; index < shares_.size(); ++index) write_file(index);
     } else if (!shares_.empty()) {
