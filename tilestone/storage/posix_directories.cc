@@ -290,10 +290,11 @@ Listing posix_list(PosixContext& context, const std::string& prefix, Depth depth
 }
 
 // Another process may remove a directory, while it is empty, before the file is made.
-UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags) {
+UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags, bool again) {
   for (int tries = 1;; ++tries) {
     UniqueFd fd = context.open_at_root(name, flags, kFileMode);
     if (fd || errno != ENOENT || tries == kMaxTries) return fd;
+    if (!again && context.root_was_there() && !context.try_open_root()) return {};
     make_directories(context, std::string(parent_name(name)), false);
   }
 }

@@ -85,7 +85,8 @@ class PosixContext {
 
   // Opens the root directory with O_PATH. Empty, with errno set, on failure.
   UniqueFd try_open_root() const;
-  bool stands() const;  // see Directories::stands
+  bool root_was_there() const { return root_was_there_; }  // some time before
+  bool stands() const;                                     // see Directories::stands
   // Opens `name` ("": the root), which the caller has checked. Follows links that stay beneath the
   // root. Empty, with errno set, on failure.
   UniqueFd open_at_root(const std::string& name, int flags, unsigned mode = 0) const;
@@ -109,6 +110,7 @@ class PosixContext {
   PosixOptions options_;
   std::shared_ptr<System> system_;
   TrialResult exchange_, pages_hidden_;
+  mutable std::atomic<bool> root_was_there_ = false;
   PerProcess<Own> own_{[] { return std::make_unique<Own>(); }};
 };
 
@@ -147,8 +149,9 @@ bool posix_is_locked(int fd, const std::string& name);
 // These functions implement those of Storage and Directories (posix_directories.cc).
 Listing posix_list(PosixContext& context, const std::string& prefix, Depth depth);
 // Opens a file with O_CREAT and the other flags. Makes the directories of the name that do not
-// exist. Empty, with errno set, on failure; throws if a directory can't be made.
-UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags);
+// exist. A root that has gone is made again only with `again`. Empty, with errno set, on failure;
+// throws if a directory can't be made.
+UniqueFd posix_open_new(PosixContext& context, const std::string& name, int flags, bool again);
 void posix_make_directory(PosixContext& context, const std::string& name);
 void posix_remove_directory(PosixContext& context, const std::string& name);
 void posix_exchange(PosixContext& context, const std::string& a, const std::string& b);

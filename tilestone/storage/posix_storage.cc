@@ -81,7 +81,7 @@ class PosixStorage : public Storage {
 
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
     check_file_name(name);
-    UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY);
+    UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, false);
     if (!fd) fail_errno("cannot create a file", context_->path_of(name), errno);
     return posix_writer(context_, name, std::move(fd), expected_size);
   }
@@ -148,7 +148,7 @@ class PosixStorage : public Storage {
   std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
     check_file_name(name);
     for (int tries = 0; tries < 8; ++tries) {
-      UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY);
+      UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, true);
       if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
       expect_regular(fd.get(), name);
       const int file = fd.get();
@@ -368,9 +368,16 @@ UniqueFd PosixContext::open_to_read(const std::string& name, int flags) const {
 
 UniqueFd PosixContext::try_open_root() const {
   constexpr int kFlags = O_PATH | O_DIRECTORY | O_CLOEXEC;
-  if (root_.held) return UniqueFd(::openat(root_.held.get(), ".", kFlags));
-  if (root_.within != nullptr) return root_.within->open_at_root(root_.name, kFlags);
-  return UniqueFd(::open(root_.path.c_str(), kFlags));
+  UniqueFd root;
+  if (root_.held) {
+    root = UniqueFd(::openat(root_.held.get(), ".", kFlags));
+  } else if (root_.within != nullptr) {
+    root = root_.within->open_at_root(root_.name, kFlags);
+  } else {
+    root = UniqueFd(::open(root_.path.c_str(), kFlags));
+  }
+  if (root) root_was_there_ = true;
+  return root;
 }
 
 bool PosixContext::stands() const {

@@ -13,6 +13,7 @@
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/format/foreign.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 namespace {
@@ -167,6 +168,7 @@ void expect_still_free(const Attempt& attempt, Deadline deadline) {
 void make_head(const Attempt& attempt, Deadline deadline) {
   Storage& storage = *attempt.location;
   bool is_first = true;
+  if (Directories* const directories = storage.directories()) directories->make("");
   try {
     storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),
                     attempt.head.encode(), false, deadline);

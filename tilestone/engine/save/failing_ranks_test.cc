@@ -117,9 +117,9 @@ TEST(FailingRank, SyncThatFails) {
   expect_retry_works(storage);
 }
 
-TEST(FailingRank, CoordinatorCantMakeTheDirectory) {
+TEST(FailingRank, CoordinatorCantMakeTheLock) {
   const auto storage = memory_storage();
-  const auto texts = save_over(faulty(storage, {0, StorageOp::kMakeDirectory, "", EACCES}));
+  const auto texts = save_over(faulty(storage, {0, StorageOp::kLock, "", EACCES}));
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("Permission denied"), HasSubstr("rank 0"))));
   expect_retry_works(storage);
 }
