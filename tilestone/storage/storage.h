@@ -170,7 +170,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual Directories* directories() { return nullptr; }
 
   // Creates an empty file; kAlreadyExists if the name exists. Directories of the name that do not
-  // exist are made; the root and the directories above it are durable when the call returns.
+  // exist are made; the root and the directories above it are durable when the call returns. A root
+  // that was there before and has gone is kNotFound.
   // expected_size (in bytes, 0: unknown) lets the storage choose how to write and reserve space.
   virtual std::unique_ptr<WritableFile> create(const std::string& name,
                                                uint64_t expected_size = 0) = 0;
@@ -197,11 +198,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // before the call are durable.
   virtual void sync_directory(const std::string& name) = 0;
 
-  // Takes the lock; null if somebody else holds it. Creates the file `name`, as create() does. Who
-  // holds the lock may remove the file: the lock of a file without a name is never given.
-  // Error(kUnsupported) if files can't be locked here, which only trying can tell. In that case a
-  // save removes no leftovers, because they may belong to a running save, and logs this; gc refuses
-  // to run. The file may say, for people, who holds the lock: "process 1 on node7 since DATE".
+  // Takes the lock; null if somebody else holds it. Creates the file `name`, and its
+  // directories, the root always. Who holds the lock may remove the file: the lock of a file
+  // without a name is never given. Error(kUnsupported) if files can't be locked here, which only
+  // trying can tell. In that case a save removes no leftovers, because they may belong to a running
+  // save, and logs this; gc refuses to run. The file may say, for people, who holds the lock:
+  // "process 1 on node7 since DATE".
   virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
   // Whether anybody, including the caller, holds the lock. It takes no lock and changes nothing, so
   // it never makes a try_lock fail and it works on read-only storage. Error(kUnsupported) if the
