@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
@@ -160,14 +160,13 @@ class _OutsideError(InvalidArgumentError, IndexError):
     """An integer index outside the tensor."""
 
 
-class _Pick:
+class _Pick(NamedTuple):
     """What an index takes of one dim: the range that is read; of it every step-th element, the last
     one first if `step` is negative; the dim itself goes if `step` is 0."""
 
-    __slots__ = ("begin", "end", "step")
-
-    def __init__(self, begin: int, end: int, step: int) -> None:
-        self.begin, self.end, self.step = begin, end, step
+    begin: int
+    end: int
+    step: int
 
     def of(self, array: Any, dim: int) -> Any:
         before = (slice(None),) * dim

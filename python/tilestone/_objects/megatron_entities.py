@@ -58,16 +58,15 @@ def _tensor(item: Any, for_load: bool) -> ShardedTensor:
         "holders": getattr(item, "holders", None),  # Megatron-Core's own class has no holders
     }
     local = valid.entries("local_shape", item.local_shape, key)
-    whole = valid.entries("global_shape", item.global_shape, key)
     offset = valid.entries("global_offset", item.global_offset, key)
     data = _data(item, for_load)
     box = _core.Box(offset, (1,) * item.prepend_axis_num + local)
     flat = getattr(item, "flattened_range", None)
     if flat is not None:
         return ShardedTensor.from_box_flat(
-            key, data, whole, box, flattened_range=flat, **options
+            key, data, item.global_shape, box, flattened_range=flat, **options
         )
-    return ShardedTensor.from_box(key, data, whole, box, **options)
+    return ShardedTensor.from_box(key, data, item.global_shape, box, **options)
 
 
 def _factory(item: Any) -> ShardedTensorFactory:
@@ -102,10 +101,9 @@ def entity(
     if kind == "ShardedTensor":
         return _tensor(item, for_load)
     if kind == "ShardedObject":
-        key = valid.entity_key(item.key)
-        grid = valid.entries("global_shape", item.global_shape, key)
-        place = valid.entries("global_offset", item.global_offset, key)
-        return ShardedObject(key, item.data, grid, place, item.replica_id)
+        return ShardedObject(
+            item.key, item.data, item.global_shape, item.global_offset, item.replica_id
+        )
     if kind == "ShardedTensorFactory":
         return _factory(item)
     if kind == "LocalNonpersistentObject":
