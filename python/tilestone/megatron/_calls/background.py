@@ -114,27 +114,24 @@ class Line:
         """The function that waits at the other end."""
         return Wait(self._address, self._process, self)
 
-    def tell(self) -> bool:
+    def tell(self) -> None:
         """Says that all is written. Returns when a process has heard it, or after close().
 
-        Returns:
-            False if none has heard it: the process has died, or there was none before close().
+        None has heard it if the process has died, or there was none before close().
         """
         while True:
             try:
                 talk, _ = self.socket.accept()
             except OSError:  # closed
-                return False
+                return
             with talk:
                 if not _is_of_this_user(talk):
                     continue
                 self._talk = talk
-                try:
+                with contextlib.suppress(OSError):
                     talk.sendall(_WRITTEN)
                     self.heard = talk.recv(1) == _HEARD
-                    return self.heard
-                except OSError:
-                    return False
+                return
 
     def close(self, now: bool = False) -> None:
         """Ends tell(). Processes that have already connected are still told, unless `now`."""
@@ -247,10 +244,8 @@ class Writing:
         self._slot = slot
         self._after = after
         self._line = Line()
-        self._heard = threading.Event()
         self._thread = threading.Thread(
-            target=_write, args=(begun, then, self._line, self._heard), name="tilestone-save",
-            daemon=True,
+            target=_write, args=(begun, then, self._line), name="tilestone-save", daemon=True
         )  # fmt: skip
         self._end = weakref.finalize(self, _abandon, self._thread, self._line, begun, slot)
         self._thread.start()
@@ -269,7 +264,7 @@ class Writing:
         """
         self._line.close()
         self._thread.join()
-        if not self._heard.is_set():
+        if not self._line.heard:
             self.abandon()
             raise InterruptedError(_NOT_HEARD, hint="the checkpoint before it is unchanged; save again")
         try:
@@ -293,16 +288,13 @@ class Writing:
         self._begun.give_up()
 
 
-def _write(
-    begun: BegunSave, then: Callable[[BegunSave], None], line: Line, heard: threading.Event
-) -> None:
+def _write(begun: BegunSave, then: Callable[[BegunSave], None], line: Line) -> None:
     """Runs in the thread. It must not refer to the Writing, which then could not be dropped."""
     with contextlib.suppress(Exception):  # the end of the program; report() raises what write() met
         begun.write()
         then(begun)
-        if line.tell():
-            heard.set()
-    if not heard.is_set():
+        line.tell()
+    if not line.heard:
         begun.give_up()
 
 
