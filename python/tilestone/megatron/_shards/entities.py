@@ -120,37 +120,28 @@ def merged(loaded: Any, factories: Any, path: Tuple[Any, ...], kind: type) -> An
     """
     if isinstance(factories, kind):
         return factories.merge_fn(loaded)  # type: ignore[attr-defined]
-    _check_places(loaded, factories, path)
-    places = factories.items() if isinstance(factories, dict) else enumerate(factories)
-    for name, inner in places:
+    held, places = _entries(loaded), _entries(factories)
+    if isinstance(factories, list):
+        fits = isinstance(loaded, list) and held.keys() == places.keys()
+    else:
+        are_trees = isinstance(factories, dict) and isinstance(loaded, (dict, list))
+        fits = are_trees and held.keys() >= places.keys()
+    if not fits:
+        where = "/".join(map(str, path)) or "the top"
+        raise ValueError(
+            f"a {type(loaded).__name__} with {list(held)} was loaded at {where}, where a "
+            f"{type(factories).__name__} has factories at {list(places)}"
+        )
+    for name, inner in places.items():
         loaded[name] = merged(loaded[name], inner, (*path, name), kind)
     return loaded
 
 
-def _check_places(loaded: Any, factories: Any, path: Tuple[Any, ...]) -> None:
-    """Raises if loaded lacks the place of a factory."""
-    where = "/".join(map(str, path)) or "the top"
-    if isinstance(loaded, dict) and isinstance(factories, dict):
-        lacking = [name for name in factories if name not in loaded]
-        if lacking:
-            raise ValueError(f"{lacking} of the factories was not loaded at {where}")
-    elif isinstance(loaded, list) and isinstance(factories, list):
-        if len(loaded) != len(factories):
-            raise ValueError(
-                f"{len(loaded)} elements were loaded at {where}, but there are {len(factories)} "
-                "factories"
-            )
-    elif isinstance(loaded, list) and isinstance(factories, dict):
-        for name in factories:
-            if not isinstance(name, int) or not 0 <= name < len(loaded):
-                raise ValueError(
-                    f"{name} is not an index of the {len(loaded)} elements loaded at {where}"
-                )
-    else:
-        raise ValueError(
-            f"a {type(loaded).__name__} was loaded at {where}, but its factories are in a "
-            f"{type(factories).__name__}"
-        )
+def _entries(tree: Any) -> dict[Any, Any]:
+    """The values of a dict by key, of a list by index."""
+    if isinstance(tree, dict):
+        return tree
+    return dict(enumerate(tree)) if isinstance(tree, list) else {}
 
 
 def grid_of(
