@@ -19,7 +19,6 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError, MismatchError, UnsupportedError
 from tilestone._objects import pickling
 from tilestone.megatron._ranks import Deadline, agreed
-from tilestone.megatron.training import _megatron_globals
 from tilestone.megatron.validation import StrictHandling, parse_strict_flag
 
 # Every argument that is read, with its default if the program's arguments do not have it.
@@ -119,22 +118,6 @@ def stored_arguments(args: Any) -> dict[str, Any]:
 
 def _decisive() -> tuple[str, ...]:
     return (*_STORED, *CONSUMED, *(name for name, _ in _EQUAL))
-
-
-def given_or_global(args: Any) -> Any:
-    """Returns the caller's arguments, or Megatron's global ones for None.
-
-    Raises:
-        InvalidArgumentError: there are none.
-    """
-    found = _megatron_globals.arguments() if args is None else args
-    if found is None:
-        raise InvalidArgumentError(
-            "args was not given, and Megatron's global arguments (get_args() of "
-            "megatron.training.global_vars) are not set up",
-            hint="pass args, the program's arguments",
-        )
-    return found
 
 
 def to_namespace(args: Any) -> argparse.Namespace:

@@ -13,9 +13,9 @@ from tilestone.megatron import groups, serialization
 from tilestone.megatron._models.tensors import to_pass
 from tilestone.megatron._ranks import Deadline
 from tilestone.megatron.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from tilestone.megatron.training import _arguments, _megatron_globals, state
+from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._choice import Found, Places
-from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._program import Groups
 from tilestone.megatron.training.rng import RNG_KEY, get_rng_state, restore_rng_state
 from tilestone.megatron.validation import StrictHandling
 
@@ -270,7 +270,7 @@ class Resume:
         is_named = isinstance(allow_classes, str)  # the load refuses a str
         if is_named or not self._with_rerun:
             return allow_classes
-        return [*allow_classes, *_megatron_globals.RERUN_CLASSES]
+        return [*allow_classes, *_program.RERUN_CLASSES]
 
     def load(
         self,
@@ -339,7 +339,7 @@ class Resume:
             self.rerun_machine.load_state_dict(self._part(loaded, "rerun_state_machine"))
         if self._takes_over:
             _arguments.set_consumed(self.args, self._stored)
-            _megatron_globals.update_num_microbatches(self.args.consumed_train_samples)
+            _program.update_num_microbatches(self.args.consumed_train_samples)
         if self._with_rng:
             found = self.groups.for_random_states(self.args)
             restore_rng_state(

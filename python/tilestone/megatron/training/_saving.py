@@ -23,7 +23,7 @@ from tilestone.megatron.training._choice import (
     check_non_persistent_type,
     non_persistent_directory,
 )
-from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._program import Groups
 from tilestone.megatron.training.names import get_checkpoint_name
 from tilestone.megatron.training.rng import get_rng_state
 from tilestone.megatron.training.state import (

@@ -13,7 +13,7 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Deadline, on_one
 from tilestone.megatron.strategies.async_utils import AsyncCallsQueue
-from tilestone.megatron.training import _megatron_globals
+from tilestone.megatron.training import _program
 from tilestone.megatron.training._saving import Saving
 
 QUEUE = "async_calls"  # the queue's place in a program's checkpointing_context
@@ -36,7 +36,7 @@ def scheduler(
     """
     if context is not None and QUEUE in context:
         return context[QUEUE].schedule_async_request  # type: ignore[no-any-return]
-    found = _megatron_globals.schedule_async_save() if args is None else None
+    found = _program.schedule_async_save() if args is None else None
     if found is not None:
         return found  # type: ignore[no-any-return]
     if context is None:

@@ -19,10 +19,10 @@ from tilestone._errors import InvalidArgumentError
 from tilestone.megatron import _ranks
 from tilestone.megatron._ranks import Deadline, together
 from tilestone.megatron.mapping import CommonStateDict, StateDict
-from tilestone.megatron.training import _arguments, _megatron_globals, state
+from tilestone.megatron.training import _arguments, _program, state
 from tilestone.megatron.training._arguments import prepared
 from tilestone.megatron.training._choice import Found, Places, load_latest
-from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._program import Groups
 from tilestone.megatron.training._resume import Resume
 from tilestone.megatron.training._saving import Saving, without_own_arguments
 from tilestone.megatron.training.async_utils import (
@@ -153,7 +153,7 @@ def save_checkpoint(
     def prepare() -> Saving:
         deadline.check()
         made = Saving(
-            _arguments.given_or_global(args), iteration, release, non_persistent_ckpt,
+            _program.given_or_global(args), iteration, release, non_persistent_ckpt,
             train_data_iterator, given.of_module(_first(unwrap_model(model))),
             checkpointing_context,
         )  # fmt: skip
@@ -167,7 +167,7 @@ def save_checkpoint(
 
     def generate() -> Dict[str, Any]:
         save.rng = save.random_states(rng_state_key_prefix, rng_tracker, deadline)
-        machine = rerun_state_machine or _megatron_globals.rerun_state_machine()
+        machine = rerun_state_machine or _program.rerun_state_machine()
         rerun = None if machine is None else machine.state_dict(
             data_iterator=train_data_iterator, ckpt_format=_arguments.read(save.args, "ckpt_format")
         )  # fmt: skip
@@ -271,11 +271,11 @@ def load_checkpoint(
 
     def prepare() -> Resume:
         deadline.check()
-        found = _arguments.given_or_global(args)
+        found = _program.given_or_global(args)
         return Resume(
             found, Places.of(found, load_arg), given.of_module(_first(unwrap_model(ddp_model))),
             rng_state_key_prefix, rng_tracker,
-            rerun_state_machine or _megatron_globals.rerun_state_machine(), _ranks.size(group),
+            rerun_state_machine or _program.rerun_state_machine(), _ranks.size(group),
             checkpointing_context,
         )  # fmt: skip
 

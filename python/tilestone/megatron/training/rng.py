@@ -15,7 +15,7 @@ from tilestone._errors import InvalidArgumentError, MismatchError, NotFoundError
 from tilestone.megatron import groups
 from tilestone.megatron._ranks import Deadline, agreed
 from tilestone.megatron.mapping import ShardedObject
-from tilestone.megatron.training import _arguments, _megatron_globals
+from tilestone.megatron.training import _arguments, _program
 
 logger = logging.getLogger("tilestone.megatron")
 
@@ -70,13 +70,13 @@ def get_rng_state(
             arguments.
         TimeoutError: some ranks of `dp_group` did not call in time.
     """
-    args = _arguments.given_or_global(args)
+    args = _program.given_or_global(args)
     if ckpt_format not in _arguments.FORMATS:
         raise UnsupportedError(f"can't keep random states in the format {ckpt_format!r}")
     tp = groups.find_group("tp", tp_group, module)
     pp = groups.find_group("pp", pp_group, module)
     dp_cp = groups.find_group("dp_cp", dp_cp_group, module)
-    tracker = _megatron_globals.rng_tracker() if rng_tracker is None else rng_tracker
+    tracker = _program.rng_tracker() if rng_tracker is None else rng_tracker
     if _arguments.read(args, "data_parallel_random_init"):
         dp = groups.find_group("dp", dp_group, module)
         states = _of_all(lambda: _own_state(tracker), dp, Deadline(timeout))
@@ -146,7 +146,7 @@ def restore_rng_state(
         MismatchError: `rng_state` is not a list of states.
         InvalidArgumentError: the group is not known, or there are no arguments.
     """
-    args = _arguments.given_or_global(args)
+    args = _program.given_or_global(args)
     if not isinstance(rng_state, list) or not rng_state:
         raise MismatchError(f"the random state must be a list, not {type(rng_state).__name__}")
     own = rng_state[0]
@@ -170,7 +170,7 @@ def restore_rng_state(
     np.random.set_state(own["np_rng_state"])
     torch.set_rng_state(own["torch_rng_state"])
     _restore_cuda(own["cuda_rng_state"])
-    tracker = _megatron_globals.rng_tracker() if rng_tracker is None else rng_tracker
+    tracker = _program.rng_tracker() if rng_tracker is None else rng_tracker
     _restore_tracker(own["rng_tracker_states"], tracker)
     return True
 
@@ -193,7 +193,7 @@ def _restore_tracker(states: Mapping[str, Any], rng_tracker: Any) -> None:
             ", ".join(map(repr, states)),
         )
         return
-    convert = _megatron_globals.to_tracker_state
+    convert = _program.to_tracker_state
     rng_tracker.set_states(
         {name: convert(rng_tracker, state) for name, state in states.items()}
     )
