@@ -21,7 +21,7 @@ from tilestone import (
     megatron,
 )
 from tilestone.megatron import training
-from tilestone.megatron.training._groups import Groups
+from tilestone.megatron.training._program import Groups
 from training_runs import (
     NAMES,
     Layout,
