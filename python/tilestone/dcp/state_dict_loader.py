@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import operator
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader as _torchs
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.checkpoint.utils import _api_bc_check, _DistWrapper
@@ -19,10 +25,12 @@ from typing_extensions import deprecated
 from tilestone import _core
 from tilestone._calls import save_load
 from tilestone._calls.collective import communicator
+from tilestone._calls.opening import Checkpoint
+from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import CheckpointError
+from tilestone._objects import opaque
 from tilestone._options.values import Differences
 from tilestone.dcp import _calls
-from tilestone.dcp._fill import Filler
 from tilestone.dcp._reader import FileSystemReader, is_plain
 
 __all__ = ["load", "load_state_dict"]
@@ -112,11 +120,89 @@ def _fill(state: StateDict, path: str, planner: LoadPlanner | None, rank: int, *
     differences = Differences(not_in_checkpoint="ignore" if partial else "error")
     loaded = save_load.load(template, path, cast=True, differences=differences, **who)
     try:
-        with contextlib.closing(Filler(path, who.get("own_rank"))) as filler:
+        with contextlib.closing(_Filler(path, who.get("own_rank"))) as filler:
             filler.fill(state, loaded)
     except CheckpointError as error:
         error.add_rank(rank)  # this is not collective
         raise
+
+
+# ---- What was loaded goes into the caller's containers, as with torch ----
+
+
+def _is_descended(items: list[Any]) -> bool:
+    """Whether torch splits a list into its elements."""
+    return any(
+        isinstance(item, (Mapping, torch.Tensor)) or (type(item) is list and _is_descended(item))
+        for item in items
+    )
+
+
+class _Filler:
+    """Fills the caller's state from a loaded one.
+
+    Args:
+        path: the checkpoint, which is opened if it holds objects of classes that Tilestone itself
+            does not create.
+        own_rank: the rank whose own part of a rank-local checkpoint comes first; None: there are no
+            such parts.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], own_rank: int | None = None) -> None:
+        self._path = path
+        self._own: _calls.StoredMetadata | None = None  # None also if the checkpoint is of fewer ranks
+        name = f"__{own_rank}{_calls.INDEX}"
+        if own_rank is not None and os.path.exists(os.path.join(path, name)):
+            self._own = _calls.StoredMetadata(path, name=name)
+        self._opened: Checkpoint | None = None
+
+    def fill(self, state: Any, loaded: Any, above: tuple[Any, ...] = ()) -> None:
+        """Sets each leaf of a container, recursively."""
+        keys = list(state) if isinstance(state, Mapping) else range(len(state))
+        for key in keys:
+            item, new, path = state[key], loaded[key], (*above, key)
+            if isinstance(item, Mapping) and isinstance(new, Mapping) and item.keys() == new.keys():
+                self.fill(item, new, path)
+            elif type(item) is list and type(new) is list and _is_descended(item):
+                self.fill(item, new, path)
+            elif new is not item:
+                state[key] = self._made(new, path)
+
+    def _made(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if opaque.find_in(value) is None:
+            return value
+        # torch up to 2.3 saved a dict without tensors as one object.
+        for size in range(len(path), 0, -1):
+            data = self._bytes_of(".".join(map(str, path[:size])))
+            if data is not None:
+                return functools.reduce(operator.getitem, path[size:], _calls.torch_load(io.BytesIO(data)))
+        return value
+
+    def _bytes_of(self, key: str) -> bytes | None:
+        """A stored object's bytes; None: there is none of this key."""
+        if self._own is not None:
+            data = self._own_bytes_of(key, self._own)
+            if data is not None:
+                return data
+        if self._opened is None:
+            self._opened = open_checkpoint(self._path)
+        return self._opened.object_bytes(key) if key in self._opened else None
+
+    def _own_bytes_of(self, key: str, own: _calls.StoredMetadata) -> bytes | None:
+        info = own.storage_data.get(MetadataIndex(key))
+        if info is None:
+            return None
+        with open(os.path.join(self._path, info.relative_path), "rb") as file:
+            file.seek(info.offset)
+            return file.read(info.length)
+
+    def close(self) -> None:
+        """Closes the checkpoint."""
+        if self._opened is not None:
+            self._opened.close()
+
+
+# ---- Torch's functions ----
 
 
 @deprecated(
