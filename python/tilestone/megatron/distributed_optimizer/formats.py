@@ -229,54 +229,40 @@ def _bucket_tensors(
     shard: OptimizerShard, place: Tuple[int, int], bucket: Bucket, parts: Sequence[Slice]
 ) -> list[dict[str, ShardedTensor]]:
     """The rank's part of a bucket up to its last parameter, slice by slice and gap by gap."""
+    key = shard.layout.bucket_key(*place)
+    whole, replica_id = (bucket.numel_unpadded,), (shard.instance, 0, 0)
+    found: list[dict[str, ShardedTensor]] = []
+
+    def add(begin: int, states: Mapping[str, torch.Tensor]) -> None:
+        made = {}
+        for name, data in states.items():
+            made[name] = ShardedTensor(
+                f"{key}.{name}", data, data.dtype, tuple(data.shape), whole, (begin,), None,
+                replica_id,
+            )  # fmt: skip
+        found.append(made)
+
+    def add_gap(begin: int, end: int, device: torch.device | str) -> None:
+        if begin < end:
+            zeros = {
+                name: torch.zeros(end - begin, dtype=dtype, device=device)
+                for name, dtype in shard.dtypes.items()
+            }
+            add(begin, zeros)
+
     local = bucket.numel // shard.dp_size
     end = min((shard.dp_rank + 1) * local, bucket.numel_unpadded)
     at = min(shard.dp_rank * local, end)
-    device = "cpu"
-    found = []
+    device: torch.device | str = "cpu"
     for part in parts:
         states = shard.states[part.place]
-        device = str(next(iter(states.values())).device)
+        device = next(iter(states.values())).device
         begin = part.parameter.start + part.begin
-        found += _gap(shard, place, bucket, at, begin, device)
-        found.append(_bucket_part(shard.layout, shard.instance, place, bucket, begin, states))
+        add_gap(at, begin, device)
+        add(begin, states)
         at = begin + part.numel
-    return found + _gap(shard, place, bucket, at, end, device)
-
-
-def _gap(
-    shard: OptimizerShard,
-    place: Tuple[int, int],
-    bucket: Bucket,
-    begin: int,
-    end: int,
-    device: str,
-) -> list[dict[str, ShardedTensor]]:
-    if begin >= end:
-        return []
-    zeros = {
-        name: torch.zeros(end - begin, dtype=dtype, device=device)
-        for name, dtype in shard.dtypes.items()
-    }
-    return [_bucket_part(shard.layout, shard.instance, place, bucket, begin, zeros)]
-
-
-def _bucket_part(
-    layout: Layout,
-    instance: int,
-    place: Tuple[int, int],
-    bucket: Bucket,
-    begin: int,
-    states: Mapping[str, torch.Tensor],
-) -> dict[str, ShardedTensor]:
-    key = layout.bucket_key(*place)
-    whole, replica_id = (bucket.numel_unpadded,), (instance, 0, 0)
-    return {
-        name: ShardedTensor(
-            f"{key}.{name}", data, data.dtype, tuple(data.shape), whole, (begin,), None, replica_id
-        )
-        for name, data in states.items()
-    }
+    add_gap(at, end, device)
+    return found
 
 
 # ---- Loading ----
