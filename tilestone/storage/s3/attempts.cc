@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,18 +19,6 @@ constexpr int kCorrections = 3;        // of region, clock and credentials, by o
 constexpr int kAttemptsBeforeLog = 6;  // of which the last comes after some seconds
 constexpr seconds kLogPause{30};
 constexpr seconds kSkew{240};  // stores accept 15 minutes
-
-std::optional<SystemClock::time_point> parse_date(const std::string& text) {
-  struct tm parts = {};
-  if (::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S", &parts) == nullptr) return std::nullopt;
-  return SystemClock::from_time_t(::timegm(&parts));
-}
-
-// "https://host:1" of "https://host:1/path".
-std::string origin_of(const std::string& url) {
-  const size_t scheme = url.find("://");
-  return scheme == std::string::npos ? "" : url.substr(0, url.find('/', scheme + 3));
-}
 
 // The status of an error that stands in the body of a 200.
 int status_of(std::string_view code) {
@@ -58,7 +45,6 @@ bool Place::in_path() const {
 }
 
 std::string Place::base_url() const {
-  if (!moved_to_.empty()) return moved_to_;
   std::string origin = config.endpoint;
   if (origin.empty()) {
     const char* const domain = region_.starts_with("cn-") ? "amazonaws.com.cn" : "amazonaws.com";
@@ -91,23 +77,14 @@ HttpRequest Place::signed_request(const Request& request, Signature& used) {
 
 bool Place::take_region(const HttpAnswer& answer, const Refusal& refusal, const Signature& used) {
   const std::string header = answer.header("x-amz-bucket-region");
-  const std::string region = header.empty() ? refusal.region : header;
-  if (!region.empty() && region != used.region) {
-    region_ = region;
-    moved_to_.clear();
-    return true;
-  }
-  const std::string origin = origin_of(answer.header("location"));
-  const bool encrypted = used.origin.starts_with("https://");
-  if (origin.empty() || origin == used.origin || (encrypted && !origin.starts_with("https://"))) {
-    return false;
-  }
-  moved_to_ = origin;
+  const std::string& region = header.empty() ? refusal.region : header;
+  if (region.empty() || region == used.region) return false;
+  region_ = region;
   return true;
 }
 
 bool Place::take_clock(const HttpAnswer& answer, const Signature& used) {
-  const auto date = parse_date(answer.header("date"));
+  const auto date = parse_utc(answer.header("date"), "%a, %d %b %Y %H:%M:%S");
   if (!date) return false;
   const auto now = std::chrono::floor<seconds>(SystemClock::now());
   const seconds offset = std::chrono::floor<seconds>(*date) - now;
@@ -125,16 +102,14 @@ Attempts::Attempts(Place& place, Request request, Deadline deadline)
       deadline_(std::move(deadline)),
       process_(::getpid()) {}
 
-std::string Attempts::name() const {
-  return fmt::format("{} s3://{}/{}", request_.action.name, place_.bucket, request_.key);
-}
-
 void Attempts::check() {
-  if (given_up_) throw Error(ErrorCode::kInterrupted, name() + " was given up by its caller");
+  if (given_up_)
+    throw Error(ErrorCode::kInterrupted,
+                name_of(request_, place_.bucket) + " was given up by its caller");
   if (!deadline_.expired()) return;
-  throw Error(ErrorCode::kTimeout,
-              fmt::format("{} has not ended in time, after {} attempts{}{}", name(), attempts_,
-                          problem_.empty() ? "" : "; the last: ", problem_));
+  throw Error(ErrorCode::kTimeout, fmt::format("{} has not ended in time, after {} attempts{}{}",
+                                               name_of(request_, place_.bucket), attempts_,
+                                               problem_.empty() ? "" : "; the last: ", problem_));
 }
 
 HttpRequest Attempts::next() {
@@ -218,7 +193,8 @@ void Attempts::ended(std::exception_ptr error) {
 
 Answer Attempts::wait() {
   if (process_ != ::getpid()) {
-    throw Error(ErrorCode::kInvalidArgument, name() + " belongs to the process that began it");
+    throw Error(ErrorCode::kInvalidArgument,
+                name_of(request_, place_.bucket) + " belongs to the process that began it");
   }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ended_; });

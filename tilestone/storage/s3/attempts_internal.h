@@ -38,6 +38,9 @@ struct Request {
   bool answers_xml = false;        // the body of a 2xx must be a document, and no Refusal
 };
 
+// "PutObject s3://bucket/key".
+std::string name_of(const Request& request, const std::string& bucket);
+
 // What an answer is good for.
 enum class Verdict {
   kDone,
@@ -84,7 +87,6 @@ class Place {
   bool in_path() const;
 
   std::string region_;
-  std::string moved_to_;  // the URL of a temporary redirect; "": none
   std::chrono::seconds clock_offset_{0};
   CurrentCredentials credentials_;
 };
@@ -108,7 +110,6 @@ class Attempts : public Exchange {
   std::chrono::nanoseconds pause();
   void note_problem(const HttpAnswer& answer, const Refusal& refusal);
   bool gives_up_contact(const HttpAnswer& answer) const;
-  std::string name() const;
 
   // Of Http's thread, from start() to ended().
   Place& place_;

@@ -54,6 +54,7 @@ bool same_bytes(ByteView stored, const std::vector<ByteView>& body) {
 }
 
 bool succeeded(const Answer& answer) { return answer.http.status / 100 == 2; }
+std::string etag_of(const Answer& answer) { return answer.http.header("etag"); }
 
 ObjectInfo info_of(const HttpAnswer& answer) {
   ObjectInfo info = {.etag = answer.header("etag"), .crc32 = answer.header(kCrc32Header)};
@@ -114,24 +115,23 @@ void Client::add_condition(Request& request, const Condition& condition) const {
   if (!condition.if_etag.empty()) request.accepted.push_back(404);
 }
 
-Pending<std::optional<std::string>> Client::put(const std::string& key, std::vector<ByteView> body,
-                                                const Condition& condition,
-                                                std::optional<uint32_t> crc32,
-                                                const Deadline& deadline) {
+Pending<MaybeEtag> Client::put(const std::string& key, std::vector<ByteView> body,
+                               const Condition& condition, std::optional<uint32_t> crc32,
+                               const Deadline& deadline) {
   Request request = {.action = kPut, .method = "PUT", .key = key, .body = body};
   request.headers = config_.new_object;
   add_crc32(request, crc32);
   add_condition(request, condition);
   const auto finish = [this, key, body, deadline](const Answer& answer) {
-    if (succeeded(answer)) return std::optional(answer.http.header("etag"));
+    if (succeeded(answer)) return std::optional(etag_of(answer));
     return answer.repeated ? stored(key, body, deadline) : std::nullopt;
   };
   return {start(std::move(request), deadline), finish};
 }
 
 // The ETag of the object if it has these bytes.
-std::optional<std::string> Client::stored(const std::string& key, const std::vector<ByteView>& body,
-                                          const Deadline& deadline) {
+MaybeEtag Client::stored(const std::string& key, const std::vector<ByteView>& body,
+                         const Deadline& deadline) {
   const auto info = head(key, false, deadline).wait();
   if (!info || info->size != size_of(body)) return std::nullopt;
   Bytes bytes(info->size);
@@ -147,7 +147,7 @@ Pending<std::string> Client::get(const std::string& key, uint64_t offset, Mutabl
   if (!etag.empty()) request.headers["if-match"] = etag;
   // Some stores ignore the condition.
   const auto finish = [this, key, etag](const Answer& answer) {
-    const std::string found = answer.http.header("etag");
+    const std::string found = etag_of(answer);
     if (etag.empty() || found == etag) return found;
     throw Error(ErrorCode::kMismatch, fmt::format("s3://{}/{} has the ETag {}, and {} was expected",
                                                   bucket_, key, found, etag));
@@ -231,14 +231,12 @@ Pending<std::string> Client::upload_part(const std::string& key, const std::stri
   Request request = {.action = kUploadPart, .method = "PUT", .key = key, .body = std::move(body)};
   request.query = {{"partNumber", std::to_string(number)}, {"uploadId", id}};
   add_crc32(request, crc32);
-  return {start(std::move(request), deadline),
-          [](const Answer& answer) { return answer.http.header("etag"); }};
+  return {start(std::move(request), deadline), etag_of};
 }
 
-Pending<std::optional<std::string>> Client::complete(const std::string& key, const std::string& id,
-                                                     std::vector<Part> parts,
-                                                     const Condition& condition,
-                                                     const Deadline& deadline) {
+Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& id,
+                                    std::vector<Part> parts, const Condition& condition,
+                                    const Deadline& deadline) {
   Request request = {
       .action = kComplete, .method = "POST", .key = key, .query = {{"uploadId", id}}};
   request.answers_xml = true;
@@ -247,7 +245,7 @@ Pending<std::optional<std::string>> Client::complete(const std::string& key, con
   add_condition(request, condition);
   request.accepted.push_back(404);
   const auto finish = [this, key, id, parts = std::move(parts),
-                       deadline](const Answer& answer) -> std::optional<std::string> {
+                       deadline](const Answer& answer) -> MaybeEtag {
     if (succeeded(answer)) return parse_completed(answer.http.body);
     if (answer.repeated) {
       if (const auto etag = completed(key, parts, deadline)) return etag;
@@ -261,8 +259,8 @@ Pending<std::optional<std::string>> Client::complete(const std::string& key, con
 
 // The ETag of the object if it is what these parts make: by its size, and by its checksum if the
 // store has kept one.
-std::optional<std::string> Client::completed(const std::string& key, const std::vector<Part>& parts,
-                                             const Deadline& deadline) {
+MaybeEtag Client::completed(const std::string& key, const std::vector<Part>& parts,
+                            const Deadline& deadline) {
   const std::vector<std::string> checksums = possible_checksums(parts);
   const auto info = head(key, !checksums.empty(), deadline).wait();
   uint64_t size = 0;

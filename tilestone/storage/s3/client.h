@@ -56,11 +56,6 @@ class Pending {
     if (attempts_ != nullptr) give_up(*attempts_);
   }
   Pending(Pending&&) noexcept = default;
-  Pending& operator=(Pending&& other) noexcept {
-    std::swap(attempts_, other.attempts_);
-    std::swap(finish_, other.finish_);
-    return *this;
-  }
 
   // Once.
   T wait() {
@@ -72,6 +67,8 @@ class Pending {
   std::shared_ptr<Attempts> attempts_;
   Finish finish_;
 };
+
+using MaybeEtag = std::optional<std::string>;
 
 // What must hold for a write to happen. ETags are as the store gives them, with their quotes.
 struct Condition {
@@ -111,9 +108,9 @@ class Client {
 
   // The new ETag; nullopt: the condition does not hold. crc32: of the whole body, checked by the
   // store. The parts of the body are sent one after the other.
-  Pending<std::optional<std::string>> put(const std::string& key, std::vector<ByteView> body,
-                                          const Condition& condition, std::optional<uint32_t> crc32,
-                                          const Deadline& deadline);
+  Pending<MaybeEtag> put(const std::string& key, std::vector<ByteView> body,
+                         const Condition& condition, std::optional<uint32_t> crc32,
+                         const Deadline& deadline);
 
   // Fills `into`, which must not be empty, with the bytes from `offset` on, and returns the
   // object's ETag. With an `etag` the object must have it, else kMismatch. kIo if the object is
@@ -147,9 +144,9 @@ class Client {
   // The object's ETag; nullopt: the condition does not hold. Parts in order, with sizes. Error
   // (kNotFound) if there is no such upload and the object is another one: AWS says so too after a
   // conflict with another conditional write, and the upload must then begin anew.
-  Pending<std::optional<std::string>> complete(const std::string& key, const std::string& id,
-                                               std::vector<Part> parts, const Condition& condition,
-                                               const Deadline& deadline);
+  Pending<MaybeEtag> complete(const std::string& key, const std::string& id,
+                              std::vector<Part> parts, const Condition& condition,
+                              const Deadline& deadline);
   // False: there was no such upload.
   Pending<bool> abort(const std::string& key, const std::string& id, const Deadline& deadline);
   // Unfinished uploads of keys that begin with `prefix`. `after`: of the page before.
@@ -159,10 +156,10 @@ class Client {
  private:
   struct Live;
   std::shared_ptr<Attempts> start(Request request, const Deadline& deadline);
-  std::optional<std::string> stored(const std::string& key, const std::vector<ByteView>& body,
-                                    const Deadline& deadline);
-  std::optional<std::string> completed(const std::string& key, const std::vector<Part>& parts,
-                                       const Deadline& deadline);
+  MaybeEtag stored(const std::string& key, const std::vector<ByteView>& body,
+                   const Deadline& deadline);
+  MaybeEtag completed(const std::string& key, const std::vector<Part>& parts,
+                      const Deadline& deadline);
   void add_condition(Request& request, const Condition& condition) const;
 
   const Config config_;

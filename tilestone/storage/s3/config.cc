@@ -22,11 +22,6 @@ constexpr const char* kSystemBundles[] = {
     "/etc/ssl/cert.pem",                                  // Alpine
 };
 
-std::string setting(const Section& section, const std::string& name) {
-  const auto found = section.find(name);
-  return found == section.end() ? "" : found->second;
-}
-
 // The first text that is not empty.
 std::string first_of(std::initializer_list<std::string> texts) {
   const auto* const found = std::ranges::find_if(texts, [](auto& text) { return !text.empty(); });

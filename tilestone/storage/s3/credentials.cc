@@ -1,7 +1,6 @@
 #include "tilestone/storage/s3/credentials.h"
 
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -22,18 +21,12 @@ using std::chrono::milliseconds;
 constexpr std::chrono::minutes kRenewBefore{5};
 constexpr std::chrono::minutes kRenewAgain{1};
 constexpr int kAttempts = 3;
+constexpr const char* kTimeForm = "%Y-%m-%dT%H:%M:%S";
 constexpr const char* kContainerHost = "http://169.254.170.2";
 constexpr const char* kInstanceHost = "http://169.254.169.254";
 
 [[noreturn]] void fail(std::string_view source, std::string_view problem) {
   throw Error(ErrorCode::kIo, fmt::format("no AWS credentials from {}: {}", source, problem));
-}
-
-// "2026-11-28T23:15:47Z", with or without a fraction.
-std::optional<SystemClock::time_point> parse_time(const std::string& text) {
-  struct tm parts = {};
-  if (::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts) == nullptr) return std::nullopt;
-  return SystemClock::from_time_t(::timegm(&parts));
 }
 
 std::optional<Credentials> complete(Credentials found) {
@@ -97,22 +90,12 @@ std::optional<Credentials> from_web_identity(const Environment& environment,
   const HttpAnswer answer =
       fetch_again(request, {.ca_bundle = ca_bundle, .whole = milliseconds(5000)}, source);
   const WebIdentityAnswer found = parse_web_identity(answer.body);
-  return complete({{found.id, found.secret, found.token}, parse_time(found.expiration), source});
-}
-
-std::optional<Credentials> from_variables_of_web_identity(const Environment& environment,
-                                                          const std::string& region,
-                                                          const std::string& ca_bundle) {
-  const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
-  return from_web_identity(environment, region, ca_bundle, get("AWS_WEB_IDENTITY_TOKEN_FILE"),
-                           get("AWS_ROLE_ARN"), get("AWS_ROLE_SESSION_NAME"));
+  return complete(
+      {{found.id, found.secret, found.token}, parse_utc(found.expiration, kTimeForm), source});
 }
 
 std::optional<Credentials> from_section(const Section& section, std::string source) {
-  const auto get = [&](const char* name) {
-    const auto found = section.find(name);
-    return found == section.end() ? "" : found->second;
-  };
+  const auto get = [&](const char* name) { return setting(section, name); };
   return complete(
       {.keys = {get("aws_access_key_id"), get("aws_secret_access_key"), get("aws_session_token")},
        .source = std::move(source)});
@@ -135,10 +118,7 @@ void refuse_other_ways(const Profile& profile) {
 std::optional<Credentials> from_profile(const Environment& environment, const std::string& region,
                                         const std::string& ca_bundle) {
   const Profile profile = read_profile(environment);
-  const auto get = [&](const char* name) {
-    const auto found = profile.config.find(name);
-    return found == profile.config.end() ? "" : found->second;
-  };
+  const auto get = [&](const char* name) { return setting(profile.config, name); };
   if (auto found = from_section(profile.credentials,
                                 fmt::format("profile {} of the credentials file", profile.name))) {
     return found;
@@ -163,7 +143,7 @@ std::optional<Credentials> parse_json(const std::string& body, const std::string
   };
   if (!json.is_object() || get("AccessKeyId").empty()) fail(source, "its answer has none");
   return complete({{get("AccessKeyId"), get("SecretAccessKey"), get("Token")},
-                   parse_time(get("Expiration")),
+                   parse_utc(get("Expiration"), kTimeForm),
                    source});
 }
 
@@ -200,13 +180,10 @@ std::optional<Credentials> from_container(const Environment& environment,
   return parse_json(fetch_again(request, settings, source).body, source);
 }
 
-std::string lower_variable(const Environment& environment, const char* name) {
-  return lower_case(variable(environment, name).value_or(""));
-}
-
 // IMDSv2: a token first, then the role's name, then its credentials.
 std::optional<Credentials> from_instance(const Environment& environment) {
-  if (lower_variable(environment, "AWS_EC2_METADATA_DISABLED") == "true") return std::nullopt;
+  const std::string disabled = variable(environment, "AWS_EC2_METADATA_DISABLED").value_or("");
+  if (lower_case(disabled) == "true") return std::nullopt;
   const std::string source = "the instance's metadata (IMDSv2)";
   const std::string host =
       variable(environment, "AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or(kInstanceHost);
@@ -234,7 +211,12 @@ std::optional<Credentials> from_instance(const Environment& environment) {
 Credentials find_credentials(const Environment& environment, const std::string& region,
                              const std::string& ca_bundle) {
   if (auto found = from_environment(environment)) return *found;
-  if (auto found = from_variables_of_web_identity(environment, region, ca_bundle)) return *found;
+  const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
+  if (auto found =
+          from_web_identity(environment, region, ca_bundle, get("AWS_WEB_IDENTITY_TOKEN_FILE"),
+                            get("AWS_ROLE_ARN"), get("AWS_ROLE_SESSION_NAME"))) {
+    return *found;
+  }
   if (auto found = from_profile(environment, region, ca_bundle)) return *found;
   if (auto found = from_container(environment, ca_bundle)) return *found;
   if (auto found = from_instance(environment)) return *found;

@@ -1,8 +1,8 @@
 #include <openssl/evp.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
-#include <optional>
 
 #include "tilestone/storage/s3/encode.h"
 
@@ -82,6 +82,13 @@ std::string base64_crc32(uint32_t crc) {
   std::array<std::byte, 4> bytes;
   for (size_t i = 0; i < 4; ++i) bytes[i] = static_cast<std::byte>(crc >> (24 - 8 * i));
   return base64(bytes);
+}
+
+std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text,
+                                                               const char* form) {
+  struct tm parts = {};
+  if (::strptime(text.c_str(), form, &parts) == nullptr) return std::nullopt;
+  return std::chrono::system_clock::from_time_t(::timegm(&parts));
 }
 
 std::string lower_case(std::string_view text) {

@@ -1,7 +1,9 @@
 // Texts as HTTP and S3 write them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +20,10 @@ std::string hex(ByteView bytes);  // lower case
 std::string base64(ByteView bytes);
 // As x-amz-checksum-crc32: base64 of the big-endian bytes.
 std::string base64_crc32(uint32_t crc);
+
+// A time in UTC, in the form of strptime; what follows it is ignored. nullopt: it has another form.
+std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text,
+                                                               const char* form);
 
 std::string lower_case(std::string_view text);  // of ASCII
 std::string_view trimmed(std::string_view text);

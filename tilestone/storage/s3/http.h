@@ -57,8 +57,8 @@ struct HttpSettings {
 // One request, once. Does not throw for what the network does.
 HttpAnswer fetch(HttpRequest request, const HttpSettings& settings);
 
-// What Http does, again and again until it ends. Its thread alone calls these, and they must not
-// wait.
+// What Http does, again and again until it ends. Its thread alone calls these: one that waits holds
+// up all others.
 class Exchange {
  public:
   virtual ~Exchange() = default;

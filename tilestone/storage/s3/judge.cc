@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -47,10 +46,6 @@ bool is_passing(int status) {
   return status == 408 || status == 409 || status == 429 || (status >= 500 && status != 501);
 }
 
-std::string name_of(const Request& request, const std::string& bucket) {
-  return fmt::format("{} s3://{}/{}", request.action.name, bucket, request.key);
-}
-
 std::string status_text(const HttpAnswer& answer, const Refusal& refusal) {
   if (answer.failure != Failure::kNone) return answer.problem;
   std::string text = std::to_string(answer.status);
@@ -68,6 +63,10 @@ ErrorCode code_of(int status) {
 }
 
 }  // namespace
+
+std::string name_of(const Request& request, const std::string& bucket) {
+  return fmt::format("{} s3://{}/{}", request.action.name, bucket, request.key);
+}
 
 Verdict judge(const Request& request, const HttpAnswer& answer, const Refusal& refusal) {
   if (answer.failure == Failure::kPermanent) return Verdict::kFailed;

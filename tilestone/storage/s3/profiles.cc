@@ -78,6 +78,11 @@ std::optional<std::string> variable(const Environment& environment, const std::s
   return found->second;
 }
 
+std::string setting(const Section& section, const std::string& name) {
+  const auto found = section.find(name);
+  return found == section.end() ? "" : found->second;
+}
+
 Sections parse_sections(std::string_view text) {
   Sections out;
   Section* section = nullptr;

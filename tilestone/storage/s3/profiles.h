@@ -15,6 +15,7 @@ std::optional<std::string> variable(const Environment& environment, const std::s
 
 // Settings of one section. A setting under another one is named "s3.addressing_style".
 using Section = std::map<std::string, std::string>;
+std::string setting(const Section& section, const std::string& name);  // "": not set
 // By the text between the brackets, with single spaces: "default", "profile a", "services b".
 using Sections = std::map<std::string, Section>;
 // Lines that are neither a section nor a setting are skipped.
