@@ -123,6 +123,7 @@ class Client {
   Pending<std::optional<ObjectInfo>> head(const std::string& key, bool checksum,
                                           const Deadline& deadline);
 
+  // In the store's order, which is that of the keys' bytes on AWS.
   Pending<ListPage> list(const ListRequest& request, const Deadline& deadline);
 
   // At most kMaxKeysToRemove. Absent keys count as removed. Returns those that were refused.

@@ -144,7 +144,8 @@ std::vector<std::string> RealServer::command() const {
                                     "-webdav=false",
                                     "-master.telemetry=false",
                                     "-s3.port.iceberg=0",
-                                    "-s3.port.lance=0"};
+                                    "-s3.port.lance=0",
+                                    "-volume.max=1000" /* each bucket takes some */};
   size_t next = 0;
   for (const char* const name : {"s3", "master", "volume", "filer", "admin"}) {
     words.push_back(fmt::format("-{}.port={}", name, ports_[next++]));
