@@ -1,4 +1,26 @@
 // For tests: real servers that speak S3's API, from PyPI (tools/requirements.txt), on free ports.
+//
+// What they have of S3, as found with SeaweedFS 4.48 and rclone 1.75.2:
+//
+//                                      SeaweedFS                     rclone serve s3
+// If-None-Match, If-Match on PUT       412, also for an absent key   ignored
+// the same on CompleteMultipartUpload  412                           ignored
+// If-Match on DELETE                   412; success if absent        ignored
+// If-Match on GET                      412                           ignored
+// CRC-32 of a PUT or a part            BadDigest                     ignored
+// CRC-32s of parts in a completion     BadDigest                     ignored
+// x-amz-checksum-crc32 of HEAD         as sent; "CRC-N" of uploads   as sent; none of uploads
+// a second completion                  200 and the same ETag         NoSuchUpload
+// ETag of a completion                 the object's                  another than the object's
+// parts of less than 5 MiB             EntityTooSmall                accepted
+// order of a list                      by path: "a/b" before "a-b"   by bytes
+// "a//b", "/a"                         literal                       400
+// "a/../b", "./a", "a/./b"             400                           400
+// "a" and "a/b"                        both                          500, again and again
+// a name of 300 bytes between slashes  400 KeyTooLongError           500, again and again
+// a "folder" without objects           stays a common prefix         is gone
+//
+// Writers that compete for one key with conditions get about one answer per second from SeaweedFS.
 #pragma once
 
 #include <sys/types.h>
