@@ -5,7 +5,7 @@
 //                                      SeaweedFS                     rclone serve s3
 // If-None-Match, If-Match on PUT       412, also for an absent key   ignored
 // the same on CompleteMultipartUpload  412                           ignored
-// If-Match on DELETE                   412; success if absent        ignored
+// If-Match on DELETE                   412, also for an absent key   ignored
 // If-Match on GET                      412                           ignored
 // CRC-32 of a PUT or a part            BadDigest                     ignored
 // CRC-32s of parts in a completion     BadDigest                     ignored
