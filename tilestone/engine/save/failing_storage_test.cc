@@ -121,15 +121,15 @@ struct Hit {
   bool switching = false;  // the switch was tried: it is put again, and then only files go
 };
 
-// Fails the k-th call with `error`, and records which call it was.
-std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k, int error,
-                                      std::optional<Hit>& hit) {
+// Fails the k-th call, and records which call it was.
+std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uint64_t k,
+                                      const FaultAction& failure, std::optional<Hit>& hit) {
   return FaultDisk::create(
       inner, [=, &hit, switching = std::make_shared<std::atomic<bool>>()](const StorageCall& call) {
         if (call.op == StorageOp::kRename && call.to == ".metadata") *switching = true;
         if (call.index != k) return FaultAction::pass();
         hit = Hit{call.op, std::string(call.name), std::string(call.to), call.client, *switching};
-        return FaultAction::fail(error);
+        return failure;
       });
 }
 
@@ -162,7 +162,8 @@ TEST_P(EachError, AtEachCallOfASaveReachesEveryRankAndLeavesACheckpoint) {
   for (uint64_t k = 0;; ++k) {
     const auto storage = memory_storage(before);
     std::optional<Hit> hit;
-    const Errors errors = save_rows(failing_at(storage, k, GetParam(), hit), kNew);
+    const Errors errors =
+        save_rows(failing_at(storage, k, FaultAction::fail(GetParam()), hit), kNew);
     if (!hit) break;
     SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
                  hit->name + " by rank " + std::to_string(hit->client));
@@ -192,7 +193,8 @@ TEST_P(EachError, AtEachCallOfAFirstSaveLeavesNothingThatLooksLikeALostCheckpoin
   for (uint64_t k = 0;; ++k) {
     const auto storage = memory_storage();
     std::optional<Hit> hit;
-    const Errors errors = save_rows(failing_at(storage, k, GetParam(), hit), kNew);
+    const Errors errors =
+        save_rows(failing_at(storage, k, FaultAction::fail(GetParam()), hit), kNew);
     if (!hit) break;
     SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
                  hit->name);
@@ -208,6 +210,37 @@ TEST_P(EachError, AtEachCallOfAFirstSaveLeavesNothingThatLooksLikeALostCheckpoin
     if (!storage->list().empty()) remove_leftovers(Location(storage));
   }
   EXPECT_GT(failed, 20u);
+}
+
+// The call is executed, and its error is reported all the same.
+TEST_F(FailingStorage, ASaveThatLosesTheAnswerToAnyOfItsCallsLeavesAWholeCheckpoint) {
+  for (const bool exists : {false, true}) {
+    size_t failed = 0;
+    for (uint64_t k = 0;; ++k) {
+      const auto storage = memory_storage();
+      if (exists) expect_no_errors(save_rows(FaultDisk::create(storage), kOld));
+      std::optional<Hit> hit;
+      const auto disk = failing_at(storage, k, FaultAction::fail_after(EIO), hit);
+      const auto error = same_on_all(save_rows(disk, kNew));
+      if (!hit) break;
+      SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
+                   hit->name + " by rank " + std::to_string(hit->client));
+      EXPECT_FALSE(error && hit->switching) << error->what();
+      failed += error.has_value();
+      if (!error) {
+        EXPECT_EQ(saved_value(storage), kNew);
+      } else if (exists) {
+        EXPECT_EQ(saved_value(storage), kOld);
+      } else {
+        expect_error([&] { Checkpoint::open(Location(storage)); }, ErrorCode::kNotFound);
+      }
+      expect_no_errors(save_rows(FaultDisk::create(storage), kLater));
+      EXPECT_EQ(saved_value(storage), kLater);
+      EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(failed, 20u);
+  }
 }
 
 // The call may have been executed, or not, or only the sync after it is lost.
@@ -296,7 +329,8 @@ TEST_P(EachError, AtEachCallOfALoadReachesEveryRank) {
   size_t failed = 0;
   for (uint64_t k = 0;; ++k, ++failed) {
     std::optional<Hit> hit;
-    const Errors errors = load_rows(failing_at(storage, k, GetParam(), hit), kOld);
+    const Errors errors =
+        load_rows(failing_at(storage, k, FaultAction::fail(GetParam()), hit), kOld);
     if (!hit) break;
     SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
                  hit->name + " by rank " + std::to_string(hit->client));
