@@ -92,12 +92,18 @@ std::optional<CheckpointNames> without_claim(Storage& storage, std::vector<std::
   return found;
 }
 
-CheckpointNames look_for_checkpoint(Storage& storage) {
+// Among the names that `list` returns.
+template <typename List>
+CheckpointNames look_among(Storage& storage, const List& list) {
   for (int i = 0;; ++i) {
-    std::vector<std::string> names = list_of_checkpoint(storage);
+    std::vector<std::string> names = list();
     if (auto found = without_claim(storage, names)) return *std::move(found);
     if (i == kMaxOverwrites) return {std::move(names), std::nullopt};
   }
+}
+
+CheckpointNames look_for_checkpoint(Storage& storage) {
+  return look_among(storage, [&] { return list_of_checkpoint(storage); });
 }
 
 bool is_of_attempt(const std::string& name) {
@@ -233,14 +239,11 @@ DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect*
 Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) {
   const auto read = [&](const std::string& name) { return read_file(storage, name, kAnySize); };
   Standing here;
-  std::optional<CheckpointNames> found;
-  for (int i = 0; !found; ++i) {
+  CheckpointNames found = look_among(storage, [&] {
     here.names = list_all(storage);
-    std::vector<std::string> names = identifying(here.names);
-    found = without_claim(storage, names);
-    if (!found && i == kMaxOverwrites) found = {std::move(names), std::nullopt};
-  }
-  here.of_checkpoint = std::move(found->names);
+    return identifying(here.names);
+  });
+  here.of_checkpoint = std::move(found.names);
   here.found = detect_as(storage, wanted, here.of_checkpoint);
   here.foreign = find_foreign(here.names, read);
   here.notes = read_notes(storage, here.names);
