@@ -60,11 +60,9 @@ std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) 
 }
 
 bool has_only_lock(Storage& location) {
-  const std::string own(kTilestoneDirectory);
-  const std::vector<std::string> names = location.list(own + "/");
-  return location.list_directories(own + "/").empty() &&
-         std::all_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name == kLockName; });
+  const Listing own = location.listing(std::string(kTilestoneDirectory) + "/", Depth::kLevel);
+  return own.directories.empty() &&
+         std::ranges::all_of(own.files, [](const std::string& name) { return name == kLockName; });
 }
 
 // The file of the lock goes first, under the lock: who waits for it then sees that its file has no

