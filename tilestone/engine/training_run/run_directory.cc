@@ -171,15 +171,15 @@ Location RunDirectory::at(const std::string& name) const { return location_.with
 
 std::vector<StepInfo> RunDirectory::list() const {
   std::vector<StepInfo> found;
-  Storage& storage = location_.storage();
+  const Listing listed = location_.storage().listing("", Depth::kLevel);
   const auto note = [&](const std::string& name, bool is_link) {
     const auto step = names_.step_of(name);
     if (step && (!is_link || is_linked_folder(at(name)))) {
       found.push_back({.step = *step, .name = name, .is_link = is_link});
     }
   };
-  for (const std::string& name : storage.list_directories()) note(name, false);
-  for (const std::string& name : storage.list_files()) note(name, true);
+  for (const std::string& name : listed.directories) note(name, false);
+  for (const std::string& name : listed.files) note(name, true);
   std::sort(found.begin(), found.end(), [&](const StepInfo& a, const StepInfo& b) {
     if (a.step != b.step) return a.step < b.step;
     const std::string own = names_.name_of(a.step);
