@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 
 namespace {
@@ -35,10 +36,11 @@ void attempt(ByteView bytes) {
 
 // Parser and writer of a group's file.
 struct Group {
-  std::vector<Bytes> left;
-  Bytes encode() const { return encode_group(left); }
+  std::vector<std::optional<Bytes>> left;
+  Bytes encode() const { return tilestone::join_messages(left); }
   static Group decode(ByteView bytes, const std::string& file) {
-    return {decode_group(bytes, file)};
+    const std::vector<Bytes> messages = tilestone::split_messages(bytes, file);
+    return {{messages.begin(), messages.end()}};
   }
 };
 

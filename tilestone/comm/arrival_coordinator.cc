@@ -68,17 +68,16 @@ class Coordinator {
   uint64_t wait_for_all() {
     receive(Deadline::after(std::chrono::seconds(0)), true);
     while (true) {
-      const std::vector<Fate> fates = decide(present());
-      if (fates.front() == Fate::kGo) return begin();
-      if (fates.front() == Fate::kLeft) fail_with_who_left();
-      const bool away = fates.front() == Fate::kAway;
+      const Fate fate = decide(present());
+      if (fate == Fate::kGo) return begin();
+      if (fate == Fate::kLeft) fail_with_who_left();
+      const bool away = fate == Fate::kAway;
       const Deadline until = grace_.next_wait(away, deadline_);
-      if (fates.front() == Fate::kMismatch) {
+      if (fate == Fate::kMismatch) {
         if (!receive(Deadline::after(kMismatchTime), false)) fail_all(mismatch());
         continue;
       }
       ask_for_confirmation();
-      if (refuse_behind(fates)) continue;
       const bool late = deadline_.expired();
       if (receive(until, false)) continue;
       if (away && (late || grace_.over())) fail_with_who_is_away();
@@ -152,7 +151,7 @@ class Coordinator {
   // hardly be: all ranks made the last call, all are in the same call now, and the hello is new.
   bool in_doubt() const {
     return std::any_of(waiting_.begin(), waiting_.end(), [this](const auto& entry) {
-      return entry.second.since > 0 || !same_call(entry.second, own_);
+      return entry.second.failed || !same_call(entry.second, own_);
     });
   }
 
@@ -234,26 +233,6 @@ class Coordinator {
     }
     return left;
   }
-
-  // Refuses the ranks that are behind; returns false if there are none.
-  bool refuse_behind(const std::vector<Fate>& fates) {
-    if (std::find(fates.begin(), fates.end(), Fate::kBehind) == fates.end()) return false;
-    const std::vector<std::optional<Hello>> all = present();
-    std::vector<int> late;
-    for (int rank = 0; rank < static_cast<int>(size_); ++rank) {
-      if (fates[static_cast<size_t>(rank)] == Fate::kBehind) late.push_back(rank);
-    }
-    Error error(ErrorCode::kMismatch,
-                call_of(late.front()) + ": " + rank_list(late) +
-                    (late.size() == 1 ? " is" : " are") +
-                    " behind the others; the ranks are in different calls: " + who_is_where(all));
-    error.with_rank(late.front()).with_reason(Reason::kDifferentCalls).with_hint(kHint);
-    refuse(late, error);
-    if (late.front() == 0) throw error;
-    return true;
-  }
-
-  std::string call_of(int rank) const { return waiting_.at(rank).name(); }
 
   Error mismatch() const {
     return Error(ErrorCode::kMismatch,

@@ -1,7 +1,6 @@
 #include "tilestone/comm/call.h"
 
-#include <algorithm>
-#include <optional>
+#include <chrono>
 #include <random>
 #include <utility>
 
@@ -28,22 +27,16 @@ Hello make_hello(CallPort& port, const std::string& work, const std::string& loc
   Hello hello;
   hello.nonce = random_nonce();
   hello.last_operation = port.last_operation();
-  hello.agreed = memory.agreed;
-  hello.since = memory.since;
+  hello.failed = memory.failed;
   hello.since_agreed = comm_internal::since_agreed(memory);
-  hello.recent.assign(memory.recent.begin(), memory.recent.end());
   hello.work = work;
   hello.location = location;
   return hello;
 }
 
-void remember(CallMemory& memory, const Hello& hello, std::optional<uint64_t> agreed) {
-  memory.recent.push_front(comm_internal::fingerprint(hello.work, hello.location));
-  if (memory.recent.size() > comm_internal::kMaxRecentCalls) memory.recent.pop_back();
-  memory.since = agreed ? 0 : std::min<uint64_t>(memory.since + 1, memory.recent.size());
-  if (!agreed) return;
-  memory.agreed = *agreed;
-  memory.agreed_at = std::chrono::steady_clock::now();
+void remember(CallMemory& memory, bool failed) {
+  memory.failed = failed;
+  if (!failed) memory.agreed_at = std::chrono::steady_clock::now();
 }
 
 }  // namespace
@@ -52,17 +45,16 @@ Call::Call(Communicator comm, std::string work, std::string location, Deadline d
     : comm_(std::move(comm)), port_(comm_.size() > 1 ? comm_.call_port() : nullptr) {
   if (port_ == nullptr) return;
   take_turn(deadline);
-  std::optional<Hello> made;
   try {
-    const Hello& hello = made.emplace(make_hello(*port_, work, location));
+    const Hello hello = make_hello(*port_, work, location);
     const uint64_t number =
         comm_.is_coordinator()
             ? comm_internal::arrive_as_coordinator(*port_, comm_.size(), hello, deadline)
             : comm_internal::arrive_as_member(*port_, comm_.rank(), hello, deadline);
     if (!comm_.is_coordinator()) port_->enter(number);
-    remember(port_->memory(), hello, number);
+    remember(port_->memory(), false);
   } catch (...) {
-    if (made) remember(port_->memory(), *made, std::nullopt);
+    remember(port_->memory(), true);
     end_turn();
     throw;
   }

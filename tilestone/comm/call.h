@@ -5,8 +5,7 @@
 // begin only when all ranks have arrived at the same call:
 //
 // 1. Each rank sends the coordinator (rank 0) a hello: a random nonce, the work and the location,
-// the
-//    number of its last operation, and the fingerprints of its last calls.
+//    the number of its last operation, and whether its last call failed here.
 // 2. When all ranks have arrived at the same call, the coordinator answers each hello. The answer
 //    has the nonce of the hello and the call's number, which is larger than the number of any
 //    operation or call of any rank. The call's operations continue from that number, so a message
@@ -15,10 +14,9 @@
 //    the last call failed on a rank, if hellos name different calls, or if a hello has been on its
 //    way for over a second, the coordinator first asks each rank whether it still waits, and a
 //    hello counts only when it is confirmed.
-// 3. If hellos contradict each other, a rank whose call the others have already left is behind. It
-//    gets an error, and the others wait until it arrives at their call. If no rank is known to be
-//    behind, all ranks get the same Error(kMismatch) when all have arrived. So after at most one
-//    more failed call, ranks that differ by one call are in step again.
+// 3. If hellos contradict each other when all have arrived, all ranks get the same
+// Error(kMismatch),
+//    which says which rank is in which call. They are in step again at the next call that all make.
 // 4. A rank that leaves early (deadline, interrupt) withdraws its hello and sends its error. When
 //    no other rank is missing, the ranks at the same call get that error.
 // 5. A rank may leave, for another reason than its deadline, before the others have arrived. It may

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,11 +38,9 @@ struct CallMemory {
   std::condition_variable freed;
   std::optional<std::thread::id> caller;
 
-  std::deque<uint64_t> recent;  // fingerprints of the last calls, newest first
-  uint64_t agreed = 0;          // number of the last call that all ranks made
-  // When this rank began that call; before the first one, when it joined the group.
+  bool failed = false;  // the last call did not begin on all ranks
+  // When this rank began the last one that did; before the first one, when it joined the group.
   std::chrono::steady_clock::time_point agreed_at = std::chrono::steady_clock::now();
-  uint64_t since = 0;  // how many of `recent` came after that call
   // Coordinator: by rank, those that wait for an answer, and those that left and have sent nothing
   // since. Member: at most rank 0, if the coordinator left a call and has sent nothing since.
   std::map<int, comm_internal::Hello> waiting;

@@ -16,7 +16,9 @@ constexpr uint64_t kTrailerSize = 8;
 
 int root_of(int size) { return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(size)))); }
 
-Bytes join(std::span<const std::optional<Bytes>> messages) {
+}  // namespace
+
+Bytes join_messages(std::span<const std::optional<Bytes>> messages) {
   ByteWriter out;
   out.u8(kJoinedVersion);
   out.varint(messages.size());
@@ -26,10 +28,10 @@ Bytes join(std::span<const std::optional<Bytes>> messages) {
   return std::move(out).take();
 }
 
-std::vector<Bytes> split(ByteView bytes, const std::string& name) {
-  ByteReader in(bytes, name);
+std::vector<Bytes> split_messages(ByteView bytes, const std::string& file) try {
+  ByteReader in(bytes, file);
   if (bytes.size() < kTrailerSize) in.fail("too short");
-  ByteReader body(in.raw(bytes.size() - kTrailerSize), name);
+  ByteReader body(in.raw(bytes.size() - kTrailerSize), file);
   if (in.u64() != xxh3_64(bytes.first(bytes.size() - kTrailerSize))) {
     in.fail("the checksum differs");
   }
@@ -41,9 +43,10 @@ std::vector<Bytes> split(ByteView bytes, const std::string& name) {
   }
   body.expect_end();
   return messages;
+} catch (Error& error) {
+  error.with_file(file);
+  throw;
 }
-
-}  // namespace
 
 StoreCommunicator::StoreCommunicator(std::shared_ptr<MessageStore> store, int rank, int size,
                                      Tree tree)
@@ -74,24 +77,25 @@ std::vector<std::string> StoreCommunicator::group_names() const {
   return names;
 }
 
-Bytes StoreCommunicator::decide(const std::string& name, ByteView mine, Deadline deadline) {
+Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadline deadline) {
   try {
-    if (store_->put_if_absent(name, mine, deadline)) return Bytes(mine.begin(), mine.end());
+    if (store.put_if_absent(name, mine, deadline)) return Bytes(mine.begin(), mine.end());
   } catch (const Error&) {
     // The answer may be lost. What is there counts, once a further request has found it there.
-    if (!store_->get(name)) throw;
-    store_->put_if_absent(name, mine, deadline);
+    if (!store.get(name)) throw;
+    store.put_if_absent(name, mine, deadline);
   }
-  auto found = store_->get(name);
+  auto found = store.get(name);
   if (found) return *std::move(found);
-  throw Error(ErrorCode::kIo, "a message that was there before is gone").with_file(name);
+  throw Error(ErrorCode::kIo, "a message that was there before is gone")
+      .with_file(store.file_of(name));
 }
 
 // ---- Messages of single ranks
 
 Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
   if (auto first = joined_message_of(rank_)) return *std::move(first);
-  Bytes counts = decide(name_of(rank_), mine, deadline);
+  Bytes counts = decide(*store_, name_of(rank_), mine, deadline);
   auto first = joined_message_of(rank_);
   if (!first) return counts;
   if (*first != counts) store_->remove(std::vector{name_of(rank_)});
@@ -126,12 +130,12 @@ std::optional<std::vector<Bytes>> StoreCommunicator::joined(int group) {
   const std::string name = group_name(group);
   const auto bytes = store_->get(name);
   if (!bytes) return std::nullopt;
-  std::vector<Bytes> messages = split(*bytes, name);
+  std::vector<Bytes> messages = split_messages(*bytes, store_->file_of(name));
   const auto ranks = static_cast<size_t>(end_of(group) - begin_of(group));
   if (messages.size() == ranks) return messages;
   throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(messages.size()) +
                                        " receipts for " + std::to_string(ranks) + " ranks")
-      .with_file(name);
+      .with_file(store_->file_of(name));
 }
 
 std::optional<Bytes> StoreCommunicator::joined_message_of(int rank) {
@@ -148,7 +152,7 @@ bool StoreCommunicator::complete(int group, Deadline deadline, const Before& bef
   const auto begin = found_.begin() + begin_of(group), end = found_.begin() + end_of(group);
   if (before) before(begin_of(group), {begin, end});
   if (!joins_) return true;
-  decide(group_name(group), join({begin, end}), deadline);
+  decide(*store_, group_name(group), join_messages({begin, end}), deadline);
   if (removes_) store_->remove(names_of(group));
   return true;
 }
@@ -161,6 +165,16 @@ bool StoreCommunicator::is_complete(Deadline deadline, const Before& before) {
   for (int i = 0; i < groups(); ++i) {
     const int group = (next_group_ + i) % groups();
     if (complete(group, deadline, before)) continue;
+    next_group_ = group;
+    return false;
+  }
+  return true;
+}
+
+bool StoreCommunicator::all_joined() {
+  for (int i = 0; i < groups(); ++i) {
+    const int group = (next_group_ + i) % groups();
+    if (is_joined(group)) continue;
     next_group_ = group;
     return false;
   }
@@ -188,6 +202,20 @@ std::optional<Bytes> StoreCommunicator::message_of(int rank) {
   if (auto message = joined_message_of(rank)) return message;
   if (auto message = store_->get(name_of(rank))) return message;
   return joined_message_of(rank);
+}
+
+std::vector<std::optional<Bytes>> StoreCommunicator::messages_so_far() {
+  std::vector<std::optional<Bytes>> found;
+  for (int group = 0; group < groups(); ++group) {
+    if (auto messages = joins_ ? joined(group) : std::nullopt) {
+      std::move(messages->begin(), messages->end(), std::back_inserter(found));
+      continue;
+    }
+    for (int rank = begin_of(group); rank < end_of(group); ++rank) {
+      found.push_back(message_of(rank));
+    }
+  }
+  return found;
 }
 
 std::vector<int> StoreCommunicator::missing(bool of_all) {

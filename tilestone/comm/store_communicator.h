@@ -48,7 +48,16 @@ class MessageStore {
   virtual std::vector<bool> exist(std::span<const std::string> names) = 0;
   // A name without a message is no failure.
   virtual void remove(std::span<const std::string> names) = 0;
+  virtual std::string file_of(const std::string& name) const { return name; }  // for errors
 };
+
+// Leaves `mine` unless there is a message under the name. Returns the one that counts. If it
+// throws, `mine` may have been left, or may still be.
+Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadline deadline);
+
+// The message of a group. Error(kCorrupt) names the file.
+Bytes join_messages(std::span<const std::optional<Bytes>> messages);
+std::vector<Bytes> split_messages(ByteView bytes, const std::string& file);
 
 // One process's end. Used by one thread at a time.
 class StoreCommunicator {
@@ -60,12 +69,6 @@ class StoreCommunicator {
   // `rank`: -1 for a process that only gathers.
   StoreCommunicator(std::shared_ptr<MessageStore> store, int rank, int size, Tree tree);
 
-  // Leaves `mine` unless there is a message under the name. Returns the one that counts. If it
-  // throws, `mine` may have been left, or may still be.
-  Bytes decide(const std::string& name, ByteView mine, Deadline deadline);
-
-  // ---- A gather
-
   // Leaves this rank's message. Returns the one that counts: `mine`, or one that was left before.
   Bytes leave(ByteView mine, Deadline deadline);
   // Instead of leave(), for the one rank that gathers.
@@ -76,20 +79,23 @@ class StoreCommunicator {
   bool group_is_complete(Deadline deadline, const Before& before = {});
   // The same for all groups. Looks until a message is missing, and there first the next time.
   bool is_complete(Deadline deadline, const Before& before = {});
+  // Whether all groups' messages are joined. Joins none. False in a world without groups.
+  bool all_joined();
   // The messages by rank, once is_complete(); then this object has found none. nullopt: they were
   // removed since.
   std::optional<std::vector<Bytes>> take();
   // The message of a rank that counts; nullopt: there is none.
   std::optional<Bytes> message_of(int rank);
+  // The same of all ranks, whose group's message is read once.
+  std::vector<std::optional<Bytes>> messages_so_far();
   // Whether this process has found the rank's message itself, and not joined with others.
   bool has(int rank) const { return found_[static_cast<size_t>(rank)].has_value(); }
   // The ranks without a message, looked for by name: of all groups, or of the first that lacks one.
   // Leaves out those whose message this process has, and those that report during the call.
   std::vector<int> missing(bool of_all);
 
-  // ---- Names
-
   std::string name_of(int rank) const;
+  std::string file_of(int rank) const { return store_->file_of(name_of(rank)); }
   std::vector<std::string> group_names() const;  // none in a world without groups
 
  private:

@@ -1,20 +1,18 @@
-// Saves without a communicator.
-//
-// Each rank derives the attempt's save id by itself (save_id_of). It leaves its receipt, or its
-// error, as a small file. A process that finds all receipts merges and publishes them.
+// Saves without a communicator. Each rank derives the attempt's save id by itself (save_id_of). It
+// leaves its receipt, or its error, as a small file. Who finds all receipts publishes them.
 //
 //  1. Join. The first rank refuses a location that has a checkpoint, makes the attempt's directory
 //     and publishes its head. The other ranks compare their own terms with the head. The head is
 //     durable before any data file is written: it serves as the note that the save began here.
-//  2. Until it has reported, each rank shows by a lease that it is working. It writes data files
-//     under new names, syncs them and their directory, and publishes its receipt under its own
-//     name, never over another receipt. If a rank was restarted, its first receipt counts, and the
-//     data files of the other run are leftovers. (attempt_receipts.cc)
-//  3. A process that finds all receipts of a group opens every data file that they name, merges the
-//     receipts into one file, and then removes them. From then on the group's file decides which
-//     receipts count. A process that finds all groups' files merges them, checks coverage, and
+//  2. Until it has reported, each rank shows by a claim that it works. It writes data files under
+//  new
+//     names, syncs them and their directory, and leaves its receipt in the gather of the attempt's
+//     StoreCommunicator, durably. If a rank was restarted, its first receipt counts, and the data
+//     files of the other run are leftovers. (attempt_receipts.cc)
+//  3. A process that finds all receipts of a group opens every data file that they name, and joins
+//     them. A process that finds all groups joined merges their receipts, checks coverage, and
 //     publishes the manifest. Several processes may do so at the same time: they write the same
-//     bytes. A publisher's lease shows that one is at work, so that waiting ranks don't all start.
+//     bytes. A publisher's claim shows that one is at work, so that waiting ranks don't all start.
 //  4. The publisher makes the outcome "published", unless there is an outcome. If that is
 //     "abandoned", the save is over.
 //  5. It publishes the index's switch, never over another one. The rename is the commit. A process
@@ -86,11 +84,12 @@ void try_to_clean(const Work& work) {
 
 }  // namespace
 
-Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms)
+Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms, int rank)
     : location(std::move(at)),
       head(std::move(terms)),
       format(format_named(head.format)),
-      dialect(save_dialect_named(head.dialect)) {}
+      dialect(save_dialect_named(head.dialect)),
+      meeting(std::make_shared<StoreCommunicator>(meeting_of(*location, head, rank))) {}
 
 bool prevents_publishing(ErrorCode code) {
   return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
@@ -100,11 +99,6 @@ bool prevents_publishing(ErrorCode code) {
 
 bool has_begun(const Attempt& attempt) {
   return attempt.location->stat(attempt_name(attempt.id())).has_value();
-}
-
-AttemptState look(const Attempt& attempt, size_t names) {
-  return look_at(*attempt.location, attempt.head, names,
-                 [&](const std::string& name) { return attempt.location->stat(name).has_value(); });
 }
 
 void fail_abandoned(const Attempt& attempt) {

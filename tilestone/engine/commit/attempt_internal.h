@@ -11,6 +11,7 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
+#include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
@@ -20,17 +21,16 @@
 namespace tilestone::engine {
 
 struct Attempt {
-  // Does not access the storage.
-  Attempt(std::shared_ptr<Storage> location, AttemptHead head);
+  // `rank`: -1 for a process that leaves no receipt. Does not access the storage.
+  Attempt(std::shared_ptr<Storage> location, AttemptHead head, int rank = -1);
   const std::string& id() const { return head.save_id; }
 
   std::shared_ptr<Storage> location;
   AttemptHead head;
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
+  std::shared_ptr<StoreCommunicator> meeting;  // in which the ranks leave their receipts
   std::optional<Bytes> old_failure = {};  // found when this process joined; reset once it is gone
-  int next_rank = 0;                      // where to look first for a missing receipt
-  int next_group = 0;                     // likewise, for a missing group
 };
 
 // Whether an error of this code, thrown while an attempt is published, is permanent: the cause is
@@ -40,10 +40,6 @@ bool prevents_publishing(ErrorCode code);
 
 // Whether its head exists.
 bool has_begun(const Attempt& attempt);
-
-// The attempt's state. Looks up each file by its name, without listing a directory. `names`: how
-// many missing ranks to name.
-AttemptState look(const Attempt& attempt, size_t names);
 
 // ---- Joining
 
@@ -70,9 +66,7 @@ void leave_failure(const Attempt& attempt, int rank, const Error& error,
 // numbers.
 int first_free_file(const Attempt& attempt, int rank, int count);
 
-// Whether a receipt of this rank exists, in its own file or in its group's merged file.
-bool has_receipt(const Attempt& attempt, int rank);
-// That receipt; nullopt if there is none.
+// The receipt of this rank that counts; nullopt if there is none.
 std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank);
 // Once the save is published: the receipt in its manifest; nullopt if that has been removed since.
 std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank);
@@ -80,25 +74,22 @@ std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank);
 bool surely_lacks_receipt(const Attempt& attempt, int rank) noexcept;
 // Publishes this rank's receipt. Returns false if another receipt of this rank exists and counts.
 // If it throws, the receipt may have been published all the same.
-bool leave_receipt(Attempt& attempt, int rank, const AttemptReceipt& left, Deadline deadline);
+bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left, Deadline deadline);
 
 // ---- Merging and publishing
 
 // Merges and publishes as far as the existing receipts allow. Returns true once the checkpoint
-// exists. With `group`, looks at that group first, and at the others only if it is complete;
-// without, looks at all groups.
+// exists. kOwn: looks at the group of this rank first, and at the others only if it is complete.
+// kAgain: looks for all files once more that the receipts name: one may have been lost since.
 // Errors: kRankFailed where the attempt was abandoned; kAlreadyExists where another checkpoint
 // was published first; the errors of merging receipts that contradict each other.
-bool publish_if_complete(Attempt& attempt, std::optional<int> group, int threads,
-                         Deadline deadline);
+enum class Look : uint8_t { kOwn, kAll, kAgain };
+bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline);
 
-// Looks once more for the files of the ranks whose receipts have been merged: one may have been
-// lost since. Throws the errors of expect_files() in presence_internal.h.
-void expect_files_of_merged(const Attempt& attempt, int threads, Deadline deadline);
 // Throws what publishing on request would throw: if all ranks have reported, the errors of their
 // receipts and of missing files, and kAlreadyExists where the location has another checkpoint.
 // Publishes no index; it may merge groups' receipts.
-void expect_publishable(Attempt& attempt, int threads, Deadline deadline);
+void expect_publishable(const Attempt& attempt, int threads, Deadline deadline);
 // The error of receipts that contradict each other, if all ranks have reported; nullopt: there is
 // none. Changes nothing.
 std::optional<Error> contradiction(const Attempt& attempt);
@@ -117,12 +108,13 @@ void wait_published(Attempt& attempt, int threads, Deadline deadline);
 void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline);
 // Publishes no index. Returns true once the metadata of all ranks exists, so that there is a
 // rank-local checkpoint.
-bool merge_rank_local(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline);
+bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline);
 // Waits until it exists.
 void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline);
 // On request: makes an ordinary checkpoint of it.
-bool publish_rank_local_if_complete(Attempt& attempt, int threads, Deadline deadline);
-void expect_publishable_rank_local(Attempt& attempt, int threads, Deadline deadline);
+bool publish_rank_local_if_complete(const Attempt& attempt, Look look, int threads,
+                                    Deadline deadline);
+void expect_publishable_rank_local(const Attempt& attempt, int threads, Deadline deadline);
 // Once the attempt is abandoned: removes the metadata of its ranks.
 void withdraw_rank_metadata(const Attempt& attempt);
 

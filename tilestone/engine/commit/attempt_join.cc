@@ -45,7 +45,7 @@ bool end_earlier_try(const Attempt& attempt, const std::string& save_id, Deadlin
   bool has_failed = false;
   for (const std::string& name : storage.list(directory)) {
     has_failed |= name == failed_name(save_id);
-    // A file in a group's directory is a lease, a receipt or a temporary file of one.
+    // A file in a group's directory is a claim, a receipt or a temporary file of one.
     if (name.find('/', directory.size()) != std::string::npos) return false;
   }
   if (!has_failed) return false;

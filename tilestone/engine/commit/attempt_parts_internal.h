@@ -10,7 +10,6 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"
-#include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/plan/receipt.h"
 
@@ -49,11 +48,10 @@ bool unless_published(const Attempt& attempt, const Step& step) {
 // ---- Step 3 (attempt_merge.cc)
 
 // Called before a complete group is merged, with the receipts of its ranks.
-using BeforeMerging = void (*)(const Attempt& attempt, int group, std::vector<Receipt> receipts,
+using BeforeMerging = void (*)(const Attempt& attempt, std::vector<Receipt> receipts,
                                Deadline deadline);
-bool all_merged(Attempt& attempt);
-// Merges this group, or all. Returns whether all groups are merged.
-bool merge_groups(Attempt& attempt, std::optional<int> group, BeforeMerging before, int threads,
+// Merges the groups that are complete. Returns whether all are. kAgain: as kAll.
+bool merge_groups(const Attempt& attempt, Look look, BeforeMerging before, int threads,
                   Deadline deadline);
 
 // What all ranks have left, by rank.
@@ -62,7 +60,7 @@ struct AllLeft {
   std::vector<Receipt> receipts;
   std::vector<Bytes> encoded;  // encoded[i] is the result of receipts[i].encode()
 };
-// nullopt: not all groups are merged.
+// Once all groups are merged. nullopt: they were published and removed since.
 std::optional<AllLeft> read_merged(const Attempt& attempt);
 // The files that describe the checkpoint. `remains`: as SaveToIndex::remains.
 NewIndex describe_left(const Attempt& attempt, AllLeft all, std::set<std::string> remains);
@@ -84,7 +82,9 @@ void report_differing(const Attempt& attempt, const std::string& what, int rank)
 // Refuses if one of these ranks has metadata here, of another save or copied: beside an ordinary
 // index it would be ambiguous.
 void refuse_rank_metadata(const Attempt& attempt, int begin, int end);
-Lease publisher_lease(const Attempt& attempt);
+// kAgain: throws what expect_files() throws, unless a later save may have removed the files.
+void expect_files_again(const Attempt& attempt, const AllLeft& all, Look look, int threads,
+                        Deadline deadline);
 void publish_manifest(const Attempt& attempt, const Bytes& manifest, Deadline deadline);
 // Makes the outcome, and publishes the index.
 void publish_index(const Attempt& attempt, const Index& index, Deadline deadline);
@@ -102,11 +102,10 @@ void expect_first(const Attempt& attempt);
 
 // ---- Waiting (attempt_wait.cc)
 
-// Waits until the attempt is published, or `is_complete`. `finish`: takes over from a publisher
-// that stalls, and returns whether that has completed the save.
-using IsComplete = bool (*)(Attempt& attempt);
-using Finish = bool (*)(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline);
-void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int threads,
+// Waits until the attempt is published, or all groups are merged and `merged_is_enough`. `finish`:
+// takes over from a publisher that has died, and returns whether that has completed the save.
+using Finish = bool (*)(const Attempt& attempt, Look look, int threads, Deadline deadline);
+void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
                    Deadline deadline);
 
 }  // namespace tilestone::engine

@@ -43,7 +43,6 @@
 // A crash at any point: before b as in attempt.cc. From b on each file is durable before the next
 // one is made, and the next publisher starts again with a.
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -52,6 +51,8 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/presence_internal.h"
+#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/manifest.h"
@@ -59,25 +60,26 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr std::chrono::seconds kPublisherInterval{1};
+constexpr int kRanksLookedForAgain = 64;
 
 std::string base_of(const std::string& name) {
   const std::string last = name.substr(name.rfind('/') + 1);
   return last.substr(std::min(last.find_first_not_of('.'), last.size()));
 }
 
-void refuse_metadata_of_group(const Attempt& attempt, int group, std::vector<Receipt>, Deadline) {
-  refuse_rank_metadata(attempt, attempt.head.group_begin(group), attempt.head.group_end(group));
+void refuse_metadata_of_group(const Attempt& attempt, std::vector<Receipt> receipts, Deadline) {
+  refuse_rank_metadata(attempt, receipts.front().rank, receipts.back().rank + 1);
 }
 
 // False: another process has published it, and is removing the groups.
-bool publish(const Attempt& attempt, Deadline deadline) {
+bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   {
-    const Lease lease = publisher_lease(attempt);
     auto all = read_merged(attempt);
     if (!all) return false;
+    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
+    expect_files_again(attempt, *all, look, threads, deadline);
     const NewIndex made = describe_checked(attempt, *std::move(all));
-    refuse_rank_metadata(attempt, 0, attempt.head.group_end(0));
+    refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
     publish_manifest(attempt, made.manifest, deadline);
     publish_index(attempt, made.index, deadline);
   }
@@ -96,28 +98,35 @@ bool publish(const Attempt& attempt, Deadline deadline) {
 
 }  // namespace
 
-bool publish_if_complete(Attempt& attempt, std::optional<int> group, int threads,
-                         Deadline deadline) {
+bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   if (is_finished(attempt)) return true;
   return unless_published(attempt, [&] {
-    if (!merge_groups(attempt, group, refuse_metadata_of_group, threads, deadline)) {
+    if (!merge_groups(attempt, look, refuse_metadata_of_group, threads, deadline)) {
       return was_published(attempt);
     }
-    return publish(attempt, deadline) || switch_is_published(attempt);
+    return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
   });
 }
 
-void expect_publishable(Attempt& attempt, int threads, Deadline deadline) {
-  if (!merge_groups(attempt, std::nullopt, refuse_metadata_of_group, threads, deadline)) return;
-  expect_files_of_merged(attempt, threads, deadline);
-  if (auto all = read_merged(attempt)) describe_checked(attempt, *std::move(all));
+void expect_publishable(const Attempt& attempt, int threads, Deadline deadline) {
+  if (!merge_groups(attempt, Look::kAll, refuse_metadata_of_group, threads, deadline)) return;
+  if (auto all = read_merged(attempt)) {
+    expect_files_again(attempt, *all, Look::kAgain, threads, deadline);
+    describe_checked(attempt, *std::move(all));
+  }
   const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
   if (existing.found && existing.save_id != attempt.id()) fail_no_checkpoint(attempt);
 }
 
+void expect_files_again(const Attempt& attempt, const AllLeft& all, Look look, int threads,
+                        Deadline deadline) {
+  if (look != Look::kAgain || read_outcome(*attempt.location, attempt.id())) return;
+  expect_files(*attempt.location, all.receipts, threads, deadline);
+}
+
 // The rank that begins a save lists the location, which is fresh then. Later a listing would have
 // an entry for each rank, so the names are asked for: those of a group when it is merged, and those
-// of the first group again before the switch.
+// of the first ranks again before the switch.
 void refuse_rank_metadata(const Attempt& attempt, int begin, int end) {
   for (int rank = begin; rank < end; ++rank) {
     const std::string name = attempt.format->rank_index_name(rank);
@@ -131,11 +140,6 @@ void refuse_rank_metadata(const Attempt& attempt, int begin, int end) {
             "save elsewhere, or move those files away; then `tilestone publish` completes the "
             "save");
   }
-}
-
-Lease publisher_lease(const Attempt& attempt) {
-  return Lease(attempt.location, publisher_name(attempt.id()),
-               attempt_temporary(attempt.id(), "publisher"), kPublisherInterval);
 }
 
 void publish_manifest(const Attempt& attempt, const Bytes& manifest, Deadline deadline) {

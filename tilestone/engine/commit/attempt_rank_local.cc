@@ -37,6 +37,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/rank_local_internal.h"
@@ -56,7 +57,7 @@ void publish_rank_file(const Attempt& attempt, Receipt receipt, Deadline deadlin
   if (!publish_or_find(attempt, file, deadline)) fail_not_first(attempt, file.name);
 }
 
-void publish_group_metadata(const Attempt& attempt, int, std::vector<Receipt> receipts,
+void publish_group_metadata(const Attempt& attempt, std::vector<Receipt> receipts,
                             Deadline deadline) {
   for (Receipt& receipt : receipts) publish_rank_file(attempt, std::move(receipt), deadline);
   attempt.location->sync_directory("");
@@ -69,9 +70,11 @@ struct DescribedRankLocal {
   Replaced replaced;  // the ranks' metadata
 };
 // nullopt: another process has published it, and is removing the groups.
-std::optional<DescribedRankLocal> describe_rank_local(const Attempt& attempt) {
+std::optional<DescribedRankLocal> describe_rank_local(const Attempt& attempt, Look look,
+                                                      int threads, Deadline deadline) {
   auto all = read_merged(attempt);
   if (!all) return std::nullopt;
+  expect_files_again(attempt, *all, look, threads, deadline);
   expect_same_lists(attempt, *all);
   Replaced replaced{attempt.id(), {}};
   for (const Receipt& receipt : all->receipts) {
@@ -116,12 +119,12 @@ void remove_replaced(Storage& storage, const Replaced& replaced) {
 }
 
 // False: another process has published it.
-bool publish_united(const Attempt& attempt, Deadline deadline) {
+bool publish_united(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   Storage& storage = *attempt.location;
   {
-    const Lease lease = publisher_lease(attempt);
-    const auto described = describe_rank_local(attempt);
+    const auto described = describe_rank_local(attempt, look, threads, deadline);
     if (!described) return false;
+    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     const auto& [made, replaced] = *described;
     expect_only(attempt, replaced);
     publish_manifest(attempt, made.manifest, deadline);
@@ -139,55 +142,54 @@ bool publish_united(const Attempt& attempt, Deadline deadline) {
 void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) {
   Storage& storage = *attempt.location;
   if (read_outcome(storage, attempt.id()) == Outcome::kAbandoned) fail_abandoned(attempt);
-  const std::string name = attempt_receipt_name(attempt.head, rank);
-  const auto bytes = counted_receipt(storage, attempt.head, rank);
-  if (!bytes && switch_is_published(attempt)) return;
-  if (!bytes) throw Error(ErrorCode::kNotFound, "a rank's receipt is gone").with_file(name);
-  publish_rank_file(attempt, Receipt::decode(AttemptReceipt::decode(*bytes, name).receipt),
-                    deadline);
+  const auto left = receipt_of(attempt, rank);
+  if (!left && switch_is_published(attempt)) return;
+  if (!left) {
+    throw Error(ErrorCode::kNotFound, "a rank's receipt is gone")
+        .with_file(attempt.meeting->file_of(rank));
+  }
+  publish_rank_file(attempt, Receipt::decode(left->receipt), deadline);
   storage.sync_directory("");  // the process that made it may have died before its sync
 }
 
-bool merge_rank_local(Attempt& attempt, std::optional<int> group, int threads, Deadline deadline) {
+bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   outcome_is_published(attempt);  // throws if it was abandoned
   if (switch_is_published(attempt)) return true;
   return unless_published(attempt, [&] {
-    return merge_groups(attempt, group, publish_group_metadata, threads, deadline);
+    return merge_groups(attempt, look, publish_group_metadata, threads, deadline);
   });
 }
 
 void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline) {
-  wait_complete(attempt, all_merged, merge_rank_local, threads, deadline);
+  wait_complete(attempt, true, merge_rank_local, threads, deadline);
 }
 
-bool publish_rank_local_if_complete(Attempt& attempt, int threads, Deadline deadline) {
+bool publish_rank_local_if_complete(const Attempt& attempt, Look look, int threads,
+                                    Deadline deadline) {
   if (is_finished(attempt)) return true;
   return unless_published(attempt, [&] {
-    if (!merge_groups(attempt, std::nullopt, publish_group_metadata, threads, deadline)) {
+    if (!merge_groups(attempt, look, publish_group_metadata, threads, deadline)) {
       return was_published(attempt);
     }
-    return publish_united(attempt, deadline) || switch_is_published(attempt);
+    return publish_united(attempt, look, threads, deadline) || switch_is_published(attempt);
   });
 }
 
-void expect_publishable_rank_local(Attempt& attempt, int threads, Deadline deadline) {
-  if (!merge_groups(attempt, std::nullopt, publish_group_metadata, threads, deadline)) return;
-  expect_files_of_merged(attempt, threads, deadline);
-  describe_rank_local(attempt);
+void expect_publishable_rank_local(const Attempt& attempt, int threads, Deadline deadline) {
+  if (!merge_groups(attempt, Look::kAll, publish_group_metadata, threads, deadline)) return;
+  describe_rank_local(attempt, Look::kAgain, threads, deadline);
 }
 
 void withdraw_rank_metadata(const Attempt& attempt) {
   Storage& storage = *attempt.location;
   std::vector<std::string> names;
-  for (int group = 0; group < attempt.head.group_count(); ++group) {
-    int rank = attempt.head.group_begin(group);
-    for (const std::optional<Bytes>& left : counted_receipts(storage, attempt.head, group)) {
-      const std::string file = attempt_receipt_name(attempt.head, rank++);
-      if (!left) continue;
-      const IndexFile own = describe_rank(
-          Receipt::decode(AttemptReceipt::decode(*left, file).receipt), *attempt.format);
-      if (read_if_there(storage, own.name) == own.bytes) names.push_back(own.name);
-    }
+  int rank = 0;
+  for (const std::optional<Bytes>& left : attempt.meeting->messages_so_far()) {
+    const std::string file = attempt.meeting->file_of(rank++);
+    if (!left) continue;
+    const IndexFile own = describe_rank(
+        Receipt::decode(AttemptReceipt::decode(*left, file).receipt), *attempt.format);
+    if (read_if_there(storage, own.name) == own.bytes) names.push_back(own.name);
   }
   if (names.empty()) return;
   remove_files(storage, names);

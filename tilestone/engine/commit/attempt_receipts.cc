@@ -8,23 +8,11 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
-#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
-
-// False: the receipt may not be durable.
-bool sync_receipt(const Attempt& attempt, int group) {
-  try {
-    attempt.location->sync_directory(group_directory(attempt.id(), group));
-    attempt.location->sync_directory(attempt_directory(attempt.id()));
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 // After the save has ended: whether the checkpoint has this receipt, and not that of another
 // process of this rank. True if its manifest was removed since. No two processes give a data file
@@ -52,45 +40,24 @@ int first_free_file(const Attempt& attempt, int rank, int count) {
   return first;
 }
 
-bool leave_receipt(Attempt& attempt, int rank, const AttemptReceipt& left, Deadline deadline) {
-  attempt.next_rank = rank + 1;
-  Storage& storage = *attempt.location;
-  const int group = attempt.head.group_of(rank);
-  const std::string name = attempt_receipt_name(attempt.head, rank);
-  const Bytes bytes = left.encode();
+// Once the save is published its receipts are removed, and one that is left then counts for nobody.
+bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
+                   Deadline deadline) {
+  const Bytes mine = left.encode();
   try {
-    storage.publish(name, group_temporary(attempt.id(), group, "report"), bytes, false, deadline);
-    storage.sync_directory(attempt_directory(attempt.id()));
+    if (attempt.meeting->leave(mine, deadline) != mine) return false;
   } catch (const Error&) {
-    // The existing file counts, whatever error the call got. If a request reached a file server
-    // twice, the second answer is that the name exists. And the rename may have succeeded although
-    // the removal of the temporary name failed.
-    const auto existing = counted_receipt(storage, attempt.head, rank);
-    if (existing && *existing != bytes) return false;
-    if (existing && sync_receipt(attempt, group)) return true;
     if (!outcome_is_published(attempt)) throw;
-    return is_in_manifest(attempt, rank, left);
   }
-  if (const auto merged = read_group(storage, attempt.head, group)) {
-    if ((*merged)[static_cast<size_t>(rank - attempt.head.group_begin(group))] == bytes)
-      return true;
-    remove_files(storage, std::vector{name});
-    return false;
-  }
-  const bool ended = read_outcome(storage, attempt.id()) == Outcome::kPublished;
+  const bool ended = read_outcome(*attempt.location, attempt.id()) == Outcome::kPublished;
   return !ended || is_in_manifest(attempt, rank, left);
-}
-
-bool has_receipt(const Attempt& attempt, int rank) {
-  return attempt.location->stat(attempt_receipt_name(attempt.head, rank)) ||
-         attempt.location->stat(group_name(attempt.id(), attempt.head.group_of(rank)));
 }
 
 // A receipt is removed only after it was merged, and the merged file only after the outcome was
 // made.
 bool surely_lacks_receipt(const Attempt& attempt, int rank) noexcept {
   try {
-    return !counted_receipt(*attempt.location, attempt.head, rank) &&
+    return !attempt.meeting->message_of(rank) &&
            read_outcome(*attempt.location, attempt.id()) != Outcome::kPublished;
   } catch (...) {
     return false;
@@ -98,10 +65,9 @@ bool surely_lacks_receipt(const Attempt& attempt, int rank) noexcept {
 }
 
 std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank) {
-  if (!has_receipt(attempt, rank)) return std::nullopt;
-  const auto bytes = counted_receipt(*attempt.location, attempt.head, rank);
+  const auto bytes = attempt.meeting->message_of(rank);
   if (!bytes) return std::nullopt;
-  return AttemptReceipt::decode(*bytes, attempt_receipt_name(attempt.head, rank));
+  return AttemptReceipt::decode(*bytes, attempt.meeting->file_of(rank));
 }
 
 std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank) {

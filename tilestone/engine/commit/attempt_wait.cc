@@ -12,6 +12,7 @@
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 
@@ -22,7 +23,7 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
 constexpr Seconds kLongestWait{0.5};
-constexpr Seconds kTakeOver{3};   // wait before taking over from a publisher; plus a random time
+constexpr Seconds kTakeOver{3};   // wait before looking for a publisher; plus a random time
 constexpr Seconds kTakenBack{5};  // how long an old failure is ignored: its rank may try again
 constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
 
@@ -38,28 +39,10 @@ Seconds random_time(Seconds most) {
   return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
 }
 
-// Does not return ranks that report, or whose group is merged, during the call.
-std::vector<int> missing_of(const Attempt& attempt, int group) {
-  Storage& storage = *attempt.location;
-  const AttemptHead& head = attempt.head;
-  const std::string merged = group_name(head.save_id, group);
-  if (storage.stat(merged)) return {};
-  std::vector<int> missing;
-  for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-    if (!storage.stat(attempt_receipt_name(head, rank))) missing.push_back(rank);
-  }
-  std::erase_if(missing, [&](int rank) { return storage.stat(attempt_receipt_name(head, rank)); });
-  if (!missing.empty() && storage.stat(merged)) missing.clear();
-  return missing;
-}
-
 // Looks only at the groups up to the first incomplete one, because every rank of a large job does
 // this at the same time.
 [[noreturn]] void fail_missing(const Attempt& attempt) {
-  std::vector<int> missing;
-  for (int group = 0; group < attempt.head.group_count() && missing.empty(); ++group) {
-    missing = missing_of(attempt, group);
-  }
+  const std::vector<int> missing = attempt.meeting->missing(false);
   if (missing.empty()) {
     throw Error(ErrorCode::kTimeout, "the save " + attempt.id() +
                                          " was not published before the deadline, though all ranks "
@@ -114,26 +97,19 @@ void fail_at_deadline(const Attempt& attempt) {
 
 }  // namespace
 
-void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int threads,
+void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
                    Deadline deadline) {
   const auto next_takeover = [&] {
     return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
   Deadline patience = next_takeover();
   const Deadline for_old_failure = Deadline::after(kTakenBack);
-  std::optional<Bytes> lease;  // as last seen
-  const auto is_being_published = [&] {
-    auto now = read_if_there(*attempt.location, publisher_name(attempt.id()), kMaxSmallFile);
-    const bool lives = now && now != lease;
-    lease = std::move(now);
-    return lives;
-  };
   const Seconds longest = load_factor(attempt.head) * kLongestWait;
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
     const auto outcome = read_outcome(*attempt.location, attempt.id());
     if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
     if (outcome == Outcome::kPublished && switch_is_published(attempt)) return;
-    if (is_complete(attempt)) return;
+    if (merged_is_enough && attempt.meeting->all_joined()) return;
     const bool is_patient = !for_old_failure.expired() && !deadline.expired();
     if (auto failed = failure_to_throw(attempt, outcome, is_patient)) throw *std::move(failed);
     if (deadline.expired()) return fail_at_deadline(attempt);
@@ -142,8 +118,8 @@ void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int 
       expect_first(attempt);
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
-      const bool tries = !is_being_published();
-      if (tries && finish(attempt, std::nullopt, threads, deadline)) return;
+      const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id()));
+      if (tries && finish(attempt, Look::kAll, threads, deadline)) return;
       patience = next_takeover();
     }
     pause(std::min(wait, Seconds(deadline.remaining())), deadline);
@@ -151,8 +127,7 @@ void wait_complete(Attempt& attempt, IsComplete is_complete, Finish finish, int 
 }
 
 void wait_published(Attempt& attempt, int threads, Deadline deadline) {
-  const auto is_complete = [](Attempt&) { return false; };  // it is published or not
-  wait_complete(attempt, is_complete, publish_if_complete, threads, deadline);
+  wait_complete(attempt, false, publish_if_complete, threads, deadline);
 }
 
 }  // namespace tilestone::engine

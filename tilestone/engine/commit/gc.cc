@@ -79,7 +79,7 @@ class Cleaning {
   void report_kept() const {
     if (!open_.empty()) {
       log(LogLevel::kWarning, "files of an unpublished save stay in " + storage_.describe() + ": " +
-                                  unpublished_text(storage_, storage_.list(), open_));
+                                  unpublished_text(storage_, open_));
     }
     for (const auto& [save_id, count] : kept_) {
       log(LogLevel::kWarning, std::to_string(count) + " files of the save " + save_id +

@@ -9,8 +9,8 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/lease_internal.h"
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
+#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -21,6 +21,8 @@ namespace tilestone {
 namespace {
 
 constexpr size_t kNamedMissing = 16;
+// Seconds. Where files can't be locked, a rank that changes nothing for so long counts as dead.
+constexpr double kSilentPeriod = 60;
 
 using engine::Attempt;
 using engine::AttemptHead;
@@ -69,34 +71,34 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
                  " can save again under the same token");
 }
 
-// The names of an attempt's files, and the contents of its leases: they change while one of its
-// ranks is alive.
-using Image = std::map<std::string, Bytes>;
+// What changes while one of its ranks is alive: the names of its files, and of its data files the
+// size and when they were changed. `alive`: one of its ranks has its claim.
+struct Image {
+  std::map<std::string, std::pair<uint64_t, double>> files;
+  bool alive = false;
+};
 Image image_of(Storage& storage, const std::string& save_id) {
   Image image;
   for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
-    const bool lease = name.ends_with(".lease");
-    auto bytes = lease ? engine::read_if_there(storage, name, engine::kMaxSmallFile)
-                       : std::optional<Bytes>(Bytes());
-    if (bytes) image.emplace(name, *std::move(bytes));
+    image.files.emplace(name, std::pair(0, 0.0));
+    image.alive |= name.ends_with(engine::kClaimSuffix) && engine::is_claimed(storage, name);
+  }
+  for (const std::string& name : storage.list_files(save_id)) {
+    const auto info = storage.stat(name);
+    if (info) image.files.emplace(name, std::pair(info->size, info->modified.value_or(0)));
   }
   return image;
 }
-
-// The sizes of its data files, because a rank with a slow disk may miss renewals of its lease.
-std::map<std::string, uint64_t> sizes_of(Storage& storage, const std::string& save_id) {
-  std::map<std::string, uint64_t> sizes;
-  for (const std::string& name : storage.list_files(save_id)) {
-    if (const auto info = storage.stat(name)) sizes.emplace(name, info->size);
-  }
-  return sizes;
+bool has_changed(Storage& storage, const std::string& save_id, const Image& before) {
+  const Image now = image_of(storage, save_id);
+  return now.alive || now.files != before.files;
 }
 
 // Whether all ranks have reported, their receipts do not contradict each other, and there is no
 // other checkpoint.
 bool can_be_published(Attempt attempt, Deadline deadline) {
   try {
-    if (engine::look(attempt, 1).missing_count > 0) return false;
+    if (!attempt.meeting->missing(false).empty()) return false;
     (attempt.head.rank_local ? engine::expect_publishable_rank_local : engine::expect_publishable)(
         attempt, 0, deadline);
     return true;
@@ -112,11 +114,6 @@ bool is_late(Storage& storage, const AttemptHead& head) {
   const engine::ExistingCheckpoint existing =
       engine::read_existing(storage, format_named(head.format));
   return existing.found && existing.save_id != head.save_id;
-}
-
-using Look = std::pair<Image, std::map<std::string, uint64_t>>;
-Look look_at_all(Storage& storage, const std::string& save_id) {
-  return {image_of(storage, save_id), sizes_of(storage, save_id)};
 }
 
 // Waits for `seconds`. If the interrupt is requested, throws its reason.
@@ -175,7 +172,7 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   const auto head = intact_head(storage, save_id, &damage);
   if (!head) return describe_without_head(storage, std::move(save), damage);
   const Attempt attempt(location.shared(), *head);
-  AttemptState state = engine::look(attempt, SIZE_MAX);
+  AttemptState state = engine::look_at(storage, *head, SIZE_MAX);
   if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
     if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
   }
@@ -220,10 +217,10 @@ std::vector<UnpublishedSave> find_unpublished(const Location& location,
   try {
     check_seconds("watch", options.watch);
     Storage& storage = location.storage();
-    std::map<std::string, Look> before;
+    std::map<std::string, Image> before;
     if (options.watch > 0) {
       for (const std::string& save_id : attempts_at(storage)) {
-        before.emplace(save_id, look_at_all(storage, save_id));
+        before.emplace(save_id, image_of(storage, save_id));
       }
       if (!before.empty()) wait_for(options.watch, options.interrupt);
     }
@@ -232,9 +229,9 @@ std::vector<UnpublishedSave> find_unpublished(const Location& location,
       auto save = describe(location, save_id);
       if (!save) continue;
       const auto first = before.find(save_id);
-      const bool same = first != before.end() && first->second == look_at_all(storage, save_id);
+      const bool same = first != before.end() && !has_changed(storage, save_id, first->second);
       if (options.watch > 0 && !same) save->alive = true;
-      if (same && options.watch >= engine::kLeasePeriod.count()) save->alive = false;
+      if (same && options.watch >= kSilentPeriod) save->alive = false;
       found.push_back(*std::move(save));
     }
     return found;
@@ -253,14 +250,10 @@ std::string publish(const Location& location, const PublishOptions& options) {
     }
     const std::string save_id = choose_save(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
-    engine::expect_files_of_merged(attempt, options.threads, deadline);
-    const auto publishes = [&] {
-      return attempt.head.rank_local
-                 ? engine::publish_rank_local_if_complete(attempt, options.threads, deadline)
-                 : engine::publish_if_complete(attempt, std::nullopt, options.threads, deadline);
-    };
-    while (!publishes()) {
-      const AttemptState state = engine::look(attempt, kNamedMissing);
+    const auto publishes = attempt.head.rank_local ? engine::publish_rank_local_if_complete
+                                                   : engine::publish_if_complete;
+    while (!publishes(attempt, engine::Look::kAgain, options.threads, deadline)) {
+      const AttemptState state = engine::look_at(location.storage(), attempt.head, kNamedMissing);
       // Between the two looks, the last rank may have reported, or another process published.
       if (state.missing_count > 0 && state.outcome != Outcome::kPublished) {
         fail_incomplete(save_id, state);
@@ -284,9 +277,9 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     const std::string save_id = choose_save(location, options.save_id);
     std::string damage;
     const auto head = intact_head(storage, save_id, &damage);
-    const Look before = look_at_all(storage, save_id);
+    const Image before = image_of(storage, save_id);
     wait_for(options.period, options.interrupt);
-    if (before != look_at_all(storage, save_id)) {
+    if (has_changed(storage, save_id, before)) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
     }
     const Deadline interrupted = Deadline::never().with_interrupt(options.interrupt);

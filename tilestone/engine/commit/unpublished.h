@@ -23,7 +23,8 @@ struct UnpublishedSave {
   std::string failure = {};
   bool abandoned = false;  // it can't become a checkpoint any more; gc removes its files
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if
-  // one of its files changed, false if none changed for at least a minute, nullopt if not known.
+  // one holds its claim or a file changed, false if not for at least a minute, nullopt if not
+  // known.
   std::optional<bool> alive = std::nullopt;
   std::string text = {};  // its state and what can be done about it, a sentence for users
   bool complete() const { return missing_count == 0 && !abandoned; }

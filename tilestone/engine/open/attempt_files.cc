@@ -1,10 +1,11 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 
 #include <algorithm>
-#include <cmath>
+#include <memory>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
+#include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -66,6 +67,63 @@ Outcome decode_outcome(ByteView bytes, const std::string& file) {
           "the save, or `tilestone gc --abandon` ends it");
 }
 
+const std::string kOutcomeMessage = "outcome";
+
+std::string file_of_message(std::string_view save_id, const std::string& name) {
+  if (name == kOutcomeMessage) return outcome_name(save_id);
+  const size_t slash = name.rfind('/');
+  const bool joined = std::string_view(name).substr(slash + 1) == "all";
+  return own(save_id, "/" + (joined ? name.substr(0, slash) + "/merged" : name + ".report"));
+}
+
+class AttemptMessages : public MessageStore {
+ public:
+  AttemptMessages(std::shared_ptr<Storage> storage, std::string save_id)
+      : storage_(std::move(storage)), save_id_(std::move(save_id)) {}
+
+  // Also syncs what is there already: the process that made it may have died before that.
+  bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override {
+    const std::string file = file_of(name), directory = file.substr(0, file.rfind('/'));
+    const bool on_top = name == kOutcomeMessage;  // where other saves remove temporary files
+    const std::string temporary =
+        on_top ? attempt_temporary(save_id_, name) : file + "." + random_save_id() + ".tmp";
+    const bool made = storage_->put(file, bytes, PutIf::kAbsent, temporary, deadline);
+    if (!made) storage_->sync_directory(directory);
+    if (!on_top) storage_->sync_directory(attempt_directory(save_id_));
+    return made;
+  }
+  void put(const std::string& name, ByteView bytes, Deadline deadline) override {
+    storage_->publish(file_of(name), attempt_temporary(save_id_, "put"), bytes, true, deadline);
+  }
+  std::optional<Bytes> get(const std::string& name) override {
+    return read_if_there(*storage_, file_of(name));
+  }
+  std::vector<bool> exist(std::span<const std::string> names) override {
+    std::vector<bool> there;
+    for (const std::string& name : names)
+      there.push_back(storage_->stat(file_of(name)).has_value());
+    return there;
+  }
+  void remove(std::span<const std::string> names) override {
+    std::vector<std::string> files;
+    for (const std::string& name : names) files.push_back(file_of(name));
+    remove_files(*storage_, files);
+  }
+  std::string file_of(const std::string& name) const override {
+    return file_of_message(save_id_, name);
+  }
+
+ private:
+  const std::shared_ptr<Storage> storage_;
+  const std::string save_id_;
+};
+
+// A world of any size has groups, so that it is the same work for every rank but the last.
+StoreCommunicator communicator_of(std::shared_ptr<MessageStore> store, const AttemptHead& head,
+                                  int rank) {
+  return {std::move(store), rank, head.world_size, {.most_names = 0, .removes = true}};
+}
+
 std::string in_hex(uint64_t a, uint64_t b) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string digits;
@@ -94,40 +152,24 @@ std::string save_id_of(std::string_view token, uint64_t number) {
 
 // ---- Names
 
-int AttemptHead::group_size() const {
-  return std::max(1, static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world_size)))));
-}
-int AttemptHead::group_count() const { return (world_size + group_size() - 1) / group_size(); }
-int AttemptHead::group_end(int group) const {
-  return std::min(world_size, group_begin(group) + group_size());
-}
-
 std::string attempt_name(std::string_view save_id) { return own(save_id, ".attempt"); }
 std::string outcome_name(std::string_view save_id) { return own(save_id, ".outcome"); }
 std::string attempt_directory(std::string_view save_id) { return own(save_id, ""); }
-std::string group_directory(std::string_view save_id, int group) {
-  return own(save_id, "/" + std::to_string(group));
-}
-std::string group_name(std::string_view save_id, int group) {
-  return group_directory(save_id, group) + "/merged";
-}
 std::string attempt_receipt_name(const AttemptHead& head, int rank) {
-  return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) +
-         ".report";
-}
-std::string lease_name(const AttemptHead& head, int rank) {
-  return group_directory(head.save_id, head.group_of(rank)) + "/" + std::to_string(rank) + ".lease";
+  return file_of_message(head.save_id, communicator_of(nullptr, head, -1).name_of(rank));
 }
 std::string failed_name(std::string_view save_id) { return own(save_id, "/failed"); }
-std::string publisher_name(std::string_view save_id) { return own(save_id, "/publisher"); }
+std::string publisher_claim(std::string_view save_id) {
+  return own(save_id, "/publisher" + std::string(kClaimSuffix));
+}
 
 std::string attempt_temporary(std::string_view save_id, std::string_view what) {
   return own(save_id, "/" + std::string(what) + "." + random_save_id() + ".tmp");
 }
 
-std::string group_temporary(std::string_view save_id, int group, std::string_view what) {
-  return group_directory(save_id, group) + "/" + std::string(what) + "." + random_save_id() +
-         ".tmp";
+StoreCommunicator meeting_of(Storage& storage, const AttemptHead& head, int rank) {
+  return communicator_of(
+      std::make_shared<AttemptMessages>(storage.shared_from_this(), head.save_id), head, rank);
 }
 
 // ---- Contents
@@ -272,25 +314,6 @@ LeftFailure LeftFailure::decode(ByteView bytes, const std::string& file) {
   });
 }
 
-Bytes encode_group(const std::vector<Bytes>& left) {
-  ByteWriter out;
-  out.u8(kVersion);
-  out.varint(left.size());
-  for (const Bytes& one : left) out.blob(one);
-  return with_checksum(std::move(out));
-}
-
-std::vector<Bytes> decode_group(ByteView bytes, const std::string& file) {
-  return decoded(bytes, file, [](ByteReader& in) {
-    std::vector<Bytes> left(in.count());
-    for (Bytes& one : left) {
-      const ByteView view = in.blob();
-      one.assign(view.begin(), view.end());
-    }
-    return left;
-  });
-}
-
 // ---- Reading and deciding
 
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name, uint64_t most) {
@@ -300,42 +323,6 @@ std::optional<Bytes> read_if_there(Storage& storage, const std::string& name, ui
     if (error.code() != ErrorCode::kNotFound) throw;
     return std::nullopt;
   }
-}
-
-std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead& head, int group) {
-  const std::string name = group_name(head.save_id, group);
-  const auto bytes = read_if_there(storage, name);
-  if (!bytes) return std::nullopt;
-  std::vector<Bytes> left = decode_group(*bytes, name);
-  const int ranks = head.group_end(group) - head.group_begin(group);
-  if (left.size() == static_cast<size_t>(ranks)) return left;
-  throw Error(ErrorCode::kCorrupt, "the file has " + std::to_string(left.size()) +
-                                       " receipts for " + std::to_string(ranks) + " ranks")
-      .with_file(name);
-}
-
-std::optional<Bytes> counted_receipt(Storage& storage, const AttemptHead& head, int rank) {
-  const int group = head.group_of(rank);
-  const auto in_group = [&]() -> std::optional<Bytes> {
-    auto merged = read_group(storage, head, group);
-    if (!merged) return std::nullopt;
-    return std::move((*merged)[static_cast<size_t>(rank - head.group_begin(group))]);
-  };
-  if (auto counted = in_group()) return counted;
-  if (auto single = read_if_there(storage, attempt_receipt_name(head, rank))) return single;
-  return in_group();  // the receipt may have been merged and removed between the two looks
-}
-
-std::vector<std::optional<Bytes>> counted_receipts(Storage& storage, const AttemptHead& head,
-                                                   int group) {
-  if (auto merged = read_group(storage, head, group)) {
-    return {std::make_move_iterator(merged->begin()), std::make_move_iterator(merged->end())};
-  }
-  std::vector<std::optional<Bytes>> counted;
-  for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-    counted.push_back(counted_receipt(storage, head, rank));
-  }
-  return counted;
 }
 
 std::string how_to_read_without_attempt(const std::string& save_id) {
@@ -395,23 +382,13 @@ std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
 
 // ---- Saying what it is
 
-AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
-                     const std::function<bool(const std::string&)>& exists) {
+AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names) {
   AttemptState state;
   state.outcome = read_outcome(storage, head.save_id);
   state.failed = read_failed(storage, head.save_id);
-  for (int group = 0; group < head.group_count(); ++group) {
-    if (exists(group_name(head.save_id, group))) continue;
-    std::vector<int> missing;
-    for (int rank = head.group_begin(group); rank < head.group_end(group); ++rank) {
-      if (!exists(attempt_receipt_name(head, rank))) missing.push_back(rank);
-    }
-    // The receipts may have been merged and removed since the check for the group's file.
-    if (missing.empty() || storage.stat(group_name(head.save_id, group))) continue;
-    state.missing_count += missing.size();
-    missing.resize(std::min(missing.size(), names - std::min(names, state.missing.size())));
-    state.missing.insert(state.missing.end(), missing.begin(), missing.end());
-  }
+  state.missing = meeting_of(storage, head).missing(true);
+  state.missing_count = state.missing.size();
+  state.missing.resize(std::min(state.missing.size(), names));
   return state;
 }
 
@@ -470,29 +447,24 @@ std::string attempt_text(const std::string& save_id, int world_size, const Attem
 namespace {
 
 // The sentence for one attempt; "" if it has been published.
-std::string text_of(Storage& storage, const std::string& save_id,
-                    std::span<const std::string> names) {
+std::string text_of(Storage& storage, const std::string& save_id) {
   const auto head = read_head(storage, save_id);
   if (!head) {
     const AttemptState state{read_outcome(storage, save_id), 0, {}, std::nullopt};
     return state.outcome == Outcome::kPublished ? "" : attempt_text(save_id, 0, state);
   }
-  const auto is_listed = [&](const std::string& name) {
-    return std::binary_search(names.begin(), names.end(), name);
-  };
-  return attempt_text(save_id, head->world_size, look_at(storage, *head, SIZE_MAX, is_listed));
+  return attempt_text(save_id, head->world_size, look_at(storage, *head, SIZE_MAX));
 }
 
 }  // namespace
 
-std::string unpublished_text(Storage& storage, std::span<const std::string> names,
-                             const std::set<std::string>& saves) {
+std::string unpublished_text(Storage& storage, const std::set<std::string>& saves) {
   std::string first;
   size_t others = 0;
   for (const std::string& save_id : saves) {
     std::string text;
     try {
-      text = text_of(storage, save_id, names);
+      text = text_of(storage, save_id);
     } catch (const Error& error) {
       text = "the save " + save_id + " is not published, and can't be: " + error.what();
     }
@@ -509,18 +481,9 @@ std::string unpublished_text(Storage& storage, std::span<const std::string> name
 
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline) {
   const std::string_view text = wanted == Outcome::kPublished ? kPublishedText : kAbandonedText;
-  try {
-    storage.publish(outcome_name(save_id), attempt_temporary(save_id, "outcome"), as_bytes(text),
-                    false, deadline);
-    return wanted;
-  } catch (const Error& error) {
-    // Another process has decided before, or this call's rename succeeded and a later step failed.
-    const auto existing = read_outcome(storage, save_id);
-    if (!existing) throw;
-    // The process that made it may have died before it was durable.
-    storage.sync_directory(std::string(kTilestoneDirectory));
-    return *existing;
-  }
+  AttemptMessages messages(storage.shared_from_this(), save_id);
+  return decode_outcome(tilestone::decide(messages, kOutcomeMessage, as_bytes(text), deadline),
+                        outcome_name(save_id));
 }
 
 }  // namespace tilestone::engine

@@ -2,10 +2,10 @@
 // declares the names and contents of the files; engine/commit/attempt.cc describes the protocol.
 //
 //   .tilestone/SAVE_ID.attempt             the head: the terms on which all ranks agree
-//   .tilestone/SAVE_ID/GROUP/RANK.lease    rewritten while the rank works
 //   .tilestone/SAVE_ID/GROUP/RANK.report   what the rank has written; never replaced
+//   .tilestone/SAVE_ID/GROUP/RANK.claim    locked while the rank works
 //   .tilestone/SAVE_ID/GROUP/merged        all receipts of the group, which are then removed
-//   .tilestone/SAVE_ID/publisher           rewritten while a process publishes
+//   .tilestone/SAVE_ID/publisher.claim     locked while a process publishes
 //   .tilestone/SAVE_ID/failed              a rank's first error, until that rank tries again
 //   .tilestone/SAVE_ID.outcome             published or abandoned; made once, and never removed.
 //                                          It also records in the end that the switch was published
@@ -16,11 +16,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +26,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
+#include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/tp_replicas_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/plan/contents.h"
@@ -53,12 +52,6 @@ struct AttemptHead {
   uint64_t number = 0;         // ByFiles::number
   std::map<std::string, std::string> attributes = {};
 
-  int group_size() const;   // ranks per group; the last group may have fewer
-  int group_count() const;  // groups 0, 1, ...
-  int group_of(int rank) const { return rank / group_size(); }
-  int group_begin(int group) const { return group * group_size(); }
-  int group_end(int group) const;
-
   Bytes encode() const;
   static AttemptHead decode(ByteView bytes, const std::string& file);
   friend bool operator==(const AttemptHead&, const AttemptHead&) = default;
@@ -70,17 +63,17 @@ std::string attempt_name(std::string_view save_id);
 std::string outcome_name(std::string_view save_id);
 // The directory of the attempt's other files, and the names in it.
 std::string attempt_directory(std::string_view save_id);
-std::string group_directory(std::string_view save_id, int group);
-std::string group_name(std::string_view save_id, int group);
 std::string attempt_receipt_name(const AttemptHead& head, int rank);
-std::string lease_name(const AttemptHead& head, int rank);
 std::string failed_name(std::string_view save_id);
-std::string publisher_name(std::string_view save_id);
+inline constexpr std::string_view kClaimSuffix = ".claim";
+std::string publisher_claim(std::string_view save_id);
 // A name in the attempt's directory for the temporary file through which `what` is published. It is
 // different in each call.
 std::string attempt_temporary(std::string_view save_id, std::string_view what);
-// The same in a group's directory.
-std::string group_temporary(std::string_view save_id, int group, std::string_view what);
+
+// How the ranks of an attempt meet: their receipts are a gather, the outcome is a verdict. The
+// messages are durable. `rank`: -1 for a process that leaves no receipt.
+StoreCommunicator meeting_of(Storage& storage, const AttemptHead& head, int rank = -1);
 
 // The content of a rank's receipt file.
 struct AttemptReceipt {
@@ -108,20 +101,6 @@ struct LeftFailure {
   static LeftFailure decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
-// The receipts of a group's ranks, ordered by rank. Each is the result of AttemptReceipt::encode().
-Bytes encode_group(const std::vector<Bytes>& left);
-std::vector<Bytes> decode_group(ByteView bytes, const std::string& file);  // Error(kCorrupt)
-
-// What a rank has left (AttemptReceipt::encode()): in its group's merged file if that exists, else
-// in a file of its own. nullopt if there is none. counted_receipts() returns those of all the
-// group's ranks, and reads each file once.
-std::optional<Bytes> counted_receipt(Storage& storage, const AttemptHead& head, int rank);
-std::vector<std::optional<Bytes>> counted_receipts(Storage& storage, const AttemptHead& head,
-                                                   int group);
-// The group's merged file, by rank; nullopt if it does not exist. Error(kCorrupt) if it has another
-// number of receipts.
-std::optional<std::vector<Bytes>> read_group(Storage& storage, const AttemptHead& head, int group);
-
 // nullopt if the file does not exist (yet). If the head is damaged, the hint of Error(kCorrupt)
 // says what can be done.
 std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_id);
@@ -148,16 +127,14 @@ struct AttemptState {
   bool is_late = false;
   std::optional<Error> contradiction = {};
 };
-// `names`: how many missing ranks to name. `exists` says whether a file of the attempt exists.
-AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names,
-                     const std::function<bool(const std::string&)>& exists);
+// Looks up each file by its name. `names`: how many missing ranks to name.
+AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names);
 // The state of the save and what can be done about it, as a sentence. `world_size`: 0 if the
 // attempt has no head. `state.missing` has all missing ranks, or as many as are to be named.
 std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state);
 // The same for the first of `saves` that is not published yet, and how many others there are; "" if
-// all are published. `names`: all names at the location, sorted; the location is not listed again.
-std::string unpublished_text(Storage& storage, std::span<const std::string> names,
-                             const std::set<std::string>& saves);
+// all are published.
+std::string unpublished_text(Storage& storage, const std::set<std::string>& saves);
 
 // Makes the outcome unless there is one. Returns the outcome that counts, which is then durable.
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
@@ -165,7 +142,7 @@ Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Dea
 // The file's bytes; nullopt if it does not exist. Error(kCorrupt) if it has more than `most` bytes.
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,
                                    uint64_t most = UINT64_MAX);
-// The limit for a head, an outcome, a failure or a lease, bytes. Receipts have no limit.
+// The limit for a head, an outcome or a failure, bytes. Receipts have no limit.
 inline constexpr uint64_t kMaxSmallFile = 4u << 20;
 
 }  // namespace tilestone::engine

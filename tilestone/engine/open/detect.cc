@@ -271,7 +271,7 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   // While a save is under way, these files may belong to it.
   if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
-  } else if (const std::string unpublished = unpublished_text(storage, names, notes.attempts);
+  } else if (const std::string unpublished = unpublished_text(storage, notes.attempts);
              !unpublished.empty()) {
     error.with_hint(unpublished);
   } else if (!is_saved_to(storage)) {

@@ -39,7 +39,7 @@ class MessageFiles : public MessageStore {
   std::vector<bool> exist(std::span<const std::string> names) override;
   void remove(std::span<const std::string> names) override;
 
-  std::string file_of(const std::string& name) const;
+  std::string file_of(const std::string& name) const override;
   const std::string& save_id() const { return save_id_; }
 
  private:

@@ -34,8 +34,9 @@ std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std:
 // Collects the receipts of an attempt for manifest_of_receipts().
 class ReceiptCollector {
  public:
-  ReceiptCollector(const AttemptHead& head, const Format& format, const Dialect& dialect)
-      : head_(head), format_(format) {
+  ReceiptCollector(Storage& storage, const AttemptHead& head, const Format& format,
+                   const Dialect& dialect)
+      : head_(head), format_(format), meeting_(meeting_of(storage, head)) {
     manifest_.save_id = head.save_id;
     manifest_.world_size = head.world_size;
     manifest_.format = head.format;
@@ -45,18 +46,16 @@ class ReceiptCollector {
   }
 
   // Both return false if a receipt is missing.
-  bool add_all(Storage& storage) {
-    for (int group = 0; group < head_.group_count(); ++group) {
-      for (const std::optional<Bytes>& left : counted_receipts(storage, head_, group)) {
-        if (!left) return false;
-        add(*left);
-      }
+  bool add_all() {
+    for (const std::optional<Bytes>& left : meeting_.messages_so_far()) {
+      if (!left) return false;
+      add(*left);
     }
     return true;
   }
-  bool add_only(Storage& storage, int rank) {
+  bool add_only(int rank) {
     if (rank >= head_.world_size) return false;
-    const std::optional<Bytes> left = counted_receipt(storage, head_, rank);
+    const std::optional<Bytes> left = meeting_.message_of(rank);
     if (!left) return false;
     while (next() < rank) add_empty();
     add(*left);
@@ -78,7 +77,7 @@ class ReceiptCollector {
   }
 
   void add(ByteView left) {
-    AttemptReceipt of_rank = AttemptReceipt::decode(left, attempt_receipt_name(head_, next()));
+    AttemptReceipt of_rank = AttemptReceipt::decode(left, meeting_.file_of(next()));
     Receipt receipt = Receipt::decode(of_rank.receipt);
     const size_t copies = receipt.object_copies.size();
     std::vector<Receipt::Object> own;
@@ -96,6 +95,7 @@ class ReceiptCollector {
 
   const AttemptHead& head_;
   const Format& format_;
+  StoreCommunicator meeting_;
   Manifest manifest_;
   std::vector<Bytes> encoded_;  // the receipts, by rank
   std::set<std::string> keys_;  // of the objects so far
@@ -199,9 +199,9 @@ Bytes manifest_of_receipts(Storage& storage, const Format& format, const Dialect
   if (!is_save_id(save_id)) return {};
   const auto head = read_head(storage, save_id);
   if (!head || !head->rank_local) return {};
-  ReceiptCollector receipts(*head, format, dialect);
+  ReceiptCollector receipts(storage, *head, format, dialect);
   try {
-    if (rank ? receipts.add_only(storage, *rank) : receipts.add_all(storage)) {
+    if (rank ? receipts.add_only(*rank) : receipts.add_all()) {
       return receipts.encode();
     }
   } catch (Error& error) {

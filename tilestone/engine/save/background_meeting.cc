@@ -106,7 +106,7 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
     Error named = error;
     named.with_rank(rank_);
     try {
-      comm_.decide(kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
+      decide(*files_, kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
     } catch (const Error&) {
       files_->put_if_absent(own, {}, never);
       return;
@@ -202,7 +202,7 @@ void BackgroundMeeting::end(const std::optional<Failed>& failed) noexcept {
   try {
     BackgroundMessage left;
     if (failed) left = {failed->error, {}, failed->may_exist};
-    comm_.decide(kEndedMessage, left.encode(), Deadline::never());
+    decide(*files_, kEndedMessage, left.encode(), Deadline::never());
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
         std::string("the other ranks of a save can't be notified of its outcome: ") + error.what());

@@ -126,8 +126,8 @@ void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept 
   try {
     const Deadline deadline = Deadline::after(kFailureTime);
     if (!join(attempt, deadline)) return;
-    if (has_receipt(attempt, saving.files.rank)) return;  // from before a restart
-    withdraw_failure(attempt, saving.files.rank);         // likewise
+    if (receipt_of(attempt, saving.files.rank)) return;  // from before a restart
+    withdraw_failure(attempt, saving.files.rank);        // likewise
     leave_failure(attempt, saving.files.rank, error, deadline);
   } catch (...) {
     log(LogLevel::kDebug,
@@ -150,24 +150,23 @@ void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
   leave_failure(saving, error);
 }
 
-void make_lease(SavingByFiles& saving) {
-  const AttemptHead& head = saving.attempt.head;
-  const int group = head.group_of(saving.files.rank);
-  saving.lease.emplace(saving.planned.location, lease_name(head, saving.files.rank),
-                       group_temporary(head.save_id, group, "lease"));
+void make_claim(SavingByFiles& saving) {
+  std::string name = attempt_receipt_name(saving.attempt.head, saving.files.rank);
+  name.resize(name.rfind('.'));
+  saving.claim.emplace(saving.planned.location, name.append(kClaimSuffix));
 }
 
-// Joins the attempt, and creates the lease that shows that this rank is working. Returns the
+// Joins the attempt, and makes the claim that shows that this rank is working. Returns the
 // receipt that this rank left before a restart, if there is one.
 std::optional<AttemptReceipt> join(SavingByFiles& saving) {
   Attempt& attempt = saving.attempt;
   saving.is_done = !join(attempt, saving.deadline);
   if (saving.is_done) return std::nullopt;
   withdraw_failure(attempt, saving.files.rank);
-  saving.is_reported = has_receipt(attempt, saving.files.rank);
-  if (saving.is_reported) return receipt_of(attempt, saving.files.rank);
-  make_lease(saving);
-  return std::nullopt;
+  auto before = receipt_of(attempt, saving.files.rank);
+  saving.is_reported = before.has_value();
+  if (!saving.is_reported) make_claim(saving);
+  return before;
 }
 
 void expect_state_of_before(const SavingByFiles& saving,
@@ -263,7 +262,7 @@ void refuse(bool refused, const std::string& what, const std::string& hint) {
 SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& options, Deadline until)
     : files(checked(options).by_files.value()),
       deadline(until),
-      attempt(location.shared(), head_of(options)) {
+      attempt(location.shared(), head_of(options), files.rank) {
   planned.location = location.shared();
   planned.result.save_id = attempt.head.save_id;
   SaveShare& share = planned.share;
@@ -309,7 +308,7 @@ void write_step(SavingByFiles& saving, KeptResources* kept) noexcept {
     saving.failed = std::current_exception();
     if (saving.planned.lazy != nullptr) saving.planned.lazy->end(saving.failed);
     discard(saving.planned);
-    saving.lease.reset();
+    saving.claim.reset();
     leave_failure(saving, current_error());
   }
 }
@@ -325,10 +324,10 @@ void report_step(SavingByFiles& saving) {
       if (!counts) withdraw_written(saving);
       saving.is_reported = true;
     }
-    saving.lease.reset();
+    saving.claim.reset();
     if (saving.files.torch_rank_local) publish_rank_metadata(saving.attempt, rank, saving.deadline);
   } catch (...) {
-    saving.lease.reset();
+    saving.claim.reset();
     const Error error = current_error();
     const bool receipts = saving.receipt && !saving.is_reported;
     if (receipts && surely_lacks_receipt(saving.attempt, rank)) discard(saving.planned);
@@ -341,12 +340,11 @@ void report_step(SavingByFiles& saving) {
 SaveResult publish_step(SavingByFiles& saving) {
   SaveResult& result = saving.planned.result;
   if (saving.is_done) return result;
-  const int group = saving.attempt.head.group_of(saving.files.rank);
   const int threads = saving.planned.share.options.resources.threads;
   const bool rank_local = saving.files.torch_rank_local;
   try {
     result.published = (rank_local ? merge_rank_local : publish_if_complete)(
-        saving.attempt, group, threads, saving.deadline);
+        saving.attempt, Look::kOwn, threads, saving.deadline);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
       error.with_hint(
@@ -366,7 +364,7 @@ SaveResult publish_step(SavingByFiles& saving) {
 void give_up_save(SavingByFiles& saving, const Error& why) noexcept {
   if (saving.is_done || saving.is_reported || saving.failed) return;
   discard(saving.planned);
-  saving.lease.reset();
+  saving.claim.reset();
   leave_failure(saving, why);
 }
 

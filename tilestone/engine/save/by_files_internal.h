@@ -9,7 +9,7 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/lease_internal.h"
+#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save/planned_internal.h"
@@ -32,9 +32,9 @@ struct SavingByFiles {
   Deadline deadline;
   PlannedShare planned;
   Attempt attempt;
-  bool is_done = false;      // already published: this rank has nothing to do
-  bool is_reported = false;  // by this process, or before a restart
-  std::optional<Lease> lease;
+  bool is_done = false;            // already published: this rank has nothing to do
+  bool is_reported = false;        // by this process, or before a restart
+  std::optional<WorkClaim> claim;  // shows that this rank works
   std::optional<Receipt> receipt;  // of what this process has written
   Index of_dialect = {};           // on rank 0: the dialect's files
   std::exception_ptr failed;       // in writing; already left for the other ranks

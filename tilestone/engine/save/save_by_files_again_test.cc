@@ -77,7 +77,7 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
         .report();  // the result is dropped: the rank never calls publish()
   }
   EXPECT_FALSE(save(row_state(1, 4), location, by_files(1, 4)).published);
-  EXPECT_FALSE(storage->stat(engine::group_name(head_for(4).save_id, 1)));
+  EXPECT_FALSE(storage->stat(engine::attempt_directory(head_for(4).save_id) + "/1/merged"));
   const auto begin = Clock::now();
   EXPECT_TRUE(save(row_state(0, 4), location, by_files(0, 4, kToken, true)).published);
   EXPECT_LT(since(begin), 20);

@@ -97,7 +97,7 @@ TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHa
       failed = true;
     }
     if (joined) break;
-    if (!failed) continue;  // calls that may fail, such as those for a lease
+    if (!failed) continue;  // calls that may fail, such as those for a claim
     ++failures;
     const auto left = engine::read_failed(*inner, save_id());
     ASSERT_TRUE(left) << "call " << at;
@@ -292,20 +292,19 @@ TEST(SaveByFilesFailures, ARankWhoseReceiptMayExistKeepsItsFiles) {
 TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeaves) {
   for (const bool receipts : {false, true}) {
     const auto storage = memory_storage();
-    engine::AttemptHead head;
-    head.save_id = save_id();
-    head.world_size = 2;
-    const std::string lease = engine::lease_name(head, 1);
+    const std::string claim = engine::attempt_directory(save_id()) + "/0/1.claim";
     {
       SteppedSave planned = begin_save(row_state(1, 2), Location(storage), by_files(1, 2));
-      EXPECT_TRUE(storage->stat(lease));
+      EXPECT_TRUE(storage->is_locked(claim));
+      EXPECT_EQ(find_unpublished(Location(storage), {.watch = 1e-3}).front().alive, true);
+      EXPECT_THROW(abandon(Location(storage), {.period = 0}), Error);
       if (receipts) {
         SteppedSave written = planned.stage().write();
-        EXPECT_TRUE(storage->stat(lease));
+        EXPECT_TRUE(storage->is_locked(claim));
         written.report();
       }
     }
-    EXPECT_FALSE(storage->stat(lease));
+    EXPECT_FALSE(storage->stat(claim));
     EXPECT_EQ(storage->stat(receipt_of(1, 2)).has_value(), receipts);
   }
 }

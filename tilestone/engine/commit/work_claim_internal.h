@@ -1,0 +1,46 @@
+// The claim of a process on a part of a save: a lock of a file, which ends with the process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// Where files can't be locked, or somebody else has the claim, this is empty.
+class WorkClaim {
+ public:
+  WorkClaim(std::shared_ptr<Storage> storage, std::string name)
+      : storage_(std::move(storage)), name_(std::move(name)) {
+    try {
+      lock_ = storage_->try_lock(name_);
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
+    }
+  }
+  ~WorkClaim() {
+    if (lock_ != nullptr) remove_files(*storage_, std::vector{name_});
+  }
+  WorkClaim(const WorkClaim&) = delete;
+  WorkClaim& operator=(const WorkClaim&) = delete;
+
+ private:
+  const std::shared_ptr<Storage> storage_;
+  const std::string name_;
+  std::unique_ptr<StorageLock> lock_;
+};
+
+// Whether a process has the claim. False where that can't be known.
+inline bool is_claimed(Storage& storage, const std::string& name) {
+  try {
+    return storage.is_locked(name);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace tilestone::engine
