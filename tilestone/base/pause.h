@@ -23,6 +23,7 @@ inline void pause(std::chrono::duration<double> time, Deadline deadline) {
 class Pauses {
  public:
   explicit Pauses(int world) : longest_(std::max(1.0, world / kManyProcesses) * kLongest) {}
+  std::chrono::duration<double> longest() const { return longest_; }
   void next(const Deadline& deadline) {
     pause(std::min(wait_, std::chrono::duration<double>(deadline.remaining())), deadline);
     wait_ = std::min(1.5 * wait_, longest_);

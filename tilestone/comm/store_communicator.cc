@@ -57,6 +57,7 @@ StoreCommunicator::StoreCommunicator(std::shared_ptr<MessageStore> store, int ra
       removes_(tree.removes),
       group_size_(joins_ ? root_of(size) : size),
       found_(static_cast<size_t>(size)),
+      seen_(static_cast<size_t>(size), false),
       next_rank_(rank + 1) {}
 
 int StoreCommunicator::end_of(int group) const { return std::min(size_, begin_of(group + 1)); }
@@ -83,7 +84,7 @@ Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadli
   } catch (const Error&) {
     // The answer may be lost. What is there counts, once a further request has found it there.
     if (!store.get(name)) throw;
-    store.put_if_absent(name, mine, deadline);
+    store.put_if_absent(name, mine, Deadline::never());
   }
   auto found = store.get(name);
   if (found) return *std::move(found);
@@ -95,29 +96,48 @@ Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadli
 
 Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
   if (auto first = joined_message_of(rank_)) return *std::move(first);
-  Bytes counts = decide(*store_, name_of(rank_), mine, deadline);
+  Bytes counts;
+  try {
+    counts = decide(*store_, name_of(rank_), mine, deadline);
+  } catch (const Error&) {
+    // Another process may have joined and removed the message.
+    if (auto first = joined_message_of(rank_)) return *std::move(first);
+    throw;
+  }
   auto first = joined_message_of(rank_);
   if (!first) return counts;
   if (*first != counts) store_->remove(std::vector{name_of(rank_)});
   return *std::move(first);
 }
 
-void StoreCommunicator::keep(Bytes mine) { found_[static_cast<size_t>(rank_)] = std::move(mine); }
+void StoreCommunicator::keep(Bytes mine) {
+  found_[static_cast<size_t>(rank_)] = std::move(mine);
+  seen_[static_cast<size_t>(rank_)] = true;
+}
 
 // Looks first for the message that was missing before: as long as many are missing, one look is
-// usually enough.
+// usually enough. Reads them once all are there.
 bool StoreCommunicator::find_group(int group) {
   const int begin = begin_of(group), count = end_of(group) - begin;
   const int first = next_rank_ >= begin && next_rank_ < begin + count ? next_rank_ - begin : 0;
-  for (int i = 0; i < count; ++i) {
-    const int rank = begin + (first + i) % count;
+  const auto find_each = [&](const auto& find) {
+    for (int i = 0; i < count; ++i) {
+      next_rank_ = begin + (first + i) % count;
+      if (!find(next_rank_)) return false;
+    }
+    return true;
+  };
+  const auto see = [&](int rank) {
+    auto seen = seen_[static_cast<size_t>(rank)];
+    if (!seen) seen = store_->exist(std::vector{name_of(rank)}).front();
+    return static_cast<bool>(seen);
+  };
+  const auto read = [&](int rank) {
     auto& found = found_[static_cast<size_t>(rank)];
     if (!found) found = store_->get(name_of(rank));
-    if (found) continue;
-    next_rank_ = rank;
-    return false;
-  }
-  return true;
+    return found.has_value();
+  };
+  return find_each(see) && find_each(read);
 }
 
 // ---- Joined messages
@@ -153,6 +173,7 @@ bool StoreCommunicator::complete(int group, Deadline deadline, const Before& bef
   if (before) before(begin_of(group), {begin, end});
   if (!joins_) return true;
   decide(*store_, group_name(group), join_messages({begin, end}), deadline);
+  std::fill(begin, end, std::nullopt);
   if (removes_) store_->remove(names_of(group));
   return true;
 }

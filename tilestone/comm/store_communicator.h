@@ -79,6 +79,7 @@ class StoreCommunicator {
   bool group_is_complete(Deadline deadline, const Before& before = {});
   // The same for all groups. Looks until a message is missing, and there first the next time.
   bool is_complete(Deadline deadline, const Before& before = {});
+  bool has_groups() const { return joins_; }
   // Whether all groups' messages are joined. Joins none. False in a world without groups.
   bool all_joined();
   // The messages by rank, once is_complete(); then this object has found none. nullopt: they were
@@ -88,8 +89,8 @@ class StoreCommunicator {
   std::optional<Bytes> message_of(int rank);
   // The same of all ranks, whose group's message is read once.
   std::vector<std::optional<Bytes>> messages_so_far();
-  // Whether this process has found the rank's message itself, and not joined with others.
-  bool has(int rank) const { return found_[static_cast<size_t>(rank)].has_value(); }
+  // Whether this process has seen the rank's message itself, and not joined with others.
+  bool has(int rank) const { return seen_[static_cast<size_t>(rank)]; }
   // The ranks without a message, looked for by name: of all groups, or of the first that lacks one.
   // Leaves out those whose message this process has, and those that report during the call.
   std::vector<int> missing(bool of_all);
@@ -114,7 +115,8 @@ class StoreCommunicator {
   const int rank_, size_;
   const bool joins_, removes_;
   const int group_size_;
-  std::vector<std::optional<Bytes>> found_;  // by rank
+  std::vector<std::optional<Bytes>> found_;  // by rank; of a joined group: forgotten
+  std::vector<bool> seen_;                   // by rank
   int next_group_ = 0;                       // where to look first for a missing message
   int next_rank_;                            // likewise in its group
 };

@@ -47,8 +47,11 @@ bool merge_groups(const Attempt& attempt, Look look, BeforeMerging before, int t
     expect_files(*attempt.location, receipts, threads, deadline);
     before(attempt, std::move(receipts), deadline);
   };
-  if (look == Look::kOwn && !attempt.meeting->group_is_complete(deadline, check)) return false;
-  return attempt.meeting->is_complete(deadline, check);
+  StoreCommunicator& meeting = *attempt.meeting;
+  if (look != Look::kOwn) return meeting.is_complete(deadline, check);
+  // Of the processes that complete a group, the last one sees that all are joined.
+  return meeting.group_is_complete(deadline, check) &&
+         (!meeting.has_groups() || meeting.all_joined());
 }
 
 std::optional<AllLeft> read_merged(const Attempt& attempt) {

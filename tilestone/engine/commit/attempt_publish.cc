@@ -74,9 +74,10 @@ void refuse_metadata_of_group(const Attempt& attempt, std::vector<Receipt> recei
 // False: another process has published it, and is removing the groups.
 bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   {
+    if (!has_begun(attempt)) return false;
+    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     auto all = read_merged(attempt);
     if (!all) return false;
-    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     expect_files_again(attempt, *all, look, threads, deadline);
     const NewIndex made = describe_checked(attempt, *std::move(all));
     refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
@@ -85,6 +86,14 @@ bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) 
   }
   clean(attempt);
   return true;
+}
+
+// Others may have published, and have removed the attempt's directory: a temporary file in it would
+// make it anew.
+void expect_not_cleaned(const Attempt& attempt) {
+  if (has_begun(attempt)) return;
+  throw Error(ErrorCode::kNotFound, "the save " + attempt.id() + " has ended meanwhile")
+      .with_file(attempt_name(attempt.id()));
 }
 
 [[noreturn]] void fail_foreign(const Attempt& attempt, const IndexFile& file) {
@@ -159,6 +168,7 @@ void publish_index(const Attempt& attempt, const Index& index, Deadline deadline
 bool publish_unless_there(const Attempt& attempt, const std::string& name,
                           const std::string& temp_name, ByteView bytes, Deadline deadline) {
   try {
+    expect_not_cleaned(attempt);
     attempt.location->publish(name, temp_name, bytes, false, deadline);
     return true;
   } catch (const Error& error) {

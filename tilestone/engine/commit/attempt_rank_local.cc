@@ -122,9 +122,10 @@ void remove_replaced(Storage& storage, const Replaced& replaced) {
 bool publish_united(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   Storage& storage = *attempt.location;
   {
+    if (!has_begun(attempt)) return false;
+    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     const auto described = describe_rank_local(attempt, look, threads, deadline);
     if (!described) return false;
-    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     const auto& [made, replaced] = *described;
     expect_only(attempt, replaced);
     publish_manifest(attempt, made.manifest, deadline);

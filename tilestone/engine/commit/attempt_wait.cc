@@ -23,6 +23,7 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
 constexpr Seconds kLongestWait{0.5};
+constexpr int kMostClaimedLooks = 10;
 constexpr Seconds kTakeOver{3};   // wait before looking for a publisher; plus a random time
 constexpr Seconds kTakenBack{5};  // how long an old failure is ignored: its rank may try again
 constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
@@ -103,6 +104,7 @@ void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int t
     return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
   Deadline patience = next_takeover();
+  int claimed_looks = 0;
   const Deadline for_old_failure = Deadline::after(kTakenBack);
   const Seconds longest = load_factor(attempt.head) * kLongestWait;
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
@@ -118,7 +120,9 @@ void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int t
       expect_first(attempt);
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
-      const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id()));
+      // A publisher that is stopped keeps its claim; two do no harm.
+      const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id())) ||
+                         ++claimed_looks > kMostClaimedLooks;
       if (tries && finish(attempt, Look::kAll, threads, deadline)) return;
       patience = next_takeover();
     }

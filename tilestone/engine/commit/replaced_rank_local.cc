@@ -24,6 +24,7 @@ void finish_replacement(Storage& location, const Format& format, Standing& here)
   std::set<std::string> gone;
   for (const auto& [name, hash] : replaced->files) gone.insert(name);
   remove_rank_local(location, gone);
+  std::erase_if(gone, [&](const std::string& name) { return location.stat(name).has_value(); });
   for (auto* const names : {&here.names, &here.of_checkpoint}) {
     std::erase_if(*names, [&](const std::string& name) { return gone.contains(name); });
   }

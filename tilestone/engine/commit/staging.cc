@@ -55,6 +55,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/data_file_name.h"
@@ -104,8 +105,12 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
   const auto tree = parent.child(name);
   const std::vector<std::string> names = tree->list();
   std::vector<std::string> first = megatron_dialect()->index_files(names);
-  if (const DetectedFormat found = detect(*tree, names); found.format != nullptr) {
-    for (std::string& file : found.format->index_files(names)) first.push_back(std::move(file));
+  try {
+    if (const DetectedFormat found = detect(*tree, names); found.format != nullptr) {
+      for (std::string& file : found.format->index_files(names)) first.push_back(std::move(file));
+    }
+  } catch (const Error& error) {  // what can't be read goes all the same
+    log(LogLevel::kDebug, std::string("the format of a removed checkpoint: ") + error.what());
   }
   for (const std::string& file : names) {
     const auto own = parse_in_tilestone_directory(file);
@@ -326,6 +331,16 @@ std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& n
   const auto info = entry.storage->stat(name);
   if (info && !info->regular) return entry.storage->child(name);
   fail_elsewhere(location, name);
+}
+
+// A network file system may show late what another host has made.
+void expect_begun_here(Storage& location, const std::string& save_id, const Deadline& deadline) {
+  constexpr std::chrono::duration<double> kLongestLook{1}, kPause{0.1};
+  const Deadline patience = Deadline::after(kLongestLook);
+  while (!location.stat(note_name(save_id))) {
+    if (patience.expired() || deadline.expired()) fail_elsewhere(location, note_name(save_id));
+    pause(kPause, deadline);
+  }
 }
 
 void fail_elsewhere(const Storage& location, const std::string& file) {

@@ -78,6 +78,9 @@ void expect_only_checkpoint(Storage& location, const Standing& here, const Diale
 // The directory of a staged save, opened by a rank. `name`: as the coordinator sent it.
 // Throws fail_elsewhere() where it does not exist.
 std::shared_ptr<Storage> staging_storage(Storage& location, const std::string& name);
+// For a rank that is about to write to the location: throws fail_elsewhere() where rank 0 has not
+// begun this save. Otherwise the rank would make a directory of its own.
+void expect_begun_here(Storage& location, const std::string& save_id, const Deadline& deadline);
 // A rank does not find what rank 0 has made at the location: Error(kIo). `file`: the name that is
 // missing.
 [[noreturn]] void fail_elsewhere(const Storage& location, const std::string& file);

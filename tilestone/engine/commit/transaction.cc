@@ -93,6 +93,15 @@ bool stands(Storage& storage, const IndexFile& file) {
          read_file(storage, file.name, kAnySize) == file.bytes;
 }
 
+// False where that can't be known.
+bool is_of_another(Storage& storage, const IndexFile& file) {
+  try {
+    return !stands(storage, file);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
@@ -215,21 +224,24 @@ void Transaction::put_switch(Deadline deadline) {
   const IndexFile& file = switch_file(new_.index);
   const std::string temporary = temporary_of(file);
   std::optional<Error> first;  // failure
-  const auto put = [&](bool replace) {
+  // A further try never takes a file that an earlier one may have left half written.
+  const auto put = [&](int tries, bool replace) {
+    std::string from = temporary;
     if (first && !storage_->stat(temporary)) {
-      storage_->prepare_publish(temporary, file.bytes, deadline);
+      from = temporary_name(terms_.save_id, base_name(file.name) + "-" + std::to_string(tries));
+      storage_->prepare_publish(from, file.bytes, deadline);
     }
-    storage_->publish_prepared(file.name, temporary, replace, deadline);
+    storage_->publish_prepared(file.name, from, replace, deadline);
   };
   auto wait = kBetweenSwitchTries;
   for (int tries = 1; tries <= kSwitchTries; ++tries) {
     if (first) pause(std::exchange(wait, 5 * wait), deadline);
     try {
-      return put(terms_.overwrite || (first && stands(*storage_, file)));
+      return put(tries, terms_.overwrite || (first && stands(*storage_, file)));
     } catch (const Error& error) {
       const bool is_refused = error.code() == ErrorCode::kAlreadyExists;
       const bool was_late = error.code() == ErrorCode::kTimeout && !first;
-      if (was_late || (is_refused && !stands(*storage_, file))) {
+      if (was_late || (is_refused && is_of_another(*storage_, file))) {
         stage_ = Stage::kBegun;
         throw;
       }

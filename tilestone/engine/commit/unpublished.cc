@@ -79,14 +79,15 @@ struct Image {
 };
 Image image_of(Storage& storage, const std::string& save_id) {
   Image image;
-  for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
-    image.files.emplace(name, std::pair(0, 0.0));
-    image.alive |= name.ends_with(engine::kClaimSuffix) && engine::is_claimed(storage, name);
-  }
-  for (const std::string& name : storage.list_files(save_id)) {
+  const auto add = [&](const std::string& name) {
     const auto info = storage.stat(name);
     if (info) image.files.emplace(name, std::pair(info->size, info->modified.value_or(0)));
+  };
+  for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
+    add(name);  // ranks of earlier builds renew a file there
+    image.alive |= name.ends_with(engine::kClaimSuffix) && engine::is_claimed(storage, name);
   }
+  for (const std::string& name : storage.list_files(save_id)) add(name);
   return image;
 }
 bool has_changed(Storage& storage, const std::string& save_id, const Image& before) {

@@ -20,6 +20,7 @@ class WorkClaim {
       lock_ = storage_->try_lock(name_);
     } catch (const Error& error) {
       log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
+      if (error.code() == ErrorCode::kUnsupported) remove_files(*storage_, std::vector{name_});
     }
   }
   ~WorkClaim() {

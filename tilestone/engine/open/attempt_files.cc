@@ -1,6 +1,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <utility>
 
@@ -320,7 +321,8 @@ std::optional<Bytes> read_if_there(Storage& storage, const std::string& name, ui
   try {
     return read_file(storage, name, most);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNotFound) throw;
+    // ESTALE: another host has removed the file meanwhile (NFS).
+    if (error.code() != ErrorCode::kNotFound && error.sys_errno() != ESTALE) throw;
     return std::nullopt;
   }
 }

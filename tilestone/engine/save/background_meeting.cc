@@ -32,6 +32,7 @@
 // a transaction depends on them, and no reader looks at them.
 #include "tilestone/engine/save/background_meeting_internal.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -84,7 +85,7 @@ void BackgroundMeeting::leave(ByteView receipt, Deadline deadline) {
   comm_.leave(BackgroundMessage{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode(),
               deadline);
   try {
-    comm_.group_is_complete(deadline);
+    if (comm_.has_groups()) comm_.group_is_complete(deadline);
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("receipts are not joined: ") + error.what());
   }
@@ -109,6 +110,7 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
       decide(*files_, kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
     } catch (const Error&) {
       files_->put_if_absent(own, {}, never);
+      files_->put_if_absent(kFailedMessage, {}, never);
       return;
     }
     files_->remove(std::vector{own});
@@ -164,8 +166,14 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
 // ---- The coordinator
 
 void BackgroundMeeting::throw_failure() {
-  const auto failed = read(kFailedMessage);
+  auto failed = read(kFailedMessage);
   if (!failed) return;
+  for (int rank = 0; failed->rank < 0 && rank < ranks_; ++rank) {  // its message is empty
+    const auto left = rank == rank_ ? std::nullopt : read(comm_.name_of(rank));
+    if (!left || !left->error) continue;
+    failed->rank = rank;
+    failed->error->with_rank(rank);
+  }
   failed_by_ = failed->rank;
   throw failed->error.value_or(Error(ErrorCode::kIo, "a rank has failed"));
 }
@@ -220,10 +228,11 @@ bool BackgroundMeeting::has_seen_outcome(int rank) {
 void BackgroundMeeting::tidy() noexcept {
   if (ranks_ == 1) return;
   try {
-    const Deadline deadline = Deadline::after(kTidyTime);
+    // Until those that look seldom have looked.
+    const Deadline deadline = Deadline::after(std::max(kTidyTime, 2 * Pauses(ranks_).longest()));
     int next = 0;  // the ranks before it have seen the outcome
     for (Pauses pauses(1);; pauses.next(deadline)) {
-      while (next < ranks_ && has_seen_outcome(next)) ++next;
+      while (next < ranks_ && !deadline.expired() && has_seen_outcome(next)) ++next;
       if (next == ranks_ || deadline.expired()) break;
     }
     std::vector<std::string> unneeded = comm_.group_names();

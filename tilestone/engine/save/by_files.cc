@@ -263,7 +263,7 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
     : files(checked(options).by_files.value()),
       deadline(until),
       attempt(location.shared(), head_of(options), files.rank) {
-  planned.location = location.shared();
+  planned.location = planned.storage = location.shared();
   planned.result.save_id = attempt.head.save_id;
   SaveShare& share = planned.share;
   set_options(share, options);

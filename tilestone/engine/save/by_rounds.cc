@@ -239,14 +239,8 @@ void write_step(SavingByRounds& saving, KeptResources* kept) {
     return;
   }
   try {
-    saving.written = rounds.result_or_error([&] {
-      try {
-        return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare));
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kNotFound || rounds.comm().is_coordinator()) throw;
-        fail_elsewhere(*saving.planned.location, error.file());
-      }
-    });
+    saving.written = rounds.result_or_error(
+        [&] { return write_share(saving.planned, kept, rounds.deadline().sooner(kWriteShare)); });
   } catch (...) {
     discard(saving.planned);
     throw;

@@ -280,6 +280,28 @@ TEST_F(FailingStorage, ASwitchWhoseAnswerIsLostIsPutAgain) {
   }
 }
 
+TEST_F(FailingStorage, AFurtherTryOfASwitchNeverTakesAFileThatIsHalfWritten) {
+  const auto storage = memory_storage();
+  expect_no_errors(save_rows(FaultDisk::create(storage), kOld));
+  int failures = 0;
+  const auto disk = FaultDisk::create(storage, [&](const StorageCall& call) {
+    // The switch is put without an answer; the file of the second try stays half written.
+    const StorageOp failing[] = {StorageOp::kRename, StorageOp::kSync, StorageOp::kRemove};
+    const bool is_first = call.op == StorageOp::kRename && call.to == ".metadata";
+    if (failures == 3 || call.op != failing[failures] || (failures == 0 && !is_first)) {
+      return FaultAction::pass();
+    }
+    return failures++ == 0 ? FaultAction::fail_after(EIO) : FaultAction::fail(EIO);
+  });
+  SaveOptions options;
+  options.overwrite = true;
+  save(row_state(solo(), kNew), disk->storage(), options);
+  EXPECT_EQ(failures, 3);
+  expect_rows(Location(memory_storage(disk->surviving_image(Survival::kNothingUnsynced))), kNew, 1);
+  expect_no_errors(save_rows(FaultDisk::create(storage), kLater));
+  EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+}
+
 TEST_F(FailingStorage, ASwitchThatGetsNoAnswerLeavesAllAndSaysThatTheOutcomeIsNotKnown) {
   for (const FaultAction& lost : {FaultAction::fail(EIO), FaultAction::fail_after(EIO)}) {
     const auto storage = memory_storage();

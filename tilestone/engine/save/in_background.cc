@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
@@ -47,35 +46,13 @@ void leave_failure(const PlannedShare& planned, std::optional<BackgroundMeeting>
   if (is_lost || is_own) meeting->leave_failure(why);
 }
 
-// Opens the storage, and reserves the file of this rank's receipt there. False: this rank does not
-// see what the coordinator has begun.
-bool open_begun(PlannedShare& planned, std::optional<BackgroundMeeting>& meeting) {
-  const SaveShare& share = planned.share;
-  try {
-    open_storage(planned);
-    BackgroundMeeting own(planned.storage, share.save_id, share.rank, share.world_size);
-    own.reserve();
-    const bool is_sure = planned.transaction || !planned.staging_name.empty();
-    if (!is_sure && !planned.location->stat(note_name(share.save_id))) return false;
-    meeting.emplace(std::move(own));
-    return true;
-  } catch (const Error& error) {
-    if (planned.transaction || error.code() != ErrorCode::kNotFound) throw;
-    return false;
-  }
-}
-
-// The same, on a network file system that may show late what another host has made.
+// Opens the storage, and reserves the file of this rank's receipt there.
 BackgroundMeeting open_to_meet(PlannedShare& planned, const Deadline& deadline) {
-  constexpr std::chrono::duration<double> kLongestLook{1}, kPause{0.1};
-  const Deadline patience = Deadline::after(kLongestLook);
-  std::optional<BackgroundMeeting> meeting;
-  while (!open_begun(planned, meeting)) {
-    if (patience.expired() || deadline.expired())
-      fail_elsewhere(*planned.location, note_name(planned.share.save_id));
-    pause(kPause, deadline);
-  }
-  return *std::move(meeting);
+  const SaveShare& share = planned.share;
+  open_storage(planned, deadline);
+  BackgroundMeeting meeting(planned.storage, share.save_id, share.rank, share.world_size);
+  meeting.reserve();
+  return meeting;
 }
 
 KeptResources* kept_of(SessionParts* session) {

@@ -52,16 +52,19 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
   return memory;
 }
 
-void open_storage(PlannedShare& planned) {
-  planned.storage = planned.staging_name.empty()
-                        ? planned.location
-                        : staging_storage(*planned.location, planned.staging_name);
+void open_storage(PlannedShare& planned, const Deadline& deadline) {
+  if (!planned.staging_name.empty()) {
+    planned.storage = staging_storage(*planned.location, planned.staging_name);
+    return;
+  }
+  planned.storage = planned.location;
+  if (!planned.transaction) expect_begun_here(*planned.storage, planned.share.save_id, deadline);
 }
 
 Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline deadline,
                        int first_file) {
   const SaveShare& share = planned.share;
-  if (planned.storage == nullptr) open_storage(planned);
+  if (planned.storage == nullptr) open_storage(planned, deadline);
   if (planned.transaction && !planned.of_dialect) {
     planned.of_dialect = share.dialect->encode_index(share.items, *share.format);
   }

@@ -58,8 +58,8 @@ std::shared_ptr<StagingMemory> stage_share(PlannedShare& planned, SessionParts* 
 // They are the session's if `session` is not null. Null if the calling thread alone is faster.
 std::shared_ptr<ThreadPool> staging_threads(uint64_t bytes, int option, SessionParts* session);
 
-// Sets `storage`. Throws what staging_storage() throws.
-void open_storage(PlannedShare& planned);
+// Sets `storage`. Throws what staging_storage() and expect_begun_here() throw.
+void open_storage(PlannedShare& planned, const Deadline& deadline);
 // Writes what is assigned to the rank, and notes in `planned` where, which files, and how much.
 // Also returns only once everything is staged, and throws what LazyStaging throws; if this throws,
 // the caller calls LazyStaging::end().
