@@ -171,7 +171,9 @@ ForeignWritten write_foreign(const Location& location, const ForeignShare& share
   const auto place = share.staging.empty()
                          ? location.shared()
                          : engine::staging_storage(location.storage(), share.staging);
-  if (share.staging.empty()) engine::expect_begun_here(*place, share.save_id, deadline);
+  if (share.staging.empty() && share.rank != 0) {
+    engine::expect_begun_here(*place, share.save_id, deadline);
+  }
   const ShareItems made = items_of(share);
   engine::WriteTask task{&made.items, &made.plan, made.assignment};
   task.rank = share.rank;
