@@ -174,18 +174,19 @@ void check_messages(const ViewOf& view) {
 
 void check_meeting(const std::function<ViewOf()>& new_place) {
   using Tree = StoreCommunicator::Tree;
-  for (const auto& [size, tree] :
+  for (const auto& world :
        {std::pair(1, Tree{}), std::pair(5, Tree{}), std::pair(1, Tree{0, true}),
         std::pair(2, Tree{1, true}), std::pair(5, Tree{1, false}), std::pair(12, Tree{3, true})}) {
+    const int size = world.first;
+    const Tree tree = world.second;
     SCOPED_TRACE(std::to_string(size) + " ranks");
     const ViewOf view = new_place();
     Seen seen;
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       for (int run = 0; run < 2; ++run) {  // two processes of each rank
-        threads.emplace_back([&, rank, run, size = size, tree = tree] {
-          take_part(view(2 * rank + run), rank, size, tree, run, seen);
-        });
+        threads.emplace_back(
+            [&, rank, run] { take_part(view(2 * rank + run), rank, size, tree, run, seen); });
       }
     }
     for (std::thread& thread : threads) thread.join();
