@@ -1,9 +1,8 @@
 // StoreCommunicator: how ranks meet that exchange no messages. They leave short messages under
-// names at one place: files at a location, entries of a store of torch, a map.
+// names at one place: files at a location, or a map.
 //
-//  1. Verdict. What was left first under a name counts for all: decide() returns the caller's
-//  bytes,
-//     or those that were first. Whatever a request answered, what is under the name then counts: a
+//  1. Verdict. What was left first under a name counts for all: decide() returns that. Whatever a
+//  request answered, what is under the name then counts: a
 //     request whose answer was lost may have been done, and one that was repeated may find its own
 //     message there. A request that is done after its error was reported comes first or is late,
 //     like that of another process.
@@ -43,7 +42,6 @@ class MessageStore {
   // place makes messages. A place without such a condition replaces what is there: then names that
   // one process alone uses still work.
   virtual bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) = 0;
-  virtual void put(const std::string& name, ByteView bytes, Deadline deadline) = 0;  // replaces
   virtual std::optional<Bytes> get(const std::string& name) = 0;  // nullopt: there is none
   virtual std::vector<bool> exist(std::span<const std::string> names) = 0;
   // A name without a message is no failure.

@@ -67,9 +67,6 @@ class Counted : public MessageStore {
   bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override {
     return store_->put_if_absent(name, bytes, deadline);
   }
-  void put(const std::string& name, ByteView bytes, Deadline deadline) override {
-    store_->put(name, bytes, deadline);
-  }
   std::optional<Bytes> get(const std::string& name) override {
     names.insert(name);
     ++gets;

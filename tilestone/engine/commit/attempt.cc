@@ -4,11 +4,10 @@
 //  1. Join. The first rank refuses a location that has a checkpoint, makes the attempt's directory
 //     and publishes its head. The other ranks compare their own terms with the head. The head is
 //     durable before any data file is written: it serves as the note that the save began here.
-//  2. Until it has reported, each rank shows by a claim that it works. It writes data files under
-//  new
-//     names, syncs them and their directory, and leaves its receipt in the gather of the attempt's
-//     StoreCommunicator, durably. If a rank was restarted, its first receipt counts, and the data
-//     files of the other run are leftovers. (attempt_receipts.cc)
+//  2. Until it has reported, each rank shows by a claim that it works. It writes data files, whose
+//     names are new, syncs them and their directory, and leaves its receipt in the gather of the
+//     attempt's StoreCommunicator, durably. If a rank was restarted, its first receipt counts, and
+//     the data files of the other run are leftovers. (attempt_receipts.cc)
 //  3. A process that finds all receipts of a group opens every data file that they name, and joins
 //     them. A process that finds all groups joined merges their receipts, checks coverage, and
 //     publishes the manifest. Several processes may do so at the same time: they write the same
@@ -31,8 +30,9 @@
 //    publisher finds the switch with its own save id.
 //  - A publisher that stalls: before step 4, it finds "abandoned" when it continues. The outcome is
 //    never removed, so it can't be made again. Between steps 4 and 5, others publish. In step 5, it
-//    finds another checkpoint's switch, or its temporary file is gone with the directory; then it
-//    changes nothing.
+//    finds another checkpoint's switch. Or others have published and cleaned: before it renames a
+//    temporary file it looks for the head, which goes before the directory. Either the head is
+//    gone, or the temporary file will be gone when it is renamed. Then it changes nothing.
 //  - A receipt that comes late: after "abandoned", no process merges it. Its data files are
 //    leftovers because of the outcome.
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it

@@ -73,10 +73,10 @@ void refuse_other_attempts(const Attempt& attempt, Deadline deadline) {
 // Where files of the index have fixed names (attempt_publish.cc). `names`: all at the location.
 void refuse_fixed_names(const Attempt& attempt, const std::vector<std::string>& names) {
   Storage& storage = *attempt.location;
-  const auto claim = attempt.format->detect(names) ? claimed_by(storage) : std::nullopt;
-  if (claim) {
+  const auto first = attempt.format->detect(names) ? partly_published_by(storage) : std::nullopt;
+  if (first) {
     throw Error(ErrorCode::kAlreadyExists,
-                "the save " + *claim + " is being published at " + storage.describe())
+                "the save " + *first + " is being published at " + storage.describe())
         .with_hint("`tilestone publish` completes it if nobody does; save elsewhere");
   }
   if (!attempt.dialect->has_fixed_names()) return;

@@ -11,19 +11,18 @@
 //  5. Publish the index file by file, never over another file. An existing file with the same bytes
 //     belongs to this save: another process has made it.
 //     a. Check that none of the later files exists with other bytes.
-//     b. Publish .metadata. It names the save, so it is the claim: a process that finds another
-//        save's .metadata has changed nothing, and ends with kAlreadyExists. Then publish
-//        common.pt. Once the claim exists, no deadline ends the call.
+//     b. Publish .metadata. It names the save, so it decides which attempt is first: a process that
+//        finds another save's .metadata has changed nothing, and ends with kAlreadyExists. Then
+//        publish common.pt. Once .metadata exists, no deadline ends the call.
 //     c. Publish metadata.json, the switch.
 //  6. As there.
 //
-// There is no separate file for the claim, because .metadata is sufficient. This also holds between
-// this dialect and PyTorch's, in which .metadata is the switch. And no claim file need be removed.
+// This also holds between this dialect and PyTorch's, in which .metadata is the switch.
 //
 // Between b and c the save is unpublished: our readers do not accept it as a checkpoint
-// (claimed_by() in open/opening.cc), and Megatron-Core's do not without a metadata.json. Stock
-// torch, which reads .metadata alone, finds a complete checkpoint at that time: all files that
-// .metadata names are durable, and once it exists no other save can become the checkpoint.
+// (partly_published_by() in open/detect.cc), and Megatron-Core's do not without a metadata.json.
+// Stock torch, which reads .metadata alone, finds a complete checkpoint at that time: all files
+// that .metadata names are durable, and once it exists no other save can become the checkpoint.
 //
 // Races, in addition to those of attempt.cc:
 //  - Two publishers: both write the same bytes, so each continues where the other is, and removes
@@ -31,11 +30,10 @@
 //  - Two attempts: the first .metadata decides. The other attempt has the outcome "published" and
 //    can't become a checkpoint. Its files are leftovers once the first checkpoint exists; until
 //    then `publish` says which attempt is first.
-//  - A claim whose publisher dies: a waiting process, or one that calls publish(), makes the
+//  - A publisher that dies after b: a waiting process, or one that calls publish(), makes the
 //    missing files. Another save is refused when it joins. abandon() refuses, because all ranks
 //    have written.
-//  - A publisher that stalls: before b as in attempt.cc. After b it finds the file that it was
-//    about to make, or the attempt's directory, through which it makes all its files, is gone.
+//  - A publisher that stalls: as in attempt.cc, at each of the files.
 //  - A save with a communicator: it refuses as long as the attempt is open, which it is until the
 //    switch exists. After that, the save replaces the directory as a whole, with the rest of the
 //    attempt.
@@ -88,10 +86,11 @@ bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) 
   return true;
 }
 
-// Others may have published, and have removed the attempt's directory: a temporary file in it would
-// make it anew.
+// Others may have published, and have removed the attempt's directory, which a temporary file then
+// has made anew.
 void expect_not_cleaned(const Attempt& attempt) {
   if (has_begun(attempt)) return;
+  attempt.location->remove_tree(attempt_directory(attempt.id()));
   throw Error(ErrorCode::kNotFound, "the save " + attempt.id() + " has ended meanwhile")
       .with_file(attempt_name(attempt.id()));
 }
@@ -168,10 +167,12 @@ void publish_index(const Attempt& attempt, const Index& index, Deadline deadline
 bool publish_unless_there(const Attempt& attempt, const std::string& name,
                           const std::string& temp_name, ByteView bytes, Deadline deadline) {
   try {
+    attempt.location->prepare_publish(temp_name, bytes, deadline);
     expect_not_cleaned(attempt);
-    attempt.location->publish(name, temp_name, bytes, false, deadline);
+    attempt.location->publish_prepared(name, temp_name, false, deadline);
     return true;
   } catch (const Error& error) {
+    remove_files(*attempt.location, std::vector{temp_name});
     if (error.code() != ErrorCode::kAlreadyExists) throw;
   }
   const size_t slash = name.rfind('/');
@@ -215,14 +216,14 @@ void publish_files(const Attempt& attempt, const Index& index, Deadline deadline
 }
 
 void fail_not_first(const Attempt& attempt, const std::string& file) {
-  const auto claim = claimed_by(*attempt.location);
+  const auto first = partly_published_by(*attempt.location);
   const std::string at = attempt.location->describe();
   Error error(
       ErrorCode::kAlreadyExists,
-      claim ? "the save " + *claim + " came before the save " + attempt.id() + " at " + at +
+      first ? "the save " + *first + " came before the save " + attempt.id() + " at " + at +
                   ", and is being published"
             : "another checkpoint was published at " + at + " before the save " + attempt.id());
-  if (claim) {
+  if (first) {
     error.with_hint(
         "`tilestone publish` completes that save if nobody does; then `tilestone gc` removes the "
         "files of this one");
@@ -234,7 +235,7 @@ void fail_not_first(const Attempt& attempt, const std::string& file) {
 void expect_first(const Attempt& attempt) {
   const std::string name = attempt.format->encode_index({}).front().name;
   if (!attempt.location->stat(name) || switch_is_published(attempt)) return;
-  std::optional<std::string> first = claimed_by(*attempt.location);
+  std::optional<std::string> first = partly_published_by(*attempt.location);
   if (!first) {
     try {
       const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);

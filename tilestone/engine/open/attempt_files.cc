@@ -93,9 +93,6 @@ class AttemptMessages : public MessageStore {
     if (!on_top) storage_->sync_directory(attempt_directory(save_id_));
     return made;
   }
-  void put(const std::string& name, ByteView bytes, Deadline deadline) override {
-    storage_->publish(file_of(name), attempt_temporary(save_id_, "put"), bytes, true, deadline);
-  }
   std::optional<Bytes> get(const std::string& name) override {
     return read_if_there(*storage_, file_of(name));
   }

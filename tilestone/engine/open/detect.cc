@@ -34,10 +34,10 @@ bool looks_like_checkpoint(std::span<const std::string> names) {
                      [&](const auto& format) { return format->detect(names); });
 }
 
-// Saves without a communicator that may have claimed the location: in dialects with fixed names.
+// Saves without a communicator whose index may be published in part: in dialects with fixed names.
 // nullopt: one of them has ended since the names were listed.
-std::optional<std::vector<AttemptHead>> possible_claims(Storage& storage,
-                                                        std::span<const std::string> names) {
+std::optional<std::vector<AttemptHead>> attempts_of_fixed_names(
+    Storage& storage, std::span<const std::string> names) {
   std::vector<AttemptHead> saves;
   if (!looks_like_checkpoint(names)) return saves;
   for (const std::string& name : names) {
@@ -58,37 +58,37 @@ std::optional<std::vector<AttemptHead>> possible_claims(Storage& storage,
   return saves;
 }
 
-struct Claim {
+struct PartOfIndex {
   std::string save_id;
   std::vector<std::string> files;  // the existing files of its index
 };
-std::optional<Claim> claim_among(Storage& storage, std::span<const std::string> names,
-                                 const std::vector<AttemptHead>& saves) {
+std::optional<PartOfIndex> part_among(Storage& storage, std::span<const std::string> names,
+                                      const std::vector<AttemptHead>& saves) {
   for (const AttemptHead& save : saves) {
     const auto format = format_named(save.format);
     const DirectoryFiles files = read_index(storage, *format, nullptr, names);
     if (format->parse_index(files).save_id != save.save_id) continue;
-    Claim claim{save.save_id, format->index_files(names)};
+    PartOfIndex part{save.save_id, format->index_files(names)};
     for (std::string& name : dialect_named(save.dialect)->index_files(names)) {
-      claim.files.push_back(std::move(name));
+      part.files.push_back(std::move(name));
     }
-    return claim;
+    return part;
   }
   return std::nullopt;
 }
 
 struct CheckpointNames {
   std::vector<std::string> names;
-  std::optional<Claim> claim;  // its files are not among `names`
+  std::optional<PartOfIndex> part;  // its files are not among `names`
 };
 // nullopt: an attempt has ended since the names were listed.
-std::optional<CheckpointNames> without_claim(Storage& storage, std::vector<std::string> names) {
+std::optional<CheckpointNames> without_part(Storage& storage, std::vector<std::string> names) {
   CheckpointNames found{std::move(names), std::nullopt};
   if (contains_name(found.names, kMegatronConfig)) return found;
-  const auto saves = possible_claims(storage, found.names);
+  const auto saves = attempts_of_fixed_names(storage, found.names);
   if (!saves) return std::nullopt;
-  found.claim = claim_among(storage, found.names, *saves);
-  if (found.claim) found.names = without(std::move(found.names), found.claim->files);
+  found.part = part_among(storage, found.names, *saves);
+  if (found.part) found.names = without(std::move(found.names), found.part->files);
   return found;
 }
 
@@ -97,7 +97,7 @@ template <typename List>
 CheckpointNames look_among(Storage& storage, const List& list) {
   for (int i = 0;; ++i) {
     std::vector<std::string> names = list();
-    if (auto found = without_claim(storage, names)) return *std::move(found);
+    if (auto found = without_part(storage, names)) return *std::move(found);
     if (i == kMaxOverwrites) return {std::move(names), std::nullopt};
   }
 }
@@ -280,9 +280,9 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   throw std::move(error);
 }
 
-std::optional<std::string> claimed_by(Storage& storage) {
-  const auto claim = look_for_checkpoint(storage).claim;
-  return claim ? std::optional(claim->save_id) : std::nullopt;
+std::optional<std::string> partly_published_by(Storage& storage) {
+  const auto part = look_for_checkpoint(storage).part;
+  return part ? std::optional(part->save_id) : std::nullopt;
 }
 
 bool any_checkpoint(Storage& storage, const Format& also) {

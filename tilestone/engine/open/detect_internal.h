@@ -39,13 +39,12 @@ bool any_checkpoint(Storage& storage, const Format& also);
 bool is_saved_to(Storage& storage);
 
 // A save without a communicator, in a dialect whose files have fixed names, publishes its index
-// file by file (commit/attempt_publish.cc). The first file names the save and is its claim to
-// the location. Returns the save id of a claim whose switch is not published yet. The existing
-// files of such an index do not make a checkpoint.
-std::optional<std::string> claimed_by(Storage& storage);
+// file by file (commit/attempt_publish.cc). The first file names the save. Returns the save id
+// of an index whose switch is not published yet. Its files do not make a checkpoint.
+std::optional<std::string> partly_published_by(Storage& storage);
 
 // The names that identify the checkpoint, sorted, without the files of an unfinished index (see
-// claimed_by). Subdirectories are listed only if there is a metadata.json.
+// partly_published_by). Subdirectories are listed only if there is a metadata.json.
 std::vector<std::string> names_of_checkpoint(Storage& storage);
 
 // The format and dialect that these names and marks show, among the formats that saves write; null

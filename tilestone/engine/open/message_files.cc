@@ -58,29 +58,16 @@ void MessageFiles::write(ByteView bytes) {
   }
 }
 
-void MessageFiles::rename(const std::string& name, bool replace) {
-  try {
-    storage_->rename(temporary_, file_of(name), replace);
-  } catch (...) {
-    remove_files(*storage_, std::vector{temporary_});
-    throw;
-  }
-}
-
 bool MessageFiles::put_if_absent(const std::string& name, ByteView bytes, Deadline) {
   write(bytes);
   try {
-    rename(name, false);
+    storage_->rename(temporary_, file_of(name), false);
     return true;
   } catch (const Error& error) {
+    remove_files(*storage_, std::vector{temporary_});
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     return false;
   }
-}
-
-void MessageFiles::put(const std::string& name, ByteView bytes, Deadline) {
-  write(bytes);
-  rename(name, true);
 }
 
 std::optional<Bytes> MessageFiles::get(const std::string& name) {

@@ -34,7 +34,6 @@ class MessageFiles : public MessageStore {
   void reserve();
 
   bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override;
-  void put(const std::string& name, ByteView bytes, Deadline deadline) override;
   std::optional<Bytes> get(const std::string& name) override;
   std::vector<bool> exist(std::span<const std::string> names) override;
   void remove(std::span<const std::string> names) override;
@@ -44,7 +43,6 @@ class MessageFiles : public MessageStore {
 
  private:
   void write(ByteView bytes);
-  void rename(const std::string& name, bool replace);
 
   const std::shared_ptr<Storage> storage_;
   const std::string save_id_, temporary_;

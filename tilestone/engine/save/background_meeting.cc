@@ -15,8 +15,8 @@
 // A staged save is renamed when it is published: the ranks hold its directory open (Storage::held).
 //
 // The coordinator dies: its lock is released by the system. A rank that waits finds the location
-// unlocked and no outcome, or its own receipt removed (by a later save, as a leftover), in two
-// looks a second apart. Then it looks for the checkpoint itself: the coordinator may have published
+// unlocked and no outcome, or its own receipt removed (by a later save, as a leftover), twice, a
+// pause between. Then it looks for the checkpoint itself: the coordinator may have published
 // before it died. Otherwise the save has failed. Where the storage has no locks, or a rank did not
 // see the lock in its call, this takes until the deadline.
 //

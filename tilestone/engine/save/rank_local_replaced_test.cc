@@ -2,6 +2,7 @@
 // missing.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <string>
 
 #include "tilestone/engine/commit/unpublished.h"
@@ -53,6 +54,26 @@ void expect_replaced(const std::shared_ptr<Storage>& storage) {
   EXPECT_TRUE(names_of_attempts(*storage).empty());
   EXPECT_TRUE(find_leftovers(location).empty());
   EXPECT_TRUE(find_unpublished(location).empty());
+}
+
+TEST(RankLocalReplaced, WhatADeadSaveHasReplacedAndWhatCantBeRemovedIsReplacedOnceMore) {
+  const auto storage = saved(memory_storage());
+  const auto first = FaultDisk::create(storage, [](const StorageCall& call) {
+    return call.op == StorageOp::kRemove ? FaultAction::fail(EIO) : FaultAction::pass();
+  });
+  save(other_state(), Location(first->storage()), over());
+  ASSERT_TRUE(storage->stat("__0.metadata"));
+  bool failed = false;
+  const auto second = FaultDisk::create(storage, [&](const StorageCall& call) {
+    if (failed || call.op != StorageOp::kRemove || call.name != "__0.metadata") {
+      return FaultAction::pass();
+    }
+    failed = true;
+    return FaultAction::fail(EIO);
+  });
+  save(other_state(), Location(second->storage()), over());
+  EXPECT_TRUE(failed);
+  expect_replaced(storage);
 }
 
 TEST(RankLocalReplaced, AnOverwritingSaveReplacesACompleteOneThatWasNeverPublished) {

@@ -10,6 +10,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -82,6 +83,36 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallFindsWhatItsTwinHasPublished) {
     EXPECT_TRUE(find_unpublished(Location(inner)).empty());
     for (const Leftover& left : find_leftovers(Location(inner))) ADD_FAILURE() << left.name;
     EXPECT_EQ(inner->list_directories(".tilestone/"), std::vector<std::string>());
+    if (HasFailure()) return;
+  }
+}
+
+// Meanwhile its twin publishes, and another save replaces the checkpoint as a whole.
+TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallPutsNothingIntoALaterCheckpoint) {
+  SaveOptions options[2] = {by_files(0, 2), by_files(1, 2)};
+  for (SaveOptions& each : options) {
+    each.dialect = megatron_dialect();
+    each.timeout = 1;
+  }
+  const auto rank = [&](int number, const std::shared_ptr<Storage>& at) {
+    save(row_state(number, 2, 3), Location(at->child("ckpt")), options[number]);
+  };
+  bool stalled = true;
+  for (uint64_t at = 0; stalled; ++at) {
+    SCOPED_TRACE("call " + std::to_string(at));
+    const auto parent = memory_storage();
+    uint64_t calls = 0;
+    const auto disk = FaultDisk::create(parent, [&](const StorageCall&) {
+      if (calls++ != at) return FaultAction::pass();
+      for (const int number : {0, 1}) rank(number, parent);
+      save(row_state(solo(), 500), Location(parent->child("ckpt")), {.overwrite = true});
+      return FaultAction::pass();
+    });
+    rank(0, parent);
+    const auto error = thrown([&] { rank(1, disk->storage(1)); });
+    stalled = calls > at;
+    if (!stalled) return;
+    expect_whole(Location(parent->child("ckpt")), 500, 1);
     if (HasFailure()) return;
   }
 }
