@@ -73,18 +73,18 @@ class CountingStorage : public Storage {
     calls_ += names.size();
     inner_->remove(names);
   }
-  void sync_directory(const std::string& name) override {
+  void settle(const std::string& name) override {
     ++calls_;
     ++syncs_;
-    inner_->sync_directory(name);
+    inner_->settle(name);
   }
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
     ++calls_;
-    return inner_->try_lock(name);
+    return inner_->claim(name);
   }
-  bool is_locked(const std::string& name) override {
+  bool is_claimed(const std::string& name) override {
     ++calls_;
-    return inner_->is_locked(name);
+    return inner_->is_claimed(name);
   }
 
  private:

@@ -98,7 +98,7 @@ class FinishingOrder {
         changed_.notify_all();
       }
       finishing_.insert(call.client);
-    } else if (call.op == StorageOp::kSyncDirectory && finishing_.erase(call.client) > 0) {
+    } else if (call.op == StorageOp::kSettle && finishing_.erase(call.client) > 0) {
       ++turn_;
       over_ = over_ || turn_ == order_.size();
       changed_.notify_all();

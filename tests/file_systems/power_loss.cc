@@ -38,7 +38,7 @@ void put(Storage& storage, const std::string& name, const std::string& text) {
 void put_directory(Storage& storage, const std::string& directory, const std::string& text) {
   storage.directories()->make(directory);
   put(storage, directory + "/f", text);
-  storage.sync_directory(directory);
+  storage.settle(directory);
 }
 
 void save_all(const std::string& root) {
@@ -56,12 +56,12 @@ void save_all(const std::string& root) {
   put_directory(*storage, ".exchanged.new", "new");
   put_directory(*storage, "renamed.new", "new");
   put_directory(*storage, "removed", "old");
-  storage->sync_directory("");
+  storage->settle("");
   if (storage->directories()->can_exchange()) {
     storage->directories()->exchange("exchanged", ".exchanged.new");
   }
   storage->remove_tree("removed");
-  storage->sync_directory("");
+  storage->settle("");
   storage->directories()->rename("renamed.new", "renamed");
   storage->child("made/child")->directories()->make("");
   storage->create("unsynced")->append(as_bytes("lost"));

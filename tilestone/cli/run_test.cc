@@ -196,7 +196,7 @@ TEST_F(Cli, GcListsLeftoversAndRemovesThemOnlyOnRequest) {
 
 TEST_F(Cli, GcRefusesWhileASaveIsUnderWayAndWhereNothingIs) {
   EXPECT_EQ(tilestone_command({"gc", path_ + "-not-here"}).code, kIoFailed);
-  const auto lock = posix_storage(path_)->try_lock(".tilestone/lock");
+  const auto lock = posix_storage(path_)->claim(".tilestone/lock");
   ASSERT_NE(lock, nullptr);
   for (const char* word : {"--json", "--delete"}) {
     const Ran ran = tilestone_command({"gc", path_, word});

@@ -83,7 +83,7 @@ class ChildDirectories : public Directories {
       const auto info = base_->stat(part);
       if (info && !info->regular) continue;
       of_base().make(part);
-      base_->sync_directory(std::string(parent_name(part)));
+      base_->settle(std::string(parent_name(part)));
     }
   }
 
@@ -146,17 +146,17 @@ class ChildStorage : public Storage {
     base_->remove(full);
   }
 
-  void sync_directory(const std::string& name) override {
+  void settle(const std::string& name) override {
     check_directory_name(name);
-    base_->sync_directory(name.empty() ? directory_ : file(name));
+    base_->settle(name.empty() ? directory_ : file(name));
   }
 
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
     const std::string full = file(name);
     make_root();
-    return base_->try_lock(full);
+    return base_->claim(full);
   }
-  bool is_locked(const std::string& name) override { return base_->is_locked(file(name)); }
+  bool is_claimed(const std::string& name) override { return base_->is_claimed(file(name)); }
 
  private:
   std::string file(const std::string& name) const {

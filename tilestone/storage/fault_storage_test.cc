@@ -43,8 +43,7 @@ TEST(FaultDisk, CountsAndNamesEveryCall) {
     return FaultAction::pass();
   });
   disk->storage(3)->publish("f", "t", as_bytes("abc"), true, kNever);
-  EXPECT_EQ(seen,
-            (Names{"create t", "append t", "sync t", "close t", "rename t f", "sync_directory "}));
+  EXPECT_EQ(seen, (Names{"create t", "append t", "sync t", "close t", "rename t f", "settle "}));
   EXPECT_EQ(disk->calls(), 6u);
 }
 
@@ -155,11 +154,11 @@ TEST(FaultDisk, AfterACrashNobodyDoesAnything) {
 TEST(FaultDisk, AKilledClientLosesItsLocksAndOthersGoOn) {
   const auto disk = FaultDisk::create(memory_storage(), on(StorageOp::kSync, FaultAction::die()));
   const auto one = disk->storage(1), two = disk->storage(2);
-  const auto lock = one->try_lock("lock");
-  EXPECT_EQ(two->try_lock("lock"), nullptr);
+  const auto lock = one->claim("lock");
+  EXPECT_EQ(two->claim("lock"), nullptr);
   expect_error([&] { put_file(*one, "f", as_bytes("abc")); }, ErrorCode::kIo, "process is dead");
   expect_error([&] { one->stat("f"); }, ErrorCode::kIo, "process is dead");
-  EXPECT_NE(two->try_lock("lock"), nullptr);
+  EXPECT_NE(two->claim("lock"), nullptr);
   EXPECT_EQ(as_text(read_file(*two, "f", 9)), "abc");
 }
 
@@ -186,7 +185,7 @@ TEST(PowerLoss, UnsyncedBytesMayBeMissingZeroOrTorn) {
   file->append(ByteView(bytes).first(5000));
   file->sync(kNever);
   file->append(ByteView(bytes).subspan(5000));
-  storage->sync_directory("");
+  storage->settle("");
   const ByteView synced = ByteView(bytes).first(5000);
   EXPECT_EQ(disk->surviving_image(Survival::kAll).at("f"), bytes);
   EXPECT_EQ(disk->surviving_image(Survival::kNoUnsyncedEntries).at("f"), bytes);
@@ -229,7 +228,7 @@ TEST(PowerLoss, UnsyncedNamesMayBeOldOrNew) {
     seen.insert(names_of(image));
   }
   EXPECT_EQ(seen.size(), 8u);
-  storage->sync_directory("");
+  storage->settle("");
   EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)), (Names{"new", "to"}));
 }
 
@@ -239,11 +238,11 @@ TEST(PowerLoss, AFileIsMissingWhileItsDirectoryIsNotDurable) {
   storage->directories()->make("a/b");
   put_file(*storage, "a/b/f", as_bytes("F"));
   const auto left = [&] { return names_of(disk->surviving_image(Survival::kNoUnsyncedEntries)); };
-  storage->sync_directory("a/b");
+  storage->settle("a/b");
   EXPECT_EQ(left(), Names{});
-  storage->sync_directory("");
+  storage->settle("");
   EXPECT_EQ(left(), Names{});
-  storage->sync_directory("a");
+  storage->settle("a");
   EXPECT_EQ(left(), Names{"a/b/f"});
 }
 
@@ -253,7 +252,7 @@ TEST(PowerLoss, ARenameAcrossDirectoriesComesWhole) {
   put_file(*storage, "a/f", as_bytes("F"));
   put_file(*storage, "a/g", as_bytes("G"));
   storage->rename("a/f", "b/f", false);
-  storage->sync_directory("b");
+  storage->settle("b");
   EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)),
             (Names{"a/x", "b/f", "b/y"}));
 }
@@ -312,7 +311,7 @@ TEST(PowerLoss, APublishWithoutSyncIsFoundOut) {
         file->append(as_bytes(new_text));
         file->close();
         storage.rename("t", "f", true);
-        storage.sync_directory("");
+        storage.settle("");
       },
       "old", new_text);
   EXPECT_GT(count.broken, 0u);
@@ -323,7 +322,7 @@ TEST(PowerLoss, APublishInPlaceIsFoundOut) {
       [&](Storage& storage) {
         storage.remove("f");
         put_file(storage, "f", as_bytes("new"));
-        storage.sync_directory("");
+        storage.settle("");
       },
       "old", "new");
   EXPECT_GT(count.broken, 0u);
@@ -339,7 +338,7 @@ FileImage two_checkpoints() {
 TEST(PowerLoss, AnExchangeThatIsNotSyncedIsLostWholeOrNotAtAll) {
   const auto disk =
       FaultDisk::create(memory_storage(two_checkpoints()), [](const StorageCall& call) {
-        return call.op == StorageOp::kSyncDirectory ? FaultAction::drop() : FaultAction::pass();
+        return call.op == StorageOp::kSettle ? FaultAction::drop() : FaultAction::pass();
       });
   disk->storage()->directories()->exchange("ckpt", ".new");
   std::set<std::string> seen;
@@ -363,7 +362,7 @@ uint64_t broken_replacements(bool synced) {
     const auto place = storage.child("ckpt")->parent();
     place->storage->directories()->exchange(place->name, ".new");
     place->storage->remove_tree(".new");
-    place->storage->sync_directory("");
+    place->storage->settle("");
   };
   const auto whole = FaultDisk::create(memory_storage(two_checkpoints()));
   replace(*whole->storage());
@@ -374,7 +373,7 @@ uint64_t broken_replacements(bool synced) {
       const auto disk =
           FaultDisk::create(memory_storage(two_checkpoints()), [&](const StorageCall& call) {
             if (call.index == index) return way;
-            const bool drop = !synced && call.op == StorageOp::kSyncDirectory;
+            const bool drop = !synced && call.op == StorageOp::kSettle;
             return drop ? FaultAction::drop() : FaultAction::pass();
           });
       EXPECT_THROW(replace(*disk->storage()), Error);
@@ -404,15 +403,15 @@ TEST(PowerLoss, ARenamedDirectoryTakesAlongWhatIsInItDurableOrNot) {
   storage->directories()->make("tmp/in");
   put_file(*storage, "tmp/f", as_bytes("F"));
   put_file(*storage, "tmp/in/g", as_bytes("G"));
-  storage->sync_directory("tmp");
+  storage->settle("tmp");
   storage->directories()->rename("tmp", "final");
   const auto left = [&] { return names_of(disk->surviving_image(Survival::kNothingUnsynced)); };
   EXPECT_EQ(left(), Names{"final/f"});
-  storage->sync_directory("final/in");
+  storage->settle("final/in");
   EXPECT_EQ(left(), (Names{"final/f", "final/in/g"}));
   storage->remove_tree("final");
   EXPECT_EQ(left(), (Names{"final/f", "final/in/g"}));
-  storage->sync_directory("");
+  storage->settle("");
   EXPECT_EQ(left(), Names{});
 }
 
@@ -445,7 +444,7 @@ TEST(FaultDisk, TheRootOfAChildIsDurableWhenItWasMade) {
   const auto child = disk->storage()->child("a/b");
   child->directories()->make("");
   put_file(*child, "f", as_bytes("F"));
-  child->sync_directory("");
+  child->settle("");
   EXPECT_EQ(names_of(disk->surviving_image(Survival::kNothingUnsynced)), Names{"a/b/f"});
 }
 
@@ -462,7 +461,7 @@ TEST(FaultDisk, ManyClientsAtOnce) {
       for (int i = 0; i < 50; ++i) {
         const std::string name = std::to_string(client) + "-" + std::to_string(i);
         put_file(*storage, name, as_bytes(name));
-        storage->sync_directory("");
+        storage->settle("");
       }
     });
   }

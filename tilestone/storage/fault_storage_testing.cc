@@ -29,7 +29,7 @@ std::string_view to_string(StorageOp op) {
                                                 "remove_directory",
                                                 "rename_directory",
                                                 "exchange_directories",
-                                                "sync_directory",
+                                                "settle",
                                                 "lock"};
   return kNames[static_cast<size_t>(op)];
 }
@@ -55,8 +55,8 @@ struct FaultDisk::State {
   mutable std::mutex mutex;
   std::unique_ptr<FaultJournal> journal;  // null if memory is null
   std::atomic<bool> no_exchange = false;
-  std::set<int> dead;                                                     // clients
-  std::multimap<int, std::weak_ptr<std::unique_ptr<StorageLock>>> locks;  // by client
+  std::set<int> dead;                                                      // clients
+  std::multimap<int, std::weak_ptr<std::unique_ptr<StorageClaim>>> locks;  // by client
   std::multimap<uint64_t, std::function<void()>> late;  // by the index of the call that it precedes
 
   [[noreturn]] void fail_dead(std::string_view name) const {
@@ -227,13 +227,13 @@ class FaultWritable : public WritableFile {
 };
 
 // A lock that is released when its holder dies (simulated).
-class FaultLock : public StorageLock {
+class FaultLock : public StorageClaim {
  public:
-  explicit FaultLock(std::shared_ptr<std::unique_ptr<StorageLock>> inner)
+  explicit FaultLock(std::shared_ptr<std::unique_ptr<StorageClaim>> inner)
       : inner_(std::move(inner)) {}
 
  private:
-  std::shared_ptr<std::unique_ptr<StorageLock>> inner_;
+  std::shared_ptr<std::unique_ptr<StorageClaim>> inner_;
 };
 
 class FaultDirectories : public Directories {
@@ -286,8 +286,8 @@ class FaultDirectories : public Directories {
  private:
   Directories& inner() { return *state_.inner->directories(); }
   void sync_parents(const std::string& a, const std::string& b) {
-    storage_.sync_directory(std::string(parent_name(a)));
-    if (parent_name(a) != parent_name(b)) storage_.sync_directory(std::string(parent_name(b)));
+    storage_.settle(std::string(parent_name(a)));
+    if (parent_name(a) != parent_name(b)) storage_.settle(std::string(parent_name(b)));
   }
 
   FaultDisk::State& state_;
@@ -359,18 +359,18 @@ class FaultStorage : public Storage {
     });
   }
 
-  void sync_directory(const std::string& name) override {
-    state_.perform(call(StorageOp::kSyncDirectory, name), [&] {
-      state_.inner->sync_directory(name);
+  void settle(const std::string& name) override {
+    state_.perform(call(StorageOp::kSettle, name), [&] {
+      state_.inner->settle(name);
       if (state_.journal) state_.journal->synced_directory(name);
     });
   }
 
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
-    auto held = std::make_shared<std::unique_ptr<StorageLock>>();
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+    auto held = std::make_shared<std::unique_ptr<StorageClaim>>();
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
-      *held = state_.inner->try_lock(name);
+      *held = state_.inner->claim(name);
       if (!existed) {
         state_.journal->made_directory(std::string(parent_name(name)));
         state_.journal->created(name, state_.memory->find(name));
@@ -381,9 +381,9 @@ class FaultStorage : public Storage {
     return std::make_unique<FaultLock>(std::move(held));
   }
 
-  bool is_locked(const std::string& name) override {
+  bool is_claimed(const std::string& name) override {
     bool locked = false;
-    state_.perform(call(StorageOp::kStat, name), [&] { locked = state_.inner->is_locked(name); });
+    state_.perform(call(StorageOp::kStat, name), [&] { locked = state_.inner->is_claimed(name); });
     return locked;
   }
 

@@ -42,7 +42,7 @@ enum class StorageOp : uint8_t {
   kRemoveDirectory,
   kRenameDirectory,
   kExchangeDirectories,
-  kSyncDirectory,
+  kSettle,
   kLock,
 };
 std::string_view to_string(StorageOp op);  // "create", ...

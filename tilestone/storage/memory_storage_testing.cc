@@ -313,7 +313,7 @@ MemoryStorage::MemoryStorage(FileImage initial)
   }
 }
 
-void MemoryStorage::sync_directory(const std::string& name) {
+void MemoryStorage::settle(const std::string& name) {
   check_directory_name(name);
   std::lock_guard lock(mutex_);
   if (!name.empty() && !directories_.contains(name)) {
@@ -321,7 +321,7 @@ void MemoryStorage::sync_directory(const std::string& name) {
   }
 }
 
-class MemoryStorage::Lock : public StorageLock {
+class MemoryStorage::Lock : public StorageClaim {
  public:
   Lock(std::shared_ptr<MemoryStorage> storage, std::string name)
       : storage_(std::move(storage)), name_(std::move(name)) {}
@@ -335,7 +335,7 @@ class MemoryStorage::Lock : public StorageLock {
   std::string name_;
 };
 
-std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
+std::unique_ptr<StorageClaim> MemoryStorage::claim(const std::string& name) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
   make_directories(parent_name(name));
@@ -345,7 +345,7 @@ std::unique_ptr<StorageLock> MemoryStorage::try_lock(const std::string& name) {
   return std::make_unique<Lock>(std::static_pointer_cast<MemoryStorage>(shared_from_this()), name);
 }
 
-bool MemoryStorage::is_locked(const std::string& name) {
+bool MemoryStorage::is_claimed(const std::string& name) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
   return locks_.contains(name);

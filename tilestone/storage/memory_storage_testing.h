@@ -40,9 +40,9 @@ class MemoryStorage : public Storage {
   std::optional<FileInfo> stat(const std::string& name) override;
   Listing listing(const std::string& prefix, Depth depth) override;
   void remove(std::span<const std::string> names) override;
-  void sync_directory(const std::string& name) override;
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override;
-  bool is_locked(const std::string& name) override;
+  void settle(const std::string& name) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override;
+  bool is_claimed(const std::string& name) override;
 
   Entries entries() const;
   std::set<std::string> directory_names() const;

@@ -37,13 +37,13 @@ class OneFile final : public Storage {
     if (!name_.starts_with(prefix) || !directory_->stat(name_)) return {};
     return {{name_}, {}};
   }
-  std::unique_ptr<StorageLock> try_lock(const std::string&) override { refuse(); }
-  bool is_locked(const std::string&) override { return false; }
+  std::unique_ptr<StorageClaim> claim(const std::string&) override { refuse(); }
+  bool is_claimed(const std::string&) override { return false; }
 
   std::unique_ptr<WritableFile> create(const std::string&, uint64_t) override { refuse(); }
   bool put(const std::string&, ByteView, PutIf, const std::string&, Deadline) override { refuse(); }
   void remove(std::span<const std::string>) override { refuse(); }
-  void sync_directory(const std::string&) override { refuse(); }
+  void settle(const std::string&) override { refuse(); }
 
  private:
   [[noreturn]] void refuse() const {

@@ -89,7 +89,7 @@ void make_each_directory(PosixContext& context, const std::string& name, bool du
     const std::string part = name.substr(0, end);
     const PosixEntry entry = context.locate(part, kWhat);
     if (::mkdirat(entry.directory.get(), entry.last.c_str(), kDirectoryMode) == 0) {
-      if (durably) context.sync_directory(std::string(parent_name(part)));
+      if (durably) context.settle(std::string(parent_name(part)));
       continue;
     }
     if (errno != EEXIST) fail_errno(kWhat, context.path_of(part), errno);
@@ -243,8 +243,8 @@ void expect_directory(PosixContext& context, const PosixEntry& entry, const std:
 }
 
 void sync_parents(PosixContext& context, const std::string& a, const std::string& b) {
-  context.sync_directory(std::string(parent_name(a)));
-  if (parent_name(a) != parent_name(b)) context.sync_directory(std::string(parent_name(b)));
+  context.settle(std::string(parent_name(a)));
+  if (parent_name(a) != parent_name(b)) context.settle(std::string(parent_name(b)));
 }
 
 // Tries an exchange in an empty directory. Returns 0 if it works, else an errno; means_unsupported

@@ -93,7 +93,7 @@ class PosixContext {
   // Opens the directory of `name`, which need not exist itself. Throws Error "what: ..." on
   // failure.
   PosixEntry locate(const std::string& name, const std::string& what) const;
-  void sync_directory(const std::string& name);
+  void settle(const std::string& name);
 
   // Opens `name`, which the caller has checked, for reading or with O_PATH. Follows links as
   // PosixOptions::links says. Empty, with errno set, on failure.
@@ -143,7 +143,7 @@ class PosixReadable : public ReadableFile {
 };
 
 // Locks `fd`, which must be open for writing. Null if somebody else holds the lock.
-std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name);
+std::unique_ptr<StorageClaim> posix_claim(System& system, UniqueFd fd, const std::string& name);
 bool posix_is_locked(int fd, const std::string& name);
 
 // These functions implement those of Storage and Directories (posix_directories.cc).

@@ -1,5 +1,5 @@
 // Locks of open files (fcntl, F_OFD_...). A process can check such a lock without taking it, so
-// checking never makes somebody else's try_lock fail.
+// checking never makes somebody else's claim fail.
 //
 // The lock belongs to the open file, which a forked child shares. The child would keep the lock
 // after the parent's death, so every child closes the lock files right after the fork.
@@ -71,7 +71,7 @@ void write_text(int fd, const std::string& text) {
                             std::generic_category().message(errno));
 }
 
-class PosixLock : public StorageLock {
+class PosixLock : public StorageClaim {
  public:
   explicit PosixLock(UniqueFd fd) {
     write_text(fd.get(), holder_text());
@@ -109,7 +109,7 @@ bool means_no_locks(int error) {
 
 }  // namespace
 
-std::unique_ptr<StorageLock> posix_try_lock(System& system, UniqueFd fd, const std::string& name) {
+std::unique_ptr<StorageClaim> posix_claim(System& system, UniqueFd fd, const std::string& name) {
   held();  // installs the fork handlers before the lock is taken
   int result;
   do {

@@ -36,24 +36,24 @@ class Child {
 TEST(PosixLock, GoesWithItsObjectThoughAForkedChildLives) {
   const TempDirectory folder;
   const auto storage = posix_storage(folder.path());
-  auto lock = storage->try_lock("lock");
+  auto lock = storage->claim("lock");
   const Child child([] {});
-  EXPECT_TRUE(storage->is_locked("lock"));
+  EXPECT_TRUE(storage->is_claimed("lock"));
   lock.reset();
-  EXPECT_FALSE(storage->is_locked("lock"));
-  EXPECT_NE(storage->try_lock("lock"), nullptr);
+  EXPECT_FALSE(storage->is_claimed("lock"));
+  EXPECT_NE(storage->claim("lock"), nullptr);
 }
 
 // "nullptr" would say that another holds it.
 TEST(PosixLock, AProcessThatCanOpenNoMoreFilesGetsAnErrorThatNamesTheLimit) {
   const TempDirectory folder;
   const auto storage = posix_storage(folder.path());
-  storage->try_lock("lock");
+  storage->claim("lock");
   int failed = 0;
   for (int left = 0; left < 4; ++left) {
     const FilesLeft few(left);
     try {
-      EXPECT_NE(storage->try_lock("lock"), nullptr) << left;
+      EXPECT_NE(storage->claim("lock"), nullptr) << left;
     } catch (const Error& error) {
       ++failed;
       EXPECT_EQ(error.sys_errno(), EMFILE);
@@ -67,10 +67,10 @@ TEST(PosixLock, TheFileSaysWhoHoldsItAndSinceWhen) {
   const TempDirectory folder;
   const auto storage = posix_storage(folder.path());
   const auto text = [&] { return std::string(as_text(read_file(*storage, "lock", 1000))); };
-  auto lock = storage->try_lock("lock");
+  auto lock = storage->claim("lock");
   EXPECT_THAT(text(), testing::MatchesRegex("process " + std::to_string(::getpid()) + " on " +
                                             host_name() + " since 20[0-9-]* [0-9:]* UTC"));
-  EXPECT_EQ(storage->try_lock("lock"), nullptr);
+  EXPECT_EQ(storage->claim("lock"), nullptr);
   EXPECT_THAT(text(), testing::StartsWith("process "));
   lock.reset();
   EXPECT_EQ(text(), "");
@@ -83,7 +83,7 @@ TEST(PosixLock, GoesWithItsProcessThoughAForkedChildLives) {
   ASSERT_EQ(::pipe(forked.data()), 0);
   const pid_t holder = ::fork();
   if (holder == 0) {
-    const auto lock = storage->try_lock("lock");
+    const auto lock = storage->claim("lock");
     if (::fork() == 0) {
       const pid_t self = ::getpid();
       if (::write(forked[1], &self, sizeof self) != sizeof self) ::_exit(1);
@@ -97,24 +97,24 @@ TEST(PosixLock, GoesWithItsProcessThoughAForkedChildLives) {
   ASSERT_EQ(::waitpid(holder, &status, 0), holder);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(::kill(child, 0), 0) << "the child must be alive";
-  EXPECT_FALSE(storage->is_locked("lock"));
-  EXPECT_NE(storage->try_lock("lock"), nullptr);
+  EXPECT_FALSE(storage->is_claimed("lock"));
+  EXPECT_NE(storage->claim("lock"), nullptr);
   ::kill(child, SIGKILL);
 }
 
 TEST(PosixLock, AChildThatDropsItsCopyLeavesTheParentsLock) {
   const TempDirectory folder;
   const auto storage = posix_storage(folder.path());
-  auto lock = storage->try_lock("lock");
+  auto lock = storage->claim("lock");
   const pid_t child = ::fork();
   if (child == 0) {
     lock.reset();
-    ::_exit(storage->is_locked("lock") ? 0 : 1);
+    ::_exit(storage->is_claimed("lock") ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  EXPECT_TRUE(storage->is_locked("lock"));
+  EXPECT_TRUE(storage->is_claimed("lock"));
 }
 
 class LocklessSystem : public System {
@@ -134,9 +134,9 @@ TEST(PosixLock, WhereNothingCanBeLockedTryingSaysSo) {
     const TempDirectory directory;
     const auto storage =
         posix_storage(directory.path(), {}, std::make_shared<LocklessSystem>(error));
-    expect_error([&] { storage->try_lock("lock"); }, ErrorCode::kUnsupported,
+    expect_error([&] { storage->claim("lock"); }, ErrorCode::kUnsupported,
                  directory.path() + "/lock");
-    EXPECT_FALSE(storage->is_locked("lock"));
+    EXPECT_FALSE(storage->is_claimed("lock"));
   }
 }
 

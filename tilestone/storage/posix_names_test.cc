@@ -72,15 +72,15 @@ TEST_P(PosixNames, LinksOutsideAreRefused) {
     SCOPED_TRACE(name);
     refused([&] { storage().open(name); });
     refused([&] { storage().stat(name); });
-    refused([&] { storage().try_lock(name); });
-    refused([&] { storage().is_locked(name); });
+    refused([&] { storage().claim(name); });
+    refused([&] { storage().is_claimed(name); });
   }
   refused([&] { storage().create("dir/new"); });
   refused([&] { storage().remove("dir/secret"); });
   refused([&] { storage().rename("dir/secret", "mine", true); });
   refused([&] { storage().rename("sub/file", "dir/file", true); });
   refused([&] { storage().directories()->make("dir/new"); });
-  refused([&] { storage().sync_directory("dir"); });
+  refused([&] { storage().settle("dir"); });
   expect_error([&] { storage().create("absolute"); }, ErrorCode::kAlreadyExists);
   const auto other = posix_storage(outside_.path());
   EXPECT_EQ(other->list(), Names{"secret"});
@@ -96,7 +96,7 @@ TEST_P(PosixNames, AnAbsoluteLinkToAFileInsideIsRead) {
   EXPECT_EQ(storage().stat("absolute")->size, storage().stat("sub/file")->size);
   EXPECT_FALSE(storage().stat("dangling"));
   expect_error([&] { storage().stat("directory"); }, ErrorCode::kUnsafe, "symbolic link");
-  expect_error([&] { storage().try_lock("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
+  expect_error([&] { storage().claim("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
   // The name of the root is the beginning of the name of a directory beside it.
   fs::create_directory(root() + "-beside");
   put_file(*posix_storage(root() + "-beside"), "file", as_bytes("outside"));
@@ -136,7 +136,7 @@ TEST_P(PosixNames, FilesOfTheHubsCacheAreReadThroughTheirLinks) {
   // Calls that change names change the links, not their targets.
   storage->rename("file", "renamed", false);
   storage->remove("renamed");
-  expect_error([&] { storage->try_lock("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
+  expect_error([&] { storage->claim("absolute"); }, ErrorCode::kUnsafe, "symbolic link");
   EXPECT_EQ(as_text(read_file(*posix_storage(hub.models), "blobs/1234", 100)), "a blob");
 }
 
@@ -200,7 +200,7 @@ TEST_P(PosixNames, FifosAndDirectoriesAreRefusedWithoutWaiting) {
   for (const char* name : {"fifo", "sub"}) {
     expect_error([&] { storage().open(name); }, ErrorCode::kUnsafe, "not a regular file");
   }
-  expect_error([&] { storage().try_lock("fifo"); }, ErrorCode::kUnsafe, "not a regular file");
+  expect_error([&] { storage().claim("fifo"); }, ErrorCode::kUnsafe, "not a regular file");
   expect_error([&] { storage().create("fifo"); }, ErrorCode::kAlreadyExists, "fifo");
 }
 

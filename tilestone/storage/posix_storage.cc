@@ -143,23 +143,23 @@ class PosixStorage : public Storage {
     });
   }
 
-  void sync_directory(const std::string& name) override { context_->sync_directory(name); }
+  void settle(const std::string& name) override { context_->settle(name); }
 
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
     check_file_name(name);
     for (int tries = 0; tries < 8; ++tries) {
       UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, true);
       if (!fd) fail_errno("cannot open a lock file", context_->path_of(name), errno);
       expect_regular(fd.get(), name);
       const int file = fd.get();
-      auto lock = posix_try_lock(context_->system(), std::move(fd), context_->path_of(name));
+      auto lock = posix_claim(context_->system(), std::move(fd), context_->path_of(name));
       // Who holds a lock may remove its file: then this is the lock of a file without a name.
       if (lock == nullptr || is_at(file, name)) return lock;
     }
     return nullptr;
   }
 
-  bool is_locked(const std::string& name) override {
+  bool is_claimed(const std::string& name) override {
     check_file_name(name);
     const UniqueFd fd = context_->open_at_root(name, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!fd && (errno == ENOENT || errno == ENOTDIR)) return false;
@@ -401,7 +401,7 @@ PosixEntry PosixContext::locate(const std::string& name, const std::string& what
   return {std::move(directory), std::string(last)};
 }
 
-void PosixContext::sync_directory(const std::string& name) {
+void PosixContext::settle(const std::string& name) {
   check_directory_name(name);
   const UniqueFd fd = open_at_root(name, O_RDONLY | O_DIRECTORY);
   if (!fd || system_->fsync(fd.get()) != 0) {

@@ -69,7 +69,7 @@ TEST(PosixStorage, AFailedCloseOrDirectorySyncIsAnError) {
   const auto file = disk.storage->create("f");
   expect_errno([&] { file->close(); }, EIO, "f", "cannot close a file");
   disk.system->sync_error = EDQUOT;
-  expect_errno([&] { disk.storage->sync_directory(""); }, EDQUOT, disk.directory.path(),
+  expect_errno([&] { disk.storage->settle(""); }, EDQUOT, disk.directory.path(),
                "cannot sync a directory");
 }
 
@@ -137,23 +137,23 @@ TEST(PosixStorage, ADirectoryRemovedUnderWayIsNotFound) {
   storage->directories()->make("sub");
   fs::remove_all(directory.path() + "/root");
   expect_error([&] { storage->create("sub/f"); }, ErrorCode::kNotFound, "sub/f");
-  expect_error([&] { storage->sync_directory("sub"); }, ErrorCode::kNotFound, "sub");
-  EXPECT_NE(storage->try_lock("lock"), nullptr);  // who takes the lock begins again
+  expect_error([&] { storage->settle("sub"); }, ErrorCode::kNotFound, "sub");
+  EXPECT_NE(storage->claim("lock"), nullptr);  // who takes the lock begins again
   const auto held = storage->held();
   fs::remove_all(directory.path() + "/root");
   expect_error([&] { held->create("f"); }, ErrorCode::kNotFound, "f");
   expect_error([&] { held->create("sub/f"); }, ErrorCode::kNotFound, "sub");
-  expect_error([&] { held->try_lock("lock"); }, ErrorCode::kNotFound, "lock");
+  expect_error([&] { held->claim("lock"); }, ErrorCode::kNotFound, "lock");
 }
 
 TEST(PosixStorage, TwoStoragesOfOneDirectoryShareTheirLocks) {
   const TempDirectory directory;
   const auto one = posix_storage(directory.path()), two = posix_storage(directory.path());
-  auto lock = one->try_lock("lock");
+  auto lock = one->claim("lock");
   ASSERT_NE(lock, nullptr);
-  EXPECT_EQ(two->try_lock("lock"), nullptr);
+  EXPECT_EQ(two->claim("lock"), nullptr);
   lock.reset();
-  EXPECT_NE(two->try_lock("lock"), nullptr);
+  EXPECT_NE(two->claim("lock"), nullptr);
 }
 
 // If the test may not mount, it uses /dev/full as the full disk, which returns the kernel's ENOSPC.

@@ -206,7 +206,7 @@ void Storage::publish_prepared(const std::string& name, const std::string& temp_
         .with_file(name);
   }
   rename(temp_name, name, replace);
-  sync_directory(std::string(parent_name(name)));
+  settle(std::string(parent_name(name)));
 }
 
 }  // namespace tilestone

@@ -121,11 +121,11 @@ struct ReadOptions {
 // order.
 using ReadDone = std::function<void(size_t index, ByteView bytes)>;
 
-// A lock on a name. It is released when the object is destroyed or the process ends. A forked child
-// does not share it.
-class StorageLock {
+// A claim on a name: a lock, which is released when the object is destroyed or the process ends. A
+// forked child does not share it.
+class StorageClaim {
  public:
-  virtual ~StorageLock() = default;
+  virtual ~StorageClaim() = default;
 };
 
 struct FileInfo {
@@ -196,19 +196,19 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual void remove(std::span<const std::string> names) = 0;
   // Returns when all names that were created, renamed or removed in the directory ("": the root)
   // before the call are durable.
-  virtual void sync_directory(const std::string& name) = 0;
+  virtual void settle(const std::string& name) = 0;
 
-  // Takes the lock; null if somebody else holds it. Creates the file `name`, and its
-  // directories, the root always. Who holds the lock may remove the file: the lock of a file
-  // without a name is never given. Error(kUnsupported) if files can't be locked here, which only
+  // Claims the name; null if somebody else has the claim. Creates the file `name`, and its
+  // directories, the root always. Who has the claim may remove the file: the claim of a file
+  // without a name is never given. Error(kUnsupported) if names can't be claimed here, which only
   // trying can tell. In that case a save removes no leftovers, because they may belong to a running
-  // save, and logs this; gc refuses to run. The file may say, for people, who holds the lock:
+  // save, and logs this; gc refuses to run. The file may say, for people, who has the claim:
   // "process 1 on node7 since DATE".
-  virtual std::unique_ptr<StorageLock> try_lock(const std::string& name) = 0;
-  // Whether anybody, including the caller, holds the lock. It takes no lock and changes nothing, so
-  // it never makes a try_lock fail and it works on read-only storage. Error(kUnsupported) if the
-  // file exists but files can't be locked here.
-  virtual bool is_locked(const std::string& name) = 0;
+  virtual std::unique_ptr<StorageClaim> claim(const std::string& name) = 0;
+  // Whether anybody, including the caller, has the claim. It takes no claim and changes nothing, so
+  // it never makes claim() fail and it works on read-only storage. Error(kUnsupported) if the file
+  // exists but names can't be claimed here.
+  virtual bool is_claimed(const std::string& name) = 0;
 
   // The rest are short forms of the calls above.
 
@@ -242,7 +242,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void remove(const std::string& name) { remove(std::span(&name, 1)); }
   // Removes the directory `name` and everything in it; links are removed, not followed. A name that
   // somebody else removes meanwhile is not a failure. A name that can't be removed ends the call
-  // with an Error. Like remove, it is durable only after sync_directory.
+  // with an Error. Like remove, it is durable only after settle().
   void remove_tree(const std::string& name);
   // The directory `name` as a storage of its own, with the options and injected faults of this one.
   // The directory need not exist yet.

@@ -168,9 +168,9 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
 TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
   const auto child = storage().child("c");
   child->directories()->make("");
-  const auto lock = child->try_lock("lock");
-  EXPECT_TRUE(storage().is_locked("c/lock"));
-  EXPECT_EQ(storage().try_lock("c/lock"), nullptr);
+  const auto lock = child->claim("lock");
+  EXPECT_TRUE(storage().is_claimed("c/lock"));
+  EXPECT_EQ(storage().claim("c/lock"), nullptr);
 }
 
 TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {

@@ -340,7 +340,7 @@ TEST_P(StorageConformance, WhatIsNotThereIsNotFound) {
   EXPECT_NO_THROW(storage().remove("no/such"));
   expect_error([&] { storage().rename("absent", "b", true); }, ErrorCode::kNotFound, "absent");
   expect_error([&] { storage().rename("absent", "b", false); }, ErrorCode::kNotFound, "absent");
-  expect_error([&] { storage().sync_directory("absent"); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().settle("absent"); }, ErrorCode::kNotFound, "absent");
   EXPECT_FALSE(storage().stat("absent").has_value());
   EXPECT_FALSE(storage().stat("no/such").has_value());
   EXPECT_EQ(storage().list("absent"), Names{});
@@ -371,7 +371,7 @@ TEST_P(StorageConformance, AnOpenFileKeepsItsContentThroughRenameAndRemove) {
 
 TEST_P(StorageConformance, TheDirectoriesOfANewNameAreMade) {
   put_file(storage(), "made/for/f", as_bytes("f"));
-  EXPECT_NE(storage().try_lock("made/for2/lock"), nullptr);
+  EXPECT_NE(storage().claim("made/for2/lock"), nullptr);
   EXPECT_EQ(storage().list(), (Names{"made/for/f", "made/for2/lock"}));
   expect_error([&] { storage().create("made/for/f/g"); }, ErrorCode::kIo, "made/for/f");
   expect_error([&] { storage().create("made/for"); }, ErrorCode::kAlreadyExists, "made/for");
@@ -383,8 +383,8 @@ TEST_P(StorageConformance, DirectoriesAreMadeOnceOrOften) {
   storage().directories()->make("x/y");
   storage().directories()->make("x/y/z");
   put_file(storage(), "x/y/z/f", as_bytes("deep"));
-  storage().sync_directory("x/y/z");
-  storage().sync_directory("");
+  storage().settle("x/y/z");
+  storage().settle("");
   EXPECT_FALSE(storage().stat("x/y")->regular);
   expect_error([&] { storage().open("x/y"); }, ErrorCode::kUnsafe, "regular");
   expect_error([&] { storage().create("x/y"); }, ErrorCode::kAlreadyExists, "x/y");
@@ -419,11 +419,11 @@ TEST_P(StorageConformance, UnsafeNamesAreRefusedByEveryCall) {
     refused([&] { storage().rename(name, "x", true); });
     refused([&] { storage().rename("good", name, true); });
     refused([&] { storage().remove(name); });
-    refused([&] { storage().try_lock(name); });
-    refused([&] { storage().is_locked(name); });
+    refused([&] { storage().claim(name); });
+    refused([&] { storage().is_claimed(name); });
     if (name.empty()) continue;  // the root
     refused([&] { storage().directories()->make(name); });
-    refused([&] { storage().sync_directory(name); });
+    refused([&] { storage().settle(name); });
   }
   EXPECT_EQ(storage().list(), Names{"good"});
 }
@@ -439,17 +439,17 @@ TEST_P(StorageConformance, UnusualNamesAreKeptByteForByte) {
 }
 
 TEST_P(StorageConformance, ALockIsHeldByOneAtATime) {
-  auto lock = storage().try_lock("lock");
+  auto lock = storage().claim("lock");
   ASSERT_NE(lock, nullptr);
-  EXPECT_TRUE(storage().is_locked("lock"));
-  EXPECT_EQ(storage().try_lock("lock"), nullptr);
-  EXPECT_TRUE(storage().is_locked("lock"));
-  EXPECT_NE(storage().try_lock("other"), nullptr);
+  EXPECT_TRUE(storage().is_claimed("lock"));
+  EXPECT_EQ(storage().claim("lock"), nullptr);
+  EXPECT_TRUE(storage().is_claimed("lock"));
+  EXPECT_NE(storage().claim("other"), nullptr);
   lock.reset();
-  EXPECT_FALSE(storage().is_locked("lock"));
-  EXPECT_FALSE(storage().is_locked("never/made"));
+  EXPECT_FALSE(storage().is_claimed("lock"));
+  EXPECT_FALSE(storage().is_claimed("never/made"));
   EXPECT_FALSE(storage().stat("never"));
-  EXPECT_NE(storage().try_lock("lock"), nullptr);
+  EXPECT_NE(storage().claim("lock"), nullptr);
   EXPECT_TRUE(storage().stat("lock").has_value());
 }
 

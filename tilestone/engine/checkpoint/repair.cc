@@ -165,7 +165,7 @@ class Repair {
       if (!remove_files(storage_, std::vector{temporary_})) note_.keep();
       throw;
     }
-    storage_.sync_directory("");
+    storage_.settle("");
     maker_.forget(file);
   }
 
@@ -289,7 +289,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
   // Without damage nothing is written: no directory and no lock.
   if (report.now.ok() || found.description.manifest_file.empty()) return report;
 
-  const auto lock = engine::try_lock_location(*storage);
+  const auto lock = engine::claim_location(*storage);
   if (lock == nullptr) {
     engine::fail_under_way(*storage, "a save", "try again when it has ended");
   }

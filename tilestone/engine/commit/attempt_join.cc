@@ -88,9 +88,9 @@ void refuse_fixed_names(const Attempt& attempt, const std::vector<std::string>& 
   }
 }
 
-bool is_locked(Storage& storage) {
+bool is_claimed(Storage& storage) {
   try {
-    return storage.is_locked(std::string(kLockName));
+    return storage.is_claimed(std::string(kLockName));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     return false;
@@ -111,7 +111,7 @@ void refuse_existing(const Attempt& attempt) {
            "a save without a communicator can't replace a checkpoint: save elsewhere");
   }
   refuse_fixed_names(attempt, names);
-  if (is_locked(storage)) {
+  if (is_claimed(storage)) {
     refuse("a save with a communicator is under way at", "save elsewhere", lock_holder(storage));
   }
 }
@@ -145,8 +145,8 @@ void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
 // Syncs the head, because the rank that made it may have died before it was durable.
 void join_begun(const Attempt& attempt, const AttemptHead& begun) {
   expect_same_head(attempt, begun);
-  attempt.location->sync_directory(std::string(kTilestoneDirectory));
-  attempt.location->sync_directory("");
+  attempt.location->settle(std::string(kTilestoneDirectory));
+  attempt.location->settle("");
 }
 
 // Checks again after the head was published. If another save has begun at the same time, takes the
@@ -179,7 +179,7 @@ void make_head(const Attempt& attempt, Deadline deadline) {
     if (!begun && !switch_is_published(attempt)) throw;
     is_first = false;
   }
-  storage.sync_directory("");
+  storage.settle("");
   // On failure expect_still_free() removes the head, so only the rank that made it may call this.
   if (is_first) expect_still_free(attempt, deadline);
 }

@@ -151,7 +151,7 @@ void refuse_rank_metadata(const Attempt& attempt, int begin, int end) {
 }
 
 void publish_manifest(const Attempt& attempt, const Bytes& manifest, Deadline deadline) {
-  attempt.location->sync_directory(attempt_directory(attempt.id()));
+  attempt.location->settle(attempt_directory(attempt.id()));
   publish_unless_there(attempt, manifest_name(attempt.id()),
                        attempt_temporary(attempt.id(), "manifest"), manifest, deadline);
 }
@@ -176,7 +176,7 @@ bool publish_unless_there(const Attempt& attempt, const std::string& name,
     if (error.code() != ErrorCode::kAlreadyExists) throw;
   }
   const size_t slash = name.rfind('/');
-  attempt.location->sync_directory(slash == std::string::npos ? "" : name.substr(0, slash));
+  attempt.location->settle(slash == std::string::npos ? "" : name.substr(0, slash));
   return false;
 }
 

@@ -60,7 +60,7 @@ void publish_rank_file(const Attempt& attempt, Receipt receipt, Deadline deadlin
 void publish_group_metadata(const Attempt& attempt, std::vector<Receipt> receipts,
                             Deadline deadline) {
   for (Receipt& receipt : receipts) publish_rank_file(attempt, std::move(receipt), deadline);
-  attempt.location->sync_directory("");
+  attempt.location->settle("");
 }
 
 // ---- Steps 4 and 5
@@ -113,7 +113,7 @@ void remove_replaced(Storage& storage, const Replaced& replaced) {
     if (storage.stat(name)) names.push_back(name);
   }
   if (!remove_files(storage, names)) return;
-  storage.sync_directory("");
+  storage.settle("");
   const std::string note(kReplacedName);
   if (storage.stat(note)) remove_files(storage, std::vector{note});
 }
@@ -150,7 +150,7 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
         .with_file(attempt.meeting->file_of(rank));
   }
   publish_rank_file(attempt, Receipt::decode(left->receipt), deadline);
-  storage.sync_directory("");  // the process that made it may have died before its sync
+  storage.settle("");  // the process that made it may have died before its sync
 }
 
 bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline) {
@@ -194,7 +194,7 @@ void withdraw_rank_metadata(const Attempt& attempt) {
   }
   if (names.empty()) return;
   remove_files(storage, names);
-  storage.sync_directory("");
+  storage.settle("");
 }
 
 }  // namespace tilestone::engine

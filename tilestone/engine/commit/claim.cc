@@ -30,7 +30,7 @@ bool is_being_removed(Storage& storage, const Deadline& deadline) {
 std::string lock_holder(Storage& storage, const std::string& lock) {
   constexpr uint64_t kMostBytes = 400;
   try {
-    if (!storage.is_locked(lock)) return "";
+    if (!storage.is_claimed(lock)) return "";
     const Bytes bytes = read_file(storage, lock, kMostBytes);
     const std::string text(as_text(bytes));
     const bool is_line = std::all_of(text.begin(), text.end(),
@@ -42,13 +42,13 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
   }
 }
 
-std::unique_ptr<StorageLock> try_lock_location(Storage& storage) {
-  return storage.try_lock(std::string(kLockName));
+std::unique_ptr<StorageClaim> claim_location(Storage& storage) {
+  return storage.claim(std::string(kLockName));
 }
 
-std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location) {
+std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location) {
   try {
-    return try_lock_location(location);
+    return claim_location(location);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     log(LogLevel::kWarning,
@@ -66,9 +66,9 @@ bool has_only_lock(Storage& location) {
 }
 
 // The file of the lock goes first, under the lock: who waits for it then sees that its file has no
-// name (Storage::try_lock()). The directory goes only if it is empty, because saves by files take
+// name (Storage::claim()). The directory goes only if it is empty, because saves by files take
 // no lock.
-void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock) {
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageClaim>& lock) {
   try {
     if (lock != nullptr) {
       if (!has_only_lock(location)) return;

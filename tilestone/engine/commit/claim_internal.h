@@ -15,16 +15,16 @@ namespace tilestone::engine {
 
 // Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
 // Makes kTilestoneDirectory. The locked file is the one that is at the location when the call
-// returns, even if a save has exchanged the directory meanwhile (Storage::try_lock).
-std::unique_ptr<StorageLock> try_lock_location(Storage& storage);
+// returns, even if a save has exchanged the directory meanwhile (Storage::claim).
+std::unique_ptr<StorageClaim> claim_location(Storage& storage);
 // The same; nullopt, which is logged, where the storage has no locks.
-std::optional<std::unique_ptr<StorageLock>> lock_if_possible(Storage& location);
+std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
 // a save that has made it and has failed; without a lock (null), if it is empty. Failures are
 // logged; the lock may then still be held.
-void remove_lock_directory(Storage& location, std::unique_ptr<StorageLock>& lock);
+void remove_lock_directory(Storage& location, std::unique_ptr<StorageClaim>& lock);
 // ", by process 1 on node7 since DATE" for a locked file; "" if the storage does not know it.
 std::string lock_holder(Storage& storage, const std::string& lock = std::string(kLockName));
 
@@ -48,12 +48,12 @@ class Claim {
   // Error(kAlreadyExists) where another process holds the lock.
   void take(Storage& location, bool is_fresh, const Deadline& deadline);
   // False: the storage has no locks, so others may be at work at the location.
-  bool is_locked() const { return lock_ != nullptr; }
+  bool is_held() const { return lock_ != nullptr; }
   // For a save that has failed: removes what was made, where nothing else is in it.
   void give_up(Storage& location);
 
  private:
-  std::unique_ptr<StorageLock> lock_;
+  std::unique_ptr<StorageClaim> lock_;
   MadeDirectories made_;
   bool makes_own_ = false;  // kTilestoneDirectory
 };

@@ -30,12 +30,12 @@ class Cleaning {
   // Keeps saves from beginning: a save holds the lock from its first file on.
   void lock() {
     if (storage_.list().empty()) return;  // only siblings can be removed
-    lock_ = try_lock_location(storage_);
+    lock_ = claim_location(storage_);
     if (lock_ == nullptr) fail_under_way();
   }
 
   void expect_unlocked() const {
-    if (storage_.is_locked(std::string(kLockName))) fail_under_way();
+    if (storage_.is_claimed(std::string(kLockName))) fail_under_way();
     for (const Sibling& sibling : siblings_.find()) {
       if (siblings_.is_alive(sibling)) fail_under_way();
     }
@@ -98,7 +98,7 @@ class Cleaning {
     // replaced rank-local metadata would be beside an ordinary index and make it ambiguous. Without
     // a save's note, its data files could not be recognized as leftovers.
     if (failure_ == nullptr && found.size() > dead_.size()) {
-      storage_.sync_directory("");
+      storage_.settle("");
       for (const Leftover& file : found) {
         if (is_note(file.name)) remove(file.name);
       }
@@ -213,7 +213,7 @@ class Cleaning {
   // Where a directory looks like a checkpoint of several formats, it is read as one of this format.
   const std::shared_ptr<const Format> format_ = torch_dist_format();
   const bool force_;
-  std::unique_ptr<StorageLock> lock_;
+  std::unique_ptr<StorageClaim> lock_;
   ExistingCheckpoint existing_;
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
@@ -243,7 +243,7 @@ std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
   cleaning.lock();
   // The current metadata file may have been renamed by an interrupted save. It must be durable
   // before files that the previous one names are removed.
-  if (!location.storage().list().empty()) location.storage().sync_directory("");
+  if (!location.storage().list().empty()) location.storage().settle("");
   std::vector<Leftover> found = cleaning.find();
   cleaning.remove(found);
   return found;

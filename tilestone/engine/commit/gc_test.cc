@@ -258,7 +258,7 @@ std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, Sto
 
 TEST(Gc, NoSaveRemovesCopiedDataFilesThoughOneHasFailedAmongThem) {
   const FileImage copied = without_hidden_files(saved());
-  for (const StorageOp op : {StorageOp::kSync, StorageOp::kRename, StorageOp::kSyncDirectory}) {
+  for (const StorageOp op : {StorageOp::kSync, StorageOp::kRename, StorageOp::kSettle}) {
     const auto inner = memory_storage(copied);
     bool fails = true;
     const std::string part = op == StorageOp::kSync     ? ".distcp"

@@ -25,7 +25,7 @@ TEST(Lock, IsHeldByOneThoughFailedSavesRemoveIt) {
       place->directories()->make("");
       for (int tries = 0; tries < 300; ++tries) {
         try {
-          auto lock = engine::try_lock_location(*place);
+          auto lock = engine::claim_location(*place);
           if (lock == nullptr) continue;
           EXPECT_EQ(++holders, 1);
           ++taken;

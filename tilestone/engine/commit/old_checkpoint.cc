@@ -145,7 +145,7 @@ std::vector<std::string> take_stock(Storage& location, const Standing& here, con
 
 std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
                                          const std::set<std::string>& made,
-                                         const std::string& switch_name, bool is_locked) {
+                                         const std::string& switch_name, bool has_claim) {
   std::set<std::string> gone;
   for (const std::string& name : old.files) {
     // The names may come from another writer's metadata. Of the files in kTilestoneDirectory,
@@ -153,7 +153,7 @@ std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTer
     const bool ours_to_remove = !in_tilestone_directory(name) || is_own_name(name);
     if (ours_to_remove && name != switch_name && !made.contains(name)) gone.insert(name);
   }
-  if (is_locked) {
+  if (has_claim) {
     Notes notes = old.notes;
     notes.add(terms.save_id, old.saves);
     for (std::string& name : leftovers(old.own, made, notes, terms.save_id)) {

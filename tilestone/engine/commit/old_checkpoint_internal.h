@@ -46,10 +46,10 @@ struct OldCheckpoint {
 std::vector<std::string> take_stock(Storage& location, const Standing& here, const SaveTerms& terms,
                                     OldCheckpoint& old);
 // The files that a save of these terms removes once it has published the files `made`, without its
-// note. `is_locked`: leftovers of other saves, too.
+// note. `has_claim`: leftovers of other saves, too.
 std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
                                          const std::set<std::string>& made,
-                                         const std::string& switch_name, bool is_locked);
+                                         const std::string& switch_name, bool has_claim);
 
 // ---- Rank-local checkpoints (replaced_rank_local.cc)
 

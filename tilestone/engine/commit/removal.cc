@@ -196,7 +196,7 @@ class Remover {
   }
 
   Removal run() {
-    storage_.sync_directory("");  // the old index must be durable, so that no crash can undo it
+    storage_.settle("");  // the old index must be durable, so that no crash can undo it
     remove_hashes();
     if (plan_.opened.manifest) leave_note(storage_, save_id_, replaced_saves(), Deadline::never());
     try {
@@ -219,7 +219,7 @@ class Remover {
     const std::string hashes(kMegatronHashes);
     if (!storage_.stat(hashes)) return;
     storage_.remove(hashes);
-    storage_.sync_directory("");
+    storage_.settle("");
     log(LogLevel::kWarning, hashes + " is removed from " + storage_.describe() +
                                 ": it contains hashes of files that change");
   }
@@ -308,7 +308,7 @@ class Remover {
       std::vector<std::string> gone = removal.files;
       if (manifest) gone.insert(gone.begin(), manifest_name(manifest->save_id));
       if (!remove_files(storage_, gone)) return;  // the note is needed for the files that stay
-      storage_.sync_directory("");
+      storage_.settle("");
       if (manifest) remove_files(storage_, std::vector{note_name(save_id_)});
     } catch (const Error& error) {
       log(LogLevel::kWarning, std::string("files of removed keys stay: ") + error.what());
@@ -329,11 +329,11 @@ class Remover {
   IndexFile index_;
 };
 
-std::unique_ptr<StorageLock> wait_for_lock(Storage& storage, const RemovalOptions& options) {
+std::unique_ptr<StorageClaim> wait_for_lock(Storage& storage, const RemovalOptions& options) {
   const auto end = Deadline::after(std::chrono::duration<double>(options.timeout))
                        .with_interrupt(options.interrupt);
   while (true) {
-    if (auto lock = try_lock_location(storage)) return lock;
+    if (auto lock = claim_location(storage)) return lock;
     if (end.expired()) fail_under_way(storage, "a save");
     std::this_thread::sleep_for(kPause);
   }

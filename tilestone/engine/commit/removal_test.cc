@@ -175,7 +175,7 @@ TEST(RemoveKeys, RefusesWhatItCantKeep) {
 
 TEST(RemoveKeys, WaitsForWhoeverHoldsTheLockAndSeesWhatHeDid) {
   const auto storage = memory_storage(saved());
-  auto lock = storage->try_lock(std::string(engine::kLockName));
+  auto lock = storage->claim(std::string(engine::kLockName));
   ASSERT_NE(lock, nullptr);
   RemovalOptions options;
   options.timeout = 0;

@@ -43,7 +43,7 @@ void mark_replaced(Storage& location, const std::string& save_id,
 // kReplacedName goes last, and only once all files that it lists are gone.
 void remove_rank_local(Storage& location, const std::set<std::string>& rank_local) {
   remove_files(location, std::vector(rank_local.begin(), rank_local.end()));
-  location.sync_directory("");
+  location.settle("");
   for (const std::string& name : rank_local) {
     if (location.stat(name)) return;
   }

@@ -35,7 +35,7 @@
 //
 // Locks. A directory keeps its lock when it is renamed or exchanged, so a process that comes to the
 // location during step 5 finds it locked. A lock file that was opened before an exchange and locked
-// after it belongs to the old tree; Storage::try_lock() detects that. Two first saves to one
+// after it belongs to the old tree; Storage::claim() detects that. Two first saves to one
 // location exclude each other by steps 1 and 4.
 //
 // Readers hold the directory open (Storage::held). If it is replaced meanwhile, they continue to
@@ -122,7 +122,7 @@ void remove_checkpoint(Storage& parent, const std::string& name) {
 
 // Takes the lock of `place`. Null where the storage has no locks. Error(kAlreadyExists) where
 // `holder` holds it.
-std::unique_ptr<StorageLock> acquire(Storage& place, Storage& location, std::string_view holder) {
+std::unique_ptr<StorageClaim> acquire(Storage& place, Storage& location, std::string_view holder) {
   auto lock = lock_if_possible(place);
   if (lock && *lock == nullptr) fail_under_way(location, holder);
   return lock ? *std::move(lock) : nullptr;
@@ -189,7 +189,7 @@ std::vector<Sibling> Siblings::find() const {
 }
 
 bool Siblings::is_alive(const Sibling& sibling) const {
-  return entry_->storage->is_locked(sibling.name + "/" + std::string(kLockName));
+  return entry_->storage->is_claimed(sibling.name + "/" + std::string(kLockName));
 }
 
 std::string Siblings::holder(const Sibling& sibling) const {
@@ -209,9 +209,9 @@ uint64_t Siblings::size_of(const Sibling& sibling) const {
 bool Siblings::remove_dead(const Sibling& sibling) const {
   Storage& parent = *entry_->storage;
   if (is_alive(sibling)) return false;
-  auto lock = parent.try_lock(sibling.name + "/" + std::string(kLockName));
+  auto lock = parent.claim(sibling.name + "/" + std::string(kLockName));
   if (lock == nullptr) return false;
-  parent.sync_directory("");
+  parent.settle("");
   try {
     remove_checkpoint(parent, sibling.name);
     return true;
@@ -461,7 +461,7 @@ void Staging::abandon() {
   made_.remove();
 }
 
-void Staging::remove(std::unique_ptr<StorageLock>& lock) {
+void Staging::remove(std::unique_ptr<StorageClaim>& lock) {
   try {
     if (!entry_.storage->stat(name_)) return;
     try {

@@ -113,14 +113,14 @@ class Staging {
   void copy_permissions();
   // Removes the directory `name_`, of which `lock` is the lock. Failures are logged.
   bool moves_back();
-  void remove(std::unique_ptr<StorageLock>& lock);
+  void remove(std::unique_ptr<StorageClaim>& lock);
 
   std::shared_ptr<Storage> location_;
   StorageEntry entry_;
   std::string save_id_;
   std::string name_;
   std::shared_ptr<Storage> storage_;
-  std::unique_ptr<StorageLock> lock_, location_lock_;
+  std::unique_ptr<StorageClaim> lock_, location_lock_;
   bool exchanges_ = false;  // false: the location is absent or empty
   MadeDirectories made_;    // above the directory, and the location's, which is renamed to
   bool makes_own_ = false;  // the location had no kTilestoneDirectory, which its lock needs

@@ -48,7 +48,7 @@
 //
 // A save that fails before step 6 when no rank writes any more, and whose data files are gone,
 // removes its note, and then the directories that it made. Nobody who waits for the lock takes a
-// removed file for it (Storage::try_lock()).
+// removed file for it (Storage::claim()).
 #include "tilestone/engine/commit/transaction_internal.h"
 
 #include <algorithm>
@@ -157,10 +157,10 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   claim_.take(*location_, is_fresh, deadline);
   Standing here = look();
   if (needs_staging(*location_, here, terms_)) fail_under_way(*location_);
-  location_->sync_directory("");
+  location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
   const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
-  if (claim_.is_locked()) {
+  if (claim_.is_held()) {
     try {
       remove_leftover_files(*location_, found);
       old_.own = without(std::move(old_.own), found);
@@ -194,7 +194,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
     mark_replaced(*location_, terms_.save_id, old_.rank_local, deadline);
   }
   // This look precedes publish_before(), whose files may themselves look like a checkpoint.
-  if (!staging_ && !claim_.is_locked()) look();
+  if (!staging_ && !claim_.is_held()) look();
   publish_before(given.threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
@@ -290,10 +290,10 @@ void Transaction::clean() {
 void Transaction::clean_in_place() {
   if (!old_.rank_local.empty()) remove_rank_local(*location_, old_.rank_local);
   std::vector<std::string> gone =
-      files_to_remove(old_, terms_, new_.files, switch_file(new_.index).name, claim_.is_locked());
+      files_to_remove(old_, terms_, new_.files, switch_file(new_.index).name, claim_.is_held());
   gone.push_back(note_name(terms_.save_id));
   remove_leftover_files(*location_, gone);
-  if (claim_.is_locked()) remove_directories_of_replaced(*location_, old_);
+  if (claim_.is_held()) remove_directories_of_replaced(*location_, old_);
 }
 
 void Transaction::abandon(bool none_writes) {

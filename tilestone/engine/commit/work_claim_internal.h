@@ -17,7 +17,7 @@ class WorkClaim {
   WorkClaim(std::shared_ptr<Storage> storage, std::string name)
       : storage_(std::move(storage)), name_(std::move(name)) {
     try {
-      lock_ = storage_->try_lock(name_);
+      lock_ = storage_->claim(name_);
     } catch (const Error& error) {
       log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
       if (error.code() == ErrorCode::kUnsupported) remove_files(*storage_, std::vector{name_});
@@ -32,13 +32,13 @@ class WorkClaim {
  private:
   const std::shared_ptr<Storage> storage_;
   const std::string name_;
-  std::unique_ptr<StorageLock> lock_;
+  std::unique_ptr<StorageClaim> lock_;
 };
 
 // Whether a process has the claim. False where that can't be known.
 inline bool is_claimed(Storage& storage, const std::string& name) {
   try {
-    return storage.is_locked(name);
+    return storage.is_claimed(name);
   } catch (const Error&) {
     return false;
   }

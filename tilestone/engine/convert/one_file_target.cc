@@ -25,7 +25,7 @@ void make_one_file(const Location& location, const WriteFile& write) {
     const std::string made = write(staging.storage(), entry->name);
     entry->storage->rename(staging.name() + "/" + made, entry->name, false);
     moved = true;
-    entry->storage->sync_directory("");
+    entry->storage->settle("");
   } catch (...) {
     // Otherwise the file might or might not outlive a power failure, and would stand in the way.
     if (moved) remove_files(*entry->storage, std::vector{entry->name});

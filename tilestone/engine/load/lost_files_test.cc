@@ -203,7 +203,7 @@ TEST(LostFiles, TheIndexThatMetadataJsonNamesIsDamageToo) {
     expect_error(read, ErrorCode::kCorrupt, "metadata.json");
   }
   {
-    const auto lock = storage->try_lock(".tilestone/lock");  // as while a save is under way
+    const auto lock = storage->claim(".tilestone/lock");  // as while a save is under way
     for (const auto& read : reads) expect_error(read, ErrorCode::kNotFound, "no checkpoint");
   }
   storage->remove("metadata.json");

@@ -89,8 +89,8 @@ class AttemptMessages : public MessageStore {
     const std::string temporary =
         on_top ? attempt_temporary(save_id_, name) : file + "." + random_save_id() + ".tmp";
     const bool made = storage_->put(file, bytes, PutIf::kAbsent, temporary, deadline);
-    if (!made) storage_->sync_directory(directory);
-    if (!on_top) storage_->sync_directory(attempt_directory(save_id_));
+    if (!made) storage_->settle(directory);
+    if (!on_top) storage_->settle(attempt_directory(save_id_));
     return made;
   }
   std::optional<Bytes> get(const std::string& name) override {

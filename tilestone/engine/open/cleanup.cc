@@ -133,7 +133,7 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
       file->sync(deadline);
     }
     file->close();
-    storage.sync_directory(std::string(kTilestoneDirectory));
+    storage.settle(std::string(kTilestoneDirectory));
   } catch (...) {
     remove_files(storage, std::vector{name});
     throw;
@@ -358,7 +358,7 @@ void remove_leftover_files(Storage& storage, std::span<const std::string> names)
   }
   if (!remove_files(storage, files)) return;
   // A note covers its save's files in each of them. It goes only once they are durably removed.
-  for (const std::string& directory : directories) storage.sync_directory(directory);
+  for (const std::string& directory : directories) storage.settle(directory);
   remove_files(storage, notes);
 }
 

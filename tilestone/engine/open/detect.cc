@@ -137,7 +137,7 @@ std::vector<std::string> identifying(std::vector<std::string> names) {
 
 bool is_saved_to(Storage& storage) {
   try {
-    return storage.is_locked(std::string(kLockName));
+    return storage.is_claimed(std::string(kLockName));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     return false;

@@ -139,17 +139,17 @@ class TorchSaveStorage final : public Storage {
     std::sort(names.begin(), names.end());
     return {std::move(names), {}};
   }
-  bool is_locked(const std::string&) override { return false; }
+  bool is_claimed(const std::string&) override { return false; }
 
   // one_file() refuses all of these.
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override {
-    return file_->try_lock(name);
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+    return file_->claim(name);
   }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size) override {
     return file_->create(name, size);
   }
   void remove(std::span<const std::string> names) override { file_->remove(names); }
-  void sync_directory(const std::string& name) override { file_->sync_directory(name); }
+  void settle(const std::string& name) override { file_->settle(name); }
 
  private:
   static bool is_one_of(const std::vector<std::string>& names, const std::string& name) {

@@ -65,7 +65,7 @@ void BackgroundMeeting::reserve() {
   if (ranks_ == 1) return;
   files_->reserve();
   try {
-    sees_lock_ = storage_->is_locked(std::string(kLockName));
+    sees_lock_ = storage_->is_claimed(std::string(kLockName));
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a save can't be seen: ") + error.what());
   }
@@ -125,7 +125,7 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
 
 bool BackgroundMeeting::coordinator_is_gone() {
   try {
-    return sees_lock_ && !storage_->is_locked(std::string(kLockName));
+    return sees_lock_ && !storage_->is_claimed(std::string(kLockName));
   } catch (const Error&) {
     return false;  // unknown
   }
@@ -148,7 +148,7 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
     const bool is_gone = coordinator_is_gone() || !files_->exist(own).front();
     if (is_late || (is_gone && was_gone)) {
       if (holds_checkpoint_of(location, format, files_->save_id())) {
-        location.sync_directory("");  // the coordinator may have died before it did this
+        location.settle("");  // the coordinator may have died before it did this
         return std::nullopt;
       }
       throw Error(is_late ? ErrorCode::kTimeout : ErrorCode::kRankFailed,

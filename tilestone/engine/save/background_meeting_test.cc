@@ -33,7 +33,7 @@ struct SaveLocation {
   explicit SaveLocation(std::shared_ptr<Storage> inner = memory_storage())
       : storage(std::move(inner)) {
     storage->directories()->make(std::string(kTilestoneDirectory));
-    lock = storage->try_lock(std::string(kLockName));
+    lock = storage->claim(std::string(kLockName));
   }
   // More than 3 ranks are groups.
   BackgroundMeeting of(int rank, int ranks) const {
@@ -46,7 +46,7 @@ struct SaveLocation {
   std::vector<std::string> names() const { return storage->list(); }
 
   std::shared_ptr<Storage> storage;
-  std::unique_ptr<StorageLock> lock;
+  std::unique_ptr<StorageClaim> lock;
 };
 
 TEST(BackgroundMeeting, AllReachTheCoordinatorTheOutcomeReachesAllAndNothingStays) {

@@ -184,7 +184,7 @@ Bytes reply(const Bytes& answer, RankPlanning& own, SessionParts* session, const
 std::optional<Bytes> find_published(const PlannedShare& planned, const Error& lost) {
   const SaveShare& share = planned.share;
   if (!holds_checkpoint_of(*planned.location, share.format, share.save_id)) return std::nullopt;
-  planned.location->sync_directory("");  // the coordinator may have died before it did this
+  planned.location->settle("");  // the coordinator may have died before it did this
   log(LogLevel::kWarning,
       "save: the checkpoint at " + planned.location->describe() +
           " is published, but the coordinator (rank 0) gave no answer: " + lost.message());

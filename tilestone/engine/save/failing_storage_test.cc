@@ -257,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(FailingStorage, EachAnswer,
 // The call may have been executed, or not, or only the sync after it is lost.
 TEST_F(FailingStorage, ASwitchWhoseAnswerIsLostIsPutAgain) {
   for (const bool exists : {false, true}) {
-    for (const StorageOp op : {StorageOp::kRename, StorageOp::kSyncDirectory}) {
+    for (const StorageOp op : {StorageOp::kRename, StorageOp::kSettle}) {
       for (const FaultAction& lost : {FaultAction::fail(EIO), FaultAction::fail_after(EIO)}) {
         const auto storage = memory_storage();
         if (exists) expect_no_errors(save_rows(FaultDisk::create(storage), kOld));
@@ -333,7 +333,7 @@ TEST_F(FailingStorage, ANewCheckpointWhoseLastSyncFailsIsTakenBackAndARetryWorks
     bool renamed = false, failed = false;
     const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
       const bool renames = call.op == StorageOp::kRename || call.op == StorageOp::kRenameDirectory;
-      if (failed || (!renames && call.op != StorageOp::kSyncDirectory)) return FaultAction::pass();
+      if (failed || (!renames && call.op != StorageOp::kSettle)) return FaultAction::pass();
       renamed |= renames && call.to == "new";
       failed = renamed && call.op != StorageOp::kRename;
       return failed ? FaultAction::fail_after(EIO) : FaultAction::pass();

@@ -94,9 +94,9 @@ TEST_F(SaveByFilesBeside, ASaveWithACommunicatorLooksForOthersAgainBeforeItsSwit
 // looked for attempts yet.
 TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadExists) {
   const auto inner = memory_storage();
-  std::unique_ptr<StorageLock> lock;
+  std::unique_ptr<StorageClaim> lock;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
-    if (gives_name(call, ".attempt")) lock = inner->try_lock(std::string(engine::kLockName));
+    if (gives_name(call, ".attempt")) lock = inner->claim(std::string(engine::kLockName));
     return FaultAction::pass();
   });
   expect_error(ErrorCode::kAlreadyExists, "a save with a communicator is under way",

@@ -238,7 +238,7 @@ void expect_synced_after_others_made(const std::string& name, const std::vector<
       write_file(*inner, std::string(call.to), std::string(as_text(bytes)));
     }
     const std::string directory = ".tilestone/" + save_id() + "/0";
-    synced |= made && call.op == StorageOp::kSyncDirectory && call.name == directory;
+    synced |= made && call.op == StorageOp::kSettle && call.name == directory;
     const bool removes = call.op == StorageOp::kRemove && call.name.ends_with(".report");
     removed_before |= made && removes && !synced;
     return FaultAction::pass();
@@ -295,12 +295,12 @@ TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeave
     const std::string claim = engine::attempt_directory(save_id()) + "/0/1.claim";
     {
       SteppedSave planned = begin_save(row_state(1, 2), Location(storage), by_files(1, 2));
-      EXPECT_TRUE(storage->is_locked(claim));
+      EXPECT_TRUE(storage->is_claimed(claim));
       EXPECT_EQ(find_unpublished(Location(storage), {.watch = 1e-3}).front().alive, true);
       EXPECT_THROW(abandon(Location(storage), {.period = 0}), Error);
       if (receipts) {
         SteppedSave written = planned.stage().write();
-        EXPECT_TRUE(storage->is_locked(claim));
+        EXPECT_TRUE(storage->is_claimed(claim));
         written.report();
       }
     }

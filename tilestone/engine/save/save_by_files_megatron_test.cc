@@ -343,10 +343,10 @@ TEST(SaveByFilesMegatron, TensorsOfTheCommonStateAreSavedAsTheyWereWhenTheyWereS
 // looked for attempts yet.
 TEST(SaveByFilesMegatron, ASaveWithACommunicatorThatBeginsAtTheSameTimeIsSeen) {
   const auto inner = memory_storage();
-  std::unique_ptr<StorageLock> lock;
+  std::unique_ptr<StorageClaim> lock;
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
     if (call.op == StorageOp::kRename && call.to == engine::attempt_name(id_of(kFirst))) {
-      lock = inner->try_lock(std::string(engine::kLockName));
+      lock = inner->claim(std::string(engine::kLockName));
     }
     return FaultAction::pass();
   });

@@ -46,9 +46,9 @@ class UnkeptFiles : public Storage {
   std::optional<FileInfo> stat(const std::string&) override { return std::nullopt; }
   Listing listing(const std::string&, Depth) override { return {}; }
   void remove(std::span<const std::string>) override {}
-  void sync_directory(const std::string&) override {}
-  std::unique_ptr<StorageLock> try_lock(const std::string& name) override { refuse(name); }
-  bool is_locked(const std::string&) override { return false; }
+  void settle(const std::string&) override {}
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override { refuse(name); }
+  bool is_claimed(const std::string&) override { return false; }
 
  private:
   [[noreturn]] static void refuse(const std::string& name) {

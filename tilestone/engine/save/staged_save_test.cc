@@ -410,7 +410,7 @@ TEST(StagedSave, GcSaysOfAReplacedCheckpointWhichSaveHasReplacedIt) {
 TEST(StagedSave, ARankThatFailsLeavesNoDirectoryAndKeepsWhatStood) {
   const auto parent = memory_storage();
   save_one(parent->child("ckpt"), 1, megatron_dialect());
-  for (const StorageOp op : {StorageOp::kCreate, StorageOp::kSync, StorageOp::kSyncDirectory}) {
+  for (const StorageOp op : {StorageOp::kCreate, StorageOp::kSync, StorageOp::kSettle}) {
     for (const int rank : {0, 1}) {
       const auto disk = FaultDisk::create(parent, [&](const StorageCall& call) {
         const bool hit = call.op == op && call.client == rank && call.name.starts_with(".ckpt.");

@@ -152,7 +152,7 @@ TEST_F(Run, ListsStepsWithTheirStates) {
 
 TEST_F(Run, AStepThatIsBeingSavedIsUnfinished) {
   const Location place(folder("step-00000001"));
-  const auto lock = engine::try_lock_location(place.storage());
+  const auto lock = engine::claim_location(place.storage());
   const std::vector<StepInfo> steps = run().steps();
   ASSERT_THAT(steps, SizeIs(1));
   EXPECT_EQ(steps[0].state, StepState::kUnfinished);
@@ -341,7 +341,7 @@ TEST_F(Run, LeftoversOfItsStepsAreFoundAndRemoved) {
 TEST_F(Run, AStepInUseIsNotPruned) {
   save_step(10);
   save_step(20);
-  const auto lock = engine::try_lock_location(Location(folder("step-00000010")).storage());
+  const auto lock = engine::claim_location(Location(folder("step-00000010")).storage());
   std::map<std::string, StepInfo> known;
   const LoggedWarnings warnings;
   EXPECT_THAT(run().prune(20, {}, known), IsEmpty());

@@ -82,7 +82,7 @@ class StepRemoval {
   std::optional<Removed> acquire_lock() {
     held_ = folder_->held();
     try {
-      lock_ = engine::try_lock_location(*held_);
+      lock_ = engine::claim_location(*held_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
       return std::nullopt;  // there are no locks here: the rename alone decides
@@ -97,7 +97,7 @@ class StepRemoval {
   std::string name_;
   std::shared_ptr<Storage> folder_;
   std::shared_ptr<Storage> held_;
-  std::unique_ptr<StorageLock> lock_;
+  std::unique_ptr<StorageClaim> lock_;
 };
 
 bool has_no_files_but_lock(Storage& folder) {
@@ -238,8 +238,8 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
     }
     known.insert_or_assign(newest->name, *newest);
     // Another process may have saved it, and died before its last sync.
-    at(newest->name).storage().sync_directory("");
-    location_.storage().sync_directory("");
+    at(newest->name).storage().settle("");
+    location_.storage().settle("");
     const std::map<std::string, StepInfo> before = known;
     const std::vector<StepInfo> durable = durable_steps(known);
     const auto tip = std::find_if(durable.begin(), durable.end(),

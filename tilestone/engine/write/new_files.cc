@@ -34,7 +34,7 @@ void FileParents::add_parents_of(const std::string& file) {
 
 void FileParents::sync(Storage& storage, int threads) const {
   const std::vector<std::string> names(names_.begin(), names_.end());
-  for_each(names.size(), threads, [&](size_t i) { storage.sync_directory(names[i]); });
+  for_each(names.size(), threads, [&](size_t i) { storage.settle(names[i]); });
 }
 
 void write_new_files(Storage& storage, std::span<const NewFile> files, int threads,

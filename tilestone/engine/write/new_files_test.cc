@@ -20,7 +20,7 @@ struct Counted {
     return [this](const StorageCall& call) {
       std::lock_guard lock(mutex);
       ++calls[call.op];
-      if (call.op == StorageOp::kSyncDirectory) ++directory_syncs[std::string(call.name)];
+      if (call.op == StorageOp::kSettle) ++directory_syncs[std::string(call.name)];
       return FaultAction::pass();
     };
   }
