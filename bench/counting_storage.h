@@ -47,9 +47,10 @@ class CountingStorage : public Storage {
   StorageFacts facts() const override { return inner_->facts(); }
   Directories* directories() override { return &directories_; }
 
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected) override {
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected,
+                                       const Deadline& deadline) override {
     ++calls_;
-    return std::make_unique<CountedFile>(*this, inner_->create(name, expected));
+    return std::make_unique<CountedFile>(*this, inner_->create(name, expected, deadline));
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     ++calls_;

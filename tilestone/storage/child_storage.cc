@@ -114,10 +114,11 @@ class ChildStorage : public Storage {
     return base_->directories() == nullptr ? nullptr : &directories_;
   }
 
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline& deadline) override {
     const std::string full = file(name);
     make_root();
-    return std::make_unique<ChildWritable>(name, base_->create(full, expected_size));
+    return std::make_unique<ChildWritable>(name, base_->create(full, expected_size, deadline));
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
     return std::make_unique<ChildReadable>(name, base_->open(file(name)));
@@ -134,8 +135,8 @@ class ChildStorage : public Storage {
     for (std::string& name : found.directories) name.erase(0, directory_.size() + 1);
     return found;
   }
-  bool put(const std::string& name, ByteView bytes, PutIf condition, const std::string& scratch,
-           Deadline deadline) override {
+  bool put(const std::string& name, ByteView bytes, const Condition& condition,
+           const std::string& scratch, Deadline deadline) override {
     const std::string full = file(name);
     make_root();
     return base_->put(full, bytes, condition, file(scratch), deadline);

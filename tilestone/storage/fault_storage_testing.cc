@@ -24,6 +24,7 @@ std::string_view to_string(StorageOp op) {
                                                 "stat",
                                                 "list",
                                                 "rename",
+                                                "put",
                                                 "remove",
                                                 "make_directory",
                                                 "remove_directory",
@@ -48,7 +49,7 @@ bool changes_storage(StorageOp op) {
 
 struct FaultDisk::State {
   std::shared_ptr<Storage> inner;
-  std::shared_ptr<MemoryStorage> memory;  // inner if it is a MemoryStorage, else null
+  std::shared_ptr<MemoryStorage> memory;  // inner if it is a memory_storage(), else null
   FaultHook hook;
   std::atomic<uint64_t> calls = 0;
   std::atomic<bool> crashed = false;
@@ -105,7 +106,7 @@ void FaultDisk::State::execute_late(uint64_t index) {
 }
 
 bool comes_late(StorageOp op) {
-  return op == StorageOp::kRename || op == StorageOp::kRemove ||
+  return op == StorageOp::kRename || op == StorageOp::kPut || op == StorageOp::kRemove ||
          op == StorageOp::kRenameDirectory || op == StorageOp::kExchangeDirectories;
 }
 
@@ -308,11 +309,12 @@ class FaultStorage : public Storage {
     return state_.inner->directories() == nullptr ? nullptr : &directories_;
   }
 
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline& deadline) override {
     std::unique_ptr<WritableFile> inner;
     std::shared_ptr<MemoryFile> file;
     state_.perform(call(StorageOp::kCreate, name), [&] {
-      inner = state_.inner->create(name, expected_size);
+      inner = state_.inner->create(name, expected_size, deadline);
       if (state_.memory == nullptr) return;
       file = state_.memory->find(name);
       state_.journal->made_directory(std::string(parent_name(name)));
@@ -349,6 +351,20 @@ class FaultStorage : public Storage {
     return found;
   }
 
+  bool put(const std::string& name, ByteView bytes, const Condition& condition,
+           const std::string& scratch, Deadline deadline) override {
+    if (directories() != nullptr) return Storage::put(name, bytes, condition, scratch, deadline);
+    // All of it outlives this call. Of two executions the first counts: the client of a store
+    // recognises its own bytes.
+    const auto done = std::make_shared<std::optional<bool>>();
+    state_.perform(call(StorageOp::kPut, name),
+                   [=, &state = state_, kept = Bytes(bytes.begin(), bytes.end())] {
+                     const bool put = state.inner->put(name, kept, condition, scratch, deadline);
+                     *done = put || done->value_or(false);
+                   });
+    return done->value_or(true);
+  }
+
   void remove(std::span<const std::string> names) override {
     for_each_name(names, [&](const std::string& each) {
       state_.perform(call(StorageOp::kRemove, each), [&state = state_, name = each] {
@@ -371,7 +387,7 @@ class FaultStorage : public Storage {
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
       *held = state_.inner->claim(name);
-      if (!existed) {
+      if (!existed && state_.journal != nullptr) {
         state_.journal->made_directory(std::string(parent_name(name)));
         state_.journal->created(name, state_.memory->find(name));
       }
@@ -402,7 +418,9 @@ FaultDisk::FaultDisk(std::shared_ptr<Storage> inner, FaultHook hook)
     : state_(std::make_unique<State>()) {
   state_->inner = std::move(inner);
   state_->hook = std::move(hook);
-  state_->memory = std::dynamic_pointer_cast<MemoryStorage>(state_->inner);
+  if (state_->inner->directories() != nullptr) {
+    state_->memory = std::dynamic_pointer_cast<MemoryStorage>(state_->inner);
+  }
   if (state_->memory != nullptr) {
     state_->journal = std::make_unique<FaultJournal>(*state_->memory);
   }
@@ -427,12 +445,8 @@ uint64_t FaultDisk::calls() const { return state_->calls; }
 bool FaultDisk::crashed() const { return state_->crashed; }
 
 FileImage FaultDisk::surviving_image(Survival survival, uint64_t seed) const {
-  if (state_->journal == nullptr) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "a power loss can be simulated only over memory storage, not " + state_->inner->describe());
-  }
   std::lock_guard lock(state_->mutex);
+  if (state_->journal == nullptr) return memory_image(*state_->inner);
   return state_->journal->surviving_image(survival, seed);
 }
 

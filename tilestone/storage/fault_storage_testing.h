@@ -10,9 +10,9 @@
 //
 // The model of a power loss is pessimistic. A file's bytes are durable after the file's sync. A
 // created, renamed or removed name is durable after the sync of its directory; the sync of the file
-// does not make its name durable. A rename and an exchange of directories are atomic: a crash never
-// leaves half of one. An operation of several steps (exchange and sync, remove a tree) counts as
-// several calls here.
+// does not make its name durable. Over memory_objects() what is there is durable. A rename and an
+// exchange of directories are atomic: a crash never leaves half of one. An operation of several
+// steps (exchange and sync, remove a tree) counts as several calls here.
 #pragma once
 
 #include <chrono>
@@ -37,6 +37,7 @@ enum class StorageOp : uint8_t {
   kStat,
   kList,
   kRename,
+  kPut,  // of an object store; elsewhere a put is a create, an append, a rename, ...
   kRemove,
   kMakeDirectory,
   kRemoveDirectory,
@@ -79,8 +80,8 @@ struct FaultAction {
   static FaultAction fail(int error) { return {Kind::kDrop, Then::kFail, error}; }
   static FaultAction fail_after(int error) { return {Kind::kDo, Then::kFail, error}; }
   // Fails with the errno, and is executed all the same, before the `later`-th call to the disk
-  // after this one: its request was on its way. Only renames, exchanges and removals come late;
-  // another call does nothing.
+  // after this one: its request was on its way. Only renames, puts, exchanges and removals come
+  // late; another call does nothing.
   static FaultAction fail_late(int error, uint64_t later) {
     return {Kind::kLate, Then::kFail, error, 0, {}, later};
   }
@@ -134,8 +135,8 @@ class FaultJournal;
 // Thread-safe.
 class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
  public:
-  // Wraps any storage. surviving_image works only if `inner` is a memory_storage() that nobody else
-  // writes to. The present content of `inner` counts as durable.
+  // Wraps any storage. surviving_image works only if `inner` is a storage in memory that nobody
+  // else writes to. The present content of `inner` counts as durable.
   static std::shared_ptr<FaultDisk> create(std::shared_ptr<Storage> inner, FaultHook hook = {});
   ~FaultDisk();
 
@@ -151,7 +152,7 @@ class FaultDisk : public std::enable_shared_from_this<FaultDisk> {
   uint64_t calls() const;  // number of calls so far
   bool crashed() const;    // whether the machine has died
   // The files after a power loss now. Depends only on the calls so far and, where the policy leaves
-  // a choice, on the seed. Error(kInvalidArgument) if `inner` is not a memory_storage().
+  // a choice, on the seed. Error(kInvalidArgument) if `inner` is not in memory.
   FileImage surviving_image(Survival survival, uint64_t seed = 0) const;
 
  private:

@@ -99,7 +99,8 @@ void MemoryStorage::expect_no_directory(const std::string& name) const {
   }
 }
 
-std::unique_ptr<WritableFile> MemoryStorage::create(const std::string& name, uint64_t) {
+std::unique_ptr<WritableFile> MemoryStorage::create(const std::string& name, uint64_t,
+                                                    const Deadline&) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
   make_directories(parent_name(name));

@@ -1,5 +1,6 @@
-// A storage of files in memory, for tests. The fault storage wraps it. Files are objects that can
-// outlive their names, so that a replaced name can come back after a simulated power loss.
+// Storages in memory, for tests: one of files in directories, and one of objects. The fault storage
+// wraps them. Files are objects that can outlive their names, so that a replaced name can come back
+// after a simulated power loss.
 #pragma once
 
 #include <map>
@@ -34,7 +35,8 @@ class MemoryStorage : public Storage {
 
   StorageFacts facts() const override { return {.description = "memory"}; }
   Directories* directories() override { return own_directories_.get(); }
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override;
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline& deadline) override;
   std::unique_ptr<ReadableFile> open(const std::string& name) override;
   void read(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done) override;
   std::optional<FileInfo> stat(const std::string& name) override;
@@ -47,6 +49,10 @@ class MemoryStorage : public Storage {
   Entries entries() const;
   std::set<std::string> directory_names() const;
   std::shared_ptr<MemoryFile> find(const std::string& name) const;  // null: does not exist
+
+ protected:
+  mutable std::mutex mutex_;
+  Entries entries_;
 
  private:
   class Lock;
@@ -63,16 +69,37 @@ class MemoryStorage : public Storage {
   Tree take(const std::string& directory);
   void put_tree(const std::string& directory, Tree tree);
 
-  mutable std::mutex mutex_;
-  Entries entries_;
   std::set<std::string> directories_;  // without the root
   std::unique_ptr<Directories> own_directories_;
   std::set<std::string> locks_;
 };
 
+// As an object store: names are flat, a file is there when it is complete, a put can ask for a tag,
+// nothing can be claimed.
+class MemoryObjects : public MemoryStorage {
+ public:
+  explicit MemoryObjects(FileImage initial);
+
+  StorageFacts facts() const override;
+  Directories* directories() override { return nullptr; }
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline& deadline) override;
+  std::optional<FileInfo> stat(const std::string& name) override;
+  Listing listing(const std::string& prefix, Depth depth) override;
+  bool put(const std::string& name, ByteView bytes, const Condition& condition,
+           const std::string& scratch, Deadline deadline) override;
+  void settle(const std::string& name) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override;
+  bool is_claimed(const std::string& name) override;
+
+ private:
+  class Upload;
+};
+
 // A storage of files in memory. The files exist as long as the object. Everything counts as durable
 // at once.
 std::shared_ptr<Storage> memory_storage(FileImage initial = {});
+std::shared_ptr<Storage> memory_objects(FileImage initial = {});
 
 // A copy of the files. Error(kInvalidArgument) for any other kind of storage.
 FileImage memory_image(Storage& storage);

@@ -40,8 +40,12 @@ class OneFile final : public Storage {
   std::unique_ptr<StorageClaim> claim(const std::string&) override { refuse(); }
   bool is_claimed(const std::string&) override { return false; }
 
-  std::unique_ptr<WritableFile> create(const std::string&, uint64_t) override { refuse(); }
-  bool put(const std::string&, ByteView, PutIf, const std::string&, Deadline) override { refuse(); }
+  std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {
+    refuse();
+  }
+  bool put(const std::string&, ByteView, const Condition&, const std::string&, Deadline) override {
+    refuse();
+  }
   void remove(std::span<const std::string>) override { refuse(); }
   void settle(const std::string&) override { refuse(); }
 

@@ -79,7 +79,8 @@ class PosixStorage : public Storage {
   }
   Directories* directories() override { return &directories_; }
 
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size) override {
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline&) override {
     check_file_name(name);
     UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_EXCL | O_NOCTTY, false);
     if (!fd) fail_errno("cannot create a file", context_->path_of(name), errno);

@@ -24,7 +24,7 @@ void discard_temporary(Storage& storage, const std::string& temp_name) {
 
 void write_temporary(Storage& storage, const std::string& temp_name, ByteView bytes,
                      Deadline deadline) {
-  auto file = storage.create(temp_name, bytes.size());
+  auto file = storage.create(temp_name, bytes.size(), deadline);
   try {
     file->append(bytes);
     file->sync(deadline);
@@ -90,18 +90,19 @@ bool contains_name(const std::vector<std::string>& sorted, const std::string& na
 }  // namespace
 
 void Storage::remove_tree(const std::string& name) {
+  Directories* const own = directories();
+  if (own == nullptr) return remove(list(name + "/"));
   const auto info = stat(name);
   if (!info || info->regular) {
     throw Error(info ? ErrorCode::kIo : ErrorCode::kNotFound, "cannot remove a directory")
         .with_file(name)
         .with_errno(info ? ENOTDIR : ENOENT);
   }
-  Directories& own = *directories();                  // a name is not that of a file
   if (contains_name(list_directories(name), name)) {  // not a link
     const auto tree = child(name);
     empty_tree(*tree, *tree->directories());
   }
-  remove_if_there([&] { own.remove(name); });
+  remove_if_there([&] { own->remove(name); });
 }
 
 uint64_t Storage::available_cache() const { return facts().page_cache ? available_memory() : 0; }
@@ -165,23 +166,28 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
 //   5. sync the directory of name                       the new content, once this has returned
 // The rename is atomic, so a `name` that existed before is never absent. Step 3 is necessary: a
 // file system may make the rename durable before the bytes of the file.
-bool Storage::put(const std::string& name, ByteView bytes, PutIf condition,
+bool Storage::put(const std::string& name, ByteView bytes, const Condition& condition,
                   const std::string& scratch, Deadline deadline) {
   check_file_name(name);
+  if (!condition.tag().empty()) {
+    throw Error(ErrorCode::kUnsupported, "a file can't be replaced here only if it has a tag")
+        .with_file(name);
+  }
   prepare_publish(scratch, bytes, deadline);
   try {
-    publish_prepared(name, scratch, condition == PutIf::kAlways, deadline);
+    publish_prepared(name, scratch, condition.is_always(), deadline);
     return true;
   } catch (const Error& error) {
     discard_temporary(*this, scratch);
-    if (condition == PutIf::kAbsent && error.code() == ErrorCode::kAlreadyExists) return false;
+    if (condition.is_absent() && error.code() == ErrorCode::kAlreadyExists) return false;
     throw;
   }
 }
 
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {
-  if (put(name, bytes, replace ? PutIf::kAlways : PutIf::kAbsent, temp_name, deadline)) return;
+  if (put(name, bytes, replace ? Condition::always() : Condition::absent(), temp_name, deadline))
+    return;
   throw Error(ErrorCode::kAlreadyExists, "cannot make a file: its name exists")
       .with_file(name)
       .with_errno(EEXIST);

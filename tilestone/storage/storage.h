@@ -24,6 +24,7 @@
 #include "tilestone/base/cache_policy.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/file_name.h"
+#include "tilestone/storage/condition.h"
 
 namespace tilestone {
 
@@ -47,6 +48,10 @@ struct StorageFacts {
   // After one process has prefetched data, other processes on its host read that data from memory.
   // Used by load: without this, ranks on one host exchange messages instead.
   bool shared_cache = false;
+  // The conditions that a put() can have here. Of an object store they are assumed to be there
+  // until a put has shown the reverse: the first one with a condition in a process finds out.
+  bool put_if_absent = true;
+  bool put_if_tag = false;
   // The most bytes of a file's name, such that every program can open the file by its whole path.
   uint64_t max_name_bytes = UINT64_MAX;
 };
@@ -69,10 +74,12 @@ class WritableFile {
   // destroyed. Under direct I/O the bytes are written without a copy if their address, their size
   // and the file's size so far are multiples of BufferPool::kAlignment. Otherwise they are copied.
   virtual void append_kept(ByteView bytes) { append(bytes); }
-  // Returns when every appended byte and the file's length are durable. Must not be called again
-  // after a failure: the file is then worthless (a second fsync may succeed over lost data).
+  // Returns when every appended byte and the file's length are durable. In an object store the file
+  // exists from now on, and what append() refuses elsewhere is refused here: kAlreadyExists. Must
+  // not be called again after a failure: the file is then worthless (a second fsync may succeed
+  // over lost data).
   virtual void sync(Deadline deadline) = 0;
-  virtual void close() = 0;
+  virtual void close() = 0;           // without sync(): the file exists, perhaps not durably
   virtual uint64_t size() const = 0;  // bytes appended so far
   virtual const std::string& name() const = 0;
 };
@@ -133,6 +140,9 @@ struct FileInfo {
   bool regular = true;  // false: a directory, FIFO, device, socket
   // When its content last changed, in seconds since 1970; nullopt: not known.
   std::optional<double> modified = std::nullopt;
+  // Of its content, for Condition::has(). Other content has another tag, equal content may have the
+  // same. "": not where put_if_tag is false.
+  std::string tag = "";
 };
 
 // The names that start with a prefix, sorted.
@@ -147,9 +157,6 @@ enum class Depth : uint8_t {
   kLevel,  // files and directories that have no '/' after the prefix: "a/.b" finds those directly
            // in "a". Only this directory is read.
 };
-
-// When a put() happens: whatever there is, or only if the name is absent.
-enum class PutIf : uint8_t { kAlways, kAbsent };
 
 class Storage;
 
@@ -173,8 +180,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // exist are made; the root and the directories above it are durable when the call returns. A root
   // that was there before and has gone is kNotFound.
   // expected_size (in bytes, 0: unknown) lets the storage choose how to write and reserve space.
-  virtual std::unique_ptr<WritableFile> create(const std::string& name,
-                                               uint64_t expected_size = 0) = 0;
+  // An object store makes the file in sync(), and its appends end with the deadline, too.
+  virtual std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size = 0,
+                                               const Deadline& deadline = Deadline::never()) = 0;
   virtual std::unique_ptr<ReadableFile> open(const std::string& name) = 0;
   // Runs all ops, many at a time. It never merges ops: the caller has planned them. The first
   // failure, including one that `done` throws, ends the batch. It is rethrown when no read is in
@@ -186,10 +194,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual Listing listing(const std::string& prefix, Depth depth) = 0;
   // Puts a small file in one step, durably: after a crash at any point `name` has its complete old
   // content (or is absent), or exactly `bytes`. False, with nothing changed, if the condition does
-  // not hold. Any other failure may have put the file, or may still put it. `scratch`: a name that
-  // nobody else uses, for a storage that writes a file before it gives it its name; a crash may
-  // leave it. The default renames, and so needs directories.
-  virtual bool put(const std::string& name, ByteView bytes, PutIf condition,
+  // not hold. Any other failure may have put the file, or may still put it. Those who compete for a
+  // name must put different bytes, because after a lost answer an object store recognises its own
+  // put by its bytes. Error(kUnsupported) for a condition that is not one of the facts().
+  // `scratch`: a name that nobody else uses, for a storage that writes a file before it gives it
+  // its name; a crash may leave it. The default renames, and so needs directories.
+  virtual bool put(const std::string& name, ByteView bytes, const Condition& condition,
                    const std::string& scratch, Deadline deadline);
   // Removes files. One that does not exist is no failure. All are tried; then the first failure is
   // thrown.

@@ -1,4 +1,7 @@
-// The part of the conformance suite for directories: children, exchange, rename, remove.
+// The part of the conformance suite for directories: what is made, children, exchange, rename,
+// remove, and what differs in an object store.
+#include <algorithm>
+
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/storage_testing.h"
 
@@ -20,7 +23,7 @@ std::string text_of(Storage& storage, const std::string& name) {
   return std::string(as_text(read_file(storage, name, 1000)));
 }
 
-TEST_P(StorageConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
+TEST_P(DirectoryConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
   put_tree(storage(), "x");
   storage().directories()->make("sub/y");
   put_file(storage(), "sub/y/h", as_bytes("y"));
@@ -45,7 +48,7 @@ TEST_P(StorageConformance, AnExchangeSwapsTwoDirectoriesWithAllThatIsInThem) {
   EXPECT_EQ(storage().list(), before);
 }
 
-TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
+TEST_P(DirectoryConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
   put_tree(storage(), "x");
   storage().directories()->make("y");
   const auto exchange = [&](const char* a, const char* b) {
@@ -62,7 +65,7 @@ TEST_P(StorageConformance, WhatIsNoPairOfDirectoriesIsNotExchanged) {
   EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
 }
 
-TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
+TEST_P(DirectoryConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
   put_tree(storage(), "x");
   storage().directories()->rename("x", "y");
   EXPECT_EQ(storage().list(), (Names{"x0", "y/f", "y/in/g"}));
@@ -87,7 +90,7 @@ TEST_P(StorageConformance, ADirectoryIsRenamedWholeAndReplacesAnEmptyOneOnly) {
   EXPECT_EQ(storage().list(), moved);
 }
 
-TEST_P(StorageConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
+TEST_P(DirectoryConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
   put_tree(storage(), "x");
   put_tree(storage(), "x/in/deep/er");
   storage().directories()->make("x/empty/in/empty");
@@ -103,7 +106,7 @@ TEST_P(StorageConformance, ATreeGoesWithAllThatIsInItAndNothingElse) {
   expect_error([&] { storage().remove_tree(""); }, ErrorCode::kUnsafe, "empty");
 }
 
-TEST_P(StorageConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
+TEST_P(DirectoryConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
   put_tree(storage(), "x");
   expect_error([&] { storage().directories()->remove("x"); }, ErrorCode::kIo, "x");
   expect_error([&] { storage().directories()->remove("x/f"); }, ErrorCode::kIo, "x/f");
@@ -113,7 +116,7 @@ TEST_P(StorageConformance, OnlyAnEmptyDirectoryIsRemovedByItself) {
   EXPECT_EQ(storage().list(), (Names{"x/f", "x/in/g", "x0"}));
 }
 
-TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
+TEST_P(DirectoryConformance, DirectoriesAreListedInOneLevelByPrefix) {
   for (const char* name : {".a.tilestone-1/deep", ".a.tilestone-2", "a/.b.tilestone-1/x", "a/.b",
                            "a/b/c", "a-", "b"}) {
     storage().directories()->make(name);
@@ -130,7 +133,7 @@ TEST_P(StorageConformance, DirectoriesAreListedInOneLevelByPrefix) {
   EXPECT_EQ(listed("/"), Names{});
 }
 
-TEST_P(StorageConformance, FilesAreListedInOneLevelByPrefix) {
+TEST_P(DirectoryConformance, FilesAreListedInOneLevelByPrefix) {
   put_tree(storage(), "a");  // a/f, a/in/g, a0
   put_file(storage(), "a/f2", {});
   storage().directories()->make("empty");
@@ -143,7 +146,7 @@ TEST_P(StorageConformance, FilesAreListedInOneLevelByPrefix) {
   EXPECT_EQ(storage().child("a")->list_files(), (Names{"f", "f2"}));
 }
 
-TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
+TEST_P(DirectoryConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   const auto child = storage().child("c/d");
   EXPECT_EQ(child->describe(), storage().describe() + "/c/d");
   EXPECT_FALSE(storage().stat("c"));
@@ -165,7 +168,7 @@ TEST_P(StorageConformance, AChildIsADirectoryAsAStorageOfItsOwn) {
   }
 }
 
-TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
+TEST_P(DirectoryConformance, AChildsLocksAreItsStorages) {
   const auto child = storage().child("c");
   child->directories()->make("");
   const auto lock = child->claim("lock");
@@ -173,7 +176,7 @@ TEST_P(StorageConformance, AChildsLocksAreItsStorages) {
   EXPECT_EQ(storage().claim("c/lock"), nullptr);
 }
 
-TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
+TEST_P(DirectoryConformance, AChildIsFoundByItsNameInItsParent) {
   const auto child = storage().child("c/d");
   child->directories()->make("");
   put_file(*child, "f", as_bytes("old"));
@@ -197,12 +200,156 @@ TEST_P(StorageConformance, AChildIsFoundByItsNameInItsParent) {
   EXPECT_EQ(top->storage->describe(), storage().describe());
 }
 
-TEST_P(StorageConformance, AskingWhatItCanLeavesNothingBehind) {
+TEST_P(DirectoryConformance, AskingWhatItCanLeavesNothingBehind) {
   put_file(storage(), "f", {});
   const bool can = storage().directories()->can_exchange();
   EXPECT_EQ(storage().directories()->can_exchange(), can);
   EXPECT_EQ(storage().list(), Names{"f"});
   EXPECT_EQ(storage().list_directories(), Names{});
+}
+
+TEST_P(DirectoryConformance, RenameReplacesOnlyWhereAskedTo) {
+  put_file(storage(), "a", as_bytes("A"));
+  put_file(storage(), "b", as_bytes("B"));
+  expect_error([&] { storage().rename("a", "b", false); }, ErrorCode::kAlreadyExists, "b");
+  EXPECT_EQ(as_text(read_file(storage(), "a", 10)), "A");
+  EXPECT_EQ(as_text(read_file(storage(), "b", 10)), "B");
+  storage().rename("a", "b", true);
+  EXPECT_FALSE(storage().stat("a").has_value());
+  EXPECT_EQ(as_text(read_file(storage(), "b", 10)), "A");
+  storage().rename("b", "c", false);
+  EXPECT_EQ(storage().list(), Names{"c"});
+}
+
+TEST_P(DirectoryConformance, AnOpenFileKeepsItsContentThroughRenameAndRemove) {
+  put_file(storage(), "a", as_bytes("old"));
+  put_file(storage(), "b", as_bytes("new"));
+  const auto file = storage().open("a");
+  Bytes bytes(3);
+  const ReadOp op{file.get(), 0, 3, bytes.data()};
+  storage().rename("b", "a", true);
+  storage().read({&op, 1}, {}, [](size_t, ByteView) {});
+  EXPECT_EQ(as_text(bytes), "old");
+  storage().remove("a");
+  std::ranges::fill(bytes, std::byte{0});
+  storage().read({&op, 1}, {}, [](size_t, ByteView) {});
+  EXPECT_EQ(as_text(bytes), "old");
+}
+
+TEST_P(DirectoryConformance, TheDirectoriesOfANewNameAreMade) {
+  put_file(storage(), "made/for/f", as_bytes("f"));
+  EXPECT_NE(storage().claim("made/for2/lock"), nullptr);
+  EXPECT_EQ(storage().list(), (Names{"made/for/f", "made/for2/lock"}));
+  expect_error([&] { storage().create("made/for/f/g"); }, ErrorCode::kIo, "made/for/f");
+  expect_error([&] { storage().create("made/for"); }, ErrorCode::kAlreadyExists, "made/for");
+}
+
+TEST_P(DirectoryConformance, DirectoriesAreMadeOnceOrOften) {
+  storage().directories()->make("");
+  storage().directories()->make("x/y/z");
+  storage().directories()->make("x/y");
+  storage().directories()->make("x/y/z");
+  put_file(storage(), "x/y/z/f", as_bytes("deep"));
+  storage().settle("x/y/z");
+  storage().settle("");
+  EXPECT_FALSE(storage().stat("x/y")->regular);
+  expect_error([&] { storage().open("x/y"); }, ErrorCode::kUnsafe, "regular");
+  expect_error([&] { storage().create("x/y"); }, ErrorCode::kAlreadyExists, "x/y");
+  expect_error([&] { storage().directories()->make("x/y/z/f"); }, ErrorCode::kIo, "x/y/z/f");
+}
+
+TEST_P(DirectoryConformance, CreateRefusesANameThatIsTaken) {
+  put_file(storage(), "taken", as_bytes("old"));
+  expect_error([&] { storage().create("taken"); }, ErrorCode::kAlreadyExists, "taken");
+  EXPECT_EQ(as_text(read_file(storage(), "taken", 10)), "old");
+}
+
+TEST_P(DirectoryConformance, ALockIsHeldByOneAtATime) {
+  auto lock = storage().claim("lock");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_TRUE(storage().is_claimed("lock"));
+  EXPECT_EQ(storage().claim("lock"), nullptr);
+  EXPECT_TRUE(storage().is_claimed("lock"));
+  EXPECT_NE(storage().claim("other"), nullptr);
+  lock.reset();
+  EXPECT_FALSE(storage().is_claimed("lock"));
+  EXPECT_FALSE(storage().is_claimed("never/made"));
+  EXPECT_FALSE(storage().stat("never"));
+  EXPECT_NE(storage().claim("lock"), nullptr);
+  EXPECT_TRUE(storage().stat("lock").has_value());
+}
+
+TEST_P(DirectoryConformance, WhatIsNotThereIsNeitherRenamedNorSettled) {
+  expect_error([&] { storage().rename("absent", "b", true); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().rename("absent", "b", false); }, ErrorCode::kNotFound, "absent");
+  expect_error([&] { storage().settle("absent"); }, ErrorCode::kNotFound, "absent");
+}
+
+TEST_P(DirectoryConformance, NoPutAsksForATag) {
+  put_file(storage(), "f", as_bytes("old"));
+  EXPECT_FALSE(storage().facts().put_if_tag);
+  const auto put = [&] {
+    storage().put("f", as_bytes("new"), Condition::has("t"), "f.tmp", Deadline::never());
+  };
+  expect_error(put, ErrorCode::kUnsupported, "tag");
+  EXPECT_EQ(text_of(storage(), "f"), "old");
+}
+
+bool put(Storage& storage, const char* text, const Condition& condition) {
+  return storage.put("f", as_bytes(text), condition, "f.tmp", Deadline::never());
+}
+
+TEST_P(ObjectConformance, APutCanAskForATag) {
+  EXPECT_FALSE(put(storage(), "none", Condition::has("\"t\"")));
+  EXPECT_TRUE(put(storage(), "one", Condition::absent()));
+  EXPECT_FALSE(put(storage(), "two", Condition::absent()));
+  const std::string one = storage().stat("f")->tag;
+  EXPECT_TRUE(put(storage(), "three", Condition::has(one)));
+  EXPECT_FALSE(put(storage(), "four", Condition::has(one)));
+  EXPECT_EQ(text_of(storage(), "f"), "three");
+  EXPECT_NE(storage().stat("f")->tag, one);
+  EXPECT_TRUE(storage().facts().put_if_absent);
+  EXPECT_TRUE(storage().facts().put_if_tag);
+}
+
+TEST_P(ObjectConformance, AFileIsThereWhenItIsComplete) {
+  put_file(storage(), "taken", as_bytes("old"));
+  const auto open = storage().open("taken");
+  const auto file = storage().create("f");
+  const auto second = storage().create("taken");
+  file->append(as_bytes("abc"));
+  EXPECT_EQ(storage().list(), Names{"taken"});
+  file->close();
+  EXPECT_EQ(text_of(storage(), "f"), "abc");
+  expect_error([&] { second->sync(Deadline::never()); }, ErrorCode::kAlreadyExists, "taken");
+  EXPECT_EQ(text_of(storage(), "taken"), "old");
+}
+
+TEST_P(ObjectConformance, DirectoriesAreWhatNamesHaveInCommon) {
+  for (const char* name : {"a", "a/f", "a/in/g", "a-/h", "a0"}) put_file(storage(), name, {});
+  const Listing top = storage().listing("", Depth::kLevel);
+  EXPECT_EQ(top.files, (Names{"a", "a0"}));
+  EXPECT_EQ(top.directories, (Names{"a", "a-"}));
+  EXPECT_EQ(storage().list_files("a/"), Names{"a/f"});
+  EXPECT_EQ(storage().list_directories("a/"), Names{"a/in"});
+  EXPECT_EQ(storage().list("a"), (Names{"a", "a-/h", "a/f", "a/in/g", "a0"}));
+  EXPECT_FALSE(storage().stat("a/in"));
+  EXPECT_EQ(storage().child("a")->list(), (Names{"f", "in/g"}));
+  EXPECT_FALSE(storage().parent());
+  EXPECT_EQ(storage().held().get(), &storage());
+}
+
+TEST_P(ObjectConformance, ATreeGoesAndNothingBesideIt) {
+  for (const char* name : {"a", "a/f", "a/in/g", "a-/h", "a0"}) put_file(storage(), name, {});
+  storage().remove_tree("a");
+  EXPECT_EQ(storage().list(), (Names{"a", "a-/h", "a0"}));
+  EXPECT_NO_THROW(storage().remove_tree("a"));
+}
+
+TEST_P(ObjectConformance, NothingIsClaimed) {
+  expect_error([&] { storage().claim("lock"); }, ErrorCode::kUnsupported, "lock");
+  EXPECT_FALSE(storage().is_claimed("lock"));
+  EXPECT_EQ(storage().list(), Names{});
 }
 
 }  // namespace

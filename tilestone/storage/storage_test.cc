@@ -141,7 +141,24 @@ std::vector<StorageCase> storage_cases() {
   return cases;
 }
 
+std::vector<StorageCase> object_cases() {
+  const StorageCase plain = {"objects", [] { return TestedStorage{memory_objects(), nullptr}; }};
+  const StorageCase fault = {
+      "fault_objects",
+      [] { return TestedStorage{FaultDisk::create(memory_objects())->storage(), nullptr}; }};
+  const StorageCase child = {"child_of_objects", [] {
+                               return TestedStorage{memory_objects()->child("a/child"), nullptr};
+                             }};
+  return {plain, fault, child};
+}
+
 INSTANTIATE_TEST_SUITE_P(Storages, StorageConformance, testing::ValuesIn(storage_cases()),
+                         storage_case_name);
+INSTANTIATE_TEST_SUITE_P(Storages, DirectoryConformance, testing::ValuesIn(storage_cases()),
+                         storage_case_name);
+INSTANTIATE_TEST_SUITE_P(Objects, StorageConformance, testing::ValuesIn(object_cases()),
+                         storage_case_name);
+INSTANTIATE_TEST_SUITE_P(Objects, ObjectConformance, testing::ValuesIn(object_cases()),
                          storage_case_name);
 
 }  // namespace tilestone::storage_test

@@ -77,6 +77,10 @@ class StorageConformance : public testing::TestWithParam<StorageCase> {
   TestedStorage tested_;
 };
 
+// The parts of the suite for a storage with directories, and for an object store.
+class DirectoryConformance : public StorageConformance {};
+class ObjectConformance : public StorageConformance {};
+
 inline std::string storage_case_name(const testing::TestParamInfo<StorageCase>& info) {
   return info.param.name;
 }

@@ -88,7 +88,7 @@ class AttemptMessages : public MessageStore {
     const bool on_top = name == kOutcomeMessage;  // where other saves remove temporary files
     const std::string temporary =
         on_top ? attempt_temporary(save_id_, name) : file + "." + random_save_id() + ".tmp";
-    const bool made = storage_->put(file, bytes, PutIf::kAbsent, temporary, deadline);
+    const bool made = storage_->put(file, bytes, Condition::absent(), temporary, deadline);
     if (!made) storage_->settle(directory);
     if (!on_top) storage_->settle(attempt_directory(save_id_));
     return made;

@@ -145,8 +145,9 @@ class TorchSaveStorage final : public Storage {
   std::unique_ptr<StorageClaim> claim(const std::string& name) override {
     return file_->claim(name);
   }
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size) override {
-    return file_->create(name, size);
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size,
+                                       const Deadline& deadline) override {
+    return file_->create(name, size, deadline);
   }
   void remove(std::span<const std::string> names) override { file_->remove(names); }
   void settle(const std::string& name) override { file_->settle(name); }

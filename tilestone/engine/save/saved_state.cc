@@ -38,7 +38,8 @@ class UnkeptFile : public WritableFile {
 class UnkeptFiles : public Storage {
  public:
   StorageFacts facts() const override { return {.description = "a comparison"}; }
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t) override {
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t,
+                                       const Deadline&) override {
     return std::make_unique<UnkeptFile>(name);
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override { refuse(name); }

@@ -55,7 +55,7 @@ void write_new_files(Storage& storage, std::span<const NewFile> files, int threa
     }
     std::unique_ptr<WritableFile> file;
     try {
-      file = storage.create(name, files[i].bytes.size());
+      file = storage.create(name, files[i].bytes.size(), deadline);
     } catch (const Error& error) {
       // On kAlreadyExists the file belongs to another program.
       if (error.code() != ErrorCode::kAlreadyExists) note_one(name);

@@ -290,7 +290,8 @@ class RankWriter {
 
   void write_file(size_t index) {
     const FileShare& share = shares_[index];
-    const auto file = storage_.create(receipt_.files[index].name, expected_bytes(share));
+    const auto file =
+        storage_.create(receipt_.files[index].name, expected_bytes(share), context_.deadline);
     note_made(receipt_.files[index].name);
     FileStream stream(*file, context_, fetched_by(share));
     const auto encoder = format_.encoder();

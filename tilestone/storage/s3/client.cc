@@ -108,11 +108,14 @@ std::shared_ptr<Attempts> Client::start(Request request, const Deadline& deadlin
 }
 
 void Client::add_condition(Request& request, const Condition& condition) const {
-  if (condition.if_absent) request.headers["if-none-match"] = "*";
-  if (!condition.if_etag.empty()) request.headers["if-match"] = condition.if_etag;
-  if (condition.if_absent || !condition.if_etag.empty()) request.accepted = {412};
-  // There is no object that could have the ETag.
-  if (!condition.if_etag.empty()) request.accepted.push_back(404);
+  if (condition.is_always()) return;
+  request.accepted = {412};
+  if (condition.is_absent()) {
+    request.headers["if-none-match"] = "*";
+  } else {
+    request.headers["if-match"] = condition.tag();
+    request.accepted.push_back(404);  // there is no object that could have the tag
+  }
 }
 
 Pending<MaybeEtag> Client::put(const std::string& key, std::vector<ByteView> body,

@@ -30,6 +30,7 @@
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/per_process.h"
+#include "tilestone/storage/condition.h"
 #include "tilestone/storage/s3/answers.h"
 #include "tilestone/storage/s3/config.h"
 #include "tilestone/storage/s3/http.h"
@@ -68,17 +69,8 @@ class Pending {
   Finish finish_;
 };
 
+// ETags, which are the tags of conditions, are as the store gives them, with their quotes.
 using MaybeEtag = std::optional<std::string>;
-
-// What must hold for a write to happen. ETags are as the store gives them, with their quotes.
-struct Condition {
-  static Condition always() { return {}; }
-  static Condition absent() { return {.if_absent = true}; }
-  static Condition has(std::string etag) { return {.if_etag = std::move(etag)}; }
-
-  bool if_absent = false;
-  std::string if_etag = "";
-};
 
 struct ObjectInfo {
   uint64_t size = 0;

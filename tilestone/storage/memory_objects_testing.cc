@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <cerrno>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/storage/memory_storage_testing.h"
+#include "tilestone/storage/names_internal.h"
+
+namespace tilestone {
+namespace {
+
+// As the ETag of S3, it is made of the content alone.
+std::string tag_of(const MemoryFile& file) {
+  const std::lock_guard lock(file.mutex);
+  return std::to_string(crc32(file.data)) + "-" + std::to_string(file.data.size());
+}
+
+void expect_time(const Deadline& deadline, const std::string& name) {
+  if (!deadline.expired()) return;
+  throw Error(ErrorCode::kTimeout, "the deadline passed before a file was written").with_file(name);
+}
+
+std::shared_ptr<MemoryFile> file_of(ByteView bytes) {
+  auto file = std::make_shared<MemoryFile>();
+  file->data.assign(bytes.begin(), bytes.end());
+  return file;
+}
+
+}  // namespace
+
+class MemoryObjects::Upload : public WritableFile {
+ public:
+  Upload(MemoryObjects& store, std::string name) : store_(store), name_(std::move(name)) {}
+
+  void append(Buffer buffer) override { append(buffer.view()); }
+  void append(ByteView bytes) override {
+    expect_open();
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  void sync(Deadline deadline) override {
+    expect_open();
+    expect_time(deadline, name_);
+    finish();
+  }
+  void close() override {
+    expect_open();
+    if (!is_finished_) finish();
+    open_ = false;
+  }
+  uint64_t size() const override { return bytes_.size(); }
+  const std::string& name() const override { return name_; }
+
+ private:
+  void expect_open() const {
+    if (!open_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+  }
+  void finish() {
+    const std::lock_guard lock(store_.mutex_);
+    is_finished_ = true;
+    if (store_.entries_.try_emplace(name_, file_of(bytes_)).second) return;
+    throw Error(ErrorCode::kAlreadyExists, "cannot create a file")
+        .with_file(name_)
+        .with_errno(EEXIST);
+  }
+
+  MemoryObjects& store_;
+  const std::string name_;
+  Bytes bytes_;
+  bool is_finished_ = false, open_ = true;
+};
+
+MemoryObjects::MemoryObjects(FileImage initial) : MemoryStorage({}) {
+  for (auto& [name, bytes] : initial) entries_.emplace(name, file_of(bytes));
+}
+
+StorageFacts MemoryObjects::facts() const {
+  StorageFacts facts = {.description = "memory"};
+  facts.put_if_tag = true;
+  return facts;
+}
+
+std::unique_ptr<WritableFile> MemoryObjects::create(const std::string& name, uint64_t,
+                                                    const Deadline&) {
+  check_file_name(name);
+  return std::make_unique<Upload>(*this, name);
+}
+
+std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
+  auto info = MemoryStorage::stat(name);
+  if (!info) return info;
+  if (const auto file = find(name)) info->tag = tag_of(*file);
+  return info;
+}
+
+Listing MemoryObjects::listing(const std::string& prefix, Depth depth) {
+  Listing found = MemoryStorage::listing(prefix, depth);
+  if (depth == Depth::kTree) return found;
+  for (const std::string& name : MemoryStorage::listing(prefix, Depth::kTree).files) {
+    const size_t slash = name.find('/', prefix.size());
+    if (slash == std::string::npos) continue;
+    std::string directory = name.substr(0, slash);
+    if (found.directories.empty() || found.directories.back() != directory) {
+      found.directories.push_back(std::move(directory));
+    }
+  }
+  std::ranges::sort(found.directories);
+  found.directories.erase(std::ranges::unique(found.directories).begin(), found.directories.end());
+  return found;
+}
+
+bool MemoryObjects::put(const std::string& name, ByteView bytes, const Condition& condition,
+                        const std::string&, Deadline deadline) {
+  check_file_name(name);
+  expect_time(deadline, name);
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(name);
+  if (condition.is_absent() && found != entries_.end()) return false;
+  if (const std::string& tag = condition.tag(); !tag.empty()) {
+    if (found == entries_.end() || tag_of(*found->second) != tag) return false;
+  }
+  entries_[name] = file_of(bytes);
+  return true;
+}
+
+void MemoryObjects::settle(const std::string& name) { check_directory_name(name); }
+
+std::unique_ptr<StorageClaim> MemoryObjects::claim(const std::string& name) {
+  check_file_name(name);
+  throw Error(ErrorCode::kUnsupported, "files can't be locked here").with_file(name);
+}
+
+bool MemoryObjects::is_claimed(const std::string& name) {
+  return stat(name) && claim(name) != nullptr;
+}
+
+std::shared_ptr<Storage> memory_objects(FileImage initial) {
+  return std::make_shared<MemoryObjects>(std::move(initial));
+}
+
+}  // namespace tilestone
