@@ -18,6 +18,7 @@ NB_MODULE(_core, m) {
   bind_threads(m);
   bind_session(m);
   bind_options(m);
+  bind_places(m);
   bind_engine(m);
   bind_steps(m);
   bind_foreign_save(m);

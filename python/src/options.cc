@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "python/src/bindings.h"
-#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 
@@ -86,10 +85,6 @@ void bind_struct(nb::module_& m, const char* name) {
 }  // namespace
 
 void bind_options(nb::module_& m) {
-  m.def(
-      "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); },
-      nb::arg("path"),
-      "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");
   bind_struct<ByFiles>(m, "ByFiles");
   bind_struct<LocalCopies>(m, "LocalCopies");
   bind_struct<Checks>(m, "Checks");

@@ -308,10 +308,10 @@ def test_a_save_beside_another_one_says_so(ckpt: str) -> None:
 )
 def test_a_url_is_refused(call: Any, tmp_path: pathlib.Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for url in ("s3://bucket/x", "s3:/bucket/x", pathlib.Path("s3://bucket/x")):
-        with pytest.raises(tilestone.UnsupportedError, match="URL .s3://?bucket/x"):
+    for url in ("gs://bucket/x", "gs:/bucket/x", pathlib.Path("gs://bucket/x")):
+        with pytest.raises(tilestone.UnsupportedError, match="URL .gs://?bucket/x"):
             call(url)
-    assert not dcp.FileSystemWriter.validate_checkpoint_id("s3://bucket/x")
+    assert not dcp.FileSystemWriter.validate_checkpoint_id("gs://bucket/x")
     assert not list(tmp_path.iterdir())
 
 

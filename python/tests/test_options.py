@@ -48,7 +48,7 @@ SAVE = [
     ("path", 3, ["path", "os.PathLike", "3"]),
     ("path", "", ["path", "empty"]),
     ("path", "a\0b", ["NUL"]),
-    ("path", "s3://bucket/x", ["URL", '"s3"']),
+    ("path", "gs://bucket/x", ["URL", '"gs"']),
     ("path", pathlib.Path("s3://bucket/x"), ["URL", '"s3"']),
     ("path", "~no-such-user/x", ["home directory", '"~no-such-user"']),
     ("state", [1], ["state", "dict", "list"]),
@@ -169,7 +169,7 @@ def test_a_url_or_tilde_makes_no_folder_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for url in ("s3://bucket/x", pathlib.Path("gs://bucket/x"), "file:///x"):
+    for url in ("gs://bucket/x", pathlib.Path("s3://bucket/x"), "file:///x"):
         for call in (
             lambda: tilestone.save({"a": 1}, url),  # noqa: B023
             lambda: tilestone.load({"a": 1}, url),  # noqa: B023

@@ -483,11 +483,6 @@ class Session:
         This rank's part in the next save by files to a path. Each call counts as one save.
         """
 
-def refuse_url(path: bytes) -> None:
-    """
-    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
-    """
-
 class ByFiles:
     def __init__(self) -> None: ...
 
@@ -879,6 +874,20 @@ class AsyncOptions:
     def max_staged_bytes(self, arg: int | None, /) -> None: ...
 
 DEFAULT_TIMEOUT: float = 1800.0
+
+def refuse_url(path: bytes) -> None:
+    """
+    Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.
+    """
+
+def identity_of(path: bytes) -> str:
+    """The text that is the same for each path that leads to a place."""
+
+def names_at(path: bytes) -> list[str]:
+    """The names of files and directories directly at a place, sorted."""
+
+def bytes_at(path: bytes, name: str, offset: int = 0, size: int | None = None) -> bytes | None:
+    """The bytes of a file at a place; None if there is no such file."""
 
 class SaveResult:
     """What a save did."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 from tilestone import _core
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+
+_URL = re.compile(rb"[^/]{2,}:/")  # as the engine's refuse_url
 
 
 def directory(path: Any) -> bytes:
@@ -25,6 +28,19 @@ def directory(path: Any) -> bytes:
         ) from None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
+
+
+def is_url(path: Any) -> bool:
+    """Whether this is a URL, also as pathlib shortens it, and not a path of a directory."""
+    return _URL.match(directory(path)) is not None
+
+
+def refuse_any_url(path: Any, what: str) -> None:
+    """Refuses URLs of all stores. `what`: who works only in directories."""
+    if is_url(path):
+        raise UnsupportedError(
+            f"{what} needs a directory of a file system; this is a URL", file=os.fspath(path)
+        )
 
 
 def location(path: Any) -> bytes:

@@ -233,9 +233,8 @@ class CheckpointManager:
             valid.flag("strict", strict),
         )
         self._options = options
-        location = os.fsencode(os.path.realpath(self._directory))
         return [
-            ("run_dir", location.decode(errors="backslashreplace")), ("every", str(int(every))),
+            ("run_dir", _core.identity_of(directory)), ("every", str(int(every))),
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
             ("async_save", str(async_save)),
         ]  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import pickle
 import traceback
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemBase
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -73,7 +75,7 @@ def group_and_rank(process_group: Any, alone: bool) -> tuple[Any, int]:
 
 
 def check_path(checkpoint_id: Any) -> None:
-    """Refuses a URL.
+    """Refuses a URL that no store takes.
 
     Raises:
         UnsupportedError: it is one.
@@ -83,10 +85,90 @@ def check_path(checkpoint_id: Any) -> None:
     except UnsupportedError as error:
         raise UnsupportedError(
             f"Cannot detect a writer or reader for the URL {os.fspath(checkpoint_id)!r}: "
-            "tilestone.dcp saves to directories of a file system",
+            f"{error.message}",
             hint="pass a storage_writer or storage_reader for it, for example torch's FsspecWriter, "
             "and the URL as a string (a pathlib.Path drops a slash)",
         ) from error
+
+
+def place(path: Any) -> str:
+    """A URL as it is; an absolute path, in which a leading "~" names a directory, as for torch."""
+    return os.fspath(path) if valid.is_url(path) else os.path.abspath(path)
+
+
+class StoreFiles(FileSystemBase):
+    """How torch's own code reads files of a checkpoint in a store. Its paths are URLs, as str."""
+
+    def _split(self, path: Any) -> tuple[bytes, str]:
+        folder, _, name = os.fspath(path).rpartition("/")
+        return valid.directory(folder), name
+
+    @contextlib.contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """Reads a whole file."""
+        if mode != "rb":
+            valid.refuse_any_url(path, "what torch itself writes")
+        found = _core.bytes_at(*self._split(path))
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        yield io.BytesIO(found)
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        """The URL of a file."""
+        return os.path.join(path, suffix)
+
+    def init_path(self, path: Any) -> str:
+        """The URL."""
+        return os.fspath(path)
+
+    def mkdir(self, path: Any) -> None:
+        """Does nothing: stores have no directories."""
+
+    def exists(self, path: Any) -> bool:
+        """Whether there is such a file."""
+        return _core.bytes_at(*self._split(path), 0, 0) is not None
+
+    def ls(self, path: Any) -> list[str]:
+        """The URLs of the files."""
+        return [os.path.join(path, name) for name in _core.names_at(valid.directory(path))]
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Refused, as rm_file."""
+        valid.refuse_any_url(path, "what torch itself renames")
+
+    def rm_file(self, path: Any) -> None:
+        """Refused."""
+        valid.refuse_any_url(path, "what torch itself removes")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether it is a URL that a store takes."""
+        try:
+            check_path(checkpoint_id)
+        except CheckpointError:
+            return False
+        return valid.is_url(checkpoint_id)
+
+
+_FILE_SYSTEMS = (FileSystem, StoreFiles)
+
+
+def is_own_file_system(fs: Any) -> bool:
+    """Whether a file system is torch's for directories, or ours, and not one of the program's."""
+    return type(fs) in _FILE_SYSTEMS
+
+
+def move_to(storage: Any, path: Any) -> None:
+    """Gives a writer or reader its place."""
+    check_path(path)
+    if is_own_file_system(storage.fs):
+        storage.fs = StoreFiles() if valid.is_url(path) else FileSystem()
+    storage.path = storage.fs.init_path(path)
+
+
+def is_valid(checkpoint_id: Any) -> bool:
+    """Whether it is a place for a checkpoint: torch's validate_checkpoint_id."""
+    return any(kind.validate_checkpoint_id(checkpoint_id) for kind in _FILE_SYSTEMS)
 
 
 def check_file_system(writer: Any) -> None:
@@ -95,7 +177,7 @@ def check_file_system(writer: Any) -> None:
     Raises:
         UnsupportedError: the writer's `fs` is one.
     """
-    if type(writer.fs) is not FileSystem:
+    if not is_own_file_system(writer.fs):
         raise UnsupportedError(
             f"tilestone.dcp.FileSystemWriter writes files itself, so its fs can't be {writer.fs!r}",
             hint="pass a writer of torch's with it: torch.distributed.checkpoint.FileSystemWriter",
@@ -202,8 +284,11 @@ class StoredMetadata(Metadata):
         own = vars(self)
         if own["_is_read"]:
             return
-        with open(os.path.join(own["_path"], own["_name"]), "rb") as file, no_collections():
-            found = pickle.load(file)
+        data = _core.bytes_at(valid.directory(place(own["_path"])), own["_name"])
+        if data is None:
+            raise FileNotFoundError(errno.ENOENT, f"no {own['_name']}", own["_path"])
+        with no_collections():
+            found = pickle.loads(data)
         stored = getattr(found.storage_meta, "save_id", None)
         if own["_save_id"] not in (None, stored):
             raise RuntimeError(

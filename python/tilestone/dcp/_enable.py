@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 
-from tilestone.dcp._calls import storage_for
+from tilestone.dcp._calls import StoreFiles, storage_for
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
 
@@ -64,8 +64,11 @@ def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
 
 
 def _is_for_torch(checkpoint_id: Any) -> bool:
-    """Whether torch takes it for a URL. From a pathlib.Path, torch would make a folder "s3:"."""
-    return not isinstance(checkpoint_id, pathlib.Path) and "://" in str(checkpoint_id)
+    """Whether it stays with torch: a URL that no store takes. From a pathlib.Path, torch would make
+    a folder "s3:"."""
+    if isinstance(checkpoint_id, pathlib.Path) or "://" not in str(checkpoint_id):
+        return False
+    return not StoreFiles.validate_checkpoint_id(checkpoint_id)
 
 
 def _patch(owner: Any, name: str, made: Any) -> None:

@@ -24,14 +24,21 @@ from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import UnsupportedError
 from tilestone._objects.dtypes import native_type
 from tilestone._torch import tensors
-from tilestone.dcp._calls import check_path, no_collections
+from tilestone.dcp._calls import (
+    check_path,
+    is_own_file_system,
+    is_valid,
+    move_to,
+    no_collections,
+    place,
+)
 
 _log = logging.getLogger("tilestone")
 
 
 def is_plain(reader: FileSystemReader) -> bool:
     """Whether the reader has no options that only loads planned by torch have."""
-    return not reader._has_registry and type(reader.fs) is _torchs.FileSystem
+    return not reader._has_registry and is_own_file_system(reader.fs)
 
 
 class FileSystemReader(_torchs.FileSystemReader):
@@ -42,11 +49,11 @@ class FileSystemReader(_torchs.FileSystemReader):
     checksums, and only the parts that the plan wants are read.
 
     Args:
-        path: the checkpoint's directory. URLs are refused.
+        path: the checkpoint's directory, or the URL of a store (docs/object_stores.md).
         _extension_registry: as in torch. Items that extensions have transformed are read by torch.
 
     Raises:
-        UnsupportedError: the path is a URL.
+        UnsupportedError: the path is a URL that no store takes.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class FileSystemReader(_torchs.FileSystemReader):
     ) -> None:
         check_path(path)
         super().__init__(path, _extension_registry)
+        move_to(self, path)
         self._has_registry = _extension_registry is not None
         self._places: dict[Any, Any] = {}
         self._save_id = ""
@@ -63,9 +71,14 @@ class FileSystemReader(_torchs.FileSystemReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """As in torch: a new load begins, perhaps at another path."""
         if checkpoint_id:
-            check_path(checkpoint_id)
+            move_to(self, checkpoint_id)
         self._places = {}
         super().reset(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """As in torch."""
+        return is_valid(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """torch's Metadata, as torch reads it."""
@@ -106,14 +119,14 @@ class FileSystemReader(_torchs.FileSystemReader):
             info is self._places.get(item.storage_index)
             and type(info) is _torchs._StorageInfo
             and not info.transform_descriptors
-            and type(self.fs) is _torchs.FileSystem
+            and is_own_file_system(self.fs)
             and type(self)._slice_file is _torchs.FileSystemReader._slice_file
         )
 
     def _open(self) -> Checkpoint | None:
         """The checkpoint; None if only torch understands it."""
         try:
-            opened = open_checkpoint(os.path.abspath(self.path), framework="torch")
+            opened = open_checkpoint(place(self.path), framework="torch")
         except UnsupportedError as error:
             _log.warning("torch reads %s, without checksums: %s", self.path, error)
             return None

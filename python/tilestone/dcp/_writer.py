@@ -38,7 +38,11 @@ from tilestone.dcp._calls import (
     INDEX,
     check_file_system,
     check_path,
+    is_own_file_system,
+    is_valid,
+    move_to,
     no_collections,
+    place,
 )
 
 # A planner may make new tensors for its items. So many bytes of them are resolved at a time.
@@ -92,7 +96,7 @@ def is_plain(writer: FileSystemWriter) -> bool:
     """Whether the writer has no options that only saves planned by torch have."""
     return (
         not writer.transforms.extensions
-        and type(writer.fs) is _torchs.FileSystem
+        and is_own_file_system(writer.fs)
         and writer.serialization_format == SerializationFormat.TORCH_SAVE
         and writer.single_file_per_rank
     )
@@ -157,7 +161,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
     until then, and after any failure, the older one is still there.
 
     Args:
-        path: the checkpoint's directory. URLs are refused.
+        path: the checkpoint's directory, or the URL of a store (docs/object_stores.md).
         single_file_per_rank: False: each rank writes up to 1,024 files.
         sync_files: ignored: a checkpoint is always durable before it is published.
         thread_count: how many files each rank writes at the same time.
@@ -169,7 +173,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             checksums.
 
     Raises:
-        UnsupportedError: the path is a URL.
+        UnsupportedError: the path is a URL that no store takes.
     """
 
     def __init__(
@@ -189,6 +193,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
             path, single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead,
             cache_staged_state_dict, overwrite, _extensions, serialization_format,
         )  # fmt: skip
+        move_to(self, path)
         self._begun: _core.ForeignSave | None = None
         self._is_alone = False  # whether no other rank takes part in the save that has begun
         self._is_used = False  # whether a save has begun under this save id
@@ -197,10 +202,15 @@ class FileSystemWriter(_torchs.FileSystemWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """As in torch: a new save begins, perhaps at another path."""
         if checkpoint_id:
-            check_path(checkpoint_id)
+            move_to(self, checkpoint_id)
         self._abandon()
         self._is_used = False
         super().reset(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """As in torch."""
+        return is_valid(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """As in torch. A second save with the same object gets a save id of its own."""
@@ -224,6 +234,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         plan = super().prepare_local_plan(plan)
         if self.use_collectives:
             return plan
+        valid.refuse_any_url(self.path, "a save with use_collectives=False")
         if self.fs.exists(self.fs.concat_path(self.path, INDEX)):
             raise RuntimeError(
                 f"a checkpoint with {INDEX} exists at {self.path}: torch would load it in the place "
@@ -279,6 +290,7 @@ class FileSystemWriter(_torchs.FileSystemWriter):
     def _write_as_torch(
         self, plan: SavePlan, planner: SavePlanner, order: _Order | None
     ) -> Future[list[WriteResult]]:
+        valid.refuse_any_url(self.path, "a save whose files torch writes")
         if order is not None and order.staging:
             raise UnsupportedError(
                 f"the checkpoint at {self.path} can't be replaced by files that torch writes",
@@ -421,4 +433,4 @@ def _take_over(path: str, writer: FileSystemWriter) -> None:
 
 def _place(path: str) -> bytes:
     """An absolute path, in which a leading "~" is the name of a directory, as for torch."""
-    return valid.directory(os.path.abspath(path))
+    return valid.directory(place(path))

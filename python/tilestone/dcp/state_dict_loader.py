@@ -29,6 +29,7 @@ from tilestone._calls.opening import Checkpoint
 from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import CheckpointError
 from tilestone._objects import opaque
+from tilestone._options import valid
 from tilestone._options.values import Differences
 from tilestone.dcp import _calls
 from tilestone.dcp._reader import FileSystemReader, is_plain
@@ -49,9 +50,13 @@ def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
 
 def _ranks_with_a_part(path: str) -> list[int]:
     """The ranks of a save with use_collectives=False; [] if no such save made the checkpoint."""
-    if os.path.exists(os.path.join(path, _calls.INDEX)) or not os.path.isdir(path):
+    try:
+        names = _core.names_at(valid.directory(path))
+    except CheckpointError:
+        return []  # the load will report it
+    if _calls.INDEX in names:
         return []
-    found = (_RANKS_METADATA.fullmatch(name) for name in os.listdir(path))
+    found = (_RANKS_METADATA.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -75,7 +80,7 @@ def _load(
     process_group: Any,
     alone: bool,
 ) -> None:
-    path, name = os.path.abspath(reader.path), _calls.INDEX
+    path, name = _calls.place(reader.path), _calls.INDEX
     group, rank = _calls.group_and_rank(process_group, alone)
     with _calls.failing_as_torch("read", rank):
         rank_local = _is_rank_local(path, group)
@@ -152,7 +157,7 @@ class _Filler:
         self._path = path
         self._own: _calls.StoredMetadata | None = None  # None also if the checkpoint is of fewer ranks
         name = f"__{own_rank}{_calls.INDEX}"
-        if own_rank is not None and os.path.exists(os.path.join(path, name)):
+        if own_rank is not None and name in _core.names_at(valid.directory(path)):
             self._own = _calls.StoredMetadata(path, name=name)
         self._opened: Checkpoint | None = None
 
@@ -192,9 +197,8 @@ class _Filler:
         info = own.storage_data.get(MetadataIndex(key))
         if info is None:
             return None
-        with open(os.path.join(self._path, info.relative_path), "rb") as file:
-            file.seek(info.offset)
-            return file.read(info.length)
+        place = valid.directory(self._path)
+        return _core.bytes_at(place, info.relative_path, info.offset, info.length)
 
     def close(self) -> None:
         """Closes the checkpoint."""
@@ -247,7 +251,7 @@ def load(
             object with state_dict() and load_state_dict() at the top level, its state is filled and
             given to load_state_dict(). Objects of any class are created, as in torch: load only
             checkpoints that you trust.
-        checkpoint_id: the checkpoint's directory. URLs are refused.
+        checkpoint_id: the checkpoint's directory, or the URL of a store (docs/object_stores.md).
         storage_reader: by default a `FileSystemReader`.
         planner: a planner of torch's interface.
         process_group: the ranks that load; by default all.

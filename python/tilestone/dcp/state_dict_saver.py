@@ -48,7 +48,7 @@ def _save(
     state_dict: StateDict, writer: FileSystemWriter, planner: SavePlanner | None,
     process_group: Any, alone: bool,
 ) -> Metadata:  # fmt: skip
-    state, path = _calls.State(state_dict), os.path.abspath(writer.path)
+    state, path = _calls.State(state_dict), _calls.place(writer.path)
     group, rank = _calls.group_and_rank(process_group, alone)
     with _calls.failing_as_torch("write", rank):
         result = run_save(
@@ -63,7 +63,7 @@ def _save_in_background(
     process_group: Any, alone: bool,
 ) -> Future[Metadata]:  # fmt: skip
     state: Any = _calls.State(state_dict)
-    path = os.path.abspath(writer.path)
+    path = _calls.place(writer.path)
     group, rank = _calls.group_and_rank(process_group, alone)
     future: Future[Metadata] = Future()
     future.set_running_or_notify_cancel()
@@ -141,7 +141,7 @@ def save(
         state_dict: a nested dict. An object with state_dict() and load_state_dict() at its top
             level is replaced by its state.
         checkpoint_id: the checkpoint's directory. A checkpoint that is there is replaced, in one
-            step. URLs are refused.
+            step. Or the URL of a store (docs/object_stores.md).
         storage_writer: by default a `FileSystemWriter`.
         planner: a planner of torch's interface.
         process_group: the ranks that save; by default all.

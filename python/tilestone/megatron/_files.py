@@ -1,37 +1,29 @@
-"""Small files: read as JSON, or replaced atomically."""
+"""Small files: JSON, and files that are replaced atomically."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from tilestone._errors import CheckpointError, CorruptError, StorageError, UnsafeError
+from tilestone._errors import CheckpointError, CorruptError, StorageError
 
 
-def read_json(path: str) -> Any:
+def json_value(data: bytes, path: str) -> Any:
     """The value in a JSON file.
 
     Raises:
-        OSError: the file can't be read.
-        UnsafeError: it is not a regular file. A pipe without a writer does not block.
         CorruptError: it is not JSON.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise UnsafeError(f"{path} is not a regular file", file=path)
-    with open(descriptor, encoding="utf-8") as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
-        except RecursionError:
-            raise CorruptError(f"{path} is nested too deeply", file=path) from None
+    try:
+        return json.loads(data.decode())
+    except ValueError as error:
+        raise CorruptError(f"{path} is not JSON: {error}", file=path) from error
+    except RecursionError:
+        raise CorruptError(f"{path} is nested too deeply", file=path) from None
 
 
 def replace_file(path: str, text: str) -> None:

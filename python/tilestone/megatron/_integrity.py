@@ -16,6 +16,7 @@ from typing import Any
 
 from tilestone import _core
 from tilestone._errors import CorruptError, UnsafeError
+from tilestone._options import valid
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import replace_file, storage_errors, sync_folder
 from tilestone.megatron._stored import INTEGRITY_FILE, literal, open_sharded
@@ -106,11 +107,11 @@ def check(checkpoint_dir: Any, rank: int, ranks: int) -> None:
         CorruptError: a file is missing, has another content, or is not named there.
     """
     folder = literal(checkpoint_dir)
-    if not os.path.exists(os.path.join(folder, INTEGRITY_FILE)):
+    if _core.bytes_at(valid.directory(folder), INTEGRITY_FILE, 0, 0) is None:
         return
     with open_sharded(checkpoint_dir) as checkpoint:
         save_id = checkpoint.save_id
-    for name, problem, unsafe in _core.check_hashes(os.fsencode(folder), save_id, rank, ranks):
+    for name, problem, unsafe in _core.check_hashes(valid.directory(folder), save_id, rank, ranks):
         path = os.path.join(folder, name)
         raise (UnsafeError if unsafe else CorruptError)(f"{path}: {problem}", file=path)
 

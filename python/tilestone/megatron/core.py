@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
+from tilestone import _core
 from tilestone._errors import CheckpointError, CorruptError
 from tilestone._options import valid
-from tilestone.megatron._files import read_json, replace_file, storage_errors
+from tilestone.megatron._files import json_value, replace_file, storage_errors
+from tilestone.megatron._stored import literal
 
 CONFIG_FNAME = "metadata.json"
 
@@ -61,12 +63,12 @@ def maybe_load_config(checkpoint_dir: str | os.PathLike[str]) -> CheckpointingCo
     """
     if not checkpoint_dir:
         return None
-    path = os.path.join(os.fsdecode(valid.directory(checkpoint_dir)), CONFIG_FNAME)
-    with storage_errors(path, "can't read the checkpoint's format"):
-        try:
-            found = read_json(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+    place = valid.directory(literal(checkpoint_dir))
+    data = _core.bytes_at(place, CONFIG_FNAME)
+    if data is None:
+        return None
+    path = os.path.join(os.fsdecode(place), CONFIG_FNAME)
+    found = json_value(data, path)
     if not isinstance(found, dict) or "sharded_backend" not in found:
         return None
     return _checked_config(found, path)
@@ -96,6 +98,7 @@ def save_config(config: CheckpointingConfig, checkpoint_dir: str | os.PathLike[s
     Raises:
         CheckpointingException: the file can't be written; no part of it is left.
     """
+    valid.refuse_any_url(checkpoint_dir, "save_config")
     path = os.path.join(checkpoint_dir, CONFIG_FNAME)
     with storage_errors(path, "can't write the checkpoint's format"):
         replace_file(path, json.dumps(asdict(config)))

@@ -16,6 +16,7 @@ from typing import Any, Dict, Tuple, Union
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError
+from tilestone._options import valid
 from tilestone._options.values import ByFiles, Checks, Differences, LocalCopies
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import engine_calls, save_call, user_strategies
@@ -226,7 +227,9 @@ def load_tensors_metadata(
         CheckpointingException: there is no checkpoint, or it can't be read.
     """
     strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir, sharded_strategy)
-    return strategy.load_tensors_metadata(pathlib.Path(checkpoint_dir))  # type: ignore[no-any-return]
+    # As Megatron-Core, whose strategies join with "/".
+    given = checkpoint_dir if valid.is_url(checkpoint_dir) else pathlib.Path(checkpoint_dir)
+    return strategy.load_tensors_metadata(given)  # type: ignore[no-any-return]
 
 
 @raises_stocks_errors

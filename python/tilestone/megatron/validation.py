@@ -176,10 +176,10 @@ def verify_checkpoint_and_load_strategy(
             can't load it.
     """
     directory = os.fsdecode(valid.directory(checkpoint_dir))
-    if not os.path.isdir(directory):
+    config = maybe_load_config(checkpoint_dir)
+    if config is None and not (valid.is_url(directory) or os.path.isdir(directory)):
         problem = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise NotFoundError(f"Checkpoint directory {directory} {problem}", file=directory)
-    config = maybe_load_config(checkpoint_dir)
     if config is None:
         raise NotFoundError(
             f"{directory} is not a distributed checkpoint", file=directory

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -16,8 +15,9 @@ import torch
 from tilestone import _core
 from tilestone._calls import save_load
 from tilestone._calls.collective import Prepared
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import CheckpointError, InvalidArgumentError
 from tilestone._objects import entities
+from tilestone._options import valid
 from tilestone._options.load_report import LoadReport
 from tilestone._torch.parts import states_position
 from tilestone.megatron import _integrity, _ranks
@@ -393,8 +393,8 @@ class Given(Prepared):
 def replaced_by(checkpoint_dir: Any) -> str:
     """A warning about what a save to a directory replaces; empty if that is nothing."""
     try:
-        names = sorted(os.listdir(os.fspath(checkpoint_dir)))
-    except (OSError, TypeError):
+        names = _core.names_at(valid.directory(literal(checkpoint_dir)))
+    except CheckpointError:
         return ""  # there is nothing, or the save will report what is wrong
     if not names:
         return ""

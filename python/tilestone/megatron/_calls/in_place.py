@@ -15,6 +15,7 @@ from tilestone import _core
 from tilestone._calls import collective, save_load
 from tilestone._errors import InvalidArgumentError, StorageError
 from tilestone._objects import megatron_entities
+from tilestone._options import valid
 from tilestone.megatron import _ranks
 from tilestone.megatron._files import sync_folder
 from tilestone.megatron._ranks import within_call
@@ -98,6 +99,7 @@ class _Shards(collective.Prepared):
 
     def make(self) -> Mapping[Any, Any]:
         """Returns the entities by number (they have keys). First, rank 0 removes the seals."""
+        valid.refuse_any_url(self.path, "a save in which Megatron-Core writes common.pt")
         if _ranks.rank(self.group) == 0:
             remove_seals(self.path, _has_common_state(self.tree))
         kept = [

@@ -11,6 +11,7 @@ from typing import Any, Dict, Tuple
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, RankFailedError, TimeoutError, UnsupportedError
+from tilestone._options import valid
 from tilestone._options.values import ByFiles, Checks, LocalCopies
 from tilestone.megatron import _integrity, _ranks
 from tilestone.megatron._calls import background, engine_calls, user_strategies
@@ -147,6 +148,8 @@ def save(
             common_differs=common_differs if validate_access_integrity else "ignore",
         )
         check_arguments(common_strategy, strategy, options, copies)
+        if verify_integrity:
+            valid.refuse_any_url(checkpoint_dir, "verify_integrity, which hashes files,")
         if by_files is not None:
             check_by_files(strategy, options, group, verify_integrity)
     except Exception as error:

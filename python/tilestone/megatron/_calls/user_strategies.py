@@ -56,7 +56,7 @@ def _is_object(item: Any) -> bool:
 def _prepare(checkpoint_dir: Any) -> None:
     if replaced := engine_calls.replaced_by(checkpoint_dir):
         engine_calls.logger.warning(replaced)
-    _core.refuse_url(valid.directory(checkpoint_dir))
+    valid.refuse_any_url(checkpoint_dir, "a strategy of the program")
     with storage_errors(os.fspath(checkpoint_dir), "can't create the checkpoint directory"):
         os.makedirs(checkpoint_dir, exist_ok=True)
     remove_seals(literal(checkpoint_dir), common_is_sharded=False)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tilestone._errors import CheckpointError, NotFoundError, UnsafeError, UnsupportedError
+from tilestone._options import valid
 from tilestone.megatron import _ranks, _stored
 from tilestone.megatron._files import replacing
 from tilestone.megatron.dict_utils import dict_list_map_outplace, nested_values
@@ -28,6 +29,7 @@ from tilestone.megatron.strategies.base import (
 logger = logging.getLogger(__name__)
 
 COMMON_STATE_FNAME = _stored.COMMON_FILE
+_WRITER = "TorchCommonSaveStrategy"
 
 
 def _write(value: Any, path: str) -> None:
@@ -55,6 +57,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
 
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Rank 0 writes `common.pt`; other ranks do nothing."""
+        valid.refuse_any_url(checkpoint_dir, _WRITER)
         if _ranks.rank() == 0:
             _write(common_state_dict, os.path.join(checkpoint_dir, COMMON_STATE_FNAME))
 
@@ -62,6 +65,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
         self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
     ) -> None:
         """Writes a file for each object whose main replica this rank has."""
+        valid.refuse_any_url(checkpoint_dir, _WRITER)
         for item in nested_values(sharded_objects_state_dict):
             if is_main_replica(item.replica_id):
                 path = os.path.join(checkpoint_dir, f"{item.unique_key}.pt")

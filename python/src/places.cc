@@ -1,0 +1,63 @@
+// What stands at a place, beside what a checkpoint's format says of it.
+#include "python/src/bindings.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+nb::list names_at(const nb::bytes& path) {
+  const Location location = location_of(path, true);
+  const Listing found = without_gil([&] { return location.storage().listing("", Depth::kLevel); });
+  nb::list names;
+  for (const auto* each : {&found.files, &found.directories}) {
+    for (const std::string& name : *each) names.append(python_text(name));
+  }
+  names.attr("sort")();
+  return names;
+}
+
+// None if there is no such file.
+nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t offset,
+                    std::optional<uint64_t> size) {
+  const Location location = location_of(path, true);
+  const std::optional<Bytes> found = without_gil([&]() -> std::optional<Bytes> {
+    try {
+      const auto file = location.storage().open(name);
+      if (offset > file->size()) return Bytes();
+      Bytes bytes(std::min(size.value_or(UINT64_MAX), file->size() - offset));
+      const ReadOp op{file.get(), offset, bytes.size(), bytes.data()};
+      if (!bytes.empty()) location.storage().read({&op, 1}, {}, [](size_t, ByteView) {});
+      return bytes;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound) throw;
+      return std::nullopt;
+    }
+  });
+  return found ? nb::object(python_bytes(*found)) : nb::none();
+}
+
+}  // namespace
+
+void bind_places(nb::module_& m) {
+  m.def(
+      "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); }, "path"_a,
+      "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");
+  m.def(
+      "identity_of",
+      [](const nb::bytes& path) {
+        return python_text(Location(path_of(path)).resolved_identity());
+      },
+      "path"_a, nb::sig("def identity_of(path: bytes) -> str"),
+      "The text that is the same for each path that leads to a place.");
+  m.def("names_at", &names_at, "path"_a, nb::sig("def names_at(path: bytes) -> list[str]"),
+        "The names of files and directories directly at a place, sorted.");
+  m.def("bytes_at", &bytes_at, "path"_a, "name"_a, "offset"_a = 0, "size"_a.none() = nb::none(),
+        nb::sig("def bytes_at(path: bytes, name: str, offset: int = 0, size: int | None = None) "
+                "-> bytes | None"),
+        "The bytes of a file at a place; None if there is no such file.");
+}
+
+}  // namespace tilestone::python
