@@ -96,6 +96,11 @@ def place(path: Any) -> str:
     return os.fspath(path) if valid.is_url(path) else os.path.abspath(path)
 
 
+def has_file(place: bytes, name: str) -> bool:
+    """Whether there is such a file at a place."""
+    return _core.bytes_at(place, name, 0, 0) is not None
+
+
 class StoreFiles(FileSystemBase):
     """How torch's own code reads files of a checkpoint in a store. Its paths are URLs, as str."""
 
@@ -126,7 +131,7 @@ class StoreFiles(FileSystemBase):
 
     def exists(self, path: Any) -> bool:
         """Whether there is such a file."""
-        return _core.bytes_at(*self._split(path), 0, 0) is not None
+        return has_file(*self._split(path))
 
     def ls(self, path: Any) -> list[str]:
         """The URLs of the files."""

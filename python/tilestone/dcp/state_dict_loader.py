@@ -50,12 +50,13 @@ def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
 
 def _ranks_with_a_part(path: str) -> list[int]:
     """The ranks of a save with use_collectives=False; [] if no such save made the checkpoint."""
+    place = valid.directory(path)
     try:
-        names = _core.names_at(valid.directory(path))
+        if _calls.has_file(place, _calls.INDEX):
+            return []
+        names = _core.names_at(place)
     except CheckpointError:
         return []  # the load will report it
-    if _calls.INDEX in names:
-        return []
     found = (_RANKS_METADATA.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in found if match)
 
@@ -157,7 +158,7 @@ class _Filler:
         self._path = path
         self._own: _calls.StoredMetadata | None = None  # None also if the checkpoint is of fewer ranks
         name = f"__{own_rank}{_calls.INDEX}"
-        if own_rank is not None and name in _core.names_at(valid.directory(path)):
+        if own_rank is not None and _calls.has_file(valid.directory(path), name):
             self._own = _calls.StoredMetadata(path, name=name)
         self._opened: Checkpoint | None = None
 
