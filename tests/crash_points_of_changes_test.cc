@@ -1,6 +1,6 @@
-// Changes of an existing checkpoint, remove_keys() and repair(), in which the machine crashes at
-// every storage call. What is left is the old checkpoint or the changed one, and the same call
-// completes it.
+// Changes of an existing checkpoint, remove_keys(), repair() and the removal of a run's step, in
+// which the machine crashes at every storage call. What is left is the old checkpoint or the changed
+// one, and the same call completes it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +15,10 @@
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 
@@ -140,6 +142,54 @@ TEST(CrashesOfRemovals, LeaveTheOldCheckpointOrTheNewOne) {
 // It is not known whether a file of another writer, of which nothing is left, may go.
 TEST(CrashesOfRemovals, AlsoInAnotherWritersCheckpoint) {
   remove_everywhere(as_of_another_writer(to_remove_from()), 2);
+}
+
+// ---- Removal of a step
+
+constexpr const char* kStep = "step-00000007";
+
+// What is left is the step or none, and the next pruning, or a save of that step, clears the rest.
+void remove_step_everywhere(const std::function<void(SaveOptions&)>& choose) {
+  SaveOptions options;
+  choose(options);
+  FileImage image;
+  for (auto& [name, bytes] : saved([](int rank) { return row_state(rank, 2, 500); }, options)) {
+    image[kStep + ("/" + name)] = std::move(bytes);
+  }
+  int points = 0;
+  crash_everywhere(
+      image, [](const Location& run) { RunDirectory(run).remove(kStep); },
+      [&](const FileImage& left) {
+        const auto storage = memory_storage(left);
+        const RunDirectory run((Location(storage)));
+        const auto found = run.find(7);
+        const bool stands = found && found->state == StepState::kDurable;
+        if (stands) {
+          EXPECT_TRUE(Checkpoint::open(run.at(kStep)).verify().ok());
+          return false;
+        }
+        if (found) {
+          EXPECT_EQ(found->state, StepState::kUnfinished) << found->problem;
+        }
+        EXPECT_EQ(run.latest(), std::nullopt);
+        if (++points % 2 == 0) {
+          save(row_state(0, 1, 900), run.at(kStep), options);
+          expect_rows(run.at(kStep), 900, 1);
+          EXPECT_EQ(run.remove(kStep), Removed::kNow);
+        }
+        run.remove_remains(8);
+        EXPECT_TRUE(storage->list().empty()) << storage->list().front();
+        return true;
+      });
+}
+
+TEST(CrashesOfStepRemovals, LeaveTheStepOrNone) {
+  remove_step_everywhere([](SaveOptions&) {});
+}
+
+TEST(CrashesOfStepRemovals, AlsoOfFilesWithFixedNames) {
+  remove_step_everywhere([](SaveOptions& options) { options.dialect = megatron_dialect(); });
+  remove_step_everywhere([](SaveOptions& options) { options.format = zarr_format(); });
 }
 
 // ---- Repair

@@ -52,7 +52,7 @@ std::vector<Leftover> clean_line(const RunDirectory& run, const GcOptions& optio
     if (!is_checkpoint(step)) continue;
     lines.insert(line);
     if (line != options.line || (!options.force && is_on(followed, step))) continue;
-    if (options.remove && run.remove(step.name) != Removed::kNow) continue;
+    if (options.remove && run.remove(step) != Removed::kNow) continue;
     found.push_back({step.name, step.bytes, "step of the line " + line, "--line names its line"});
   }
   if (lines.contains(options.line)) return found;

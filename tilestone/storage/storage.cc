@@ -69,17 +69,23 @@ void remove_if_there(const Remove& remove) {
   }
 }
 
-// Removes everything in the tree. A name in it may be too long in a storage of a directory above.
-void empty_tree(Storage& tree, Directories& own) {
-  tree.remove(tree.list());
-  std::vector<std::string> directories = tree.list_directories();  // each before those in it
+// The directories of the tree, each after those in it.
+std::vector<std::string> directories_within(Storage& tree) {
+  std::vector<std::string> directories = tree.list_directories();
   for (size_t i = 0; i < directories.size(); ++i) {
     for (std::string& inner : tree.list_directories(directories[i] + "/")) {
       directories.push_back(std::move(inner));
     }
   }
-  for (auto directory = directories.rbegin(); directory != directories.rend(); ++directory) {
-    remove_if_there([&] { own.remove(*directory); });
+  std::ranges::reverse(directories);
+  return directories;
+}
+
+// Removes everything in the tree. A name in it may be too long in a storage of a directory above.
+void empty_tree(Storage& tree, Directories& own) {
+  tree.remove(tree.list());
+  for (const std::string& directory : directories_within(tree)) {
+    remove_if_there([&] { own.remove(directory); });
   }
 }
 
@@ -88,6 +94,20 @@ bool contains_name(const std::vector<std::string>& sorted, const std::string& na
 }
 
 }  // namespace
+
+void Storage::tidy(const std::string& name) noexcept {
+  try {
+    Directories* const own = directories();
+    if (own == nullptr || !contains_name(list_directories(name), name)) return;  // not a link
+    const auto tree = child(name);
+    for (const std::string& inner : directories_within(*tree)) {
+      remove_if_there([&] { tree->directories()->remove(inner); });
+    }
+    remove_if_there([&] { own->remove(name); });
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
+  }
+}
 
 void Storage::remove_tree(const std::string& name) {
   Directories* const own = directories();

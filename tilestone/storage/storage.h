@@ -254,6 +254,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // somebody else removes meanwhile is not a failure. A name that can't be removed ends the call
   // with an Error. Like remove, it is durable only after settle().
   void remove_tree(const std::string& name);
+  // Removes the directory `name`, and those in it, as far as no file is in them. Nothing elsewhere
+  // than in a file system, where there are no directories. Failures are logged.
+  void tidy(const std::string& name) noexcept;
   // The directory `name` as a storage of its own, with the options and injected faults of this one.
   // The directory need not exist yet.
   std::shared_ptr<Storage> child(const std::string& name);

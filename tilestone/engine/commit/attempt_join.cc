@@ -104,6 +104,9 @@ void refuse_existing(const Attempt& attempt) {
     throw Error(ErrorCode::kAlreadyExists, what + " " + storage.describe() + more).with_hint(hint);
   };
   const std::vector<std::string> names = storage.list();
+  if (contains_name(names, kRemovedName)) {
+    refuse("a removal is under way at", "`tilestone gc` ends it if nobody does; save elsewhere");
+  }
   const auto other = find_foreign(
       names, [&](const std::string& name) { return read_file(storage, name, UINT64_MAX); });
   if (other || any_checkpoint(storage, *attempt.format)) {
@@ -168,6 +171,7 @@ void expect_still_free(const Attempt& attempt, Deadline deadline) {
 void make_head(const Attempt& attempt, Deadline deadline) {
   Storage& storage = *attempt.location;
   bool is_first = true;
+  // Also where it was there before, and has gone.
   if (Directories* const directories = storage.directories()) directories->make("");
   try {
     storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),

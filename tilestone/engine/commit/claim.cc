@@ -7,7 +7,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/staging_internal.h"
-#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
 namespace {
@@ -75,9 +74,7 @@ void remove_lock_directory(Storage& location, std::unique_ptr<StorageClaim>& loc
       location.remove(std::string(kLockName));
       lock.reset();
     }
-    if (Directories* const own = location.directories()) {
-      own->remove(std::string(kTilestoneDirectory));
-    }
+    location.tidy(std::string(kTilestoneDirectory));
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("the lock of a failed save stays: ") + error.what());
   }
@@ -96,14 +93,7 @@ MadeDirectories::MadeDirectories(Storage& location) {
 }
 
 void MadeDirectories::remove() const noexcept {
-  for (const StorageEntry& entry : missing_) {
-    try {
-      entry.storage->directories()->remove(entry.name);
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kNotFound) continue;
-      return log(LogLevel::kDebug, std::string("a directory stays: ") + error.what());
-    }
-  }
+  for (const StorageEntry& entry : missing_) entry.storage->tidy(entry.name);
 }
 
 // Meanwhile the pruning of a run may remove the directory: while it is empty, it is what a killed

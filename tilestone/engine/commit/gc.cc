@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -53,6 +54,8 @@ class Cleaning {
     if (converted) here.found = {safetensors_format(), pytorch_dialect()};
     existing_ = read_existing(storage_, here);
     const Notes& notes = here.notes;
+    const auto removed = here.is_removed ? files_of_removal(storage_) : std::nullopt;
+    if (removed) removed_ = {removed->begin(), removed->end()};
     if (!existing_.found && !force_) refuse_lost(names, notes);
     replaced_ =
         find_replaced(storage_, converted ? *safetensors_format() : *format_, here.of_checkpoint);
@@ -91,6 +94,7 @@ class Cleaning {
 
   void remove(const std::vector<Leftover>& found) {
     remove_siblings();
+    finish_removal(storage_);
     for (const Leftover& file : found) {
       if (!is_note(file.name) && !file.name.starts_with(kBeside)) remove(file.name);
     }
@@ -120,7 +124,7 @@ class Cleaning {
          storage_.list_directories(std::string(kTilestoneDirectory) + "/")) {
       const auto own = parse_in_tilestone_directory(name + "/");
       if (!own || !storage_.stat(outcome_name(own->save_id))) continue;
-      if (storage_.list(name + "/").empty()) storage_.remove_tree(name);
+      storage_.tidy(name);
     }
   }
 
@@ -163,7 +167,7 @@ class Cleaning {
 
   bool is_note(const std::string& name) const {
     const auto own = parse_tilestone_name(name);
-    return name == kReplacedName ||
+    return name == kReplacedName || name == kRemovedName ||
            (own && (own->kind == kNoteKind || own->kind == kTemporaryKind));
   }
 
@@ -173,6 +177,10 @@ class Cleaning {
 
   // Why the file can be removed; nullopt if it can't be.
   std::optional<Reason> reason_of(const std::string& name) {
+    if (removed_.contains(name)) {
+      return Reason{"file of a removed checkpoint", "its removal has begun, and not ended"};
+    }
+    if (name == kRemovedName) return Reason{"mark of a removal", "it lists the files to remove"};
     if (replaced_ && replaced_->files.contains(name)) {
       return Reason{"metadata of a rank-local checkpoint",
                     "the save " + existing_.save_id + " has replaced it"};
@@ -217,6 +225,7 @@ class Cleaning {
   ExistingCheckpoint existing_;
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
+  std::set<std::string> removed_;       // files of a checkpoint whose removal has begun
   std::set<std::string> ended_;         // saves whose files may be removed
   std::set<std::string> unread_;        // notes that could not be read
   std::set<std::string> open_;          // saves that may still become the checkpoint

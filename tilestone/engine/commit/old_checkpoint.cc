@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -63,6 +64,7 @@ void refuse_open_attempts(Storage& location, const Standing& here, bool overwrit
 }  // namespace
 
 void expect_free(Storage& location, const Standing& here, const SaveTerms& terms) {
+  if (here.is_removed) fail_under_way(location, "a removal", "try again when it has ended");
   refuse_open_attempts(location, here, terms.overwrite);
   if (const auto& other = here.foreign) {
     const std::string stands = other->kind + " exists at " + location.describe();

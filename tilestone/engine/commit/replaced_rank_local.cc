@@ -57,10 +57,7 @@ void remove_directories_of_replaced(Storage& location, const OldCheckpoint& old)
     if (!own || !old.saves.contains(own->save_id)) continue;
     if (own->kind == kAttemptKind || own->kind == kOutcomeKind) attempts.insert(own->save_id);
   }
-  for (const std::string& save_id : attempts) {
-    const std::string name = attempt_directory(save_id);
-    if (location.stat(name) && location.list(name + "/").empty()) location.remove_tree(name);
-  }
+  for (const std::string& save_id : attempts) location.tidy(attempt_directory(save_id));
 }
 
 }  // namespace tilestone::engine

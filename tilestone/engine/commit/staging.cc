@@ -56,6 +56,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/format/data_file_name.h"
@@ -103,20 +104,7 @@ StorageEntry expect_parent(Storage& location) {
 // still reads it gets an error.
 void remove_checkpoint(Storage& parent, const std::string& name) {
   const auto tree = parent.child(name);
-  const std::vector<std::string> names = tree->list();
-  std::vector<std::string> first = megatron_dialect()->index_files(names);
-  try {
-    if (const DetectedFormat found = detect(*tree, names); found.format != nullptr) {
-      for (std::string& file : found.format->index_files(names)) first.push_back(std::move(file));
-    }
-  } catch (const Error& error) {  // what can't be read goes all the same
-    log(LogLevel::kDebug, std::string("the format of a removed checkpoint: ") + error.what());
-  }
-  for (const std::string& file : names) {
-    const auto own = parse_in_tilestone_directory(file);
-    if (own && own->kind == kManifestKind) first.push_back(file);
-  }
-  remove_files(*tree, first);
+  remove_files(*tree, describing_files(*tree, tree->list()));
   parent.remove_tree(name);
 }
 

@@ -58,6 +58,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/presence_internal.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/manifest.h"
@@ -115,6 +116,7 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 
 // Nothing is made at a location that the first look refuses.
 void Transaction::begin(Deadline deadline) {
+  end_removal(*location_);
   const Standing before = look();
   if (needs_staging(*location_, before, terms_)) return begin_staged(before);
   const bool is_fresh = std::ranges::none_of(before.names, in_tilestone_directory);

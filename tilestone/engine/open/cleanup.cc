@@ -313,6 +313,7 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
 
 std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::string> names,
                                         const Notes& notes) {
+  if (contains_name(names, kRemovedName)) return std::nullopt;
   for (const std::string& name : names) {
     const auto own = parse_tilestone_name(name);
     if (!own || is_unpublished(names, notes, own->save_id)) continue;

@@ -24,6 +24,11 @@ inline constexpr std::string_view kLockFile = "lock";  // the same in kTilestone
 // The file that marks a rank-local checkpoint's metadata files as replaced: see
 // commit/replaced_rank_local.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
+// Exists while the checkpoint is removed as a whole: whatever else is still here, there is none any
+// more. See commit/whole_removal.cc.
+inline constexpr std::string_view kRemovedName = ".tilestone/removed";
+inline constexpr const char* kRemovedHint =
+    "it was removed, and some of its files are left: `tilestone gc` removes them";
 
 bool in_tilestone_directory(std::string_view name);
 

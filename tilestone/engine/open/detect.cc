@@ -97,6 +97,9 @@ template <typename List>
 CheckpointNames look_among(Storage& storage, const List& list) {
   for (int i = 0;; ++i) {
     std::vector<std::string> names = list();
+    if (contains_name(names, kRemovedName)) {
+      std::erase_if(names, [](const std::string& name) { return !in_tilestone_directory(name); });
+    }
     if (auto found = without_part(storage, names)) return *std::move(found);
     if (i == kMaxOverwrites) return {std::move(names), std::nullopt};
   }
@@ -245,7 +248,8 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
   });
   here.of_checkpoint = std::move(found.names);
   here.found = detect_as(storage, wanted, here.of_checkpoint);
-  here.foreign = find_foreign(here.names, read);
+  here.is_removed = contains_name(here.names, kRemovedName);
+  if (!here.is_removed) here.foreign = find_foreign(here.names, read);
   here.notes = read_notes(storage, here.names);
   return here;
 }
@@ -269,7 +273,9 @@ DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>
   const Notes notes = read_notes(storage, names);
   const auto lost = find_lost(storage, names, notes);
   // While a save is under way, these files may belong to it.
-  if (lost && !is_saved_to(storage)) {
+  if (contains_name(names, kRemovedName)) {
+    error.with_hint(kRemovedHint);
+  } else if (lost && !is_saved_to(storage)) {
     error.with_hint(lost->what + "; " + lost->hint);
   } else if (const std::string unpublished = unpublished_text(storage, notes.attempts);
              !unpublished.empty()) {

@@ -26,6 +26,7 @@ struct Standing {
   // Of the checkpoint; null: there is none of a known format, nor of the one that was asked for.
   DetectedFormat found;
   std::optional<ForeignCheckpoint> foreign;
+  bool is_removed = false;  // a checkpoint is being removed here (kRemovedName)
   Notes notes;
 };
 // Lists the whole tree. `wanted` overrides the format if its files are there. Error(kNotFound) if a

@@ -148,7 +148,7 @@ class StepNames {
 enum class Removed : uint8_t {
   kNow,
   kByOther,  // another process has removed it, or is doing so
-  kNot,      // it is a link or in use, or can't be moved; logged
+  kNot,      // it is a link or in use, or can't be removed; logged
 };
 
 // All functions may be called from any thread, and by several processes and hosts at the same time.
@@ -188,15 +188,17 @@ class RunDirectory {
   // The best durable step of that line; nullopt if none has the metric.
   std::optional<uint64_t> best(const Best& best) const;
 
-  // Removes the checkpoint of a step: its folder is renamed, in one step, to a hidden name that gc
-  // knows (".NAME.tilestone-ID"), and then removed, the index first. So after a crash there is
-  // either the checkpoint, or a leftover. A process that reads the checkpoint gets an error.
-  // `may_go`: asked under the folder's lock; false: it stays.
+  // Removes the checkpoint of a step and its folder. A mark in the folder, put in one step, says
+  // that there is no checkpoint any more; then the files go, the index first. So after a crash there
+  // is either the checkpoint, or a leftover that gc knows. A process that reads the checkpoint gets
+  // an error. `may_go`: asked under the folder's lock; false: it stays.
   Removed remove(const std::string& name,
                  const std::function<bool(Storage& folder)>& may_go = nullptr) const;
-  // Removes the hidden folders of steps that removals that were killed have left.
-  void remove_hidden() const;
-  // Removes what pruning and saves that were killed have left: hidden folders of steps, and the
+  // The same, unless the step was saved anew since it was looked at, which is logged.
+  Removed remove(const StepInfo& seen) const;
+  // Ends removals of steps that were killed, also the hidden folders that older builds have left.
+  void end_removals() const;
+  // Removes what pruning and saves that were killed have left: what end_removals() ends, and the
   // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
   // are logged.
   void remove_remains(uint64_t below) const;
@@ -213,10 +215,10 @@ class RunDirectory {
   std::vector<Leftover> remove_leftovers(bool force = false) const;
 
  private:
-  Removed remove_seen(const StepInfo& seen) const;
   std::vector<StepInfo> durable_steps(std::map<std::string, StepInfo>& known) const;
   std::vector<Leftover> leftovers(bool remove, bool force) const;
   std::set<std::string> hidden() const;
+  bool is_removed(const std::string& name) const;
   void remove_unfinished(const std::string& name) const;
   void remove_replaced(const std::string& name) const;
 

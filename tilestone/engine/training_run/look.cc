@@ -147,6 +147,18 @@ void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Sto
   info.state = look.error ? StepState::kDamaged : StepState::kDurable;
 }
 
+void describe_removed(StepInfo& info) {
+  info.state = StepState::kUnfinished;
+  info.problem = info.is_saved_to ? "it is being removed" : kRemovedHint;
+}
+
+// Whether the checkpoint that was seen there has been removed meanwhile.
+bool was_removed(Storage& storage) {
+  const std::vector<std::string> names = storage.list();
+  return contains_name(names, kRemovedName) ||
+         std::ranges::all_of(names, [](const std::string& name) { return name == kLockName; });
+}
+
 // Says what a folder without a checkpoint is.
 void describe_remains(Look& look, const Error& error, const Seen& seen, Storage& storage) {
   StepInfo& info = look.info;
@@ -184,6 +196,10 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   info.is_saved_to = is_saved_to(*storage);
   info.bytes = sum_of_sizes(seen.sizes);
   info.time = newest_time(seen, seen.names);
+  if (contains_name(seen.names, kRemovedName)) {
+    describe_removed(info);
+    return look;
+  }
   if (is_unfinished_of_megatron(seen.sizes)) {
     info.state = StepState::kUnfinished;
     info.problem =
@@ -202,6 +218,10 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
       if (foreign) info.problem = error.what();
       if (!foreign) look.error = error;
     }
+  }
+  if (look.error && was_removed(*storage)) {
+    look.error.reset();
+    describe_removed(info);
   }
   if (look.error) info.problem = look.error->what();
   return look;

@@ -15,6 +15,7 @@
 #include "tilestone/engine/commit/attributes_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/engine/training_run/pruning_internal.h"
 
 namespace tilestone {
@@ -171,6 +172,7 @@ struct ManagedRun::State {
   std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
   bool is_last_saved = false;
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
+  std::map<std::string, std::string> lost_saves = {};  // on rank 0, their save ids
   std::shared_ptr<RunStep> begun = nullptr;           // of the last save
   std::shared_ptr<const Inventory> before = nullptr;  // on rank 0, of the step before
   uint64_t before_step = 0;
@@ -333,8 +335,10 @@ struct ManagedRun::State {
     decided_by_rank_0(comm, "removal of a damaged checkpoint", limit(), [&] {
       const std::string what = name + " in " + directory.location().describe();
       log(LogLevel::kWarning, "removing the damaged " + what + ": the step is saved again");
-      if (directory.remove(name) == Removed::kNot) {
-        throw Error(ErrorCode::kAlreadyExists, "the damaged " + what + " can't be removed");
+      const StepInfo seen{.step = step, .name = name, .save_id = lost_saves[name]};
+      if (directory.remove(seen) == Removed::kNot) {
+        throw Error(ErrorCode::kAlreadyExists, "the damaged " + what + " can't be removed")
+            .with_hint("the log says why");
       }
       return Bytes();
     });
@@ -366,10 +370,20 @@ struct ManagedRun::State {
 
   // ---- Restoring
 
+  // What stands in these folders may be removed later, and nothing that is saved there since.
+  void remember_saves(const std::vector<std::string>& damaged) {
+    for (const std::string& name : damaged) {
+      StepInfo info;
+      engine::read_lineage(directory.at(name).storage(), info);
+      lost_saves[name] = info.save_id;
+    }
+  }
+
   std::optional<Chosen> choose(std::optional<uint64_t> step, bool fallback) {
     if (step) return chosen_of(expect_durable(directory, *step));
     std::vector<std::string> skipped;
     const auto found = directory.newest(fallback, {lost.begin(), lost.end()}, &skipped);
+    remember_saves(skipped);
     if (!found) return std::nullopt;
     const std::vector<StepInfo> steps = directory.list_lineages();
     say_beside(steps, line_of(steps, *found));
@@ -379,10 +393,11 @@ struct ManagedRun::State {
   // After a load of the chosen step has failed because something was missing or damaged. nullopt:
   // the failure counts.
   std::optional<Chosen> choose_again(const Chosen& failed, const std::string& problem,
-                                     bool fallback) const {
+                                     bool fallback) {
     const std::vector<StepInfo> listed = directory.list();
-    const bool stands = std::any_of(listed.begin(), listed.end(),
-                                    [&](const StepInfo& each) { return each.name == failed.name; });
+    const bool stands = std::any_of(listed.begin(), listed.end(), [&](const StepInfo& each) {
+      return each.name == failed.name && directory.look(each).state != StepState::kUnfinished;
+    });
     if (stands && !fallback) return std::nullopt;
     std::vector<std::string> damaged(lost.begin(), lost.end());
     damaged.insert(damaged.end(), failed.lost.begin(), failed.lost.end());
@@ -392,6 +407,7 @@ struct ManagedRun::State {
     if (!found) return std::nullopt;
     if (stands) {
       skipped.push_back(failed.name);
+      remember_saves(skipped);
       log(LogLevel::kWarning,
           fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is "
                       "lost, in {}",

@@ -291,7 +291,7 @@ void remove_megatron_steps(const Location& run, const std::vector<std::string>& 
       return true;
     });
   }
-  directory.remove_hidden();
+  directory.end_removals();
 }
 
 }  // namespace tilestone::engine

@@ -98,7 +98,8 @@ void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& d
         *at = std::move(seen.info);  // a killed save had left a manifest beside the checkpoint's
         continue;
       }
-      const bool is_gone = seen.error && !has_folder(run, at->name);  // removed meanwhile
+      const bool is_gone =  // removed meanwhile
+          seen.info.state != StepState::kDurable && !has_folder(run, at->name);
       if (!is_gone && take(seen)) return;
       is_damaged = seen.error && !is_gone;
     }

@@ -10,6 +10,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/known/known.h"
@@ -229,6 +230,57 @@ TEST_F(Run, RemovingAStepLeavesNothing) {
   EXPECT_EQ(run().remove("step-00000001"), Removed::kByOther);
   EXPECT_EQ(run().remove("step-3"), Removed::kNow);
   EXPECT_THAT(folders(), ElementsAre("step-00000002"));
+}
+
+// A removal that was killed once its mark stood: there is no such step any more.
+TEST_F(Run, AStepWhoseRemovalHasBegunIsNoStepAndItsFilesAreRemovedByTheNextPruning) {
+  for (const char* kind : {"torch_dist", "zarr", "megatron"}) {
+    save_step(10);
+    SaveOptions options;
+    if (kind == std::string("zarr")) options.format = zarr_format();
+    if (kind == std::string("megatron")) options.dialect = megatron_dialect();
+    save_as("step-00000020", options);
+    const Location gone(folder("step-00000020"));
+    EXPECT_TRUE(engine::begin_removal(gone.storage(), true));
+    EXPECT_FALSE(engine::begin_removal(gone.storage(), true));
+    EXPECT_EQ(state_of("step-00000020"), StepState::kUnfinished) << kind;
+    EXPECT_THAT(run().find(20)->problem, HasSubstr("it was removed"));
+    EXPECT_THROWS(Checkpoint::open(gone), ErrorCode::kNotFound, "gc");
+    const LoggedWarnings warnings;
+    EXPECT_EQ(run().newest()->step, 10u);
+    EXPECT_EQ(run().find_leftovers().size(), gone.storage().list().size() - 1) << "all but the lock";
+    save_step(30);
+    std::map<std::string, StepInfo> known;
+    EXPECT_THAT(run().prune(30, {}, known), ElementsAre(10));
+    EXPECT_THAT(folders(), ElementsAre("step-00000030"));
+    EXPECT_EQ(run().remove("step-00000030"), Removed::kNow);
+  }
+}
+
+TEST_F(Run, ASaveEndsARemovalThatWasKilledAndGcDoesToo) {
+  SaveOptions megatron;
+  megatron.dialect = megatron_dialect();
+  save_as("step-20", megatron);
+  std::ofstream(folder("step-20") / "notes.txt") << "a user's file";
+  EXPECT_TRUE(engine::begin_removal(Location(folder("step-20")).storage(), true));
+  save_as("step-20", megatron);
+  EXPECT_EQ(state_of("step-20"), StepState::kDurable);
+  EXPECT_FALSE(fs::exists(folder("step-20") / "notes.txt"));
+  EXPECT_TRUE(engine::begin_removal(Location(folder("step-20")).storage(), true));
+  EXPECT_THAT(run().remove_leftovers(), testing::Not(IsEmpty()));
+  EXPECT_THAT(folders(), IsEmpty());
+}
+
+TEST_F(Run, AStepThatWasSavedAnewSinceItWasLookedAtIsNotRemoved) {
+  save_step(10);
+  const StepInfo seen = *run().find(10);
+  SaveOptions anew;
+  anew.overwrite = true;
+  save_as("step-00000010", anew);
+  const LoggedWarnings warnings;
+  EXPECT_EQ(run().remove(seen), Removed::kNot);
+  EXPECT_THAT(warnings.texts(), ElementsAre(HasSubstr("saved anew")));
+  EXPECT_EQ(run().remove(*run().find(10)), Removed::kNow);
 }
 
 // Two processes prune the same steps. Each step is removed once, and nothing else is made or left.

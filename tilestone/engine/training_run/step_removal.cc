@@ -1,15 +1,17 @@
-// How the steps of a run are removed.
+// How the steps of a run are removed: as checkpoints are that go as a whole
+// (commit/whole_removal.cc), under the claim of the step's folder. Then the folder goes, and with
+// it the claim's file, in this order:
 //
-//  1. The lock of the step's folder is taken, so that no save, repair or other removal works there.
-//     If the folder has been renamed meanwhile, another process has removed the step.
-//  2. The folder is renamed to ".NAME.tilestone-ID", in one step. From then on there is no such
-//     step. The rename is durable before step 3.
-//  3. The lock is released and the hidden folder is removed like the directory of any dead save: by
-//     whoever takes its lock, the files of the index first.
+//  1. Under the claim: nothing but its file is left there, or the folder stays.
+//  2. The file of the claim is removed, and the claim released. Who waits for the claim then sees
+//     that its file has no name (Storage::claim()).
+//  3. The folder's directories are removed as far as they are empty. A save that has begun there
+//     since keeps its own.
 //
-// A crash before the rename changes nothing but the lock file; after it, the folder is a leftover
-// that gc, the next save of that step and the next pruning find. Two processes that remove the same
-// step: one rename wins, the other process finds the name gone.
+// Two processes that remove the same step: one has the claim, or its mark stands first.
+//
+// Older builds renamed the folder to ".NAME.tilestone-ID" first. What they have left is found
+// and removed like the directory of any dead save.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,12 +22,12 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/format/manifest.h"
-#include "tilestone/storage/directories.h"
 
 namespace tilestone {
 namespace {
@@ -40,31 +42,34 @@ bool is_directory(Storage& run, const std::string& name) {
   return contains_name(run.list_directories(name), name);
 }
 
+bool has_no_files_but_lock(Storage& folder) {
+  const std::vector<std::string> names = folder.list();
+  return std::all_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == kLockName; });
+}
+
 // The removal of one step's folder.
 class StepRemoval {
  public:
   StepRemoval(std::shared_ptr<Storage> run, std::string name)
       : run_(std::move(run)), name_(std::move(name)), folder_(run_->child(name_)) {}
 
-  // `may_go`: asked under the lock.
+  // `may_go`: asked under the lock, unless the removal has begun before.
   Removed run(const std::function<bool(Storage& folder)>& may_go) {
     if (!is_directory(*run_, name_)) return not_a_directory();
-    bool renamed = false;
+    bool begun = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
-      if (may_go && !may_go(*held_)) return Removed::kNot;
-      const std::string id = engine::random_save_id();
-      run_->directories()->rename(name_, engine::sibling_name(name_, id));
-      renamed = true;
-      lock_.reset();
-      engine::Siblings(*folder_).remove_dead({engine::sibling_name(name_, id), id});
+      if (!is_marked() && may_go && !may_go(*held_)) return Removed::kNot;
+      begun = engine::begin_removal(*held_, lock_ != nullptr);
+      engine::finish_removal(*held_);
+      remove_folder();
     } catch (const Error& error) {
-      if (!renamed && error.code() == ErrorCode::kNotFound) return Removed::kByOther;
-      // After the rename, another process may have removed the files too.
-      if (error.code() != ErrorCode::kNotFound) log_kept(name_, *run_, error.what());
-      if (!renamed) return Removed::kNot;
+      const bool is_gone = error.code() == ErrorCode::kNotFound;
+      if (!is_gone) log_kept(name_, *run_, error.what());
+      if (!begun && !is_gone) return Removed::kNot;
     }
-    return Removed::kNow;
+    return begun ? Removed::kNow : Removed::kByOther;
   }
 
  private:
@@ -78,19 +83,30 @@ class StepRemoval {
     return Removed::kNot;
   }
 
-  // Nothing is made in a directory that another process has renamed or removed: it is held.
+  bool is_marked() const { return held_->stat(std::string(engine::kRemovedName)).has_value(); }
+
+  // Nothing is made in a directory that another process has removed: it is held.
   std::optional<Removed> acquire_lock() {
     held_ = folder_->held();
     try {
       lock_ = engine::claim_location(*held_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
-      return std::nullopt;  // there are no locks here: the rename alone decides
+      return std::nullopt;  // there are no locks here
     }
     if (!held_->stands()) return Removed::kByOther;
     if (lock_ != nullptr) return std::nullopt;
+    if (is_marked()) return Removed::kByOther;
     log_kept(name_, *run_, "it is in use: a save, a repair or a removal is under way there");
     return Removed::kNot;
+  }
+
+  void remove_folder() {
+    if (!has_no_files_but_lock(*held_)) return;
+    held_->remove(std::string(kLockName));
+    lock_.reset();
+    run_->tidy(name_);
+    run_->settle("");
   }
 
   std::shared_ptr<Storage> run_;
@@ -99,12 +115,6 @@ class StepRemoval {
   std::shared_ptr<Storage> held_;
   std::unique_ptr<StorageClaim> lock_;
 };
-
-bool has_no_files_but_lock(Storage& folder) {
-  const std::vector<std::string> names = folder.list();
-  return std::all_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name == kLockName; });
-}
 
 // Whether all files of saves there are of saves that began there. Then they are no checkpoint that
 // was copied there without its hidden files. A save that was killed between its manifest and its
@@ -159,6 +169,11 @@ std::set<std::string> RunDirectory::hidden() const {
   return names;
 }
 
+// Whether the removal of the step has begun, and not ended.
+bool RunDirectory::is_removed(const std::string& name) const {
+  return at(name).storage().stat(std::string(engine::kRemovedName)).has_value();
+}
+
 // A save that begins there meanwhile holds the lock, or has found the folder gone and fails.
 void RunDirectory::remove_unfinished(const std::string& name) const {
   const Location step = at(name);
@@ -177,7 +192,13 @@ void RunDirectory::remove_replaced(const std::string& name) const {
          });
 }
 
-void RunDirectory::remove_hidden() const {
+void RunDirectory::end_removals() const {
+  for (const StepInfo& listed : list()) {
+    or_log("a removed folder of " + listed.name + " in " + location_.describe() + " stays", [&] {
+      const auto never = [](Storage&) { return false; };  // not what was saved there since
+      if (!listed.is_link && is_removed(listed.name)) remove(listed.name, never);
+    });
+  }
   for (const std::string& name : hidden()) {
     or_log("a removed folder of " + name + " in " + location_.describe() + " stays", [&] {
       const auto folder = location_.storage().child(name);
@@ -188,7 +209,7 @@ void RunDirectory::remove_hidden() const {
 }
 
 void RunDirectory::remove_remains(uint64_t below) const {
-  remove_hidden();
+  end_removals();
   const std::string where = " in " + location_.describe() + " stays";
   for (const StepInfo& listed : list()) {
     if (listed.step >= below || listed.is_link) continue;
@@ -215,13 +236,15 @@ std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo
   return durable;
 }
 
-// Unless it was saved anew since it was looked at.
-Removed RunDirectory::remove_seen(const StepInfo& seen) const {
+Removed RunDirectory::remove(const StepInfo& seen) const {
   return remove(seen.name, [&](Storage& folder) {
     StepInfo now;
     engine::read_lineage(folder, now);
-    return now.save_id.empty() || !may_have_manifest(seen.save_id) ||
-           folder.stat(manifest_name(seen.save_id)).has_value();
+    const bool is_same =
+        now.save_id.empty() || (may_have_manifest(seen.save_id) &&
+                                folder.stat(manifest_name(seen.save_id)).has_value());
+    if (!is_same) log_kept(seen.name, location_.storage(), "it was saved anew meanwhile");
+    return is_same;
   });
 }
 
@@ -248,7 +271,7 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
     const auto superseded = steps_to_prune(durable, *tip, keep, seconds_now());
     for (const StepInfo& info : durable) {
       if (std::find(superseded.begin(), superseded.end(), &info) != superseded.end()) {
-        if (remove_seen(info) == Removed::kNow) removed.push_back(info.step);
+        if (remove(info) == Removed::kNow) removed.push_back(info.step);
       } else if (!before.contains(info.name) && !info.is_link) {
         remove_replaced(info.name);
       }
@@ -267,6 +290,7 @@ std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
     or_log("the leftovers of " + name + " are not known", [&] {
       const Location step = at(name);
       if (step.storage().list().empty() && !hidden().contains(name)) return;
+      const bool removed = is_removed(name);
       const bool superseded = names_.step_of(name) < newest;
       const bool all = force || (superseded && all_began_here(step.storage()));
       for (Leftover& file :
@@ -274,6 +298,7 @@ std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
         file.name = file.name.starts_with("../") ? file.name.substr(3) : name + "/" + file.name;
         found.push_back(std::move(file));
       }
+      if (remove && removed) this->remove(name, has_no_files_but_lock);
     });
   }
   return found;

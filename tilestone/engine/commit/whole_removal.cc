@@ -1,0 +1,155 @@
+// The protocol:
+//
+//  1. The place is claimed, so that no save, repair or other removal is at work there. The caller
+//     looks once more whether what stands there is what it wants to remove.
+//  2. All names there are listed.
+//  3. A mark (kRemovedName) that lists them is put, if absent. From then on there is no checkpoint
+//     here for readers of ours, whatever its format: one put decides.
+//  4. The files that describe the checkpoint are removed, the switch first, and their removal is
+//     settled. From then on there is none for other programs.
+//  5. The other files of the list are removed, and settled.
+//  6. The mark is removed.
+//
+// A crash before step 3 changes nothing. After it, whoever claims the place next goes on at step 4
+// with the same list: the next pruning, gc, or a save that begins here. No save begins beside a
+// mark, so the list names no file of a later save. A mark that comes back after step 6 lists files
+// that are gone.
+//
+// A reader that has opened the checkpoint before gets an error for each file that is gone.
+//
+// Where there are no claims, the mark alone keeps two removals and later saves apart. A save that
+// had begun before is not seen, so the list then has none of its files (Storage::claim()).
+#include "tilestone/engine/commit/whole_removal_internal.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
+
+namespace tilestone::engine {
+namespace {
+
+struct Mark {
+  std::vector<std::string> describing, others;
+
+  Bytes encode() const {
+    ByteWriter writer;
+    for (const auto* names : {&describing, &others}) {
+      writer.varint(names->size());
+      for (const std::string& name : *names) writer.string(name);
+    }
+    return std::move(writer).take();
+  }
+  static Mark decode(ByteView bytes) {
+    ByteReader reader(bytes, std::string(kRemovedName));
+    Mark mark;
+    for (auto* names : {&mark.describing, &mark.others}) {
+      for (uint64_t count = reader.count(); count > 0; --count) {
+        names->emplace_back(reader.string());
+      }
+    }
+    reader.expect_end();
+    return mark;
+  }
+};
+
+std::optional<Mark> read_mark(Storage& place) {
+  const auto bytes = read_if_there(place, std::string(kRemovedName));
+  return bytes ? std::optional(Mark::decode(*bytes)) : std::nullopt;
+}
+
+// Without those that belong to saves of which the checkpoint has no file.
+void leave_other_saves(Storage& place, std::vector<std::string>& names) {
+  const ExistingCheckpoint existing = read_existing(place, torch_dist_format());
+  std::set<std::string> saves{existing.save_id};
+  for (const std::string& name : existing.files) {
+    if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
+  }
+  std::erase_if(names, [&](const std::string& name) {
+    const auto own = parse_tilestone_name(name);
+    return own && !saves.contains(own->save_id);
+  });
+}
+
+void remove_settled(Storage& place, const std::vector<std::string>& names) {
+  std::set<std::string> directories;
+  for (const std::string& name : names) {
+    const size_t slash = name.rfind('/');
+    directories.insert(slash == std::string::npos ? "" : name.substr(0, slash));
+  }
+  place.remove(names);
+  for (const std::string& directory : directories) {
+    try {
+      place.settle(directory);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound) throw;  // it is gone with its files
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> describing_files(Storage& storage, std::span<const std::string> names) {
+  std::vector<std::string> files = megatron_dialect()->index_files(names);
+  std::ranges::reverse(files);  // its mark, metadata.json, goes first
+  try {
+    if (const DetectedFormat found = detect(storage, names); found.format != nullptr) {
+      for (std::string& file : found.format->index_files(names)) files.push_back(std::move(file));
+    }
+  } catch (const Error& error) {  // what can't be read goes all the same
+    log(LogLevel::kDebug, std::string("the format of a removed checkpoint: ") + error.what());
+  }
+  for (const std::string& file : names) {
+    const auto own = parse_in_tilestone_directory(file);
+    if (own && own->kind == kManifestKind) files.push_back(file);
+  }
+  std::set<std::string> seen;
+  std::erase_if(files, [&](const std::string& file) { return !seen.insert(file).second; });
+  return files;
+}
+
+bool begin_removal(Storage& place, bool has_claim) {
+  std::vector<std::string> names = place.list();
+  std::erase(names, kLockName);
+  if (!has_claim) leave_other_saves(place, names);
+  if (names.empty() || contains_name(names, kRemovedName)) return false;
+  Mark mark{describing_files(place, names), {}};
+  const std::set<std::string> first(mark.describing.begin(), mark.describing.end());
+  std::erase_if(names, [&](const std::string& name) { return first.contains(name); });
+  mark.others = std::move(names);
+  return place.put(std::string(kRemovedName), mark.encode(), PutIf::kAbsent,
+                   temporary_name(random_save_id(), "removed"), Deadline::never());
+}
+
+std::optional<std::vector<std::string>> files_of_removal(Storage& place) {
+  auto mark = read_mark(place);
+  if (!mark) return std::nullopt;
+  std::vector<std::string> files = std::move(mark->describing);
+  files.insert(files.end(), mark->others.begin(), mark->others.end());
+  return files;
+}
+
+void finish_removal(Storage& place) {
+  const auto mark = read_mark(place);
+  if (!mark) return;
+  remove_settled(place, mark->describing);
+  remove_settled(place, mark->others);
+  place.remove(std::string(kRemovedName));
+}
+
+void end_removal(Storage& place) {
+  if (!place.stat(std::string(kRemovedName))) return;
+  const auto lock = lock_if_possible(place);
+  if (lock && *lock == nullptr) fail_under_way(place, "a removal", "try again when it has ended");
+  finish_removal(place);
+}
+
+}  // namespace tilestone::engine
