@@ -125,7 +125,7 @@ bool begin_removal(Storage& place, bool has_claim) {
   const std::set<std::string> first(mark.describing.begin(), mark.describing.end());
   std::erase_if(names, [&](const std::string& name) { return first.contains(name); });
   mark.others = std::move(names);
-  return place.put(std::string(kRemovedName), mark.encode(), PutIf::kAbsent,
+  return place.put(std::string(kRemovedName), mark.encode(), Condition::absent(),
                    temporary_name(random_save_id(), "removed"), Deadline::never());
 }
 

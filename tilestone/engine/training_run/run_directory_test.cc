@@ -245,7 +245,7 @@ TEST_F(Run, AStepWhoseRemovalHasBegunIsNoStepAndItsFilesAreRemovedByTheNextPruni
     EXPECT_FALSE(engine::begin_removal(gone.storage(), true));
     EXPECT_EQ(state_of("step-00000020"), StepState::kUnfinished) << kind;
     EXPECT_THAT(run().find(20)->problem, HasSubstr("it was removed"));
-    EXPECT_THROWS(Checkpoint::open(gone), ErrorCode::kNotFound, "gc");
+    expect_error([&] { Checkpoint::open(gone); }, ErrorCode::kNotFound, "gc");
     const LoggedWarnings warnings;
     EXPECT_EQ(run().newest()->step, 10u);
     EXPECT_EQ(run().find_leftovers().size(), gone.storage().list().size() - 1) << "all but the lock";
