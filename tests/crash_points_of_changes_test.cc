@@ -1,6 +1,6 @@
 // Changes of an existing checkpoint, remove_keys(), repair() and the removal of a run's step, in
-// which the machine crashes at every storage call. What is left is the old checkpoint or the changed
-// one, and the same call completes it.
+// which the machine crashes at every storage call. What is left is the old checkpoint or the
+// changed one, and the same call completes it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -271,7 +271,7 @@ def test_a_kill_while_an_older_checkpoint_is_removed_leaves_none_that_is_half(
     save_run(tmp_path, 100, **more)
     _killed(_save_and_die, tmp_path, 200, (_saving._core, "remove_megatron_steps"), **more)
     assert iterations_of(tmp_path) == ["iter_0000100", "iter_0000200"] and load_run(tmp_path) == 200
-    # A kill after the rename leaves a hidden folder (see RunDirectory::remove).
+    # A kill of an older build leaves a hidden folder (see step_removal.cc).
     hidden = f".iter_0000200.tilestone-{uuid.uuid4()}"
     save_run(tmp_path, 300)
     (tmp_path / "iter_0000200").rename(tmp_path / hidden)

@@ -189,9 +189,9 @@ class RunDirectory {
   std::optional<uint64_t> best(const Best& best) const;
 
   // Removes the checkpoint of a step and its folder. A mark in the folder, put in one step, says
-  // that there is no checkpoint any more; then the files go, the index first. So after a crash there
-  // is either the checkpoint, or a leftover that gc knows. A process that reads the checkpoint gets
-  // an error. `may_go`: asked under the folder's lock; false: it stays.
+  // that there is no checkpoint any more; then the files go, the index first. So after a crash
+  // there is either the checkpoint, or a leftover that gc knows. A process that reads the
+  // checkpoint gets an error. `may_go`: asked under the folder's lock; false: it stays.
   Removed remove(const std::string& name,
                  const std::function<bool(Storage& folder)>& may_go = nullptr) const;
   // The same, unless the step was saved anew since it was looked at, which is logged.

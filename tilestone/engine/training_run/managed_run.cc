@@ -173,8 +173,8 @@ struct ManagedRun::State {
   bool is_last_saved = false;
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
   std::map<std::string, std::string> lost_saves = {};  // on rank 0, their save ids
-  std::shared_ptr<RunStep> begun = nullptr;           // of the last save
-  std::shared_ptr<const Inventory> before = nullptr;  // on rank 0, of the step before
+  std::shared_ptr<RunStep> begun = nullptr;            // of the last save
+  std::shared_ptr<const Inventory> before = nullptr;   // on rank 0, of the step before
   uint64_t before_step = 0;
   // Of the next save. The parent is the step that was saved or restored last; the run's id is made
   // by the first save that continues no step with one.

@@ -248,7 +248,8 @@ TEST_F(Run, AStepWhoseRemovalHasBegunIsNoStepAndItsFilesAreRemovedByTheNextPruni
     expect_error([&] { Checkpoint::open(gone); }, ErrorCode::kNotFound, "gc");
     const LoggedWarnings warnings;
     EXPECT_EQ(run().newest()->step, 10u);
-    EXPECT_EQ(run().find_leftovers().size(), gone.storage().list().size() - 1) << "all but the lock";
+    EXPECT_EQ(run().find_leftovers().size(), gone.storage().list().size() - 1)
+        << "all but the lock";
     save_step(30);
     std::map<std::string, StepInfo> known;
     EXPECT_THAT(run().prune(30, {}, known), ElementsAre(10));

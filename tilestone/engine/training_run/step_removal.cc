@@ -241,8 +241,8 @@ Removed RunDirectory::remove(const StepInfo& seen) const {
     StepInfo now;
     engine::read_lineage(folder, now);
     const bool is_same =
-        now.save_id.empty() || (may_have_manifest(seen.save_id) &&
-                                folder.stat(manifest_name(seen.save_id)).has_value());
+        now.save_id.empty() ||
+        (may_have_manifest(seen.save_id) && folder.stat(manifest_name(seen.save_id)).has_value());
     if (!is_same) log_kept(seen.name, location_.storage(), "it was saved anew meanwhile");
     return is_same;
   });
