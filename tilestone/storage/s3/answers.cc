@@ -11,6 +11,8 @@
 namespace tilestone::s3 {
 namespace {
 
+constexpr size_t kMaxMessage = 500;  // bytes
+
 // Of servers: names may have a prefix of a namespace.
 std::string_view local_name(const pugi::xml_node& node) {
   const std::string_view name = node.name();
@@ -23,6 +25,15 @@ pugi::xml_node child(const pugi::xml_node& node, std::string_view name) {
 
 std::string text(const pugi::xml_node& node, std::string_view name) {
   return child(node, name).text().get();
+}
+
+// For a message: servers may write as much as they like.
+std::string short_text(const pugi::xml_node& node, std::string_view name) {
+  std::string found = text(node, name);
+  if (found.size() <= kMaxMessage) return found;
+  found.resize(kMaxMessage);
+  while (!found.empty() && static_cast<signed char>(found.back()) < 0) found.pop_back();
+  return found;
 }
 
 bool load(pugi::xml_document& document, std::string_view xml) {
@@ -68,6 +79,10 @@ void for_each(const pugi::xml_node& parent, std::string_view name, const Take& t
   }
 }
 
+[[noreturn]] void throw_no_next() {
+  throw Error(ErrorCode::kCorrupt, "a page of a list does not say what follows");
+}
+
 std::string written(const pugi::xml_document& document) {
   std::ostringstream out;
   document.save(out, "", pugi::format_raw | pugi::format_no_declaration);
@@ -90,7 +105,7 @@ Refusal parse_refusal(std::string_view xml) {
     error = child(response, "Error");
     id = text(response, "RequestId");
   }
-  return {text(error, "Code"), text(error, "Message"), id, text(error, "Region")};
+  return {short_text(error, "Code"), short_text(error, "Message"), id, text(error, "Region")};
 }
 
 bool is_document(std::string_view xml) {
@@ -112,8 +127,7 @@ ListPage parse_list(std::string_view xml) {
   });
   if (text(list, "IsTruncated") != "true") return page;
   page.next = text(list, "NextContinuationToken");
-  if (page.next.empty())
-    throw Error(ErrorCode::kCorrupt, "a page of a list does not say what follows");
+  if (page.next.empty()) throw_no_next();
   return page;
 }
 
@@ -129,6 +143,7 @@ UploadPage parse_uploads(std::string_view xml) {
   if (text(list, "IsTruncated") == "true") {
     page.next =
         Upload{name_text(list, "NextKeyMarker", encoded), text(list, "NextUploadIdMarker"), ""};
+    if (page.next->key.empty()) throw_no_next();
   }
   return page;
 }
@@ -144,14 +159,18 @@ std::string parse_upload_id(std::string_view xml) {
 std::optional<std::string> parse_completed(std::string_view xml) {
   if (!parse_refusal(xml).code.empty()) return std::nullopt;
   pugi::xml_document document;
-  return quoted_etag(text(root(document, xml, "CompleteMultipartUploadResult"), "ETag"));
+  std::string etag =
+      quoted_etag(text(root(document, xml, "CompleteMultipartUploadResult"), "ETag"));
+  if (etag.empty())
+    throw Error(ErrorCode::kCorrupt, "the store has completed an upload without an ETag");
+  return etag;
 }
 
 std::vector<NotDeleted> parse_deleted(std::string_view xml) {
   pugi::xml_document document;
   std::vector<NotDeleted> out;
   for_each(root(document, xml, "DeleteResult"), "Error", [&](const pugi::xml_node& each) {
-    out.push_back({text(each, "Key"), text(each, "Code"), text(each, "Message")});
+    out.push_back({text(each, "Key"), short_text(each, "Code"), short_text(each, "Message")});
   });
   return out;
 }

@@ -74,6 +74,22 @@ TEST(Answers, Uploads) {
   EXPECT_EQ(page.next, (Upload{"k", "u", ""}));
 }
 
+TEST(Answers, ListsThatDoNotSayWhatFollowsAreErrors) {
+  EXPECT_EQ(error_of([] {
+              parse_uploads(
+                  "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>"
+                  "</ListMultipartUploadsResult>");
+            }).code(),
+            ErrorCode::kCorrupt);
+}
+
+TEST(Answers, MessagesAreCut) {
+  std::string message(499, 'a');
+  for (int i = 0; i < 1000; ++i) message += "\xc3\xa9";
+  const std::string xml = "<Error><Code>C</Code><Message>" + message + "</Message></Error>";
+  EXPECT_EQ(parse_refusal(xml).message, std::string(499, 'a'));
+}
+
 TEST(Answers, CompletionMayBeARefusal) {
   EXPECT_EQ(parse_completed("<CompleteMultipartUploadResult><ETag>\"e\"</ETag>"
                             "</CompleteMultipartUploadResult>"),

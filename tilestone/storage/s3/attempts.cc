@@ -23,9 +23,9 @@ constexpr seconds kSkew{240};  // stores accept 15 minutes
 // The status of an error that stands in the body of a 200.
 int status_of(std::string_view code) {
   if (code == "PreconditionFailed") return 412;
-  if (code == "NoSuchUpload") return 404;
-  if (code == "ConditionalRequestConflict" || code == "OperationAborted") return 409;
-  return code == "InternalError" || code == "ServiceUnavailable" || code == "SlowDown" ? 503 : 400;
+  if (code == "NoSuchUpload" || code == "NoSuchKey") return 404;
+  if (code == "AccessDenied") return 403;
+  return is_passing_code(code) ? 503 : 400;
 }
 
 std::string host_of(const std::string& origin) { return origin.substr(origin.find("://") + 3); }
@@ -113,7 +113,7 @@ void Attempts::check() {
 }
 
 HttpRequest Attempts::next() {
-  ++attempts_;
+  if (++attempts_ == 1) begun_ = Deadline::Clock::now();
   return place_.signed_request(request_, used_);
 }
 
@@ -164,7 +164,7 @@ Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
 }
 
 bool Attempts::gives_up_contact(const HttpAnswer& answer) const {
-  return answer.failure == Failure::kUnreachable && !place_.has_answered &&
+  return answer.failure != Failure::kNone && !place_.has_answered && attempts_ > 1 &&
          Deadline::Clock::now() - begun_ > place_.config.first_contact;
 }
 

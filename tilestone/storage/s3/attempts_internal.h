@@ -41,11 +41,13 @@ struct Request {
 // "PutObject s3://bucket/key".
 std::string name_of(const Request& request, const std::string& bucket);
 
+// Of a refusal that another attempt may not get.
+bool is_passing_code(std::string_view code);
 // What an answer is good for.
 enum class Verdict {
   kDone,
   kAgain,        // after a pause, until the deadline
-  kDamaged,      // the store has found damage on the way: again, a few times
+  kDamaged,      // on its way to the store or back: again, a few times
   kCredentials,  // they have expired
   kRegion,       // the bucket is elsewhere
   kClock,        // this machine's clock is wrong
@@ -115,7 +117,7 @@ class Attempts : public Exchange {
   Place& place_;
   const Request request_;
   const Deadline deadline_;
-  const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
+  Deadline::Clock::time_point begun_;  // the first attempt
   std::minstd_rand chance_{std::random_device{}()};
   int attempts_ = 0, damaged_ = 0, corrections_ = 0;
   std::string problem_;  // of the last attempt, in words

@@ -1,5 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -61,19 +64,23 @@ std::optional<std::string> put_abc(Client& client, const Condition& condition = 
 }
 
 TEST(Attempts, WhatPassesIsTriedAgain) {
+  ServedAnswer timeout = refusal(400, "RequestTimeout");
+  timeout.headers["x-amz-bucket-region"] = "us-east-1";  // where it was sent to
   Script script({refusal(503, "SlowDown"),
                  refusal(500, "InternalError"),
                  refusal(502, ""),
                  refusal(429, "TooManyRequests"),
                  refusal(409, "OperationAborted"),
                  refusal(408, ""),
-                 refusal(400, "RequestTimeout"),
+                 refusal(400, "ThrottlingException"),
+                 refusal(403, "RequestLimitExceeded"),
+                 timeout,
                  {.cut_after = 0},
                  {.headers = {{"content-length", "100"}}, .cut_after = 60},
                  kStored});
   Client client = script.client();
   EXPECT_EQ(put_abc(client), "\"e\"");
-  EXPECT_EQ(script.seen().size(), 10u);
+  EXPECT_EQ(script.seen().size(), 12u);
   for (const ServedRequest& request : script.seen()) {
     EXPECT_EQ(request.body, "abc");
     EXPECT_EQ(request.target, "/bucket/k");
@@ -106,6 +113,47 @@ TEST(Attempts, MissingObjectIsAResultAndMissingBucketAnError) {
   EXPECT_FALSE(client.get_whole("k", soon()).wait());
   EXPECT_THAT(error_of([&] { client.get_whole("k", soon()).wait(); }),
               IsError(ErrorCode::kNotFound, "", "NoSuchBucket"));
+}
+
+TEST(Attempts, A404WithoutACodeIsAGateways) {
+  const ServedAnswer gateway = {.status = 404, .body = "default backend - 404"};
+  Script back({gateway, {.body = "x"}});
+  Client client = back.client();
+  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  Script lasting({gateway});
+  Client other = lasting.client();
+  EXPECT_THAT(error_of([&] { other.get_whole("k", soon()).wait(); }),
+              IsError(ErrorCode::kIo, "", "404"));
+  EXPECT_EQ(lasting.seen().size(), 3u);
+  // The answer to HEAD does not show it.
+  EXPECT_EQ(error_of([&] { other.head("k", false, soon()).wait(); }).code(), ErrorCode::kIo);
+  Script none({refusal(404, "NoSuchKey")});
+  EXPECT_FALSE(none.client().head("k", false, soon()).wait());
+}
+
+TEST(Attempts, AnswersThatWereCutAreNone) {
+  const ServedAnswer cut = {.cut_after = 20, .ends_quietly = true};
+  const ServedAnswer no_length = {
+      .headers = {{"content-length", ""}}, .body = "abc", .cut_after = 45, .ends_quietly = true};
+  Script script({cut, kStored, cut, {.body = "x"}, cut, {.body = "123"}, no_length, {.body = "x"}});
+  Client client = script.client();
+  EXPECT_EQ(put_abc(client), "\"e\"");
+  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  EXPECT_EQ(client.head("k", false, soon()).wait()->size, 3u);
+  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  EXPECT_EQ(script.seen().size(), 8u);
+}
+
+TEST(Attempts, WithoutAnEtagThereIsNoConditionOnOne) {
+  Script script({{.headers = {{"etag", ""}}}});
+  Client client = script.client();
+  EXPECT_THAT(error_of([&] { put_abc(client); }), IsError(ErrorCode::kIo, "", "no ETag"));
+  EXPECT_EQ(script.seen().size(), 3u);
+  EXPECT_EQ(error_of([&] { put_abc(client, Condition::has("")); }).code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error_of([&] { client.remove_if("k", "", soon()); }).code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(script.seen().size(), 3u);
 }
 
 TEST(Attempts, ExpiredCredentialsAreFoundAgainOnce) {
@@ -217,6 +265,28 @@ TEST(Attempts, EndpointThatHasNeverAnsweredIsGivenUp) {
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
 }
 
+// Its packets get no answer, as behind a firewall.
+TEST(Attempts, EndpointThatDoesNotConnectIsGivenUp) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ::bind(listener, any, size);
+  ::listen(listener, 0);
+  ::getsockname(listener, any, &size);
+  const int first = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ::connect(first, any, size);  // fills the queue, from which nobody takes it
+  Config config = quick_config("http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)));
+  config.connect = config.first_contact = milliseconds(50);
+  const Error error =
+      error_of([&] { Client(config, "bucket").get_whole("k", Deadline::never()).wait(); });
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
+  ::close(first);
+  ::close(listener);
+}
+
 TEST(Attempts, ManyAreInProgressOnFewConnections) {
   constexpr int kInProgress = 8;
   std::atomic<int> now = 0, most = 0;
@@ -262,6 +332,11 @@ TEST(Attempts, RangesMustBeWhatWasAskedFor) {
   Client ignoring = whole.client();
   EXPECT_THAT(error_of([&] { ignoring.get("k", 2, bytes, "", soon()).wait(); }),
               IsError(ErrorCode::kIo, "", "longer than what was asked for"));
+  Script others({range("bytes 0-3/9", "abcd"), {.body = "abcd"}});
+  Client wrong = others.client();
+  EXPECT_THAT(error_of([&] { wrong.get("k", 2, bytes, "", soon()).wait(); }),
+              IsError(ErrorCode::kIo, "", "bytes=2-5 was asked for"));
+  wrong.get("k", 0, bytes, "", soon()).wait();
   EXPECT_THAT(error_of([&] { ignoring.get("k", 2, {}, "", soon()).wait(); }),
               IsError(ErrorCode::kInvalidArgument, ""));
 }
@@ -277,34 +352,47 @@ TEST(Attempts, DamageOnTheWayIsTriedAgainAFewTimes) {
   EXPECT_EQ(damaged.seen().size(), 3u);
 }
 
-// After an attempt that may have been executed, what is stored decides.
-TEST(Attempts, BrokenConditionAfterALostAnswerIsResolvedByTheBytes) {
-  const ServedAnswer head = {.headers = {{"etag", "\"mine\""}, {"content-length", "3"}}};
-  const auto bytes = [](const char* body) {
-    return ServedAnswer{.status = 206,
-                        .headers = {{"content-range", "bytes 0-2/3"}, {"etag", "\"mine\""}},
-                        .body = body};
+// An attempt may have been executed without an answer, so what is stored decides.
+TEST(Attempts, BrokenConditionIsResolvedByTheBytes) {
+  const auto bytes = [](const char* body, const char* range = "bytes 0-2/3") {
+    return ServedAnswer{
+        .status = 206, .headers = {{"content-range", range}, {"etag", "\"mine\""}}, .body = body};
   };
-  Script mine({{.cut_after = 0}, refusal(412, "PreconditionFailed"), head, bytes("abc")});
-  Client client = mine.client();
-  EXPECT_EQ(put_abc(client, Condition::absent()), "\"mine\"");
+  const ServedAnswer broken = refusal(412, "PreconditionFailed");
+  const auto put = [](Script& script, const Condition& condition) {
+    Client client = script.client();
+    return put_abc(client, condition);
+  };
+  Script mine({{.cut_after = 0}, broken, bytes("abc")});
+  EXPECT_EQ(put(mine, Condition::absent()), "\"mine\"");
   EXPECT_EQ(mine.seen()[1].headers["if-none-match"], "*");
-  Script others({refusal(500, "InternalError"), refusal(412, ""), head, bytes("xyz")});
-  Client other = others.client();
-  EXPECT_EQ(put_abc(other, Condition::absent()), std::nullopt);
-  Script at_once({refusal(412, "")});
-  Client sure = at_once.client();
-  EXPECT_EQ(put_abc(sure, Condition::has("\"e\"")), std::nullopt);
-  EXPECT_EQ(at_once.seen().size(), 1u);
-  EXPECT_EQ(at_once.seen()[0].headers["if-match"], "\"e\"");
+  Script by_gateway({broken, bytes("abc")});
+  EXPECT_EQ(put(by_gateway, Condition::absent()), "\"mine\"");
+  for (const ServedAnswer& other : {bytes("xyz"),
+                                    bytes("abc", "bytes 0-2/5"),
+                                    bytes("ab", "bytes 0-1/2"),
+                                    {.body = "ab"},
+                                    refusal(404, "NoSuchKey"),
+                                    refusal(416, "InvalidRange")}) {
+    Script script({broken, other});
+    EXPECT_EQ(put(script, Condition::has("\"e\"")), std::nullopt) << other.body;
+    EXPECT_EQ(script.seen()[0].headers["if-match"], "\"e\"");
+  }
+}
+
+TEST(Attempts, AProbeOfConditionsDoesNotLookAtTheBytes) {
+  Script script({refusal(412, "PreconditionFailed"), kStored});
+  Client client = script.client();
+  EXPECT_TRUE(client.refuses("k", {as_bytes("abc")}, Condition::absent(), soon()).wait());
+  EXPECT_FALSE(client.refuses("k", {as_bytes("abc")}, Condition::absent(), soon()).wait());
+  EXPECT_EQ(script.seen().size(), 2u);
 }
 
 TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
-  const std::vector<Part> parts = {{1, "\"a\"", 0xcbf43926u, 9}};
-  const auto head = [](const char* crc32) {
-    return ServedAnswer{.headers = {{"etag", "\"whole-1\""},
-                                    {"content-length", "9"},
-                                    {"x-amz-checksum-crc32", crc32}}};
+  std::vector<Part> parts = {{1, "\"d41d8cd98f00b204e9800998ecf8427e\"", 0xcbf43926u, 9}};
+  const auto head = [](const char* crc32, const char* etag = "\"whole-1\"") {
+    return ServedAnswer{
+        .headers = {{"etag", etag}, {"content-length", "9"}, {"x-amz-checksum-crc32", crc32}}};
   };
   const auto complete = [&](Script& script) {
     Client client = script.client();
@@ -313,8 +401,14 @@ TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
   const ServedAnswer gone = refusal(404, "NoSuchUpload"), inside = refusal(200, "InternalError");
   Script whole({inside, gone, head("y/Q5Jg==")});
   EXPECT_EQ(complete(whole), "\"whole-1\"");
-  Script cut({{.body = "<CompleteMultipartUploadResult><ETag>"}, gone, head("")});
-  EXPECT_EQ(complete(cut), "\"whole-1\"");
+  const ServedAnswer half = {.body = "<CompleteMultipartUploadResult><ETag>"};
+  const char* const of_parts = "\"59adb24ef3cdbe0297f05b395827453f-1\"";
+  Script cut({half, gone, head("", of_parts)});
+  EXPECT_EQ(complete(cut), of_parts);
+  Script same_size({half, gone, head("")});
+  EXPECT_EQ(error_of([&] { complete(same_size); }).code(), ErrorCode::kNotFound);
+  Script none({refusal(200, "NoSuchKey"), refusal(404, "NoSuchKey")});
+  EXPECT_EQ(complete(none), std::nullopt);
   Script others({inside, gone, head("AAAAAA==")});
   EXPECT_THAT(error_of([&] { complete(others); }),
               IsError(ErrorCode::kNotFound, "", "NoSuchUpload"));
@@ -327,12 +421,31 @@ TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
 }
 
 TEST(Attempts, RemovalAfterALostAnswerIsDone) {
-  Script lost({{.cut_after = 0}, refusal(412, ""), refusal(404, "")});
-  Client client = lost.client();
-  EXPECT_TRUE(client.remove_if("k", "\"e\"", soon()).wait());
-  Script changed({refusal(412, ""), {.headers = {{"etag", "\"f\""}}}});
-  Client other = changed.client();
-  EXPECT_FALSE(other.remove_if("k", "\"e\"", soon()).wait());
+  const ServedAnswer other = {.headers = {{"etag", "\"f\""}}};
+  const auto remove = [](Script& script) {
+    return script.client().remove_if("k", "\"e\"", soon()).wait();
+  };
+  Script lost({kStored, {.cut_after = 0}, refusal(412, ""), refusal(404, "NoSuchKey")});
+  EXPECT_TRUE(remove(lost));
+  Script changed({kStored, refusal(412, ""), other});
+  EXPECT_FALSE(remove(changed));
+  Script another({other});  // of a store that ignores the condition
+  EXPECT_FALSE(remove(another));
+  EXPECT_EQ(another.seen().size(), 1u);
+}
+
+TEST(Attempts, RemovalOfManyGoesOnWhileKeysAreRefusedForNow) {
+  const auto answer = [](const char* code) {
+    return ServedAnswer{.body = std::string("<DeleteResult><Error><Key>a</Key><Code>") + code +
+                                "</Code></Error></DeleteResult>"};
+  };
+  Script script({answer("SlowDown"), answer("InternalError"), answer("AccessDenied")});
+  Client client = script.client();
+  const auto refused = client.remove({"a", "b"}, soon()).wait();
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_EQ(refused[0].code, "AccessDenied");
+  EXPECT_EQ(script.seen().size(), 3u);
+  EXPECT_EQ(error_of([&] { client.remove({"a\rb"}, soon()); }).code(), ErrorCode::kInvalidArgument);
 }
 
 TEST(Attempts, HeadersOfTheVariableGoWithTheirRequests) {
@@ -384,6 +497,16 @@ TEST(Attempts, ProxiesOfTheEnvironmentAreUsed) {
   ::unsetenv("http_proxy");
   EXPECT_EQ(proxy.seen()[0].target, "http://store.invalid/bucket/k");
   EXPECT_EQ(proxy.seen()[0].headers["host"], "store.invalid");
+}
+
+TEST(Attempts, ProxysPasswordIsNotShown) {
+  ::setenv("http_proxy", "foo://u:CANARY@h:1", 1);
+  Config config = quick_config("http://store.invalid");
+  config.first_contact = milliseconds(1);
+  const Error error = error_of([&] { Client(config, "bucket").get_whole("k", soon()).wait(); });
+  ::unsetenv("http_proxy");
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "Unsupported proxy scheme"));
+  EXPECT_THAT(error.what(), Not(HasSubstr("CANARY")));
 }
 
 }  // namespace attempts_test

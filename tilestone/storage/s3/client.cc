@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
@@ -31,11 +31,11 @@ constexpr Action kUploads = {"ListMultipartUploads", "s3:ListBucketMultipartUplo
 
 constexpr const char* kCrc32Header = "x-amz-checksum-crc32";
 
-std::string content_md5(std::string_view text) {
+std::array<std::byte, MD5_DIGEST_LENGTH> md5(ByteView bytes) {
   std::array<std::byte, MD5_DIGEST_LENGTH> digest;
-  MD5(reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+  MD5(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
       reinterpret_cast<unsigned char*>(digest.data()));
-  return base64(digest);
+  return digest;
 }
 
 size_t size_of(const std::vector<ByteView>& body) {
@@ -55,6 +55,18 @@ bool same_bytes(ByteView stored, const std::vector<ByteView>& body) {
 
 bool succeeded(const Answer& answer) { return answer.http.status / 100 == 2; }
 std::string etag_of(const Answer& answer) { return answer.http.header("etag"); }
+
+// Whether a request could be about another key than this one: XML has no control characters.
+void check_key(const std::string& key) {
+  if (std::ranges::none_of(key, [](char c) { return static_cast<unsigned char>(c) < ' '; })) return;
+  throw Error(ErrorCode::kInvalidArgument, "a key has a control character").with_file(key);
+}
+
+Request range_of(const std::string& key, uint64_t offset, MutableByteView into) {
+  Request request = {.action = kGet, .method = "GET", .key = key, .into = into};
+  request.headers["range"] = fmt::format("bytes={}-{}", offset, offset + into.size() - 1);
+  return request;
+}
 
 ObjectInfo info_of(const HttpAnswer& answer) {
   ObjectInfo info = {.etag = answer.header("etag"), .crc32 = answer.header(kCrc32Header)};
@@ -77,6 +89,35 @@ std::vector<std::string> possible_checksums(const std::vector<Part>& parts) {
           base64_crc32(whole)};
 }
 
+// The ETag of an object of these parts, if theirs are MD5: the MD5 of these and their number.
+std::string possible_etag(const std::vector<Part>& parts) {
+  std::string sums;
+  for (const Part& part : parts) {
+    std::string escaped;
+    const std::string digits = part.etag.substr(part.etag.starts_with('"'), 32);
+    for (size_t at = 0; at < digits.size(); at += 2) escaped += "%" + digits.substr(at, 2);
+    sums += url_decode(escaped);
+  }
+  if (sums.size() != parts.size() * MD5_DIGEST_LENGTH) return "none";
+  return fmt::format("\"{}-{}\"", hex(md5(as_bytes(sums))), parts.size());
+}
+
+void expect_etag(const std::string& etag) {
+  if (etag.empty()) throw Error(ErrorCode::kInvalidArgument, "a condition with an empty ETag");
+}
+
+void add_condition(Request& request, const Condition& condition) {
+  if (condition.is_always()) return;
+  request.accepted = {412};
+  if (condition.is_absent()) {
+    request.headers["if-none-match"] = "*";
+  } else {
+    expect_etag(condition.tag());
+    request.headers["if-match"] = condition.tag();
+    request.accepted.push_back(404);  // there is no object that could have the tag
+  }
+}
+
 void add_crc32(Request& request, std::optional<uint32_t> crc32) {
   if (crc32) request.headers[kCrc32Header] = base64_crc32(*crc32);
 }
@@ -87,7 +128,8 @@ void add_crc32(Request& request, std::optional<uint32_t> crc32) {
 struct Client::Live {
   Live(const Config& config, const std::string& bucket)
       : place(config, bucket),
-        http({.ca_bundle = config.ca_bundle, .stall = config.stall}, config.in_progress) {}
+        http({.ca_bundle = config.ca_bundle, .stall = config.stall, .connect = config.connect},
+             config.in_progress) {}
 
   Place place;
   Http http;
@@ -101,59 +143,73 @@ Client::Client(Config config, std::string bucket)
 Client::~Client() = default;
 
 std::shared_ptr<Attempts> Client::start(Request request, const Deadline& deadline) {
+  check_key(request.key);
   Live& live = live_->get();
   auto attempts = std::make_shared<Attempts>(live.place, std::move(request), deadline);
   live.http.start(attempts);
   return attempts;
 }
 
-void Client::add_condition(Request& request, const Condition& condition) const {
-  if (condition.is_always()) return;
-  request.accepted = {412};
-  if (condition.is_absent()) {
-    request.headers["if-none-match"] = "*";
-  } else {
-    request.headers["if-match"] = condition.tag();
-    request.accepted.push_back(404);  // there is no object that could have the tag
-  }
+Request Client::put_request(const std::string& key, const std::vector<ByteView>& body,
+                            const Condition& condition) const {
+  Request request = {.action = kPut, .method = "PUT", .key = key, .body = body};
+  request.headers = config_.new_object;
+  add_condition(request, condition);
+  return request;
 }
 
 Pending<MaybeEtag> Client::put(const std::string& key, std::vector<ByteView> body,
                                const Condition& condition, std::optional<uint32_t> crc32,
                                const Deadline& deadline) {
-  Request request = {.action = kPut, .method = "PUT", .key = key, .body = body};
-  request.headers = config_.new_object;
+  Request request = put_request(key, body, condition);
   add_crc32(request, crc32);
-  add_condition(request, condition);
   const auto finish = [this, key, body, deadline](const Answer& answer) {
-    if (succeeded(answer)) return std::optional(etag_of(answer));
-    return answer.repeated ? stored(key, body, deadline) : std::nullopt;
+    return succeeded(answer) ? std::optional(etag_of(answer)) : stored(key, body, deadline);
   };
   return {start(std::move(request), deadline), finish};
+}
+
+Pending<bool> Client::refuses(const std::string& key, std::vector<ByteView> body,
+                              const Condition& condition, const Deadline& deadline) {
+  return {start(put_request(key, body, condition), deadline),
+          [](const Answer& answer) { return !succeeded(answer); }};
 }
 
 // The ETag of the object if it has these bytes.
 MaybeEtag Client::stored(const std::string& key, const std::vector<ByteView>& body,
                          const Deadline& deadline) {
-  const auto info = head(key, false, deadline).wait();
-  if (!info || info->size != size_of(body)) return std::nullopt;
-  Bytes bytes(info->size);
-  if (!bytes.empty()) get(key, 0, bytes, info->etag, deadline).wait();
-  return same_bytes(bytes, body) ? std::optional(info->etag) : std::nullopt;
+  Bytes bytes(size_of(body));
+  if (bytes.empty()) {
+    const auto info = head(key, false, deadline).wait();
+    return info && info->size == 0 ? std::optional(info->etag) : std::nullopt;
+  }
+  Request request = range_of(key, 0, bytes);
+  request.accepted = {404, 416};  // 416: it is empty
+  const HttpAnswer answer = start(std::move(request), deadline)->wait().http;
+  const std::string range = answer.header("content-range");
+  const bool is_whole = range.empty() || range.ends_with(fmt::format("/{}", bytes.size()));
+  const bool is_same = answer.status / 100 == 2 && answer.received == bytes.size() && is_whole &&
+                       same_bytes(bytes, body);
+  return is_same ? std::optional(answer.header("etag")) : std::nullopt;
 }
 
 Pending<std::string> Client::get(const std::string& key, uint64_t offset, MutableByteView into,
                                  const std::string& etag, const Deadline& deadline) {
   if (into.empty()) throw Error(ErrorCode::kInvalidArgument, "a read of no bytes").with_file(key);
-  Request request = {.action = kGet, .method = "GET", .key = key, .into = into};
-  request.headers["range"] = fmt::format("bytes={}-{}", offset, offset + into.size() - 1);
+  Request request = range_of(key, offset, into);
   if (!etag.empty()) request.headers["if-match"] = etag;
   // Some stores ignore the condition.
-  const auto finish = [this, key, etag](const Answer& answer) {
+  const auto finish = [this, key, offset, into, etag](const Answer& answer) {
     const std::string found = etag_of(answer);
-    if (etag.empty() || found == etag) return found;
-    throw Error(ErrorCode::kMismatch, fmt::format("s3://{}/{} has the ETag {}, and {} was expected",
-                                                  bucket_, key, found, etag));
+    if (!etag.empty() && found != etag) {
+      throw Error(ErrorCode::kMismatch,
+                  fmt::format("s3://{}/{} has the ETag {}, and {} was expected", bucket_, key,
+                              found, etag));
+    }
+    if (answer.http.received == into.size()) return found;
+    throw Error(ErrorCode::kIo,
+                fmt::format("s3://{}/{} is too short: {} bytes were expected at {}, {} found",
+                            bucket_, key, into.size(), offset, answer.http.received));
   };
   return {start(std::move(request), deadline), finish};
 }
@@ -172,10 +228,22 @@ Pending<std::optional<ObjectInfo>> Client::head(const std::string& key, bool che
                                                 const Deadline& deadline) {
   Request request = {.action = kHead, .method = "HEAD", .key = key, .accepted = {404}};
   if (checksum) request.headers["x-amz-checksum-mode"] = "ENABLED";
-  const auto finish = [](const Answer& answer) {
-    return succeeded(answer) ? std::optional(info_of(answer.http)) : std::nullopt;
+  const auto finish = [this, key, deadline](const Answer& answer) -> std::optional<ObjectInfo> {
+    if (succeeded(answer)) return info_of(answer.http);
+    // Without the id of a request it may be a gateway's, whose answer to GET shows that.
+    if (answer.http.header("x-amz-request-id").empty()) expect_none(key, deadline);
+    return std::nullopt;
   };
   return {start(std::move(request), deadline), finish};
+}
+
+void Client::expect_none(const std::string& key, const Deadline& deadline) {
+  Bytes one(1);
+  Request request = range_of(key, 0, one);
+  request.accepted = {404, 416};
+  if (start(std::move(request), deadline)->wait().http.status == 404) return;
+  throw Error(ErrorCode::kIo,
+              fmt::format("HEAD s3://{}/{} says 404, but there is such an object", bucket_, key));
 }
 
 Pending<ListPage> Client::list(const ListRequest& list, const Deadline& deadline) {
@@ -200,20 +268,26 @@ Pending<std::vector<NotDeleted>> Client::remove(const std::vector<std::string>& 
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} keys to remove; 1 to {} were expected",
                                                          keys.size(), kMaxKeysToRemove));
   }
+  std::ranges::for_each(keys, check_key);
   Request request = {.action = kRemoveMany, .method = "POST", .query = {{"delete", ""}}};
   request.answers_xml = true;
   request.document = delete_document(keys);
-  request.headers["content-md5"] = content_md5(request.document);
+  request.headers["content-md5"] = base64(md5(as_bytes(request.document)));
   return {start(std::move(request), deadline),
           [](const Answer& answer) { return parse_deleted(answer.http.body); }};
 }
 
 Pending<bool> Client::remove_if(const std::string& key, const std::string& etag,
                                 const Deadline& deadline) {
-  Request request = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
-  request.headers["if-match"] = etag;
-  const auto finish = [this, key, deadline](const Answer& answer) {
-    return answer.http.status != 412 || !head(key, false, deadline).wait().has_value();
+  expect_etag(etag);
+  Request request = {.action = kHead, .method = "HEAD", .key = key, .accepted = {404}};
+  const auto finish = [this, key, etag, deadline](const Answer& answer) {
+    if (!succeeded(answer)) return true;
+    if (etag_of(answer) != etag) return false;
+    Request removal = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
+    removal.headers["if-match"] = etag;
+    return start(std::move(removal), deadline)->wait().http.status != 412 ||
+           !head(key, false, deadline).wait();
   };
   return {start(std::move(request), deadline), finish};
 }
@@ -247,12 +321,10 @@ Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& i
   request.headers["content-type"] = "application/xml";
   add_condition(request, condition);
   request.accepted.push_back(404);
-  const auto finish = [this, key, id, parts = std::move(parts),
+  const auto finish = [this, key, parts = std::move(parts),
                        deadline](const Answer& answer) -> MaybeEtag {
     if (succeeded(answer)) return parse_completed(answer.http.body);
-    if (answer.repeated) {
-      if (const auto etag = completed(key, parts, deadline)) return etag;
-    }
+    if (const auto etag = completed(key, parts, deadline)) return etag;
     const Refusal refusal = parse_refusal(answer.http.body);
     if (answer.http.status == 412 || refusal.code == "NoSuchKey") return std::nullopt;
     throw refused({.action = kComplete, .key = key}, bucket_, answer.http, refusal);
@@ -260,8 +332,8 @@ Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& i
   return {start(std::move(request), deadline), finish};
 }
 
-// The ETag of the object if it is what these parts make: by its size, and by its checksum if the
-// store has kept one.
+// The ETag of the object if it is what these parts make: by its size, and by its checksum or, if
+// the store has kept none, its ETag.
 MaybeEtag Client::completed(const std::string& key, const std::vector<Part>& parts,
                             const Deadline& deadline) {
   const std::vector<std::string> checksums = possible_checksums(parts);
@@ -269,9 +341,9 @@ MaybeEtag Client::completed(const std::string& key, const std::vector<Part>& par
   uint64_t size = 0;
   for (const Part& part : parts) size += part.size;
   if (!info || info->size != size) return std::nullopt;
-  const bool differs = !info->crc32.empty() && !checksums.empty() &&
-                       std::ranges::find(checksums, info->crc32) == checksums.end();
-  return differs ? std::nullopt : std::optional(info->etag);
+  const bool is_same = std::ranges::find(checksums, info->crc32) != checksums.end() ||
+                       info->etag == possible_etag(parts);
+  return is_same ? std::optional(info->etag) : std::nullopt;
 }
 
 Pending<bool> Client::abort(const std::string& key, const std::string& id,
@@ -289,8 +361,13 @@ Pending<UploadPage> Client::uploads(const std::string& prefix, const std::option
     request.query.emplace_back("key-marker", after->key);
     if (!after->id.empty()) request.query.emplace_back("upload-id-marker", after->id);
   }
-  return {start(std::move(request), deadline),
-          [](const Answer& answer) { return parse_uploads(answer.http.body); }};
+  return {start(std::move(request), deadline), [after](const Answer& answer) {
+            UploadPage page = parse_uploads(answer.http.body);
+            if (page.next && page.next == after) {
+              throw Error(ErrorCode::kCorrupt, "a page of a list of uploads follows itself");
+            }
+            return page;
+          }};
 }
 
 }  // namespace tilestone::s3

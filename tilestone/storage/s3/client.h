@@ -6,12 +6,16 @@
 //
 // Errors name operation, bucket, key, status, the store's code and request id: kNotFound for 404,
 // kTimeout with the last problem, kUnsupported for 501, else kIo; 403 has EACCES and says which
-// permission is needed.
+// permission is needed. kInvalidArgument for keys with control characters and for an empty ETag as
+// a condition.
 //
 // **A lost answer.** An attempt whose answer is lost, or is an error, may have been executed, then
-// or later. If a conditional write then finds its condition broken, the stored bytes are compared
-// with those that it has sent; equal ones are its own. So writers that compete for a name must
-// write different bytes (an id).
+// or later; gateways, too, send requests again. So if a conditional write finds its condition
+// broken, the stored bytes are compared with those that it has sent; equal ones are its own.
+// Writers that compete for a name must write different bytes (an id).
+//
+// An answer that was cut or lacks what S3 always says (an ETag, a length, the range asked for, the
+// code of a 404) is no result: three of them are an error.
 //
 // Memory that a request sends or fills must stay until wait() has returned or the Pending is
 // destroyed, which ends the request first. A Client and its calls are thread-safe. It must outlive
@@ -103,6 +107,9 @@ class Client {
   Pending<MaybeEtag> put(const std::string& key, std::vector<ByteView> body,
                          const Condition& condition, std::optional<uint32_t> crc32,
                          const Deadline& deadline);
+  // Of a condition that does not hold: whether the store refuses to put under it. It may have none.
+  Pending<bool> refuses(const std::string& key, std::vector<ByteView> body,
+                        const Condition& condition, const Deadline& deadline);
 
   // Fills `into`, which must not be empty, with the bytes from `offset` on, and returns the
   // object's ETag. With an `etag` the object must have it, else kMismatch. kIo if the object is
@@ -118,11 +125,13 @@ class Client {
   // In the store's order, which is that of the keys' bytes on AWS.
   Pending<ListPage> list(const ListRequest& request, const Deadline& deadline);
 
-  // At most kMaxKeysToRemove. Absent keys count as removed. Returns those that were refused.
+  // At most kMaxKeysToRemove. Absent keys count as removed. Returns those that were refused, but
+  // not for now only.
   Pending<std::vector<NotDeleted>> remove(const std::vector<std::string>& keys,
                                           const Deadline& deadline);
   // False: the object has another ETag. An absent one counts as removed, because the answer to the
-  // attempt that has removed it may have been lost.
+  // attempt that has removed it may have been lost. It looks first, because many stores ignore the
+  // condition: there another object is removed if it is put between the look and the removal.
   Pending<bool> remove_if(const std::string& key, const std::string& etag,
                           const Deadline& deadline);
 
@@ -153,7 +162,9 @@ class Client {
                    const Deadline& deadline);
   MaybeEtag completed(const std::string& key, const std::vector<Part>& parts,
                       const Deadline& deadline);
-  void add_condition(Request& request, const Condition& condition) const;
+  Request put_request(const std::string& key, const std::vector<ByteView>& body,
+                      const Condition& condition) const;
+  void expect_none(const std::string& key, const Deadline& deadline);
 
   const Config config_;
   const std::string bucket_;

@@ -33,7 +33,8 @@ struct Config {
   std::chrono::milliseconds longest_pause{10'000};
   // An endpoint that has never answered is given up after this time.
   std::chrono::milliseconds first_contact{15'000};
-  std::chrono::seconds stall{60};  // a connection without a byte for so long is given up
+  std::chrono::milliseconds connect{10'000};  // to resolve the name and connect
+  std::chrono::seconds stall{60};             // a connection without a byte for so long is given up
 };
 
 // From AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_CA_BUNDLE,

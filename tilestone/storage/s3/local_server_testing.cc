@@ -58,9 +58,10 @@ ServedRequest parse_head(std::string_view head) {
 
 std::string encoded_answer(const ServedRequest& request, const ServedAnswer& answer) {
   std::string text = fmt::format("HTTP/1.1 {} Answer\r\n", answer.status);
-  for (const auto& [name, value] : answer.headers) text += fmt::format("{}: {}\r\n", name, value);
-  if (!answer.headers.contains("content-length")) {
-    text += fmt::format("content-length: {}\r\n", answer.body.size());
+  Headers headers = {{"content-length", std::to_string(answer.body.size())}, {"etag", "\"any\""}};
+  for (const auto& [name, value] : answer.headers) headers[name] = value;
+  for (const auto& [name, value] : headers) {
+    if (!value.empty()) text += fmt::format("{}: {}\r\n", name, value);
   }
   text += "\r\n";
   return request.method == "HEAD" ? text : text + answer.body;
@@ -131,6 +132,7 @@ bool LocalServer::serve_one(int connection, std::string& buffer) {
   const std::string text = encoded_answer(request, answer);
   if (!answer.cut_after) return send_all(connection, text);
   send_all(connection, std::string_view(text).substr(0, *answer.cut_after));
+  if (answer.ends_quietly) return false;
   pause(std::chrono::milliseconds(5));  // so that what was sent arrives before the reset
   reset(connection);
   return false;

@@ -28,9 +28,11 @@ struct ServedRequest {
 
 struct ServedAnswer {
   int status = 200;
+  // Besides these, a length and an ETag. One whose value is "" is left out.
   Headers headers = {};
   std::string body = {};
   std::optional<size_t> cut_after = {};  // bytes of the answer after which the connection is reset
+  bool ends_quietly = false;             // it is not reset then, but ends as after a whole answer
   std::chrono::milliseconds delay{0};    // before the answer
 };
 

@@ -16,6 +16,8 @@ namespace {
 
 constexpr long kReceiveBuffer = 512 << 10;  // bytes
 constexpr long kSendBuffer = 512 << 10;
+// CURLOPT_QUICK_EXIT of libcurl 7.87: who ends a request does not wait for its look-up of the name.
+constexpr auto kQuickExit = static_cast<CURLoption>(CURLOPTTYPE_LONG + 322);
 constexpr size_t kWorthAsking = 1 << 20;  // bytes; a server that does not know 100 costs a second
 
 // Programs that this process starts don't inherit connections.
@@ -61,7 +63,7 @@ CURL* Transfer::begin(HttpRequest request, bool ask_first) {
   request_ = std::move(request);
   answer_ = {};
   part_ = sent_ = 0;
-  too_long_ = false;
+  has_head_ = too_long_ = false;
   problem_.fill('\0');
   set(CURLOPT_URL, request_.url.c_str());
   set(CURLOPT_PATH_AS_IS, 1L);
@@ -105,6 +107,7 @@ void Transfer::set_headers(bool ask_first) {
 
 void Transfer::set_limits() {
   set(CURLOPT_NOSIGNAL, 1L);
+  set(kQuickExit, 1L);
   set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   set(CURLOPT_BUFFERSIZE, kReceiveBuffer);
   set(CURLOPT_UPLOAD_BUFFERSIZE, kSendBuffer);
@@ -119,19 +122,21 @@ void Transfer::set_limits() {
 
 HttpAnswer Transfer::end(CURLcode code) {
   answer_.failure = failure_of(code);
-  if (code != CURLE_OK) {
-    answer_.problem = problem_[0] != '\0' ? problem_.data() : curl_easy_strerror(code);
-    if (too_long_) answer_.problem = "the answer is longer than what was asked for";
-  }
+  if (answer_.failure != Failure::kNone) answer_.problem = problem_of(code);
   request_ = {};
   return std::exchange(answer_, {});
 }
 
 Failure Transfer::failure_of(CURLcode code) const {
   if (too_long_) return Failure::kPermanent;
+  long sent = 0;
   switch (code) {
     case CURLE_OK:
-      return Failure::kNone;
+      // For libcurl the end of a connection ends the head too.
+      return has_head_ ? Failure::kNone : Failure::kLost;
+    case CURLE_OPERATION_TIMEDOUT:
+      curl_easy_getinfo(handle_.get(), CURLINFO_REQUEST_SIZE, &sent);
+      return sent == 0 ? Failure::kUnreachable : Failure::kLost;
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:
@@ -147,6 +152,16 @@ Failure Transfer::failure_of(CURLcode code) const {
     default:
       return Failure::kLost;
   }
+}
+
+std::string Transfer::problem_of(CURLcode code) const {
+  if (too_long_) return "the answer is longer than what was asked for";
+  if (code == CURLE_OK) return "the connection ended within the head of the answer";
+  std::string text = problem_.data();
+  // A proxy's URL, which may contain a password.
+  if (text.starts_with("Unsupported proxy"))
+    text.resize(std::min(text.find(" for '"), text.size()));
+  return text.empty() || text.find('@') != std::string::npos ? curl_easy_strerror(code) : text;
 }
 
 size_t Transfer::send(MutableByteView out) {
@@ -183,9 +198,11 @@ void Transfer::take_header(std::string_view line) {
   if (line.starts_with("HTTP/")) {  // the first, or the one after "100 Continue"
     const size_t space = std::min(line.find(' '), line.size());
     answer_.headers.clear();
+    has_head_ = false;
     answer_.status = std::atoi(std::string(line.substr(space)).c_str());
     return;
   }
+  if (trimmed(line).empty()) has_head_ = answer_.status >= 200;
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos) return;
   answer_.headers[lower_case(line.substr(0, colon))] = trimmed(line.substr(colon + 1));

@@ -34,6 +34,7 @@ class Transfer {
   void set_headers(bool ask_first);
   void set_limits();
   Failure failure_of(CURLcode code) const;
+  std::string problem_of(CURLcode code) const;
 
   size_t send(MutableByteView out);
   size_t receive(ByteView bytes);
@@ -49,6 +50,7 @@ class Transfer {
   HttpRequest request_;
   HttpAnswer answer_;
   size_t part_ = 0, sent_ = 0;  // the next byte to send: of request_.body[part_]
+  bool has_head_ = false;       // whole
   bool too_long_ = false;
 };
 
