@@ -175,6 +175,22 @@ Bytes read_file(Storage& storage, const std::string& name, uint64_t max_size) {
   return bytes;
 }
 
+namespace {
+
+// Without bytes there is nothing that a crash could leave in part.
+bool put_empty(Storage& storage, const std::string& name) {
+  try {
+    storage.create(name)->close();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    return false;
+  }
+  storage.settle(std::string(parent_name(name)));
+  return true;
+}
+
+}  // namespace
+
 // The protocol, and what `name` holds after a crash during or after each step:
 //   1. create temp_name, which nobody else reads        the old content; temp_name is a leftover
 //                                                       with any content
@@ -193,13 +209,14 @@ bool Storage::put(const std::string& name, ByteView bytes, const Condition& cond
     throw Error(ErrorCode::kUnsupported, "a file can't be replaced here only if it has a tag")
         .with_file(name);
   }
-  prepare_publish(scratch, bytes, deadline);
+  if (bytes.empty() && condition.is_absent()) return put_empty(*this, name);
+  prepare_put(scratch, bytes, deadline);
   try {
-    publish_prepared(name, scratch, condition.is_always(), deadline);
-    return true;
-  } catch (const Error& error) {
+    const bool done = put_prepared(name, bytes, condition, scratch, deadline);
+    if (!done) discard_temporary(*this, scratch);
+    return done;
+  } catch (const Error&) {
     discard_temporary(*this, scratch);
-    if (condition.is_absent() && error.code() == ErrorCode::kAlreadyExists) return false;
     throw;
   }
 }
@@ -219,20 +236,31 @@ void Storage::rename(const std::string& from, const std::string& to, bool replac
 }
 
 // Steps 1 to 3.
-void Storage::prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline) {
+void Storage::prepare_put(const std::string& temp_name, ByteView bytes, Deadline deadline) {
   write_temporary(*this, temp_name, bytes, deadline);
 }
 
 // Steps 4 and 5.
-void Storage::publish_prepared(const std::string& name, const std::string& temp_name, bool replace,
-                               Deadline deadline) {
+bool Storage::put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
+                           const std::string& scratch, Deadline deadline) {
   check_file_name(name);
+  if (directories() == nullptr) {
+    const bool done = put(name, bytes, condition, scratch, deadline);
+    if (done) discard_temporary(*this, scratch);
+    return done;
+  }
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
         .with_file(name);
   }
-  rename(temp_name, name, replace);
+  try {
+    rename(scratch, name, condition.is_always());
+  } catch (const Error& error) {
+    if (condition.is_absent() && error.code() == ErrorCode::kAlreadyExists) return false;
+    throw;
+  }
   settle(std::string(parent_name(name)));
+  return true;
 }
 
 }  // namespace tilestone

@@ -240,13 +240,13 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // put(), with Error(kAlreadyExists) if `replace` is false and `name` exists.
   void publish(const std::string& name, const std::string& temp_name, ByteView bytes, bool replace,
                Deadline deadline);
-  // The two halves of the default put(), for a caller who must know which of them has failed. The
-  // first writes and syncs temp_name; if it fails, nothing is published, and the temporary file is
-  // removed if possible. The second renames it and syncs the directory; if it fails, the temporary
-  // file stays unless it has its new name.
-  void prepare_publish(const std::string& temp_name, ByteView bytes, Deadline deadline);
-  void publish_prepared(const std::string& name, const std::string& temp_name, bool replace,
-                        Deadline deadline);
+  // The two halves of a put(), for a caller who must know which of them has failed. The first
+  // writes and syncs the scratch file; if it fails, nothing is put, and the file is removed if
+  // possible. The second puts the same bytes; unless it returns true, the scratch file stays, or it
+  // has its new name.
+  void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
+  bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
+                    const std::string& scratch, Deadline deadline);
   // As Directories::rename_file(). Error(kUnsupported) without directories.
   void rename(const std::string& from, const std::string& to, bool replace);
   void remove(const std::string& name) { remove(std::span(&name, 1)); }

@@ -167,14 +167,16 @@ void publish_index(const Attempt& attempt, const Index& index, Deadline deadline
 bool publish_unless_there(const Attempt& attempt, const std::string& name,
                           const std::string& temp_name, ByteView bytes, Deadline deadline) {
   try {
-    attempt.location->prepare_publish(temp_name, bytes, deadline);
+    attempt.location->prepare_put(temp_name, bytes, deadline);
     expect_not_cleaned(attempt);
-    attempt.location->publish_prepared(name, temp_name, false, deadline);
-    return true;
+    if (attempt.location->put_prepared(name, bytes, Condition::absent(), temp_name, deadline)) {
+      return true;
+    }
   } catch (const Error& error) {
     remove_files(*attempt.location, std::vector{temp_name});
-    if (error.code() != ErrorCode::kAlreadyExists) throw;
+    if (error.code() != ErrorCode::kAlreadyExists) throw;  // the temporary file
   }
+  remove_files(*attempt.location, std::vector{temp_name});
   const size_t slash = name.rfind('/');
   attempt.location->settle(slash == std::string::npos ? "" : name.substr(0, slash));
   return false;

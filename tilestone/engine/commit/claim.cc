@@ -50,10 +50,11 @@ std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location)
     return claim_location(location);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
-    log(LogLevel::kWarning,
-        std::string("the location can't be locked, so nothing prevents two saves at the same time, "
-                    "and files that failed saves have left stay: ") +
-            error.what());
+    const bool are_apart = location.facts().put_if_tag;
+    log(are_apart ? LogLevel::kDebug : LogLevel::kWarning,
+        std::string("the location can't be locked, so ") +
+            (are_apart ? "" : "nothing keeps two saves apart that replace a checkpoint, and ") +
+            "files that failed saves have left stay: " + error.what());
     return std::nullopt;
   }
 }

@@ -1,6 +1,6 @@
 // Two saves, a cleaning and a reader at one place, whose storage calls follow one another in a
 // random order: at each call one of them is drawn to go on. Two saves into an empty place need no
-// lock.
+// lock, nor do two replacements where a put can ask for a tag.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +88,7 @@ void take_part(Turns& turns, int client, Outcomes& outcomes, const Work& work) {
   turns.end();
 }
 
-enum class Place { kEmpty, kEmptyWithoutLocks, kCheckpoint };
+enum class Place { kEmpty, kEmptyWithoutLocks, kCheckpoint, kNoObjects, kObjects };
 
 struct Round {
   Outcomes first, second, cleaning, reading;
@@ -96,8 +96,9 @@ struct Round {
 
 // What stands at the end is of one of the saves that did not fail.
 void play(Place place, uint64_t seed, Round& round) {
-  const bool exists = place == Place::kCheckpoint;
-  const auto memory = memory_storage();
+  const bool exists = place == Place::kCheckpoint || place == Place::kObjects;
+  const bool in_files = place != Place::kNoObjects && place != Place::kObjects;
+  const auto memory = in_files ? memory_storage() : memory_objects();
   const auto save_at = [&](const std::shared_ptr<Storage>& storage, int64_t value) {
     SaveOptions options;
     options.overwrite = exists;
@@ -146,7 +147,8 @@ TEST(Interleaved, TwoSavesACleaningAndAReaderLeaveOneWholeCheckpoint) {
   const LogLevel level = set_log_level(LogLevel::kOff);
   const auto first =
       kRounds * static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
-  for (const Place place : {Place::kEmpty, Place::kEmptyWithoutLocks, Place::kCheckpoint}) {
+  for (const Place place : {Place::kEmpty, Place::kEmptyWithoutLocks, Place::kCheckpoint,
+                            Place::kNoObjects, Place::kObjects}) {
     Round round;
     for (uint64_t seed = first; seed < first + kRounds && !HasFailure(); ++seed) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", place " +

@@ -105,6 +105,34 @@ bool needs_staging(Storage& location, const Standing& here, const SaveTerms& ter
   return !std::ranges::all_of(here.names, in_tilestone_directory) || location.parent();
 }
 
+void take_tags(Storage& location, const Standing& here, OldCheckpoint& old) {
+  if (here.found.format == nullptr) return;
+  std::vector<std::string> names = here.found.format->index_files(here.of_checkpoint);
+  for (std::string& name : here.found.dialect->index_files(here.of_checkpoint)) {
+    names.push_back(std::move(name));
+  }
+  const bool has_tags = location.facts().put_if_tag;
+  for (const std::string& name : names) {
+    const auto info = has_tags ? location.stat(name) : FileInfo{};
+    if (info) old.tags[name] = info->tag;
+  }
+}
+
+void forget_missing_tags(Storage& location, OldCheckpoint& old) {
+  if (location.facts().put_if_tag) return;
+  for (auto& [name, tag] : old.tags) {
+    if (std::exchange(tag, "").empty()) continue;
+    log(LogLevel::kWarning, "nothing keeps two saves apart that replace the checkpoint at " +
+                                location.describe() + ": a put can't ask for a tag there");
+  }
+}
+
+Condition condition_of(const OldCheckpoint& old, const SaveTerms& terms, const std::string& file) {
+  const auto stood = old.tags.find(file);
+  if (!terms.overwrite || stood == old.tags.end()) return Condition::absent();
+  return stood->second.empty() ? Condition::always() : Condition::has(stood->second);
+}
+
 std::vector<std::string> take_stock(Storage& location, const Standing& here, const SaveTerms& terms,
                                     OldCheckpoint& old) {
   old.notes = here.notes;

@@ -2,6 +2,7 @@
 // All of it follows from one look (look_at()).
 #pragma once
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -39,8 +40,18 @@ struct OldCheckpoint {
   // its note names them (leave_note()).
   std::set<std::string> saves;
   std::vector<std::string> own;  // all files with names of ours that stand there
+  // The files of its index that stand there, and their tags ("" where there are none).
+  std::map<std::string, std::string> tags;
   Notes notes;
 };
+// Adds the tags of what stands here to `old`. What is read of it later is what is replaced, or the
+// tag differs and nothing is.
+void take_tags(Storage& location, const Standing& here, OldCheckpoint& old);
+// Where the first put with a condition has shown that there are no tags (StorageFacts::put_if_tag):
+// forgets them.
+void forget_missing_tags(Storage& location, OldCheckpoint& old);
+// What must hold when a file of the new index is put.
+Condition condition_of(const OldCheckpoint& old, const SaveTerms& terms, const std::string& file);
 // Adds what stands here to `old`. Returns the leftovers: none if the checkpoint can't be read, or
 // has only lost its metadata. They go only once the new checkpoint exists.
 std::vector<std::string> take_stock(Storage& location, const Standing& here, const SaveTerms& terms,

@@ -229,6 +229,21 @@ bool Siblings::remove_unlocked(const Sibling& sibling) const {
   }
 }
 
+void expect_directories(Storage& location, const Format& format, bool is_empty) {
+  if (location.directories() != nullptr) return;
+  if (format.has_fixed_names()) {
+    throw Error(ErrorCode::kUnsupported,
+                "a checkpoint in the format " + std::string(format.name()) + " can't be saved at " +
+                    location.describe() +
+                    ": its files have fixed names, which an object store can't switch as a whole")
+        .with_hint("save in the format torch_dist, or to a directory of a file system");
+  }
+  if (is_empty) return;
+  throw Error(ErrorCode::kUnsupported, "this save can't replace what is at " + location.describe() +
+                                           ": files with fixed names would be replaced, one by one")
+      .with_hint("save under a prefix where nothing is yet");
+}
+
 void clean_siblings(Storage& location, std::string_view own) {
   try {
     const Siblings siblings(location);

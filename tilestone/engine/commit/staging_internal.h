@@ -68,6 +68,10 @@ class Siblings {
 // is the caller's. Failures are logged. Error(kAlreadyExists) where a save is under way there.
 void clean_siblings(Storage& location, std::string_view own = "");
 
+// A save in files with fixed names needs directories, unless nothing stands at the location and the
+// format's data files have names of their own. Error(kUnsupported), with a hint.
+void expect_directories(Storage& location, const Format& format, bool is_empty);
+
 // Checks that replacing the directory, in which this stands, would remove no foreign file.
 // Error(kUnsupported), naming one of the files, where some belong neither to a checkpoint nor to a
 // save that failed there, or where that can't be determined. `remains_of`: null, or the new

@@ -4,10 +4,11 @@
 // UUID, so no two saves ever use the same name. Only the index has fixed names. One file of it, the
 // switch, names the save and its data files, and it alone decides which checkpoint a location has.
 //
-//  1. Claim. The coordinator makes the directories and takes the lock.
-//  2. Settle and look. It syncs the directory, because an earlier switch may not be durable yet.
-//     One look (look_at()) then decides everything: whether the save may begin, what it replaces,
-//     and what is left of failed saves, which it removes.
+//  1. Claim. The coordinator takes the lock, where there are locks.
+//  2. Settle and look. It settles the place, because an earlier switch may not be durable yet. One
+//     look (look_at()) then decides everything: whether the save may begin, what it replaces, and
+//     what is left of failed saves, which it removes under the lock. Where a put can ask for a tag,
+//     the tag of the switch that stands is taken before that switch is read.
 //  3. Note. A file (note_name) says that this save has begun here and which saves' checkpoint it
 //     will replace. The note is durable before step 4.
 //  4. Upload. Each rank writes its data files, syncs them and their directory, and reports.
@@ -15,8 +16,9 @@
 //     elsewhere is found. It merges the receipts, which checks coverage. It writes the switch to a
 //     temporary file and syncs it, so lack of space shows here. It publishes the manifest. Files of
 //     the index that come before the switch have new names; they are written and synced.
-//  6. Switch. The temporary file is renamed to the switch, if absent unless the save replaces, and
-//     the directory synced. The rename is the commit.
+//  6. Switch. The same bytes are put as the switch (Storage::put_prepared()): if absent, where none
+//     stood at the look; else if it still has the tag that was taken. Where there are no tags, the
+//     lock has kept others away. The put is the commit, and durable when it answers.
 //  7. Clean. Files of the replaced checkpoint and leftovers are removed. Once they are durably
 //     removed, so is the note.
 //
@@ -24,22 +26,24 @@
 // them; and files of a save that the current one has replaced, according to its note. Any other
 // file with such a name has been copied here and may be somebody's only copy.
 //
-// Who else is at work. Two saves: the lock excludes one, and at an empty place "if absent" does,
-// too. A save without a communicator takes no lock, but looks for it once its head exists, as this
-// save looks for heads once it has the lock: one of them sees the other (attempt.cc). Where there
-// are no locks, a warning says so, leftovers stay, and step 5 ends with another look.
+// Who else is at work. Two saves: the lock excludes one, and so does the condition of step 6; the
+// second one fails, and says which save was first. Only where a place has neither locks nor tags
+// are two replacements not kept apart, which a warning says. A save without a communicator takes no
+// lock, but looks for it once its head exists, as this save looks for heads once it has the lock:
+// one of them sees the other (attempt.cc). Where there are no locks, leftovers stay, and step 5
+// ends with another look.
 //
 // A crash at any point:
 //  - Before step 6 the switch, if there is one, is the old one. No file that it names was touched,
 //    because all new files have new names. The new files are leftovers: the note covers them, and
 //    the switch does not name them. A manifest beside the switch's temporary file is that of a save
 //    that was not published; without it, that of a checkpoint that has lost its index.
-//  - At the rename the old or the new switch is there. Both are complete, and so are all files that
+//  - At the put the old or the new switch is there. Both are complete, and so are all files that
 //    either names: steps 4 and 5 are over, and step 7 has not begun.
 //  - After step 6 the old switch can't come back when step 7 removes the files that it named. What
 //    step 7 does not reach is covered by the note.
 //
-// An answer that is lost. If the rename or its sync fails, the switch may have been made all the
+// An answer that is lost. If the put fails, the switch may have been made all the
 // same, now or later. From the first try on nobody removes anything of this save, old or new, until
 // the answer is definite. The switch is put again, with a new temporary file if the first is gone:
 // it is done, or refused, and what stands is read: this save's, which is then put once more so that
@@ -60,6 +64,7 @@
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/version.h"
@@ -94,6 +99,25 @@ bool stands(Storage& storage, const IndexFile& file) {
          read_file(storage, file.name, kAnySize) == file.bytes;
 }
 
+// The error of a save whose switch was refused. Says whose checkpoint stands there, if it can be
+// read.
+Error not_first(Storage& storage, const std::string& file,
+                const std::shared_ptr<const Format>& format) {
+  std::string other = "another save";
+  try {
+    const ExistingCheckpoint existing = read_existing(storage, format);
+    if (!existing.save_id.empty()) other = "the save " + existing.save_id;
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("which save was first: ") + error.what());
+  }
+  return Error(ErrorCode::kAlreadyExists,
+               other + " has published a checkpoint at " + storage.describe() +
+                   " since this one began, so this one changes nothing there")
+      .with_file(file)
+      .with_reason(Reason::kCheckpointExists)
+      .with_hint("save one at a time, or each to a place of its own");
+}
+
 // False where that can't be known.
 bool is_of_another(Storage& storage, const IndexFile& file) {
   try {
@@ -118,7 +142,9 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 void Transaction::begin(Deadline deadline) {
   end_removal(*location_);
   const Standing before = look();
-  if (needs_staging(*location_, before, terms_)) return begin_staged(before);
+  const bool is_staged = needs_staging(*location_, before, terms_);
+  expect_directories(*location_, *terms_.format, !is_staged);
+  if (is_staged) return begin_staged(before);
   const bool is_fresh = std::ranges::none_of(before.names, in_tilestone_directory);
   begin_in_place(is_fresh, deadline);
 }
@@ -161,6 +187,7 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   if (needs_staging(*location_, here, terms_)) fail_under_way(*location_);
   location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
+  take_tags(*location_, here, old_);
   const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
     try {
@@ -171,6 +198,7 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
     }
   }
   leave_note(*location_, terms_.save_id, old_.saves, deadline);
+  forget_missing_tags(*location_, old_);
   stage_ = Stage::kBegun;
 }
 
@@ -184,7 +212,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   step_ = std::move(given.step);
   if (!staging_) {
     const IndexFile& file = switch_file(new_.index);
-    storage_->prepare_publish(temporary_of(file), file.bytes, deadline);
+    storage_->prepare_put(temporary_of(file), file.bytes, deadline);
   }
   if (given.manifest) {
     const std::string name = manifest_name(terms_.save_id);
@@ -205,8 +233,8 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
 }
 
 void Transaction::commit(Deadline deadline) {
-  stage_ = Stage::kTried;
   if (staging_) {
+    stage_ = Stage::kTried;
     staging_->publish();
   } else {
     put_switch(deadline);
@@ -222,33 +250,52 @@ std::string Transaction::temporary_of(const IndexFile& file) const {
   return temporary_name(terms_.save_id, base_name(file.name));
 }
 
+// Once more after a failure. A further try never takes a file that an earlier one may have left
+// half written.
+bool Transaction::put_switch_again(int tries, Deadline deadline) {
+  const IndexFile& file = switch_file(new_.index);
+  std::string scratch = temporary_of(file);
+  if (!storage_->stat(scratch)) {
+    scratch = temporary_name(terms_.save_id, base_name(file.name) + "-" + std::to_string(tries));
+    storage_->prepare_put(scratch, file.bytes, deadline);
+  }
+  const auto info = storage_->stat(file.name);
+  if (!info || !stands(*storage_, file)) {
+    return storage_->put_prepared(file.name, file.bytes, condition_of(old_, terms_, file.name),
+                                  scratch, deadline);
+  }
+  const Condition own = info->tag.empty() ? Condition::always() : Condition::has(info->tag);
+  return storage_->put_prepared(file.name, file.bytes, own, scratch, deadline);
+}
+
 void Transaction::put_switch(Deadline deadline) {
   const IndexFile& file = switch_file(new_.index);
-  const std::string temporary = temporary_of(file);
+  if (deadline.expired()) {
+    throw Error(ErrorCode::kTimeout, "the deadline passed before the checkpoint was published")
+        .with_file(file.name);
+  }
+  stage_ = Stage::kTried;
   std::optional<Error> first;  // failure
-  // A further try never takes a file that an earlier one may have left half written.
-  const auto put = [&](int tries, bool replace) {
-    std::string from = temporary;
-    if (first && !storage_->stat(temporary)) {
-      from = temporary_name(terms_.save_id, base_name(file.name) + "-" + std::to_string(tries));
-      storage_->prepare_publish(from, file.bytes, deadline);
-    }
-    storage_->publish_prepared(file.name, from, replace, deadline);
-  };
   auto wait = kBetweenSwitchTries;
   for (int tries = 1; tries <= kSwitchTries; ++tries) {
     if (first) pause(std::exchange(wait, 5 * wait), deadline);
+    bool done = false;
     try {
-      return put(tries, terms_.overwrite || (first && stands(*storage_, file)));
+      done = first ? put_switch_again(tries, deadline)
+                   : storage_->put_prepared(file.name, file.bytes,
+                                            condition_of(old_, terms_, file.name),
+                                            temporary_of(file), deadline);
     } catch (const Error& error) {
-      const bool is_refused = error.code() == ErrorCode::kAlreadyExists;
-      const bool was_late = error.code() == ErrorCode::kTimeout && !first;
-      if (was_late || (is_refused && is_of_another(*storage_, file))) {
-        stage_ = Stage::kBegun;
-        throw;
-      }
       if (!first) first = error;
+      continue;
     }
+    if (done) return;
+    Error refused = not_first(*storage_, file.name, terms_.format);
+    if (is_of_another(*storage_, file)) {
+      stage_ = Stage::kBegun;
+      throw Error(refused);
+    }
+    if (!first) first = std::move(refused);  // the request was executed twice, or can't be read
   }
   throw Error(*first).with_hint("it is not known whether the checkpoint exists: it does if " +
                                 file.name + " names the save " + terms_.save_id +
@@ -268,14 +315,13 @@ void Transaction::publish_before(int threads, Deadline deadline) {
 void Transaction::publish(IndexRole role, Deadline deadline) {
   for (const IndexFile& file : new_.index) {
     if (file.role != role) continue;
-    try {
-      storage_->publish(file.name, temporary_of(file), file.bytes, terms_.overwrite, deadline);
-    } catch (const Error& error) {
-      // The file may have been published all the same, unless another file already had its name.
-      if (error.code() != ErrorCode::kAlreadyExists) published_.push_back(file.name);
-      throw;
+    published_.push_back(file.name);  // whatever the answer is, unless it is refused
+    if (storage_->put(file.name, file.bytes, condition_of(old_, terms_, file.name),
+                      temporary_of(file), deadline)) {
+      continue;
     }
-    published_.push_back(file.name);
+    published_.pop_back();
+    throw not_first(*storage_, file.name, terms_.format);
   }
 }
 

@@ -74,6 +74,7 @@ class Transaction {
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
   void put_switch(Deadline deadline);
+  bool put_switch_again(int tries, Deadline deadline);
   void clean_in_place();
   std::string temporary_of(const IndexFile& file) const;
   bool remove_note();

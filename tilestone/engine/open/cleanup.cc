@@ -127,13 +127,10 @@ void leave_note(Storage& storage, const std::string& save_id, const std::set<std
                 Deadline deadline) {
   const std::string name = note_name(save_id);
   try {
-    const auto file = storage.create(name);
-    if (!names.empty()) {
-      file->append(encode_note(names));
-      file->sync(deadline);
+    const Bytes note = names.empty() ? Bytes() : encode_note(names);
+    if (!storage.put(name, note, Condition::absent(), temporary_name(save_id, "begun"), deadline)) {
+      throw Error(ErrorCode::kAlreadyExists, "a save of this id has begun here").with_file(name);
     }
-    file->close();
-    storage.settle(std::string(kTilestoneDirectory));
   } catch (...) {
     remove_files(storage, std::vector{name});
     throw;

@@ -127,6 +127,7 @@ std::shared_ptr<FaultDisk> failing_at(const std::shared_ptr<Storage>& inner, uin
   return FaultDisk::create(
       inner, [=, &hit, switching = std::make_shared<std::atomic<bool>>()](const StorageCall& call) {
         if (call.op == StorageOp::kRename && call.to == ".metadata") *switching = true;
+        if (call.op == StorageOp::kPut && call.name == ".metadata") *switching = true;
         if (call.index != k) return FaultAction::pass();
         hit = Hit{call.op, std::string(call.name), std::string(call.to), call.client, *switching};
         return failure;
@@ -217,10 +218,12 @@ class EachAnswer : public FailingStorage,
                    public testing::WithParamInterface<std::pair<const char*, FaultAction>> {};
 
 TEST_P(EachAnswer, ThatASaveLosesLeavesAWholeCheckpoint) {
-  for (const bool exists : {false, true}) {
+  for (const auto& [make, exists] :
+       {std::pair{&memory_storage, false}, std::pair{&memory_storage, true},
+        std::pair{&memory_objects, false}, std::pair{&memory_objects, true}}) {
     size_t failed = 0;
     for (uint64_t k = 0;; ++k) {
-      const auto storage = memory_storage();
+      const auto storage = make({});
       if (exists) expect_no_errors(save_rows(FaultDisk::create(storage), kOld));
       std::optional<Hit> hit;
       const auto disk = failing_at(storage, k, GetParam().second, hit);
@@ -240,7 +243,8 @@ TEST_P(EachAnswer, ThatASaveLosesLeavesAWholeCheckpoint) {
       }
       expect_no_errors(save_rows(FaultDisk::create(storage), kLater));
       EXPECT_EQ(saved_value(storage), kLater);
-      EXPECT_TRUE(find_leftovers(Location(storage)).empty());
+      // Without claims nobody removes what a failed save has left.
+      EXPECT_TRUE(make == &memory_objects || find_leftovers(Location(storage)).empty());
       if (HasFailure()) return;
     }
     std::printf("[          ] %zu saves failed\n", failed);

@@ -1,0 +1,119 @@
+// Saves and removals where there are no directories, renames and locks, and a put can ask for a
+// tag.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/engine_testing.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/zarr/zarr.h"
+#include "tilestone/storage/fault_storage_testing.h"
+
+namespace tilestone::objects_test {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kOld = 100, kNew = 500, kOther = 900;
+
+void save_at(const std::shared_ptr<Storage>& storage, int64_t value, SaveOptions options = {}) {
+  options.resources.threads = 1;
+  save(row_state(0, 1, value), Location(storage), options);
+}
+
+SaveOptions replacing() {
+  SaveOptions options;
+  options.overwrite = true;
+  return options;
+}
+
+TEST(Objects, ASaveLeavesItsFilesAndAReplacementRemovesTheOldOnes) {
+  const auto store = memory_objects();
+  save_at(store, kOld);
+  const size_t files = store->list().size();
+  expect_error([&] { save_at(store, kNew); }, ErrorCode::kAlreadyExists, "exists");
+  save_at(store, kNew, replacing());
+  expect_rows(Location(store), kNew, 1);
+  EXPECT_THAT(store->list(), testing::SizeIs(files));
+}
+
+// Another save publishes between the first one's look and its switch.
+TEST(Objects, OfTwoSavesTheSecondSaysWhoWasFirstAndLosesNothing) {
+  for (const bool exists : {false, true}) {
+    const auto store = memory_objects();
+    if (exists) save_at(store, kOld);
+    std::string first;
+    const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+      if (call.op != StorageOp::kPut || call.name != ".metadata" || !first.empty()) {
+        return FaultAction::pass();
+      }
+      first = "is being saved";
+      save_at(store, kOther, exists ? replacing() : SaveOptions());
+      first = Checkpoint::open(Location(store)).metadata().save_id;
+      return FaultAction::pass();
+    });
+    expect_error([&] { save_at(disk->storage(), kNew, replacing()); }, ErrorCode::kAlreadyExists,
+                 "has published a checkpoint");
+    EXPECT_FALSE(first.empty());
+    expect_rows(Location(store), kOther, 1);
+    for (const std::string& name : store->list()) {
+      EXPECT_THAT(name, testing::AnyOf(HasSubstr(first), ".metadata"));
+    }
+  }
+}
+
+TEST(Objects, FixedNamesGoIntoAnEmptyPlaceOnlyAndZarrNowhere) {
+  const auto store = memory_objects();
+  SaveOptions megatron = replacing();
+  megatron.dialect = megatron_dialect();
+  save_at(store, kOld, megatron);
+  expect_rows(Location(store), kOld, 1);
+  expect_error([&] { save_at(store, kNew, megatron); }, ErrorCode::kUnsupported, "prefix");
+  expect_error([&] { save_at(store, kNew, replacing()); }, ErrorCode::kUnsupported, "prefix");
+  expect_rows(Location(store), kOld, 1);
+  SaveOptions zarr;
+  zarr.format = zarr_format();
+  const auto empty = memory_objects();
+  expect_error([&] { save_at(empty, kNew, zarr); }, ErrorCode::kUnsupported, "torch_dist");
+  EXPECT_THAT(empty->list(), testing::IsEmpty());
+}
+
+TEST(Objects, ARunIsSavedPrunedAndRestored) {
+  const auto store = memory_objects();
+  ManagerOptions options;
+  options.every = 10;
+  options.keep = Keep{.last = 2};
+  CheckpointManager manager((Location(store)), options);
+  for (const uint64_t step : {10, 20, 30}) {
+    manager.save(step, row_state(0, 1, static_cast<int64_t>(step)));
+  }
+  manager.wait();
+  const RunDirectory run((Location(store)));
+  std::vector<uint64_t> steps;
+  for (const StepInfo& step : run.steps()) {
+    EXPECT_EQ(step.state, StepState::kDurable) << step.problem;
+    steps.push_back(step.step);
+  }
+  EXPECT_THAT(steps, ElementsAre(20, 30));
+  EXPECT_EQ(run.latest(), 30u);
+}
+
+// A removal by who holds no claim leaves what another save has begun to write.
+TEST(Objects, ARemovalLeavesTheFilesOfASaveThatIsUnderWay) {
+  const auto store = memory_objects();
+  const auto folder = store->child("step-00000010");
+  save_at(folder, kOld);
+  const std::string id = "01234567-89ab-4def-8123-456789abcdef";
+  const std::string file = "__0_0.distcp";
+  folder->create(id + file)->close();
+  EXPECT_EQ(RunDirectory(Location(store)).remove("step-00000010"), Removed::kNow);
+  EXPECT_THAT(folder->list(), ElementsAre(id + file));
+}
+
+}  // namespace tilestone::objects_test
