@@ -13,6 +13,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/zarr/zarr.h"
 #include "tilestone/storage/fault_storage_testing.h"
+#include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::objects_test {
 
