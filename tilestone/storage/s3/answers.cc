@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <pugixml.hpp>
 #include <sstream>
 
@@ -106,6 +108,17 @@ Refusal parse_refusal(std::string_view xml) {
     id = text(response, "RequestId");
   }
   return {short_text(error, "Code"), short_text(error, "Message"), id, text(error, "Region")};
+}
+
+bool is_passing_code(std::string_view code) {
+  constexpr std::array<std::string_view, 8> kPassing = {
+      "RequestTimeout",          "IncompleteBody",
+      "PriorRequestNotComplete", "InternalError",
+      "ServiceUnavailable",      "SlowDown",
+      "OperationAborted",        "ConditionalRequestConflict"};
+  return std::ranges::find(kPassing, code) != kPassing.end() ||
+         code.find("Throttl") != std::string_view::npos ||
+         code.find("LimitExceeded") != std::string_view::npos;
 }
 
 bool is_document(std::string_view xml) {

@@ -19,6 +19,8 @@ struct Refusal {
   std::string region;  // where the bucket is, if the refusal says so
 };
 Refusal parse_refusal(std::string_view xml);
+// Whether another attempt may not get this one.
+bool is_passing_code(std::string_view code);
 
 // Whether it is well-formed: an answer may have been cut.
 bool is_document(std::string_view xml);

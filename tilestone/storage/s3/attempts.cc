@@ -59,8 +59,10 @@ std::string Place::path_of(const std::string& key) const {
   return key.empty() ? "/" + bucket : "/" + bucket + "/" + key;
 }
 
-HttpRequest Place::signed_request(const Request& request, Signature& used) {
-  used = {credentials_.get().keys, base_url(), region_, clock_offset_};
+std::optional<HttpRequest> Place::signed_request(const Request& request, Signature& used) {
+  const std::optional<Credentials> credentials = credentials_.get();
+  if (!credentials) return std::nullopt;
+  used = {credentials->keys, base_url(), region_, clock_offset_};
   const std::string path = path_of(request.key), query = encoded_query(request.query);
   HttpRequest out = {.method = request.method,
                      .url = used.origin + encoded_path(path) + (query.empty() ? "" : "?" + query),
@@ -96,8 +98,9 @@ bool Place::take_clock(const HttpAnswer& answer, const Signature& used) {
   return true;
 }
 
-Attempts::Attempts(Place& place, Request request, Deadline deadline)
-    : place_(place),
+Attempts::Attempts(Place& place, Http& http, Request request, Deadline deadline)
+    : http_(http),
+      place_(place),
       request_(std::move(request)),
       deadline_(std::move(deadline)),
       process_(::getpid()) {}
@@ -112,9 +115,14 @@ void Attempts::check() {
                                                problem_.empty() ? "" : "; the last: ", problem_));
 }
 
-HttpRequest Attempts::next() {
-  if (++attempts_ == 1) begun_ = Deadline::Clock::now();
-  return place_.signed_request(request_, used_);
+std::optional<HttpRequest> Attempts::next() {
+  std::optional<HttpRequest> request = place_.signed_request(request_, used_);
+  if (!request) {
+    problem_ = place_.credentials_problem();
+  } else if (++attempts_ == 1) {
+    begun_ = Deadline::Clock::now();
+  }
+  return request;
 }
 
 std::optional<std::chrono::nanoseconds> Attempts::answered(HttpAnswer answer) {
@@ -205,6 +213,7 @@ Answer Attempts::wait() {
 void Attempts::give_up() noexcept {
   if (process_ != ::getpid()) return;
   given_up_ = true;
+  http_.check_now();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ended_; });
 }

@@ -41,8 +41,6 @@ struct Request {
 // "PutObject s3://bucket/key".
 std::string name_of(const Request& request, const std::string& bucket);
 
-// Of a refusal that another attempt may not get.
-bool is_passing_code(std::string_view code);
 // What an answer is good for.
 enum class Verdict {
   kDone,
@@ -71,12 +69,13 @@ class Place {
  public:
   Place(const Config& config, std::string bucket);
 
-  // Looks for credentials if it must.
-  HttpRequest signed_request(const Request& request, Signature& used);
+  // nullopt: there are no credentials yet.
+  std::optional<HttpRequest> signed_request(const Request& request, Signature& used);
   // These take what the answer to an attempt says. False: another attempt would be signed alike.
   bool take_region(const HttpAnswer& answer, const Refusal& refusal, const Signature& used);
   bool take_clock(const HttpAnswer& answer, const Signature& used);
   bool renew_credentials(const Signature& used) { return credentials_.renew(used.keys); }
+  std::string credentials_problem() { return credentials_.problem(); }
 
   const Config config;
   const std::string bucket;
@@ -95,14 +94,14 @@ class Place {
 
 class Attempts : public Exchange {
  public:
-  Attempts(Place& place, Request request, Deadline deadline);
+  Attempts(Place& place, Http& http, Request request, Deadline deadline);
 
   // On the caller's thread.
   Answer wait();
   void give_up() noexcept;  // and waits until the memory is free
 
   void check() override;
-  HttpRequest next() override;
+  std::optional<HttpRequest> next() override;
   std::optional<std::chrono::nanoseconds> answered(HttpAnswer answer) override;
   void ended(std::exception_ptr error) override;
 
@@ -113,6 +112,7 @@ class Attempts : public Exchange {
   void note_problem(const HttpAnswer& answer, const Refusal& refusal);
   bool gives_up_contact(const HttpAnswer& answer) const;
 
+  Http& http_;
   // Of Http's thread, from start() to ended().
   Place& place_;
   const Request request_;

@@ -176,7 +176,29 @@ TEST(Attempts, ExpiredCredentialsAreFoundAgainOnce) {
   Script expired({refusal(400, "ExpiredToken")});
   Client fixed = expired.client();  // from variables, which stay
   EXPECT_THAT(error_of([&] { put_abc(fixed); }), IsError(ErrorCode::kIo, "", "400 ExpiredToken"));
-  EXPECT_EQ(expired.seen().size(), 1u);
+  EXPECT_EQ(expired.seen().size(), 2u);
+}
+
+// Many requests wait for one search, each until its deadline.
+TEST(Attempts, EndpointOfCredentialsThatHangsHoldsUpNothingElse) {
+  std::atomic<int> calls = 0;
+  LocalServer endpoint([&](const ServedRequest&) {
+    ++calls;
+    return ServedAnswer{.delay = milliseconds(60'000)};
+  });
+  Script script({kStored});
+  Config config = quick_config(script.server().url());
+  config.environment = {{"AWS_CONTAINER_CREDENTIALS_FULL_URI", endpoint.url() + "/"}};
+  Client client(config, "bucket");
+  std::vector<Pending<std::optional<WholeObject>>> pending;
+  for (int i = 0; i < 30; ++i) {
+    pending.push_back(client.get_whole("k", Deadline::after(milliseconds(50))));
+  }
+  for (auto& each : pending) {
+    EXPECT_THAT(error_of([&] { each.wait(); }), IsError(ErrorCode::kTimeout, "", "credentials"));
+  }
+  EXPECT_LE(calls, 1);
+  EXPECT_TRUE(script.seen().empty());
 }
 
 TEST(Attempts, WrongClockIsCorrectedFromTheAnswer) {

@@ -145,7 +145,7 @@ Client::~Client() = default;
 std::shared_ptr<Attempts> Client::start(Request request, const Deadline& deadline) {
   check_key(request.key);
   Live& live = live_->get();
-  auto attempts = std::make_shared<Attempts>(live.place, std::move(request), deadline);
+  auto attempts = std::make_shared<Attempts>(live.place, live.http, std::move(request), deadline);
   live.http.start(attempts);
   return attempts;
 }

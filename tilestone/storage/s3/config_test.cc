@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -88,6 +89,23 @@ TEST_F(ConfigTest, VariablesComeBeforeTheProfile) {
 TEST_F(ConfigTest, ProfileThatDoesNotExistIsAnError) {
   EXPECT_THAT(error_of([&] { config_from(with({{"AWS_PROFILE", "gone"}})); }),
               IsError(ErrorCode::kNotFound, "", "gone"));
+}
+
+// As HOME is another user's in many containers.
+TEST_F(ConfigTest, FilesThatMayNotBeReadAreEmptyUnlessAVariableNamesThem) {
+  write_config("[default]\nregion = home\n");
+  EXPECT_EQ(config_from(with({{"AWS_CONFIG_FILE", "~/.aws/config"}})).region, "home");
+  EXPECT_EQ(error_of([&] { config_from(with({{"AWS_CONFIG_FILE", folder_}})); }).code(),
+            ErrorCode::kIo);
+  std::filesystem::permissions(folder_, std::filesystem::perms::none);
+  const uid_t user = ::geteuid();
+  ASSERT_EQ(::seteuid(user == 0 ? 65534 : user), 0);
+  EXPECT_EQ(config_from(with({})).region, "us-east-1");
+  EXPECT_EQ(
+      error_of([&] { config_from(with({{"AWS_CONFIG_FILE", folder_ + "/.aws/config"}})); }).code(),
+      ErrorCode::kIo);
+  ASSERT_EQ(::seteuid(user), 0);
+  std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
 }
 
 TEST_F(ConfigTest, EndpointsThatAreNoneAreRefusedWithoutBeingShown) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -17,12 +18,13 @@ namespace tilestone::s3 {
 
 using Clock = std::chrono::steady_clock;
 
-// Everything but start() and the destructor runs on the thread.
+// Everything but start(), check_now() and the destructor runs on the thread.
 class Http::Loop {
  public:
   Loop(HttpSettings settings, size_t in_progress);
   ~Loop();
   void start(std::shared_ptr<Exchange> exchange);
+  void check_now();
 
  private:
   using ExchangePtr = std::shared_ptr<Exchange>;
@@ -52,6 +54,7 @@ class Http::Loop {
   std::map<CURL*, Running> running_;
   std::vector<std::unique_ptr<Transfer>> idle_;
   Clock::time_point checked_;
+  std::atomic<bool> check_now_ = false;
   bool has_succeeded_ = false;
 
   std::mutex mutex_;  // guards the following
@@ -63,6 +66,7 @@ class Http::Loop {
 namespace {
 
 constexpr std::chrono::milliseconds kCheck{20};     // the least time between two checks of all
+constexpr std::chrono::milliseconds kNotYet{10};    // before an exchange is asked again
 constexpr std::chrono::milliseconds kBusyWait{50};  // the longest wait while there are exchanges
 constexpr std::chrono::milliseconds kIdleWait{60'000};
 
@@ -100,6 +104,8 @@ Http::Http(HttpSettings settings, size_t in_progress)
 Http::~Http() = default;
 void Http::start(std::shared_ptr<Exchange> exchange) { loop_->start(std::move(exchange)); }
 
+void Http::check_now() { loop_->check_now(); }
+
 Http::Loop::Loop(HttpSettings settings, size_t in_progress)
     : settings_(std::move(settings)),
       in_progress_(in_progress),
@@ -120,6 +126,11 @@ void Http::Loop::start(ExchangePtr exchange) {
     const std::lock_guard lock(mutex_);
     new_.push_back(std::move(exchange));
   }
+  curl_multi_wakeup(multi_.get());
+}
+
+void Http::Loop::check_now() {
+  check_now_ = true;
   curl_multi_wakeup(multi_.get());
 }
 
@@ -158,9 +169,13 @@ void Http::Loop::start_due() {
 }
 
 void Http::Loop::attempt(const ExchangePtr& exchange) {
-  HttpRequest request = exchange->next();
+  std::optional<HttpRequest> request = exchange->next();
+  if (!request) {
+    waiting_.emplace(Clock::now() + kNotYet, exchange);
+    return;
+  }
   if (idle_.empty()) idle_.push_back(std::make_unique<Transfer>(settings_));
-  CURL* const handle = idle_.back()->begin(std::move(request), !has_succeeded_);
+  CURL* const handle = idle_.back()->begin(std::move(*request), !has_succeeded_);
   curl_multi_add_handle(multi_.get(), handle);
   running_[handle] = {std::move(idle_.back()), exchange};
   idle_.pop_back();
@@ -199,7 +214,7 @@ std::unique_ptr<Transfer> Http::Loop::stop(std::map<CURL*, Running>::iterator ru
 }
 
 void Http::Loop::check_all() {
-  if (Clock::now() < checked_ + kCheck) return;
+  if (!check_now_.exchange(false) && Clock::now() < checked_ + kCheck) return;
   checked_ = Clock::now();
   std::erase_if(waiting_, [](const auto& waiting) {
     std::exception_ptr error = caught([&] { waiting.second->check(); });

@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct HttpSettings {
   std::chrono::milliseconds connect{10'000};  // to resolve the name and connect
   std::chrono::milliseconds whole{0};         // of a request; 0: no limit
   bool proxies = true;                        // as libcurl finds them in the environment
+  std::stop_token stop = {};                  // ends a request within a second: kLost
 };
 
 // One request, once. Does not throw for what the network does.
@@ -64,8 +66,9 @@ class Exchange {
   virtual ~Exchange() = default;
   // Throws if the exchange must end now: deadline, interrupt. Called at least every 50 ms.
   virtual void check() = 0;
-  // The next attempt. The memory that it names must stay until ended().
-  virtual HttpRequest next() = 0;
+  // The next attempt, whose memory must stay until ended(). nullopt: it must wait, and is asked
+  // again soon.
+  virtual std::optional<HttpRequest> next() = 0;
   // The pause before the next attempt; nullopt: there is none.
   virtual std::optional<std::chrono::nanoseconds> answered(HttpAnswer answer) = 0;
   // The last call. The error is what one of the others threw; null: answered() returned nullopt.
@@ -82,8 +85,10 @@ class Http {
   Http(const Http&) = delete;
   Http& operator=(const Http&) = delete;
 
-  // From any thread.
+  // These from any thread.
   void start(std::shared_ptr<Exchange> exchange);
+  // Calls check() of all exchanges now.
+  void check_now();
 
  private:
   class Loop;

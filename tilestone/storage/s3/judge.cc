@@ -22,11 +22,6 @@ constexpr std::array<std::string_view, 7> kExpired = {
     "InvalidToken", "InvalidTokenId",        "InvalidAccessKeyId"};
 constexpr std::array<std::string_view, 3> kDamagedCodes = {"BadDigest", "InvalidDigest",
                                                            "XAmzContentChecksumMismatch"};
-constexpr std::array<std::string_view, 8> kPassing = {
-    "RequestTimeout",          "IncompleteBody",
-    "PriorRequestNotComplete", "InternalError",
-    "ServiceUnavailable",      "SlowDown",
-    "OperationAborted",        "ConditionalRequestConflict"};
 constexpr std::array<std::string_view, 3> kNone = {"NoSuchKey", "NoSuchUpload", "NoSuchVersion"};
 
 bool is_region(const HttpAnswer& answer, const Refusal& refusal) {
@@ -101,11 +96,6 @@ ErrorCode code_of(const Request& request, int status, const Refusal& refusal) {
 }
 
 }  // namespace
-
-bool is_passing_code(std::string_view code) {
-  return is_one_of(kPassing, code) || code.find("Throttl") != std::string_view::npos ||
-         code.find("LimitExceeded") != std::string_view::npos;
-}
 
 std::string name_of(const Request& request, const std::string& bucket) {
   return fmt::format("{} s3://{}/{}", request.action.name, bucket, request.key);

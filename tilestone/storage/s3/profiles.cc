@@ -33,16 +33,21 @@ std::string section_name(std::string_view text) {
   return out;
 }
 
-std::string path_of(const Environment& environment, const std::string& name,
-                    std::string_view file) {
-  if (const auto set = variable(environment, name)) return *set;
-  const auto home = variable(environment, "HOME");
-  return home ? fmt::format("{}/.aws/{}", *home, file) : "";
-}
-
-Sections read_sections(const std::string& path) {
-  if (path.empty()) return {};
-  return parse_sections(read_text(path).value_or(""));
+// Of the file that the variable names, or of one in ~/.aws. That may be another user's, as in
+// containers: it is empty then.
+Sections read_sections(const Environment& environment, const char* name, const char* file) {
+  const std::string home = variable(environment, "HOME").value_or("");
+  if (auto path = variable(environment, name)) {
+    if (path->starts_with("~/")) path->replace(0, 1, home);
+    return parse_sections(read_text(*path).value_or(""));
+  }
+  if (home.empty()) return {};
+  try {
+    return parse_sections(read_text(fmt::format("{}/.aws/{}", home, file)).value_or(""));
+  } catch (const Error& error) {
+    if (error.sys_errno() != EACCES) throw;
+    return {};
+  }
 }
 
 const Section* find(const Sections& sections, const std::string& name) {
@@ -111,9 +116,9 @@ Sections parse_sections(std::string_view text) {
 Profile read_profile(const Environment& environment) {
   const auto chosen = variable(environment, "AWS_PROFILE");
   Profile profile = {.name = chosen.value_or("default")};
-  const Sections config = read_sections(path_of(environment, "AWS_CONFIG_FILE", "config"));
+  const Sections config = read_sections(environment, "AWS_CONFIG_FILE", "config");
   const Sections credentials =
-      read_sections(path_of(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials"));
+      read_sections(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials");
   const Section* in_config = find(config, "profile " + profile.name);
   if (in_config == nullptr && profile.name == "default") in_config = find(config, "default");
   const Section* const in_credentials = find(credentials, profile.name);
@@ -133,7 +138,12 @@ std::optional<std::string> read_text(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string text;
+  try {
+    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  } catch (const std::ios_base::failure&) {  // of a directory
+    file.setstate(std::ios::badbit);
+  }
   if (file.bad() || !file.is_open()) {
     throw Error(ErrorCode::kIo, "a file of AWS's settings can't be read")
         .with_file(path)

@@ -28,7 +28,7 @@ struct Profile {
   Section credentials;  // of the credentials file
 };
 // Error(kNotFound) if AWS_PROFILE is set and neither file has the profile, kIo if a file can't be
-// read. A file that does not exist is empty.
+// read. A file that does not exist is empty, and one of ~/.aws that this user may not read.
 Profile read_profile(const Environment& environment);
 
 // The text of a file; nullopt: it does not exist. Error(kIo) if it can't be read.

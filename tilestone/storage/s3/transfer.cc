@@ -117,6 +117,9 @@ void Transfer::set_limits() {
   set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(settings_.connect.count()));
   set(CURLOPT_TIMEOUT_MS, static_cast<long>(settings_.whole.count()));
   if (!settings_.ca_bundle.empty()) set(CURLOPT_CAINFO, settings_.ca_bundle.c_str());
+  set(CURLOPT_NOPROGRESS, settings_.stop.stop_possible() ? 0L : 1L);
+  set(CURLOPT_XFERINFOFUNCTION, on_progress);
+  set(CURLOPT_XFERINFODATA, this);
   if (!settings_.proxies) set(CURLOPT_PROXY, "");
 }
 
@@ -206,6 +209,10 @@ void Transfer::take_header(std::string_view line) {
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos) return;
   answer_.headers[lower_case(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
+}
+
+int Transfer::on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  return static_cast<Transfer*>(self)->settings_.stop.stop_requested() ? 1 : 0;
 }
 
 size_t Transfer::on_send(char* data, size_t size, size_t count, void* self) {

@@ -39,6 +39,7 @@ class Transfer {
   size_t send(MutableByteView out);
   size_t receive(ByteView bytes);
   void take_header(std::string_view line);
+  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t);
   static size_t on_send(char* data, size_t size, size_t count, void* self);
   static size_t on_receive(char* data, size_t size, size_t count, void* self);
   static size_t on_header(char* data, size_t size, size_t count, void* self);
