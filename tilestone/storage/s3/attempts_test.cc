@@ -510,23 +510,26 @@ TEST(Attempts, BucketInTheHostNameUnlessItCannotBe) {
   EXPECT_EQ(script.seen()[1].target, "/my.bucket/k");
 }
 
-// libcurl reads the process's own environment.
+// Of the environment that the client was given. libcurl would read the process's own.
 TEST(Attempts, ProxiesOfTheEnvironmentAreUsed) {
-  Script proxy({kStored});
-  ::setenv("http_proxy", proxy.server().url().c_str(), 1);
-  Client client(quick_config("http://store.invalid"), "bucket");
+  Script proxy({kStored}), store({kStored});
+  ::setenv("http_proxy", "http://127.0.0.1:1", 1);
+  Config config = quick_config("http://store.invalid");
+  config.environment["http_proxy"] = proxy.server().url();
+  Client client(config, "bucket");
   EXPECT_EQ(put_abc(client), "\"e\"");
-  ::unsetenv("http_proxy");
   EXPECT_EQ(proxy.seen()[0].target, "http://store.invalid/bucket/k");
   EXPECT_EQ(proxy.seen()[0].headers["host"], "store.invalid");
+  Client without = store.client();
+  EXPECT_EQ(put_abc(without), "\"e\"");
+  ::unsetenv("http_proxy");
 }
 
 TEST(Attempts, ProxysPasswordIsNotShown) {
-  ::setenv("http_proxy", "foo://u:CANARY@h:1", 1);
   Config config = quick_config("http://store.invalid");
+  config.environment["http_proxy"] = "foo://u:CANARY@h:1";
   config.first_contact = milliseconds(1);
   const Error error = error_of([&] { Client(config, "bucket").get_whole("k", soon()).wait(); });
-  ::unsetenv("http_proxy");
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "Unsupported proxy scheme"));
   EXPECT_THAT(error.what(), Not(HasSubstr("CANARY")));
 }

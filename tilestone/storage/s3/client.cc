@@ -128,7 +128,9 @@ void add_crc32(Request& request, std::optional<uint32_t> crc32) {
 struct Client::Live {
   Live(const Config& config, const std::string& bucket)
       : place(config, bucket),
-        http({.ca_bundle = config.ca_bundle, .stall = config.stall, .connect = config.connect},
+        http(with_proxy(
+                 {.ca_bundle = config.ca_bundle, .stall = config.stall, .connect = config.connect},
+                 config.environment, config.endpoint),
              config.in_progress) {}
 
   Place place;

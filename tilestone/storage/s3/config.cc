@@ -76,6 +76,18 @@ void add_headers(Config& config, std::string_view text) {
 
 }  // namespace
 
+HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
+                        std::string_view url) {
+  const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
+  // A program that serves CGI may have HTTP_PROXY from a request's header.
+  const std::string of_scheme = url.starts_with("http://")
+                                    ? get("http_proxy")
+                                    : first_of({get("https_proxy"), get("HTTPS_PROXY")});
+  settings.proxy = first_of({of_scheme, get("all_proxy"), get("ALL_PROXY")});
+  settings.no_proxy = first_of({get("no_proxy"), get("NO_PROXY")});
+  return settings;
+}
+
 Config config_from(Environment environment) {
   const auto get = [&](const char* name) { return variable(environment, name).value_or(""); };
   const Profile profile = read_profile(environment);

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
+#include "tilestone/storage/s3/http.h"
 #include "tilestone/storage/s3/profiles.h"
 #include "tilestone/storage/s3/sign.h"
 
@@ -36,6 +38,10 @@ struct Config {
   std::chrono::milliseconds connect{10'000};  // to resolve the name and connect
   std::chrono::seconds stall{60};             // a connection without a byte for so long is given up
 };
+
+// With the proxy for `url`: http_proxy or https_proxy, all_proxy, no_proxy.
+HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
+                        std::string_view url);
 
 // From AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_CA_BUNDLE,
 // SSL_CERT_FILE and the profile (endpoint_url, region, ca_bundle, s3.addressing_style). The region

@@ -12,6 +12,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/storage/s3/answers.h"
+#include "tilestone/storage/s3/config.h"
 #include "tilestone/storage/s3/encode.h"
 
 namespace tilestone::s3 {
@@ -115,12 +116,13 @@ std::optional<Credentials> from_web_identity(const Search& search, const std::st
                      {"RoleArn", role},
                      {"RoleSessionName", session.empty() ? "tilestone" : session},
                      {"WebIdentityToken", std::string(trimmed(*token))}});
+  const HttpRequest request = {.method = "POST",
+                               .url = sts_endpoint(search) + "/",
+                               .headers = {{"content-type", "application/x-www-form-urlencoded"}},
+                               .body = {as_bytes(body)}};
+  const HttpSettings settings = {.ca_bundle = search.ca_bundle, .whole = milliseconds(5000)};
   const HttpAnswer answer =
-      fetch_again({.method = "POST",
-                   .url = sts_endpoint(search) + "/",
-                   .headers = {{"content-type", "application/x-www-form-urlencoded"}},
-                   .body = {as_bytes(body)}},
-                  {.ca_bundle = search.ca_bundle, .whole = milliseconds(5000)}, search, source);
+      fetch_again(request, with_proxy(settings, search.environment, request.url), search, source);
   const WebIdentityAnswer found = parse_web_identity(answer.body);
   return complete(
       {{found.id, found.secret, found.token}, parse_utc(found.expiration, kTimeForm), source});
@@ -205,8 +207,7 @@ std::optional<Credentials> from_container(const Search& search) {
   if (!file.empty()) token = trimmed(read_text(file).value_or(""));
   HttpRequest request = {.method = "GET", .url = url, .headers = {}};
   if (!token.empty()) request.headers["authorization"] = token;
-  const HttpSettings settings = {
-      .ca_bundle = search.ca_bundle, .whole = milliseconds(2000), .proxies = false};
+  const HttpSettings settings = {.ca_bundle = search.ca_bundle, .whole = milliseconds(2000)};
   return parse_json(fetch_again(request, settings, search, source).body, source);
 }
 
@@ -216,10 +217,8 @@ std::optional<Credentials> from_instance(const Search& search) {
   const std::string source = "the instance's metadata (IMDSv2)";
   const std::string set = without_slash(search.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"));
   const std::string host = set.empty() ? kInstanceHost : set;
-  const HttpSettings settings = {.connect = milliseconds(1000),
-                                 .whole = milliseconds(2000),
-                                 .proxies = false,
-                                 .stop = search.stop};
+  const HttpSettings settings = {
+      .connect = milliseconds(1000), .whole = milliseconds(2000), .stop = search.stop};
   const HttpRequest ask = {.method = "PUT",
                            .url = host + "/latest/api/token",
                            .headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}}};

@@ -148,7 +148,7 @@ TEST_F(CredentialsTest, ContainersEndpointGetsTheTokenOfTheFile) {
   }
 }
 
-// Proxies are for the world outside. libcurl reads the process's own environment.
+// Proxies are for the world outside.
 TEST_F(CredentialsTest, InstanceIsAskedWithATokenAndNeverByAProxy) {
   std::vector<std::string> seen;
   LocalServer server([&](const ServedRequest& request) {
@@ -159,10 +159,9 @@ TEST_F(CredentialsTest, InstanceIsAskedWithATokenAndNeverByAProxy) {
     if (request.target.ends_with("/")) return ServedAnswer{.body = "role a\n"};
     return ServedAnswer{.body = json_with("I", "2033-01-02T03:04:05Z")};
   });
-  ::setenv("http_proxy", "http://127.0.0.1:1", 1);
-  const Credentials found = find({{"AWS_EC2_METADATA_DISABLED", "false"},
+  const Credentials found = find({{"http_proxy", "http://127.0.0.1:1"},
+                                  {"AWS_EC2_METADATA_DISABLED", "false"},
                                   {"AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url()}});
-  ::unsetenv("http_proxy");
   EXPECT_EQ(found.keys.id, "I");
   const std::string list = "/latest/meta-data/iam/security-credentials/";
   EXPECT_THAT(seen, testing::ElementsAre("PUT /latest/api/token", "GET " + list + " TOKEN",

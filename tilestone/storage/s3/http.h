@@ -52,7 +52,7 @@ struct HttpSettings {
   std::chrono::seconds stall{60};             // without a byte for so long: kLost
   std::chrono::milliseconds connect{10'000};  // to resolve the name and connect
   std::chrono::milliseconds whole{0};         // of a request; 0: no limit
-  bool proxies = true;                        // as libcurl finds them in the environment
+  std::string proxy = {}, no_proxy = {};      // a URL and hosts, as curl's variables have them
   std::stop_token stop = {};                  // ends a request within a second: kLost
 };
 

@@ -206,7 +206,7 @@ ServedAnswer FaultProxy::forward(const ServedRequest& request) const {
                                   .url = upstream_ + request.target,
                                   .headers = headers,
                                   .body = {as_bytes(request.body)}},
-                                 {.proxies = false});
+                                 {});
   ServedAnswer out = {found.status, found.headers, found.body};
   if (found.failure != Failure::kNone) out = refusal(502, "BadGateway");
   for (const char* const name : {"transfer-encoding", "connection"}) out.headers.erase(name);

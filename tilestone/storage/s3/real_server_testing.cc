@@ -108,7 +108,7 @@ void RealServer::create_bucket(const std::string& name) const {
   request.headers["host"] = fmt::format("127.0.0.1:{}", ports_[0]);
   sign(request.headers, "PUT", "/" + name, {}, {kKeyId, kSecret, ""}, "us-east-1",
        std::chrono::system_clock::now());
-  HttpSettings settings = {.proxies = false};
+  HttpSettings settings;
   if (kind_ == Kind::kRcloneTls) settings.ca_bundle = certificate();
   const HttpAnswer answer = fetch(request, settings);
   if (answer.status != 200) throw Error(ErrorCode::kIo, "no bucket was made: " + answer.body);
@@ -171,7 +171,7 @@ void RealServer::spawn() {
 }
 
 bool RealServer::answers() const {
-  HttpSettings settings = {.whole = std::chrono::milliseconds(1000), .proxies = false};
+  HttpSettings settings = {.whole = std::chrono::milliseconds(1000)};
   if (kind_ == Kind::kRcloneTls) settings.ca_bundle = certificate();
   const HttpAnswer answer = fetch({.method = "GET", .url = url() + "/", .headers = {}}, settings);
   return answer.failure == Failure::kNone && answer.status < 500;

@@ -120,7 +120,10 @@ void Transfer::set_limits() {
   set(CURLOPT_NOPROGRESS, settings_.stop.stop_possible() ? 0L : 1L);
   set(CURLOPT_XFERINFOFUNCTION, on_progress);
   set(CURLOPT_XFERINFODATA, this);
-  if (!settings_.proxies) set(CURLOPT_PROXY, "");
+  // Both are always set, so that libcurl does not read the environment on this thread, which the
+  // program may change on another one.
+  set(CURLOPT_PROXY, settings_.proxy.c_str());
+  set(CURLOPT_NOPROXY, settings_.no_proxy.c_str());
 }
 
 HttpAnswer Transfer::end(CURLcode code) {
