@@ -123,6 +123,7 @@ void Transfer::set_limits() {
   // Both are always set, so that libcurl does not read the environment on this thread, which the
   // program may change on another one.
   set(CURLOPT_PROXY, settings_.proxy.c_str());
+  set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);  // they are no head of an answer
   set(CURLOPT_NOPROXY, settings_.no_proxy.c_str());
 }
 
