@@ -121,6 +121,7 @@ std::optional<HttpRequest> Attempts::next() {
     problem_ = place_.credentials_problem();
   } else if (++attempts_ == 1) {
     begun_ = Deadline::Clock::now();
+    problem_.clear();
   }
   return request;
 }

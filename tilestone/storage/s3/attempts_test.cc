@@ -249,8 +249,9 @@ TEST(Attempts, ServerThatHangsEndsAtTheDeadline) {
   Client client = script.client();
   Bytes bytes(10);
   const Error error =
-      error_of([&] { client.get("k", 0, bytes, "", Deadline::after(milliseconds(30))).wait(); });
+      error_of([&] { client.get("k", 0, bytes, "", Deadline::after(milliseconds(200))).wait(); });
   EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+  EXPECT_THAT(error.message(), testing::EndsWith("after 1 attempts"));
 }
 
 TEST(Attempts, InterruptEndsThemWithItsReason) {
