@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <random>
 #include <thread>
 
 #include "tilestone/base/error.h"
@@ -31,19 +32,20 @@ std::filesystem::path fresh_folder() {
   return name;
 }
 
-// All different, because all are open at once.
+// Below those that the system gives to outgoing connections, which could take one before its server
+// does. All different, because all are open at once.
 std::vector<int> free_ports() {
+  std::random_device chance;
   std::vector<int> ports, sockets;
-  for (size_t i = 0; i < kPorts; ++i) {
+  while (ports.size() < kPorts) {
+    const auto port = static_cast<uint16_t>(10'000 + chance() % 22'000);
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    address.sin_port = htons(port);
     sockets.push_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::bind(sockets.back(), any, size) == 0 && ::getsockname(sockets.back(), any, &size) == 0) {
-      ports.push_back(ntohs(address.sin_port));
-    }
+    const auto* const any = reinterpret_cast<const sockaddr*>(&address);
+    if (::bind(sockets.back(), any, sizeof address) == 0) ports.push_back(port);
   }
   for (const int each : sockets) ::close(each);
   return ports;
