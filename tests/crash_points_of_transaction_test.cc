@@ -159,6 +159,7 @@ struct Scenario {
   const char* name;
   FileImage before;
   Kind kind = {};
+  std::shared_ptr<Storage> (*make)(FileImage) = &memory_storage;
 };
 
 std::vector<Scenario> scenarios() {
@@ -168,7 +169,9 @@ std::vector<Scenario> scenarios() {
           {"first staged", {}, staged},
           {"overwrite staged", saved_image(staged), staged},
           {"zarr over megatron", saved_image(staged), {"zarr", "megatron"}},
-          {"rank-local replaced", rank_local_image()}};
+          {"rank-local replaced", rank_local_image()},
+          {"first in objects", {}, {}, &memory_objects},
+          {"overwrite in objects", saved_image({}), {}, &memory_objects}};
 }
 
 // The first element of the checkpoint; 0 if there is none. One that is not whole fails the test.
@@ -188,7 +191,7 @@ int64_t find_checkpoint(const std::shared_ptr<Storage>& storage) {
 
 // Returns what was found. Every fifth time a later save follows, which takes the longest.
 int64_t judge(const Scenario& scenario, const FileImage& image, uint64_t number) {
-  const auto storage = memory_storage(image);
+  const auto storage = scenario.make(image);
   const int64_t found = find_checkpoint(storage);
   EXPECT_TRUE(found == kNew || found == (scenario.before.empty() ? 0 : kOld)) << found;
   if (number % 5 != 0 || testing::Test::HasFailure()) return found;
@@ -201,7 +204,7 @@ int64_t judge(const Scenario& scenario, const FileImage& image, uint64_t number)
 }
 
 std::shared_ptr<FaultDisk> save_on(const Scenario& scenario, const FaultHook& hook) {
-  auto disk = FaultDisk::create(memory_storage(scenario.before), hook);
+  auto disk = FaultDisk::create(scenario.make(scenario.before), hook);
   try {
     Saving(scenario.kind, kNew, [&](int rank) { return disk->storage(rank); }).run();
   } catch (const Error&) {
@@ -274,7 +277,7 @@ TEST_P(CrashPointsOfTransaction, OneThatIsAbandonedAtAnyFailureLeavesTheOldCheck
   EXPECT_GT(counts.old, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CrashPointsOfTransaction, testing::Range<size_t>(0, 6));
+INSTANTIATE_TEST_SUITE_P(All, CrashPointsOfTransaction, testing::Range<size_t>(0, 8));
 
 TEST(Transaction, EachStepMayComeFromAnotherThread) {
   const auto storage = memory_storage(saved_image({}));

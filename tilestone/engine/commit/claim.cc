@@ -59,6 +59,11 @@ std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location)
   }
 }
 
+std::optional<std::unique_ptr<StorageClaim>> claim_or_tags(Storage& location) {
+  if (location.facts().put_if_tag) return lock_if_possible(location);
+  return claim_location(location);
+}
+
 bool has_only_lock(Storage& location) {
   const Listing own = location.listing(std::string(kTilestoneDirectory) + "/", Depth::kLevel);
   return own.directories.empty() &&

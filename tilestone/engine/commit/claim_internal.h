@@ -19,6 +19,9 @@ namespace tilestone::engine {
 std::unique_ptr<StorageClaim> claim_location(Storage& storage);
 // The same; nullopt, which is logged, where the storage has no locks.
 std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location);
+// The lock, null if another process holds it; nullopt where there are no locks, but a put can ask
+// for a tag instead. Error(kUnsupported) where there is neither.
+std::optional<std::unique_ptr<StorageClaim>> claim_or_tags(Storage& location);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For

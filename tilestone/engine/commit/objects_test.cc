@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/commit/attributes_internal.h"
+#include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
@@ -103,6 +106,44 @@ TEST(Objects, ARunIsSavedPrunedAndRestored) {
   }
   EXPECT_THAT(steps, ElementsAre(20, 30));
   EXPECT_EQ(run.latest(), 30u);
+}
+
+TEST(Objects, AMetricIsAddedToAStepAndKeysAreRemovedFromACheckpoint) {
+  const auto store = memory_objects();
+  save_at(store, kOld);
+  engine::set_attributes(store, {{"metric.loss", "0.5"}}, Deadline::never());
+  EXPECT_EQ(Checkpoint::open(Location(store)).save_record()->attributes.at("metric.loss"), "0.5");
+  const auto other = memory_objects();
+  SaveOptions megatron;
+  megatron.dialect = megatron_dialect();
+  save_at(other, kOld, megatron);
+  EXPECT_THAT(remove_keys(Location(other), "w").keys, ElementsAre("w"));
+  EXPECT_TRUE(Checkpoint::open(Location(other)).verify().ok());
+}
+
+// Other keys are removed between the look and the switch.
+TEST(Objects, OfTwoRemovalsOfKeysTheSecondChangesNothing) {
+  const auto store = memory_objects();
+  SaveOptions megatron;
+  megatron.dialect = megatron_dialect();
+  StateDict state;
+  for (const char* key : {"a", "b", "c"}) {
+    state[key] = ShardedTensor::from_rank_offsets(key, counting(DType::kInt32, {4}), {});
+  }
+  megatron.resources.threads = 1;
+  save(state, Location(store), megatron);
+  bool is_first = true;
+  const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+    if (call.op == StorageOp::kPut && call.name == ".metadata" && std::exchange(is_first, false)) {
+      remove_keys(Location(store), "a");
+    }
+    return FaultAction::pass();
+  });
+  expect_error([&] { remove_keys(Location(disk->storage()), "b"); }, ErrorCode::kAlreadyExists,
+               "under way");
+  const Checkpoint checkpoint = Checkpoint::open(Location(store));
+  EXPECT_TRUE(checkpoint.verify().ok());
+  EXPECT_THAT(checkpoint.keys(), ElementsAre("b", "c"));
 }
 
 // A removal by who holds no claim leaves what another save has begun to write.

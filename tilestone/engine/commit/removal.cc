@@ -1,10 +1,12 @@
 // The new index has a new save id, and so names a new manifest. Both describe the existing
 // checkpoint without the removed keys. As in a save (transaction.cc), one rename switches both:
 //
-//  1. Take the lock of the location. Leave a note that this removal has begun and which saves'
+//  1. Take the lock of the location; where there are tags instead, take that of the index, and read
+//     it then. Leave a note that this removal has begun and which saves'
 //     files it replaces. The note is durable before anything else is done.
 //  2. Publish the new manifest under its own name.
-//  3. Publish the new index over the old one. The rename is the commit.
+//  3. Put the new index over the old one, where there are tags if it still has the one taken. The
+//     put is the commit.
 //  4. Remove the data files that the new index does not name, the old manifest, and then the note.
 //
 // A crash before step 3 leaves the old checkpoint, and a note and a manifest that the next save or
@@ -190,7 +192,9 @@ class Without {
 
 class Remover {
  public:
-  Remover(Storage& storage, Plan plan) : storage_(storage), plan_(std::move(plan)) {
+  // `standing`: what was at the name of the index before the plan was made.
+  Remover(Storage& storage, Plan plan, Condition standing)
+      : storage_(storage), plan_(std::move(plan)), standing_(std::move(standing)) {
     const auto& files = plan_.kept.files;
     kept_files_.insert(files.begin(), files.end());
   }
@@ -206,8 +210,11 @@ class Remover {
       throw;
     }
     // If this fails, nobody can know which index will be there after a reboot: remove nothing.
-    storage_.publish(index_.name, temporary_name(save_id_, "metadata"), index_.bytes, true,
-                     Deadline::never());
+    if (!storage_.put(index_.name, index_.bytes, standing_, temporary_name(save_id_, "metadata"),
+                      Deadline::never())) {
+      roll_back();
+      fail_under_way(storage_, "a save", "try again when it has ended");
+    }
     Removal removal{std::move(plan_.keys), {}, 0, false};
     clean(removal);
     return removal;
@@ -324,16 +331,28 @@ class Remover {
 
   Storage& storage_;
   Plan plan_;
+  const Condition standing_;
   const std::string save_id_ = random_save_id();
   std::set<std::string> kept_files_;
   IndexFile index_;
 };
 
+// What must hold when the index is put: it still has the tag that it has now, where there are tags.
+Condition index_of(Storage& storage, const Plan& plan) {
+  for (const std::string& name : plan.opened.format->index_files(plan.opened.files.names)) {
+    const auto info = storage.stat(name);
+    if (info && !info->tag.empty()) return Condition::has(info->tag);
+  }
+  return Condition::always();
+}
+
+// Null where there are tags instead of locks.
 std::unique_ptr<StorageClaim> wait_for_lock(Storage& storage, const RemovalOptions& options) {
   const auto end = Deadline::after(std::chrono::duration<double>(options.timeout))
                        .with_interrupt(options.interrupt);
   while (true) {
-    if (auto lock = claim_location(storage)) return lock;
+    auto lock = claim_or_tags(storage);
+    if (!lock || *lock != nullptr) return lock ? *std::move(lock) : nullptr;
     if (end.expired()) fail_under_way(storage, "a save");
     std::this_thread::sleep_for(kPause);
   }
@@ -353,9 +372,10 @@ Removal remove_keys(const Location& location, std::string_view prefix,
   engine::Plan plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {};
   const auto lock = engine::wait_for_lock(*storage, options);
+  const Condition standing = engine::index_of(*storage, plan);
   plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {{}, {}, 0, true};
-  return engine::Remover(*storage, std::move(plan)).run();
+  return engine::Remover(*storage, std::move(plan), standing).run();
 }
 
 }  // namespace tilestone

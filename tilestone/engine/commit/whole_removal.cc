@@ -1,12 +1,13 @@
 // The protocol:
 //
-//  1. The place is claimed, so that no save, repair or other removal is at work there. The caller
-//     looks once more whether what stands there is what it wants to remove.
-//  2. All names there are listed.
+//  1. The place is claimed, so that no save, repair or other removal is at work there.
+//  2. All names there are listed. Where a put can ask for a tag, those of the describing files are
+//     taken. Then the caller looks whether what stands there is what it wants to remove.
 //  3. A mark (kRemovedName) that lists them is put, if absent. From then on there is no checkpoint
 //     here for readers of ours, whatever its format: one put decides.
 //  4. The files that describe the checkpoint are removed, the switch first, and their removal is
-//     settled. From then on there is none for other programs.
+//     settled. From then on there is none for other programs. Where there are tags, each is first
+//     replaced by kGone if it still has its tag.
 //  5. The other files of the list are removed, and settled.
 //  6. The mark is removed.
 //
@@ -17,11 +18,15 @@
 //
 // A reader that has opened the checkpoint before gets an error for each file that is gone.
 //
-// Where there are no claims, the mark alone keeps two removals and later saves apart. A save that
-// had begun before is not seen, so the list then has none of its files (Storage::claim()).
+// Where there are no claims, the mark keeps two removals and later saves apart. A save that had
+// begun before is not seen, so the list then has none of its files. If it publishes before step 4,
+// the tag differs: the mark is taken back, and its checkpoint stays. If it comes later, its switch
+// is refused, because what it would replace has another tag (transaction.cc). Where there are
+// neither claims nor tags, the two are not kept apart.
 #include "tilestone/engine/commit/whole_removal_internal.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "tilestone/base/bytes.h"
@@ -37,14 +42,22 @@
 namespace tilestone::engine {
 namespace {
 
+constexpr std::string_view kGone = "this checkpoint is removed\n";
+
 struct Mark {
   std::vector<std::string> describing, others;
+  std::map<std::string, std::string> tags;  // of describing files with fixed names, where there are
 
   Bytes encode() const {
     ByteWriter writer;
     for (const auto* names : {&describing, &others}) {
       writer.varint(names->size());
       for (const std::string& name : *names) writer.string(name);
+    }
+    writer.varint(tags.size());
+    for (const auto& [name, tag] : tags) {
+      writer.string(name);
+      writer.string(tag);
     }
     return std::move(writer).take();
   }
@@ -56,27 +69,57 @@ struct Mark {
         names->emplace_back(reader.string());
       }
     }
+    for (uint64_t count = reader.count(2); count > 0; --count) {
+      std::string name(reader.string());
+      mark.tags.emplace(std::move(name), reader.string());
+    }
     reader.expect_end();
     return mark;
   }
 };
+
+std::map<std::string, std::string> tags_of(Storage& place,
+                                           const std::vector<std::string>& describing) {
+  std::map<std::string, std::string> tags;
+  if (!place.facts().put_if_tag) return tags;
+  for (const std::string& name : describing) {
+    const auto info = is_own_name(name) ? std::nullopt : place.stat(name);
+    if (info && !info->tag.empty()) tags.emplace(name, info->tag);
+  }
+  return tags;
+}
+
+// False: another save's files have come in their place.
+bool replace_describing(Storage& place, const Mark& mark) {
+  for (const auto& [name, tag] : mark.tags) {
+    if (place.put(name, as_bytes(kGone), Condition::has(tag),
+                  temporary_name(random_save_id(), "removed"), Deadline::never())) {
+      continue;
+    }
+    const auto now = read_if_there(place, name);
+    if (now && as_text(*now) != kGone) return false;
+  }
+  return true;
+}
 
 std::optional<Mark> read_mark(Storage& place) {
   const auto bytes = read_if_there(place, std::string(kRemovedName));
   return bytes ? std::optional(Mark::decode(*bytes)) : std::nullopt;
 }
 
-// Without those that belong to saves of which the checkpoint has no file.
-void leave_other_saves(Storage& place, std::vector<std::string>& names) {
-  const ExistingCheckpoint existing = read_existing(place, torch_dist_format());
+// Without those that belong to saves of which the checkpoint among these names has no file.
+std::vector<std::string> without_other_saves(Storage& place, const Standing& here) {
+  const ExistingCheckpoint existing = read_existing(place, here);
   std::set<std::string> saves{existing.save_id};
   for (const std::string& name : existing.files) {
     if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
   }
+  std::vector<std::string> names = here.names;
   std::erase_if(names, [&](const std::string& name) {
     const auto own = parse_tilestone_name(name);
     return own && !saves.contains(own->save_id);
   });
+  return names;
 }
 
 void remove_settled(Storage& place, const std::vector<std::string>& names) {
@@ -116,12 +159,19 @@ std::vector<std::string> describing_files(Storage& storage, std::span<const std:
   return files;
 }
 
-bool begin_removal(Storage& place, bool has_claim) {
-  std::vector<std::string> names = place.list();
+// The tags are taken after the names are listed and before the index is read: so the three are of
+// the same checkpoint, or a tag differs later.
+bool begin_removal(Storage& place, bool has_claim, const MayGo& may_go) {
+  Standing here;
+  if (has_claim) here.names = place.list();
+  if (!has_claim) here = look_at(place, torch_dist_format());
+  if (contains_name(here.names, kRemovedName)) return false;
+  Mark mark;
+  mark.tags = tags_of(place, describing_files(place, here.names));
+  std::vector<std::string> names = has_claim ? here.names : without_other_saves(place, here);
   std::erase(names, kLockName);
-  if (!has_claim) leave_other_saves(place, names);
-  if (names.empty() || contains_name(names, kRemovedName)) return false;
-  Mark mark{describing_files(place, names), {}};
+  if (names.empty() || (may_go && !may_go(place))) return false;
+  mark.describing = describing_files(place, names);
   const std::set<std::string> first(mark.describing.begin(), mark.describing.end());
   std::erase_if(names, [&](const std::string& name) { return first.contains(name); });
   mark.others = std::move(names);
@@ -137,12 +187,16 @@ std::optional<std::vector<std::string>> files_of_removal(Storage& place) {
   return files;
 }
 
-void finish_removal(Storage& place) {
+bool finish_removal(Storage& place) {
   const auto mark = read_mark(place);
-  if (!mark) return;
-  remove_settled(place, mark->describing);
-  remove_settled(place, mark->others);
+  if (!mark) return true;
+  const bool is_same = replace_describing(place, *mark);
+  if (is_same) {
+    remove_settled(place, mark->describing);
+    remove_settled(place, mark->others);
+  }
   place.remove(std::string(kRemovedName));
+  return is_same;
 }
 
 void end_removal(Storage& place) {

@@ -235,6 +235,16 @@ std::shared_ptr<Storage> hold(const std::shared_ptr<Storage>& storage) {
   }
 }
 
+namespace {
+
+// Whether the checkpoint that was found there has been removed since.
+bool is_gone(Storage& storage, const DetectedFormat& found) {
+  const std::vector<std::string> names = names_of_checkpoint(storage);
+  return contains_name(names, kRemovedName) || (found.format && !found.format->detect(names));
+}
+
+}  // namespace
+
 // If a save exchanges the directory after it was held, the held files are removed, one after the
 // other. So what was found counts only if the directory still stands at the end, and otherwise the
 // new directory is tried.
@@ -262,6 +272,11 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
       }
       if (found.storage->stands()) return found;
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kCorrupt && is_gone(*found.storage, found.format)) {
+        throw Error(ErrorCode::kNotFound, "no checkpoint at " + storage->describe())
+            .with_reason(Reason::kNoCheckpoint)
+            .with_hint(kRemovedHint);
+      }
       // A save that replaces the checkpoint in place removes files, too.
       const bool lost = error.code() == ErrorCode::kNotFound && found.storage != storage;
       const bool again = found.storage->stands() ? lost && i < kMaxLost : !last;

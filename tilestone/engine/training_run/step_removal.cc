@@ -60,9 +60,15 @@ class StepRemoval {
     bool begun = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
-      if (!is_marked() && may_go && !may_go(*held_)) return Removed::kNot;
-      begun = engine::begin_removal(*held_, lock_ != nullptr);
-      engine::finish_removal(*held_);
+      bool may = true;
+      begun = engine::begin_removal(*held_, lock_ != nullptr, [&](Storage& folder) {
+        return may = !may_go || may_go(folder);
+      });
+      if (!may) return Removed::kNot;
+      if (!engine::finish_removal(*held_)) {
+        log_kept(name_, *run_, "it was saved anew meanwhile");
+        return Removed::kNot;
+      }
       remove_folder();
     } catch (const Error& error) {
       const bool is_gone = error.code() == ErrorCode::kNotFound;
