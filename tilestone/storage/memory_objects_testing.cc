@@ -28,9 +28,9 @@ std::shared_ptr<MemoryFile> file_of(ByteView bytes) {
 
 }  // namespace
 
-class MemoryObjects::Upload : public WritableFile {
+class MemoryObjects::Growing : public WritableFile {
  public:
-  Upload(MemoryObjects& store, std::string name) : store_(store), name_(std::move(name)) {}
+  Growing(MemoryObjects& store, std::string name) : store_(store), name_(std::move(name)) {}
 
   void append(Buffer buffer) override { append(buffer.view()); }
   void append(ByteView bytes) override {
@@ -82,7 +82,7 @@ StorageFacts MemoryObjects::facts() const {
 std::unique_ptr<WritableFile> MemoryObjects::create(const std::string& name, uint64_t,
                                                     const Deadline&) {
   check_file_name(name);
-  return std::make_unique<Upload>(*this, name);
+  return std::make_unique<Growing>(*this, name);
 }
 
 std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {

@@ -93,7 +93,7 @@ class MemoryObjects : public MemoryStorage {
   bool is_claimed(const std::string& name) override;
 
  private:
-  class Upload;
+  class Growing;
 };
 
 // A storage of files in memory. The files exist as long as the object. Everything counts as durable

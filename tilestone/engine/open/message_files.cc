@@ -33,7 +33,8 @@ MessageFiles::MessageFiles(std::shared_ptr<Storage> storage, std::string save_id
       temporary_(temporary_name(save_id_, "receipt-" + process)) {}
 
 MessageFiles::~MessageFiles() {
-  if (std::exchange(reserved_, nullptr)) remove_files(*storage_, std::vector{temporary_});
+  if (std::exchange(reserved_, nullptr) && storage_->directories() != nullptr)
+    remove_files(*storage_, std::vector{temporary_});
 }
 
 std::string MessageFiles::file_of(const std::string& name) const {
@@ -58,7 +59,11 @@ void MessageFiles::write(ByteView bytes) {
   }
 }
 
-bool MessageFiles::put_if_absent(const std::string& name, ByteView bytes, Deadline) {
+bool MessageFiles::put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) {
+  if (storage_->directories() == nullptr) {
+    reserved_ = nullptr;
+    return storage_->put(file_of(name), bytes, Condition::absent(), temporary_, deadline);
+  }
   write(bytes);
   try {
     storage_->rename(temporary_, file_of(name), false);

@@ -15,6 +15,7 @@
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
+#include "tilestone/storage/object_store.h"
 #include "tilestone/storage/one_file.h"
 #include "tilestone/storage/posix_storage.h"
 
@@ -65,6 +66,7 @@ std::string absolute(const std::string& path) {
   if (path.empty()) refuse(path, "the path of a checkpoint is empty");
   if (path.find('\0') != std::string::npos) refuse(path, "the path contains a NUL character");
   engine::refuse_url(path);
+  if (is_store_url(path)) return path;
   std::error_code error;
   const fs::path whole = fs::absolute(expand_home(path), error);
   if (!error) return whole.string();
@@ -73,32 +75,48 @@ std::string absolute(const std::string& path) {
       .with_errno(error.value());
 }
 
-// A directory, or a file of a kind that is opened by itself.
+std::shared_ptr<Storage> directory_at(const std::string& path, const PosixOptions& options) {
+  return is_store_url(path) ? object_store(path) : posix_storage(path, options);
+}
+
+// A directory or prefix, or a file of a kind that is opened by itself.
 std::shared_ptr<Storage> storage_at(const std::string& path, const PosixOptions& options) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) return posix_storage(path, options);
   const fs::path file(path);
   const std::string name = file.filename().string();
   if (!name.ends_with(".safetensors") && !is_torch_save_name(name)) {
-    return posix_storage(path, options);
+    return directory_at(path, options);
   }
-  auto directory = posix_storage(file.parent_path().string(), options);
+  auto directory = directory_at(file.parent_path().string(), options);
+  std::error_code error;
+  const bool is_file =
+      is_store_url(path) ? directory->stat(name).has_value() : fs::is_regular_file(path, error);
+  if (!is_file) return directory_at(path, options);
   if (is_torch_save_name(name)) return engine::torch_save_storage(directory, name, path);
   return one_file(std::move(directory), name);
 }
 
+std::string hint_for_scheme(const std::string& scheme) {
+  if (scheme == "file") return "write the path without file://";
+  if (scheme == "s3") return "pass the URL as text, because pathlib takes a slash away";
+  return "mount the storage, or copy the checkpoint to a directory";
+}
+
 }  // namespace
 
-void engine::refuse_url(const std::string& path) {
+bool engine::is_url(const std::string& path) {
   const size_t slash = path.find('/');
-  if (slash == std::string::npos || slash < 3 || path[slash - 1] != ':') return;
-  const std::string scheme = path.substr(0, slash - 1);
-  throw Error(ErrorCode::kUnsupported,
-              "the path is a URL of the scheme \"" + scheme +
-                  "\", but a checkpoint must be a directory of a file system")
+  return slash != std::string::npos && slash >= 3 && path[slash - 1] == ':';
+}
+
+void engine::refuse_url(const std::string& path) {
+  if (!is_url(path)) return;
+  const std::string scheme = path.substr(0, path.find('/') - 1);
+  if (is_store_url(path)) return check_store_url(path);
+  throw Error(ErrorCode::kUnsupported, "the path is a URL of the scheme \"" + scheme +
+                                           "\", but a checkpoint must be a directory of a file "
+                                           "system, or s3://bucket/prefix")
       .with_file(path)
-      .with_hint(scheme == "file" ? "write the path without file://"
-                                  : "mount the storage, or copy the checkpoint to a directory");
+      .with_hint(hint_for_scheme(scheme));
 }
 
 struct Location::State {
@@ -107,6 +125,9 @@ struct Location::State {
   std::mutex mutex;
   std::shared_ptr<Storage> storage;
   bool given = false;  // constructed from a storage, not from a path
+
+  // Whether the path is one of the file system.
+  bool is_file_path() const { return !given && !is_store_url(path); }
 };
 
 Location::Location(const std::string& path) : Location(path, PosixOptions()) {}
@@ -137,6 +158,7 @@ bool Location::has_files() const { return !storage().list().empty(); }
 
 std::string Location::identity() const {
   if (state_->given) return describe();
+  if (is_store_url(state_->path)) return object_store(state_->path)->describe();
   std::string normal = fs::path(describe()).lexically_normal().string();
   while (normal.size() > 1 && normal.back() == '/') normal.pop_back();
   return normal;
@@ -144,7 +166,7 @@ std::string Location::identity() const {
 
 std::string Location::resolved_identity() const {
   const std::string unresolved = identity();
-  if (state_->given) return unresolved;
+  if (!state_->is_file_path()) return unresolved;
   constexpr int kMaxLinks = 40;  // as Linux
   std::error_code error;
   fs::path path = unresolved;
@@ -159,11 +181,12 @@ std::string Location::resolved_identity() const {
 
 Location Location::within(const std::string& name) const {
   if (state_->given) return Location(shared()->child(name));
+  if (!state_->is_file_path()) return Location(identity() + "/" + name);
   return Location(state_->path.empty() ? "" : state_->path + "/" + name, state_->options);
 }
 
 Location Location::following_links() const {
-  if (state_->given) return *this;
+  if (!state_->is_file_path()) return *this;
   PosixOptions options = state_->options;
   options.links = PosixOptions::Links::kAll;
   return Location(state_->path, options);

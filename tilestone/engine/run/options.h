@@ -41,9 +41,10 @@ struct PosixOptions;
 // therefore never fails; the save or load fails instead, and reports the error to all ranks. A
 // relative path is resolved against the working directory at that moment. A leading "~" or "~user"
 // is the user's home directory, as in a shell ($HOME, else the system's user database). Errors at
-// first use: kUnsupported for a URL ("s3://bucket/x", and "s3:/bucket/x", which pathlib makes of
-// it); kInvalidArgument for a path that is empty or contains NUL, and for an unknown home
-// directory. "./~" and "./s3:/x" name directories that are literally called so.
+// first use: kUnsupported for a URL of a store that this build does not know, and for
+// "s3:/bucket/x", which pathlib makes of "s3://bucket/x"; kInvalidArgument for a path that is empty
+// or contains NUL, and for an unknown home directory. "./~" and "./s3:/x" name directories that are
+// literally called so.
 //
 // Copies of a Location share the storage. Thread-safe.
 class Location {

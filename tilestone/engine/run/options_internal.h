@@ -32,8 +32,11 @@ Deadline deadline_of(double timeout);
 Deadline deadline_of(const SaveOptions& options);
 Deadline deadline_of(const LoadOptions& options);
 
-// Error(kUnsupported) if the path is a URL: its first component ends with a colon after two or more
-// characters, "s3:" in "s3://bucket/x", and in "s3:/bucket/x", which pathlib makes of it.
+// Whether a path is a URL: its first component ends with a colon after two or more characters, as
+// "gs:" in "gs://bucket/x", and "s3:" in "s3:/bucket/x", which pathlib makes of "s3://bucket/x".
+bool is_url(const std::string& path);
+// Error(kUnsupported) if the path is a URL of a store that this build does not know, and what
+// check_store_url() throws. Does not reach for the network.
 void refuse_url(const std::string& path);
 
 // The location as a load or an open checkpoint reads it (Reading::follow_links).

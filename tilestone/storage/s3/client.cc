@@ -68,10 +68,24 @@ Request range_of(const std::string& key, uint64_t offset, MutableByteView into) 
   return request;
 }
 
+uint64_t number_of(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
+
 ObjectInfo info_of(const HttpAnswer& answer) {
   ObjectInfo info = {.etag = answer.header("etag"), .crc32 = answer.header(kCrc32Header)};
-  info.size = std::strtoull(answer.header("content-length").c_str(), nullptr, 10);
+  info.size = number_of(answer.header("content-length"));
+  info.modified = parse_utc(answer.header("last-modified"), "%a, %d %b %Y %H:%M:%S");
   return info;
+}
+
+// Of the answer to a range. 416: the object is empty. "bytes 0-99/1234" says the whole size.
+Beginning beginning_of(const HttpAnswer& answer) {
+  Beginning beginning = {.etag = answer.header("etag")};
+  if (answer.status == 416) return beginning;
+  beginning.bytes = to_bytes(answer.body);
+  const std::string range = answer.header("content-range");
+  beginning.size =
+      range.empty() ? answer.body.size() : number_of(range.substr(range.find('/') + 1));
+  return beginning;
 }
 
 // What x-amz-checksum-crc32 of an object may be: the CRC-32 of its parts' checksums and their
@@ -226,6 +240,17 @@ Pending<std::optional<WholeObject>> Client::get_whole(const std::string& key,
   return {start(std::move(request), deadline), finish};
 }
 
+Pending<std::optional<Beginning>> Client::get_beginning(const std::string& key, size_t most,
+                                                        const Deadline& deadline) {
+  Request request = {.action = kGet, .method = "GET", .key = key, .accepted = {404, 416}};
+  request.headers["range"] = fmt::format("bytes=0-{}", most - 1);
+  const auto finish = [](const Answer& answer) -> std::optional<Beginning> {
+    if (answer.http.status == 404) return std::nullopt;
+    return beginning_of(answer.http);
+  };
+  return {start(std::move(request), deadline), finish};
+}
+
 Pending<std::optional<ObjectInfo>> Client::head(const std::string& key, bool checksum,
                                                 const Deadline& deadline) {
   Request request = {.action = kHead, .method = "HEAD", .key = key, .accepted = {404}};
@@ -300,8 +325,18 @@ Pending<std::string> Client::begin_upload(const std::string& key, bool checksums
   request.answers_xml = true;
   request.headers = config_.new_object;
   if (checksums) request.headers["x-amz-checksum-algorithm"] = "CRC32";
-  return {start(std::move(request), deadline),
-          [](const Answer& answer) { return parse_upload_id(answer.http.body); }};
+  const auto finish = [this, key, deadline](const Answer& answer) {
+    std::string id = parse_upload_id(answer.http.body);
+    if (answer.repeated) abort_others(key, id, deadline);
+    return id;
+  };
+  return {start(std::move(request), deadline), finish};
+}
+
+void Client::abort_others(const std::string& key, const std::string& id, const Deadline& deadline) {
+  for (const Upload& each : uploads(key, std::nullopt, deadline).wait().uploads) {
+    if (each.key == key && each.id != id) abort(key, each.id, deadline).wait();
+  }
 }
 
 Pending<std::string> Client::upload_part(const std::string& key, const std::string& id, int number,

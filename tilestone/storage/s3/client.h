@@ -23,6 +23,7 @@
 // not a Pending.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,11 +80,19 @@ using MaybeEtag = std::optional<std::string>;
 struct ObjectInfo {
   uint64_t size = 0;
   std::string etag;
+  std::optional<std::chrono::system_clock::time_point> modified;
   std::string crc32;  // x-amz-checksum-crc32, if the store has kept one and it was asked for
 };
 
 struct WholeObject {
   Bytes bytes;
+  std::string etag;
+};
+
+// The first bytes of an object.
+struct Beginning {
+  Bytes bytes;
+  uint64_t size = 0;  // of the whole object
   std::string etag;
 };
 
@@ -118,6 +127,9 @@ class Client {
                            const std::string& etag, const Deadline& deadline);
   // An object of at most kMaxAnswer bytes; nullopt: there is none.
   Pending<std::optional<WholeObject>> get_whole(const std::string& key, const Deadline& deadline);
+  // At most `most` bytes (up to kMaxAnswer) from the object's begin; nullopt: there is none.
+  Pending<std::optional<Beginning>> get_beginning(const std::string& key, size_t most,
+                                                  const Deadline& deadline);
   // nullopt: there is none. checksum: asks for crc32, for which KMS wants permission to decrypt.
   Pending<std::optional<ObjectInfo>> head(const std::string& key, bool checksum,
                                           const Deadline& deadline);
@@ -135,8 +147,8 @@ class Client {
   Pending<bool> remove_if(const std::string& key, const std::string& etag,
                           const Deadline& deadline);
 
-  // The id of a new upload. checksums: each part will have a CRC-32. If the answer is lost there
-  // may be a second one, which uploads() lists.
+  // The id of a new upload, the only one of its key if an answer was lost: such a second one is
+  // aborted. checksums: each part will have a CRC-32.
   Pending<std::string> begin_upload(const std::string& key, bool checksums,
                                     const Deadline& deadline);
   // The ETag of the part. Numbers are 1 to 10,000; all parts but the last have at least 5 MiB.
@@ -165,6 +177,7 @@ class Client {
   Request put_request(const std::string& key, const std::vector<ByteView>& body,
                       const Condition& condition) const;
   void expect_none(const std::string& key, const Deadline& deadline);
+  void abort_others(const std::string& key, const std::string& id, const Deadline& deadline);
 
   const Config config_;
   const std::string bucket_;

@@ -14,7 +14,7 @@
 // ETag of a completion                 the object's                  another than the object's
 // parts of less than 5 MiB             EntityTooSmall                accepted
 // order of a list                      by path: "a/b" before "a-b"   by bytes
-// "a//b", "/a"                         literal                       400
+// "a//b", "/a"                         literal, but never listed     400
 // "a/../b", "./a", "a/./b"             400                           400
 // "a" and "a/b"                        both                          500, again and again
 // a name of 300 bytes between slashes  400 KeyTooLongError           500, again and again

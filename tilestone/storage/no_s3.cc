@@ -1,0 +1,19 @@
+#include "tilestone/base/error.h"
+#include "tilestone/storage/object_store.h"
+
+namespace tilestone {
+
+void check_store_url(const std::string& url) {
+  throw Error(ErrorCode::kUnsupported, "this build of Tilestone has no S3")
+      .with_file(url)
+      .with_hint("build it with the CMake option TILESTONE_S3=ON, which needs libcurl and pugixml");
+}
+
+std::string object_store_problem() { return "this build of Tilestone has no S3"; }
+
+std::shared_ptr<Storage> object_store(const std::string& url) {
+  check_store_url(url);
+  return nullptr;
+}
+
+}  // namespace tilestone

@@ -1,0 +1,249 @@
+#include "tilestone/storage/s3/store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/s3/bucket_internal.h"
+
+namespace tilestone::s3 {
+namespace {
+
+using Known = Bucket::Known;
+
+constexpr std::string_view kScheme = "s3://";
+constexpr uint64_t kMaxKeyBytes = 1024;
+// An ETag that no object has.
+constexpr const char* kNoTag = "\"00000000000000000000000000000000\"";
+
+bool is_file_name(const std::string& name) {
+  try {
+    check_file_name(name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// An object that is locked, or under a legal hold, stays.
+bool is_lock(const NotDeleted& refused) {
+  return refused.code == "ObjectLocked" ||
+         (refused.code == "AccessDenied" && refused.message.find("lock") != std::string::npos);
+}
+
+double seconds_of(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+class S3Store : public Storage {
+ public:
+  S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
+      : bucket_(std::move(bucket)), root_(prefix.empty() ? "" : prefix + "/") {}
+
+  StorageFacts facts() const override {
+    StorageFacts facts;
+    facts.description = std::string(kScheme) + bucket_->name;
+    if (!root_.empty()) facts.description += "/" + root_.substr(0, root_.size() - 1);
+    facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
+    facts.put_if_absent = bucket_->put_if_absent != Known::kNo;
+    facts.put_if_tag = bucket_->put_if_tag != Known::kNo;
+    facts.max_name_bytes = kMaxKeyBytes - std::min<uint64_t>(kMaxKeyBytes, root_.size());
+    return facts;
+  }
+
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t expected_size,
+                                       const Deadline& deadline) override {
+    return new_upload(bucket_, key(name), name, expected_size, deadline);
+  }
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    return open_object(bucket_, key(name), name);
+  }
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    read_objects(*bucket_, root_, ops, options, done);
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    const auto found = bucket_->client.head(key(name), false, call_deadline()).wait();
+    if (!found) return std::nullopt;
+    FileInfo info = {.size = found->size, .tag = found->etag};
+    if (found->modified) info.modified = seconds_of(*found->modified);
+    return info;
+  }
+
+  Listing listing(const std::string& prefix, Depth depth) override {
+    ListRequest request = {.prefix = root_ + prefix};
+    if (depth == Depth::kLevel) request.delimiter = "/";
+    Listing found;
+    do {
+      const ListPage page = bucket_->client.list(request, call_deadline()).wait();
+      for (const Listed& each : page.objects) add_name(found.files, each.key);
+      for (const std::string& each : page.prefixes) {
+        add_name(found.directories, each.substr(0, each.size() - 1));
+      }
+      request.next = page.next;
+    } while (!request.next.empty());
+    std::ranges::sort(found.files);
+    std::ranges::sort(found.directories);
+    return found;
+  }
+
+  bool put(const std::string& name, ByteView bytes, const Condition& condition,
+           const std::string& scratch, Deadline deadline) override {
+    const std::string to = key(name);
+    if (!condition.tag().empty()) {
+      expect_tags(name, key(scratch), deadline);
+    } else if (condition.is_absent() && bucket_->put_if_absent == Known::kNo) {
+      return !stat(name) && put_one(to, bytes, Condition::always(), deadline);
+    }
+    const bool done = put_one(to, bytes, condition, deadline);
+    if (condition.is_absent() && bucket_->put_if_absent == Known::kAssumed) {
+      find_conditions(to, bytes, done, deadline);
+    }
+    return done;
+  }
+
+  void remove(std::span<const std::string> names) override {
+    std::vector<std::string> keys;
+    for (const std::string& name : names) keys.push_back(key(name));
+    std::optional<NotDeleted> first;
+    for (size_t at = 0; at < keys.size(); at += kMaxKeysToRemove) {
+      const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(at);
+      const size_t count = std::min(kMaxKeysToRemove, keys.size() - at);
+      remove_batch({begin, begin + static_cast<std::ptrdiff_t>(count)}, first);
+    }
+    if (!first) return;
+    throw Error(ErrorCode::kIo, fmt::format("cannot remove s3://{}/{}: {}: {}", bucket_->name,
+                                            first->key, first->code, first->message))
+        .with_file(first->key.substr(root_.size()));
+  }
+
+  void settle(const std::string& name) override { check_directory_name(name); }
+
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+    check_file_name(name);
+    throw Error(ErrorCode::kUnsupported, "files can't be locked in an object store")
+        .with_file(name);
+  }
+  bool is_claimed(const std::string& name) override { return stat(name) && claim(name) != nullptr; }
+
+ private:
+  std::string key(const std::string& name) const {
+    check_file_name(name);
+    return root_ + name;
+  }
+
+  void add_name(std::vector<std::string>& names, const std::string& key) const {
+    std::string name = key.substr(std::min(root_.size(), key.size()));
+    if (is_file_name(name)) names.push_back(std::move(name));
+  }
+
+  bool put_one(const std::string& key, ByteView bytes, const Condition& condition,
+               const Deadline& deadline) {
+    return bucket_->client.put(key, {bytes}, condition, crc32(bytes), deadline).wait().has_value();
+  }
+
+  // Puts the same bytes again under conditions that don't hold. A put that was refused has shown
+  // one of them already.
+  void find_conditions(const std::string& key, ByteView bytes, bool done,
+                       const Deadline& deadline) {
+    const auto known = [&](const Condition& condition) {
+      return bucket_->client.refuses(key, {bytes}, condition, deadline).wait() ? Known::kYes
+                                                                               : Known::kNo;
+    };
+    bucket_->put_if_absent = done ? known(Condition::absent()) : Known::kYes;
+    if (!done) return;
+    bucket_->put_if_tag = known(Condition::has(kNoTag));
+    if (bucket_->put_if_absent == Known::kYes) return;
+    log(LogLevel::kWarning,
+        fmt::format("s3://{} has no conditional writes: two saves at one place at the same time go "
+                    "unnoticed",
+                    bucket_->name));
+  }
+
+  void expect_tags(const std::string& name, const std::string& scratch, const Deadline& deadline) {
+    if (bucket_->put_if_tag == Known::kAssumed) {
+      const bool has =
+          bucket_->client.refuses(scratch, {}, Condition::has(kNoTag), deadline).wait();
+      bucket_->put_if_tag = has ? Known::kYes : Known::kNo;
+      if (!has) bucket_->client.remove({scratch}, deadline).wait();
+    }
+    if (bucket_->put_if_tag == Known::kYes) return;
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("s3://{} has no writes under the condition of a tag (If-Match)", bucket_->name))
+        .with_file(name);
+  }
+
+  void remove_batch(const std::vector<std::string>& keys, std::optional<NotDeleted>& first) {
+    for (NotDeleted& each : bucket_->client.remove(keys, call_deadline()).wait()) {
+      if (is_lock(each)) {
+        log(LogLevel::kWarning, fmt::format("s3://{}/{} stays, because it is locked: {}",
+                                            bucket_->name, each.key, each.message));
+      } else if (!first) {
+        first = std::move(each);
+      }
+    }
+  }
+
+  const std::shared_ptr<Bucket> bucket_;
+  const std::string root_;  // "", or the prefix and a slash
+};
+
+// What may change how a bucket is reached.
+Environment relevant(Environment environment) {
+  std::erase_if(environment, [](const auto& each) {
+    const std::string& name = each.first;
+    return !name.starts_with("AWS_") && !name.starts_with("TILESTONE_S3") && name != "HOME" &&
+           name != "SSL_CERT_FILE" && name.find("proxy") == std::string::npos &&
+           name.find("PROXY") == std::string::npos;
+  });
+  return environment;
+}
+
+// Never destroyed: a thread of the process may still use its connections while it exits.
+std::shared_ptr<Bucket> shared_bucket(const std::string& name) {
+  using Key = std::pair<std::string, Environment>;
+  static std::mutex& mutex = *new std::mutex;
+  static auto& buckets = *new std::map<Key, std::shared_ptr<Bucket>>;
+  const Environment environment = relevant(process_environment());
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Bucket>& bucket = buckets[{name, environment}];
+  if (bucket == nullptr) bucket = std::make_shared<Bucket>(config_from(environment), name);
+  return bucket;
+}
+
+}  // namespace
+
+Url parse_url(const std::string& url) {
+  const std::string rest = url.starts_with(kScheme) ? url.substr(kScheme.size()) : "";
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  Url parsed = {rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size()))};
+  while (parsed.prefix.ends_with('/')) parsed.prefix.pop_back();
+  const std::string between = "/" + parsed.prefix + "/";
+  const bool is_literal = between.find("/./") == std::string::npos &&
+                          between.find("/../") == std::string::npos &&
+                          between.find('\0') == std::string::npos;
+  if (!parsed.bucket.empty() && is_literal) return parsed;
+  throw Error(ErrorCode::kInvalidArgument, "this is not of the form s3://bucket/prefix")
+      .with_file(url);
+}
+
+std::shared_ptr<Storage> s3_store(const Url& url) {
+  return std::make_shared<S3Store>(shared_bucket(url.bucket), url.prefix);
+}
+
+std::shared_ptr<Storage> s3_store(const Url& url, Config config) {
+  return std::make_shared<S3Store>(std::make_shared<Bucket>(std::move(config), url.bucket),
+                                   url.prefix);
+}
+
+}  // namespace tilestone::s3

@@ -1,0 +1,181 @@
+// The store over a real server: the conformance suite, and what only an object store has.
+#include "tilestone/storage/s3/store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tilestone/storage/s3/client.h"
+#include "tilestone/storage/s3/local_server_testing.h"
+#include "tilestone/storage/s3/real_server_testing.h"
+#include "tilestone/storage/storage_testing.h"
+
+namespace tilestone {
+
+const std::vector<StorageCase>& s3_cases() {
+  static const auto fresh = [](const std::string& more) {
+    static int count = 0;
+    static const bool made = (s3::seaweed().create_bucket("conformance"), true);
+    const std::string prefix = "p" + std::to_string(count++) + more;
+    return s3::s3_store({made ? "conformance" : "", prefix}, s3::seaweed().config());
+  };
+  static const std::vector<StorageCase> cases = {
+      {"seaweed", [] { return TestedStorage{fresh("/a"), nullptr}; }},
+      {"child_of_seaweed", [] { return TestedStorage{fresh("")->child("a/child"), nullptr}; }}};
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(S3, StorageConformance, testing::Values(s3_cases()[0]), storage_case_name);
+INSTANTIATE_TEST_SUITE_P(S3, ObjectConformance, testing::ValuesIn(s3_cases()), storage_case_name);
+
+namespace s3::store_test {
+
+using testing::ElementsAre;
+
+Deadline in_time() { return Deadline::after(std::chrono::seconds(30)); }
+
+std::string fresh_bucket(RealServer& server) {
+  static int count = 0;
+  const std::string name = "store-" + std::to_string(count++);
+  server.create_bucket(name);
+  return name;
+}
+
+TEST(S3Url, IsABucketAndALiteralPrefix) {
+  const auto parsed = [](const char* text) {
+    const Url url = parse_url(text);
+    return url.bucket + " " + url.prefix;
+  };
+  EXPECT_EQ(parsed("s3://bucket"), "bucket ");
+  EXPECT_EQ(parsed("s3://bucket/"), "bucket ");
+  EXPECT_EQ(parsed("s3://bucket/a//b?c/"), "bucket a//b?c");
+  for (const char* const text :
+       {"s3:///x", "s3://", "s3:/bucket/x", "bucket/x", "s3://b/../c", "s3://b/."}) {
+    expect_error([&] { parse_url(text); }, ErrorCode::kInvalidArgument, "s3://bucket/prefix");
+  }
+}
+
+TEST(S3Store, APrefixNeverListsAnotherThatBeginsLikeIt) {
+  const std::string bucket = fresh_bucket(seaweed());
+  const auto at = [&](const char* prefix) {
+    return s3_store({bucket, prefix}, seaweed().config());
+  };
+  put_file(*at("run1"), "f", as_bytes("1"));
+  put_file(*at("run10"), "g", as_bytes("10"));
+  put_file(*at("run1/"), "in/h", as_bytes("1"));
+  EXPECT_THAT(at("run1")->list(), ElementsAre("f", "in/h"));
+  EXPECT_THAT(at("")->list_directories(), ElementsAre("run1", "run10"));
+  EXPECT_EQ(at("run1")->describe(), "s3://" + bucket + "/run1");
+  EXPECT_EQ(at("")->describe(), "s3://" + bucket);
+}
+
+TEST(S3Store, ListsAndRemovesMoreThanAPage) {
+  const auto store = s3_store({fresh_bucket(seaweed()), "many"}, seaweed().config());
+  std::vector<std::string> names;
+  for (int i = 0; i < 1'005; ++i) names.push_back("f" + std::to_string(10'000 + i));
+  for (const std::string& name : names) put_file(*store, name, {});
+  EXPECT_EQ(store->list(), names);
+  store->remove(names);
+  EXPECT_THAT(store->list(), ElementsAre());
+}
+
+TEST(S3Store, FindsOutWhichConditionsABucketHas) {
+  const auto with = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
+  EXPECT_TRUE(with->put("note", as_bytes("a"), Condition::absent(), "s", in_time()));
+  EXPECT_TRUE(with->facts().put_if_absent && with->facts().put_if_tag);
+  EXPECT_FALSE(with->put("note", as_bytes("b"), Condition::absent(), "s", in_time()));
+
+  const auto without = s3_store({fresh_bucket(rclone()), "p"}, rclone().config());
+  EXPECT_TRUE(without->put("note", as_bytes("a"), Condition::absent(), "s", in_time()));
+  EXPECT_FALSE(without->facts().put_if_absent || without->facts().put_if_tag);
+  EXPECT_FALSE(without->put("note", as_bytes("b"), Condition::absent(), "s", in_time()));
+  EXPECT_EQ(as_text(read_file(*without, "note", 10)), "a");
+  const auto asks = [](const std::shared_ptr<Storage>& store) {
+    store->put("note", as_bytes("c"), Condition::has("\"t\""), "s", in_time());
+  };
+  expect_error([&] { asks(without); }, ErrorCode::kUnsupported, "If-Match");
+  const auto fresh = s3_store({fresh_bucket(rclone()), "p"}, rclone().config());
+  expect_error([&] { asks(fresh); }, ErrorCode::kUnsupported, "If-Match");
+  EXPECT_THAT(fresh->list(), ElementsAre());
+}
+
+// Counts requests on their way to the server.
+class Counted {
+ public:
+  Counted()
+      : proxy_(seaweed().url(), [this](const ServedRequest& request) {
+          const std::lock_guard lock(mutex_);
+          requests_.push_back(request.method);
+          return Fault::kNone;
+        }) {}
+  std::shared_ptr<Storage> store(const std::string& bucket) {
+    return s3_store({bucket, "p"}, seaweed().config_for(proxy_.url()));
+  }
+  std::vector<std::string> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(requests_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> requests_;
+  FaultProxy proxy_;
+};
+
+TEST(S3Store, RequestsOfWritesAndReads) {
+  Counted counted;
+  const auto store = counted.store(fresh_bucket(seaweed()));
+  const Bytes large = pattern_bytes(20 << 20);
+  const auto file = store->create("large", large.size());
+  file->append_kept(large);
+  file->sync(in_time());
+  file->close();
+  EXPECT_THAT(counted.take(), ElementsAre("POST", "PUT", "PUT", "PUT", "POST"));
+  put_file(*store, "small", as_bytes("abc"));
+  EXPECT_THAT(counted.take(), ElementsAre("PUT"));
+  EXPECT_EQ(as_text(read_file(*store, "small", 3)), "abc");
+  EXPECT_THAT(counted.take(), ElementsAre("GET"));
+  EXPECT_TRUE(same_bytes(read_file(*store, "large", large.size()), large));
+  EXPECT_THAT(counted.take(), ElementsAre("GET", "GET", "GET", "GET"));
+}
+
+TEST(S3Store, AFileThatIsGivenUpLeavesNoUpload) {
+  const std::string bucket = fresh_bucket(seaweed());
+  const auto store = s3_store({bucket, "p"}, seaweed().config());
+  const Bytes bytes = pattern_bytes(9 << 20);
+  Client client(seaweed().config(), bucket);
+  {
+    const auto file = store->create("f", bytes.size());
+    file->append_kept(bytes);
+    EXPECT_EQ(client.uploads("p/", std::nullopt, in_time()).wait().uploads.size(), 1u);
+  }
+  EXPECT_TRUE(client.uploads("p/", std::nullopt, in_time()).wait().uploads.empty());
+  EXPECT_THAT(store->list(), ElementsAre());
+}
+
+TEST(S3Store, ASecondUploadOfALostAnswerIsAborted) {
+  const std::string bucket = fresh_bucket(seaweed());
+  std::atomic<bool> lost = false;
+  FaultProxy proxy(seaweed().url(), [&](const ServedRequest& request) {
+    return request.has("?uploads") && !lost.exchange(true) ? Fault::kLostAnswer : Fault::kNone;
+  });
+  const auto store = s3_store({bucket, "p"}, seaweed().config_for(proxy.url()));
+  const Bytes bytes = pattern_bytes(9 << 20);
+  put_file(*store, "f", bytes);
+  EXPECT_TRUE(same_bytes(read_file(*store, "f", bytes.size()), bytes));
+  Client client(seaweed().config(), bucket);
+  EXPECT_TRUE(client.uploads("p/", std::nullopt, in_time()).wait().uploads.empty());
+  EXPECT_EQ(proxy.faults(), 1);
+}
+
+TEST(S3Store, AnObjectThatWasReplacedIsNoLongerRead) {
+  const auto store = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
+  put_file(*store, "f", pattern_bytes(100'000, 1));
+  const auto file = store->open("f");
+  EXPECT_TRUE(store->put("f", pattern_bytes(100'000, 2), Condition::always(), "s", in_time()));
+  Bytes bytes(50'000);
+  const ReadOp op{file.get(), 50'000, bytes.size(), bytes.data()};
+  expect_error([&] { store->read({&op, 1}, {}, [](size_t, ByteView) {}); }, ErrorCode::kMismatch);
+}
+
+}  // namespace s3::store_test
+}  // namespace tilestone

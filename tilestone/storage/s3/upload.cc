@@ -1,0 +1,221 @@
+// How a file is written: appended bytes are copied into buffers of the bucket, memory that the
+// caller keeps is not. When there are enough of both for a part, the part is sent; several are in
+// progress. A file that is smaller than a part is one PUT. All parts but the last have one size.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/checked.h"
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/storage/s3/bucket_internal.h"
+
+namespace tilestone::s3 {
+namespace {
+
+constexpr uint64_t kMaxParts = 10'000;
+
+uint64_t part_bytes(uint64_t expected_size) {
+  return std::max<uint64_t>(kPartBytes, align_up(expected_size / kMaxParts + 1, 1u << 20));
+}
+
+// Bytes in their order, and the buffers that some of them are in.
+struct Body {
+  std::vector<ByteView> views;
+  std::vector<std::shared_ptr<Buffer>> buffers;
+  uint64_t size = 0;
+
+  uint32_t checksum() const {
+    uint32_t sum = 0;
+    for (const ByteView view : views) sum = crc32(view, sum);
+    return sum;
+  }
+};
+
+struct PartInProgress {
+  Body body;  // first, so that the request ends before its memory goes
+  Pending<std::string> etag;
+};
+
+class NewObject : public WritableFile {
+ public:
+  NewObject(std::shared_ptr<Bucket> bucket, std::string key, std::string name,
+            uint64_t expected_size, const Deadline& deadline)
+      : bucket_(std::move(bucket)),
+        key_(std::move(key)),
+        name_(std::move(name)),
+        part_bytes_(part_bytes(expected_size)),
+        deadline_(deadline) {}
+
+  ~NewObject() override {
+    in_progress_.clear();
+    if (id_.empty()) return;
+    try {
+      bucket_->client.abort(key_, id_, Deadline::after(std::chrono::seconds(10))).wait();
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, std::string("an unfinished upload stays: ") + error.what());
+    }
+  }
+
+  void append(Buffer buffer) override { append(buffer.view()); }
+
+  void append(ByteView bytes) override {
+    guarded([&] {
+      while (!bytes.empty()) {
+        const MutableByteView space = room();
+        const size_t count = std::min({space.size(), bytes.size(), rest_of_part()});
+        std::memcpy(space.data(), bytes.data(), count);
+        filled_->set_size(filled_->size() + count);
+        if (next_.buffers.empty() || next_.buffers.back() != filled_) {
+          next_.buffers.push_back(filled_);
+        }
+        add(ByteView(space.first(count)));
+        bytes = bytes.subspan(count);
+      }
+    });
+  }
+
+  void append_kept(ByteView bytes) override {
+    guarded([&] {
+      while (!bytes.empty()) {
+        const size_t count = std::min(bytes.size(), rest_of_part());
+        add(bytes.first(count));
+        bytes = bytes.subspan(count);
+      }
+    });
+  }
+
+  void sync(Deadline deadline) override {
+    guarded([&] {
+      if (deadline.expired()) {
+        throw Error(ErrorCode::kTimeout, "the deadline passed before a file was written")
+            .with_file(name_);
+      }
+      if (!is_finished_) finish(deadline);
+    });
+  }
+
+  void close() override {
+    guarded([&] {
+      if (!is_finished_) finish(deadline_);
+      is_open_ = false;
+    });
+  }
+
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  // The first failure is thrown again by every later call.
+  template <typename Step>
+  void guarded(const Step& step) {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    if (!is_open_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+    try {
+      step();
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
+  }
+
+  size_t rest_of_part() const { return part_bytes_ - next_.size; }
+
+  // Free space in a buffer. Never waits for buffers that other files have.
+  MutableByteView room() {
+    if (filled_ != nullptr && filled_->size() < filled_->capacity()) {
+      return filled_->space().subspan(filled_->size());
+    }
+    filled_ = nullptr;
+    BufferPool& pool = **bucket_->buffers;
+    Buffer buffer = pool.try_acquire();
+    for (; !buffer && !in_progress_.empty(); buffer = pool.try_acquire()) end_oldest();
+    if (!buffer) buffer = BufferPool::create(kPartBytes, kPartBytes)->acquire();
+    buffer.set_size(0);
+    filled_ = std::make_shared<Buffer>(std::move(buffer));
+    return filled_->space();
+  }
+
+  void add(ByteView bytes) {
+    next_.views.push_back(bytes);
+    next_.size += bytes.size();
+    size_ += bytes.size();
+    if (next_.size == part_bytes_) send_part();
+  }
+
+  void send_part() {
+    if (parts_.size() == kMaxParts) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("the file has more than {} parts of {} bytes", kMaxParts, part_bytes_))
+          .with_file(name_);
+    }
+    if (id_.empty()) id_ = bucket_->client.begin_upload(key_, true, deadline_).wait();
+    while (in_progress_.size() >= kInProgress) end_oldest();
+    Body body = std::exchange(next_, {});
+    const int number = static_cast<int>(parts_.size()) + 1;
+    parts_.push_back({number, "", body.checksum(), body.size});
+    auto etag =
+        bucket_->client.upload_part(key_, id_, number, body.views, parts_.back().crc32, deadline_);
+    in_progress_.push_back({std::move(body), std::move(etag)});
+  }
+
+  void end_oldest() {
+    const size_t index = parts_.size() - in_progress_.size();
+    parts_[index].etag = in_progress_.front().etag.wait();
+    in_progress_.pop_front();
+  }
+
+  // The name is a new one. So an existing object is somebody else's, whom the condition protects.
+  void finish(const Deadline& deadline) {
+    const Condition condition =
+        bucket_->put_if_absent == Bucket::Known::kNo ? Condition::always() : Condition::absent();
+    MaybeEtag etag;
+    if (id_.empty()) {
+      etag = bucket_->client.put(key_, next_.views, condition, next_.checksum(), deadline).wait();
+    } else {
+      if (next_.size > 0) send_part();
+      while (!in_progress_.empty()) end_oldest();
+      etag = bucket_->client.complete(key_, id_, parts_, condition, deadline).wait();
+    }
+    if (!etag) {
+      throw Error(ErrorCode::kAlreadyExists, "cannot create a file")
+          .with_file(name_)
+          .with_errno(EEXIST);
+    }
+    id_.clear();
+    next_ = {};
+    filled_ = nullptr;
+    is_finished_ = true;
+  }
+
+  const std::shared_ptr<Bucket> bucket_;
+  const std::string key_, name_;
+  const uint64_t part_bytes_;
+  const Deadline deadline_;
+  uint64_t size_ = 0;
+  std::shared_ptr<Buffer> filled_;  // the buffer that is being filled
+  Body next_;                       // of the next part
+  std::string id_;                  // of an upload that was begun and has not ended
+  std::vector<Part> parts_;
+  std::deque<PartInProgress> in_progress_;  // the last of parts_
+  std::exception_ptr failure_;
+  bool is_finished_ = false, is_open_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<WritableFile> new_upload(std::shared_ptr<Bucket> bucket, std::string key,
+                                         std::string name, uint64_t expected_size,
+                                         const Deadline& deadline) {
+  return std::make_unique<NewObject>(std::move(bucket), std::move(key), std::move(name),
+                                     expected_size, deadline);
+}
+
+}  // namespace tilestone::s3
