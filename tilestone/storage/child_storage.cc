@@ -146,6 +146,9 @@ class ChildStorage : public Storage {
     for (const std::string& name : names) full.push_back(file(name));
     base_->remove(full);
   }
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
+    return base_->remove_if(file(name), tag, deadline);
+  }
 
   void settle(const std::string& name) override {
     check_directory_name(name);

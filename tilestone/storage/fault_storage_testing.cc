@@ -375,6 +375,14 @@ class FaultStorage : public Storage {
     });
   }
 
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
+    if (directories() != nullptr) return Storage::remove_if(name, tag, deadline);
+    const auto done = std::make_shared<bool>(true);
+    state_.perform(call(StorageOp::kRemove, name),
+                   [=, &state = state_] { *done = state.inner->remove_if(name, tag, deadline); });
+    return *done;
+  }
+
   void settle(const std::string& name) override {
     state_.perform(call(StorageOp::kSettle, name), [&] {
       state_.inner->settle(name);

@@ -122,6 +122,17 @@ bool MemoryObjects::put(const std::string& name, ByteView bytes, const Condition
   return true;
 }
 
+bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, Deadline deadline) {
+  check_file_name(name);
+  expect_time(deadline, name);
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return true;
+  if (tag_of(*found->second) != tag) return false;
+  entries_.erase(found);
+  return true;
+}
+
 void MemoryObjects::settle(const std::string& name) { check_directory_name(name); }
 
 std::unique_ptr<StorageClaim> MemoryObjects::claim(const std::string& name) {

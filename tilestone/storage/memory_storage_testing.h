@@ -88,6 +88,7 @@ class MemoryObjects : public MemoryStorage {
   Listing listing(const std::string& prefix, Depth depth) override;
   bool put(const std::string& name, ByteView bytes, const Condition& condition,
            const std::string& scratch, Deadline deadline) override;
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override;
   void settle(const std::string& name) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name) override;
   bool is_claimed(const std::string& name) override;

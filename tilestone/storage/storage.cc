@@ -224,6 +224,11 @@ bool Storage::put(const std::string& name, ByteView bytes, const Condition& cond
   }
 }
 
+bool Storage::remove_if(const std::string& name, const std::string&, Deadline) {
+  remove(name);
+  return true;
+}
+
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {
   if (put(name, bytes, replace ? Condition::always() : Condition::absent(), temp_name, deadline))

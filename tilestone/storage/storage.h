@@ -204,6 +204,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Removes files. One that does not exist is no failure. All are tried; then the first failure is
   // thrown.
   virtual void remove(std::span<const std::string> names) = 0;
+  // Removes a file if it still has this tag. False: it has another one, and stays. An absent file
+  // counts as removed. Where put_if_tag is false, nothing is asked: the caller has a claim. Many
+  // object stores ignore the condition of a removal: there, a file that is put between a look and
+  // the removal goes, too.
+  virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline);
   // Returns when all names that were created, renamed or removed in the directory ("": the root)
   // before the call are durable.
   virtual void settle(const std::string& name) = 0;

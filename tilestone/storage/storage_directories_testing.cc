@@ -312,6 +312,18 @@ TEST_P(ObjectConformance, APutCanAskForATag) {
   EXPECT_TRUE(storage().facts().put_if_tag);
 }
 
+TEST_P(ObjectConformance, AFileIsRemovedIfItHasItsTag) {
+  put_file(storage(), "f", as_bytes("one"));
+  const std::string one = storage().stat("f")->tag;
+  EXPECT_TRUE(put(storage(), "two", Condition::has(one)));
+  EXPECT_FALSE(storage().remove_if("f", one, Deadline::never()));
+  EXPECT_EQ(text_of(storage(), "f"), "two");
+  const std::string two = storage().stat("f")->tag;
+  EXPECT_TRUE(storage().remove_if("f", two, Deadline::never()));
+  EXPECT_TRUE(storage().remove_if("f", two, Deadline::never()));
+  EXPECT_EQ(storage().list(), Names{});
+}
+
 TEST_P(ObjectConformance, AFileIsThereWhenItIsComplete) {
   put_file(storage(), "taken", as_bytes("old"));
   const auto open = storage().open("taken");

@@ -126,6 +126,10 @@ class S3Store : public Storage {
         .with_file(first->key.substr(root_.size()));
   }
 
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
+    return bucket_->client.remove_if(key(name), tag, deadline).wait();
+  }
+
   void settle(const std::string& name) override { check_directory_name(name); }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name) override {
