@@ -1,6 +1,7 @@
 // What stands at a place, beside what a checkpoint's format says of it.
 #include "python/src/bindings.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/storage/object_store.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::python {
@@ -52,6 +53,12 @@ void bind_places(nb::module_& m) {
       },
       "path"_a, nb::sig("def identity_of(path: bytes) -> str"),
       "The text that is the same for each path that leads to a place.");
+  m.def(
+      "is_url", [](const nb::bytes& path) { return engine::is_url(path_of(path)); }, "path"_a,
+      "Whether a path is a URL, as it was written or as pathlib shortens it.");
+  m.def(
+      "object_store_problem", [] { return without_gil([] { return object_store_problem(); }); },
+      "Why no object store can be used here: no S3, or no credentials. Empty if one can.");
   m.def("names_at", &names_at, "path"_a, nb::sig("def names_at(path: bytes) -> list[str]"),
         "The names of files and directories directly at a place, sorted.");
   m.def("bytes_at", &bytes_at, "path"_a, "name"_a, "offset"_a = 0, "size"_a.none() = nb::none(),

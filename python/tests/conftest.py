@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import signal
+import uuid
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import hosts
 import pytest
 import ranks
+from object_server import BUCKET, Server
 
 KILLS = "kills"  # a property of a test: a line for the summary
 TABLES = "tables"  # likewise, several
@@ -53,6 +55,21 @@ def _few_groups(request: pytest.FixtureRequest) -> Iterator[None]:
 def ckpt(tmp_path: pathlib.Path) -> str:
     """The path for a test's checkpoint."""
     return str(tmp_path / "ckpt")
+
+
+@pytest.fixture(scope="session", name="object_server")
+def server_of_objects() -> Iterator[Server]:
+    """A server with a bucket."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(object_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place in the server's bucket for one test: "s3://...". The environment says where it is."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

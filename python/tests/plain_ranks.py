@@ -133,7 +133,8 @@ def killed(path: str) -> list[Any]:
     again = end(begin(lambda rank: save(path, rank, 4).published, 2))
     said = [first, again, *map(end, waiting)]
     expect_state(path, 4)
-    for left in tilestone.gc(path, delete=True):
+    in_store = path.startswith("s3:")  # where gc can't know what lives
+    for left in tilestone.gc(path, delete=not in_store):
         assert "__2_" in left.name  # written by the killed process
     expect_state(path, 4)
     return said

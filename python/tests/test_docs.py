@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ranks
+import tilestone
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 # Pages whose blocks in ```python are one program. Other pages show pieces.
@@ -90,6 +91,22 @@ def test_the_python_of_the_readme_runs_unchanged(
     assert sorted(each.name for each in (tmp_path / "ckpt").iterdir()) == [
         "step-1200", "step-1300", "step-1400",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/object_stores.md"])
+def test_the_python_of_object_stores_runs_unchanged(
+    page: str, object_server: Any, bucket: str
+) -> None:
+    object_server.files().makedirs("training", exist_ok=True)
+    text = (DOCS.parent / page).read_text()
+    (block,) = [each for each in BLOCK.findall(text) if "s3://training" in each]
+    state = {"weight": torch.arange(32.0).reshape(16, 2), "step": 3}
+    names: dict[str, Any] = {"state": state, "tilestone": tilestone}
+    try:
+        _run(block, page, names)
+    finally:
+        object_server.files().rm("training/", recursive=True)
+    assert names["state"]["weight"] is state["weight"] and names.get("step", 4) == 4
 
 
 def _training(last: int, steps_before: int) -> dict[str, Any]:

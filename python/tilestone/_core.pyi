@@ -883,6 +883,14 @@ def refuse_url(path: bytes) -> None:
 def identity_of(path: bytes) -> str:
     """The text that is the same for each path that leads to a place."""
 
+def is_url(path: bytes) -> bool:
+    """Whether a path is a URL, as it was written or as pathlib shortens it."""
+
+def object_store_problem() -> str:
+    """
+    Why no object store can be used here: no S3, or no credentials. Empty if one can.
+    """
+
 def names_at(path: bytes) -> list[str]:
     """The names of files and directories directly at a place, sorted."""
 

@@ -49,7 +49,8 @@ def save(
             plain data are pickled. Stock PyTorch reads a numpy array as a torch tensor, so its
             template there is torch.from_numpy(array).
         path: the checkpoint's directory, on a file system that all ranks see. A leading "~" means
-            the home directory; URLs ("s3://...") are refused. Must be the same on every rank.
+            the home directory. Or a place in a store, "s3://bucket/prefix"; other URLs are refused.
+            Must be the same on every rank.
         group: the ranks that save: a torch process group, or a communicator (`tilestone.solo()`,
             `tilestone.mpi_world()`, or any object with rank, size, describe, gather, scatter,
             broadcast and all_to_all). The default is torch.distributed's default group if it is
@@ -62,7 +63,7 @@ def save(
 
     Raises:
         AlreadyExistsError: there is a checkpoint at `path`, and overwrite is False.
-        UnsupportedError: `path` is a URL; the format or dialect is unknown; or a directory can't be
+        UnsupportedError: `path` is a URL that no store takes; the format or dialect is unknown; or a directory can't be
             replaced as a whole because it holds files that belong to no checkpoint, or is a mount
             point or the working directory.
         InvalidArgumentError, MismatchError, CoverageError: the ranks' states contradict each other,

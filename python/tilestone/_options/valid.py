@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 from tilestone import _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
-
-_URL = re.compile(rb"[^/]{2,}:/")  # as the engine's refuse_url
 
 
 def directory(path: Any) -> bytes:
@@ -32,7 +29,7 @@ def directory(path: Any) -> bytes:
 
 def is_url(path: Any) -> bool:
     """Whether this is a URL, also as pathlib shortens it, and not a path of a directory."""
-    return _URL.match(directory(path)) is not None
+    return _core.is_url(directory(path))
 
 
 def refuse_any_url(path: Any, what: str) -> None:

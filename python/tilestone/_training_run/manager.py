@@ -148,7 +148,8 @@ class CheckpointManager:
     methods communicate with nobody. One thread may use it at a time.
 
     Args:
-        run_dir: the run's directory, on a file system that all ranks see; made by the first save.
+        run_dir: the run's directory, on a file system that all ranks see, or a place in a store;
+            made by the first save.
         every: `save` saves at steps that are multiples of it.
         keep: a `Keep`: the checkpoints that it does not keep are removed, in the background, once a
             newer one is durable. None: no checkpoint is removed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pathlib
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 
+from tilestone import _core
 from tilestone.dcp._calls import StoreFiles, storage_for
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
@@ -64,11 +66,28 @@ def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
 
 
 def _is_for_torch(checkpoint_id: Any) -> bool:
-    """Whether it stays with torch: a URL that no store takes. From a pathlib.Path, torch would make
-    a folder "s3:"."""
+    """Whether it stays with torch: a URL that no store takes, or s3 if it can't be used. From a
+    pathlib.Path, torch would make a folder "s3:"."""
     if isinstance(checkpoint_id, pathlib.Path) or "://" not in str(checkpoint_id):
         return False
-    return not StoreFiles.validate_checkpoint_id(checkpoint_id)
+    return not StoreFiles.validate_checkpoint_id(checkpoint_id) or bool(_why_not_s3())
+
+
+@functools.cache
+def _why_not_s3() -> str:
+    """Why s3 URLs stay with torch; "": Tilestone takes them. Asked, and said, once per process."""
+    with contextlib.suppress(ImportError):
+        from fsspec.config import conf
+
+        if conf.get("s3"):
+            return _said("fsspec has options for s3, which Tilestone does not read")
+    problem = _core.object_store_problem()
+    return _said(problem) if problem else ""
+
+
+def _said(why: str) -> str:
+    _log.warning("torch itself saves to and loads from s3:// in this process: %s", why)
+    return why
 
 
 def _patch(owner: Any, name: str, made: Any) -> None:
@@ -84,8 +103,8 @@ def enable() -> None:
     and processes) use Tilestone's FileSystemWriter and FileSystemReader in the place of torch's
     own: where the program passes only a checkpoint_id, and where it passes an object of exactly
     torch's class, and so do the conversions of format_utils. torch still plans. As with stock stay
-    URLs ("memory://x", "s3://x", "file:///x"), other classes, subclasses too, objects with a file
-    system of the program's (`writer.fs`) and writers that serialize as SAFETENSORS. What
+    URLs ("memory://x", "file:///x"; "s3://x" if this build has no S3, no credentials are found, or
+    fsspec is configured for it), other classes, subclasses too, objects with a file system of the program's (`writer.fs`) and writers that serialize as SAFETENSORS. What
     pathlib makes of a URL ("s3:/x") is refused: stock saves to a folder "s3:" on the host.
 
     A second call does nothing. The first one is logged (INFO).

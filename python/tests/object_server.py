@@ -1,0 +1,125 @@
+"""SeaweedFS, a real server that speaks S3's API, for tests and benchmarks. Files are in a fresh folder."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+KEY, SECRET, BUCKET = "AKIDTESTS", "SECRETTESTS", "tests"
+_PARTS = ("s3", "master", "volume", "filer", "admin")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as each, contextlib.suppress(OSError):
+        each.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Below those that the system gives to connections, which would take them meanwhile."""
+    return list(itertools.islice(filter(_is_free, random.sample(range(10_000, 32_000), 2000)), count))
+
+
+def files_at(url: str) -> Any:
+    """What a server has, by another client: an s3fs.S3FileSystem."""
+    import s3fs
+
+    return s3fs.S3FileSystem(
+        key=KEY, secret=SECRET, endpoint_url=url, skip_instance_cache=True, use_listings_cache=False
+    )
+
+
+def _die_with_the_parent() -> None:
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+class Server:
+    """A server with one bucket. The context manager stops it."""
+
+    def __init__(self) -> None:
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="tilestone_s3_"))
+        (self._folder / "data").mkdir()
+        identity = {
+            "name": "tests",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        self._ports = _free_ports(2 * len(_PARTS))
+        self.url = f"http://127.0.0.1:{self._ports[0]}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+        self.files().mkdir(BUCKET)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a program finds it."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.url, "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }  # fmt: skip
+
+    def files(self) -> Any:
+        """As files_at."""
+        return files_at(self.url)
+
+    def start(self) -> None:
+        """Starts it over the same folder, at the same port."""
+        words = [
+            os.path.join(sysconfig.get_path("scripts"), "weed"), "mini",
+            f"-dir={self._folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+            f"-s3.config={self._folder / 's3.json'}", "-admin.ui=false", "-webdav=false",
+            "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        ]  # fmt: skip
+        ports = iter(self._ports)
+        for part in _PARTS:
+            words += [f"-{part}.port={next(ports)}", f"-{part}.port.grpc={next(ports)}"]
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                words, stdout=log, stderr=log, preexec_fn=_die_with_the_parent
+            )
+        for _ in range(600):
+            if self._answers() or self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert self._answers(), (self._folder / "log").read_text()[-2000:]
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.url, timeout=1).close()
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,220 @@
+"""Checkpoints in object stores: kills, races, errors, forks, and other programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sysconfig
+import threading
+import traceback
+from typing import Any
+
+import numpy
+import plain_ranks
+import pytest
+import torch
+from object_server import BUCKET, KEY, SECRET, Server
+from test_fork import in_child
+from test_object_store import columns_of, expect_state, scenario, state_of, whole
+from torch.distributed import checkpoint as stock
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+import tilestone
+from tilestone.dcp import _enable
+
+
+def unfinished(server: Server, bucket: str) -> list[str]:
+    """The keys of uploads that were begun and neither completed nor aborted."""
+    prefix = bucket.removeprefix(f"s3://{BUCKET}/")
+    found = server.files().list_multipart_uploads(BUCKET)
+    return [each["Key"] for each in found if each["Key"].startswith(prefix)]
+
+
+LARGE = 24 << 20  # bytes: several parts
+
+
+def test_a_process_that_is_killed_leaves_the_old_checkpoint_and_the_next_save_works(
+    object_server: Server, bucket: str
+) -> None:
+    path = f"{bucket}/k"
+    tilestone.save(state_of(0, 1, 3), path)
+    large = {"w": numpy.ones(LARGE // 8), "step": 1}
+
+    def dies() -> None:
+        kill = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        tilestone.save(large, path, overwrite=True, progress=kill)
+
+    assert in_child(dies) == -signal.SIGKILL
+    expect_state(tilestone.load(path), 3)
+    tilestone.save(state_of(0, 1, 4), path, overwrite=True)
+    expect_state(tilestone.load(path), 4)
+    assert tilestone.open(path).verify().ok
+    (left,) = tilestone.gc(path)
+    assert left.name.endswith(".begun")
+    with pytest.raises(tilestone.UnsupportedError, match="lock"):
+        tilestone.gc(path, delete=True)
+    assert len(unfinished(object_server, bucket)) == 1  # see the page: a lifecycle rule
+
+
+def test_a_rank_that_is_killed_and_restarted_completes_its_save_by_files(bucket: str) -> None:
+    killed = scenario("killed", f"{bucket}/f")[0]
+    assert killed == ["killed", signal.SIGKILL]
+    plain_ranks.expect_state(f"{bucket}/f", 4)
+
+
+def test_of_two_jobs_at_one_place_one_saves_and_the_other_gets_a_clear_error(bucket: str) -> None:
+    path = f"{bucket}/two"
+    said: list[Any] = [None, None]
+    begin = threading.Barrier(2)
+
+    def job(number: int) -> None:
+        try:
+            begin.wait()
+            said[number] = tilestone.save(state_of(0, 1, number), path, group=tilestone.solo())
+        except tilestone.CheckpointError as error:
+            said[number] = error
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    errors = [each for each in said if isinstance(each, tilestone.CheckpointError)]
+    assert len(errors) == 1, said
+    assert isinstance(errors[0], tilestone.AlreadyExistsError) or "another save" in str(errors[0])
+    winner = said.index(next(each for each in said if each not in errors))
+    expect_state(tilestone.load(path), winner)
+    assert tilestone.open(path).verify().ok
+
+
+def error_of(call: Any, caplog: pytest.LogCaptureFixture) -> tilestone.CheckpointError:
+    """What a call raises; no secret is in it, or in the log."""
+    with pytest.raises(tilestone.CheckpointError) as raised, caplog.at_level(logging.DEBUG):
+        call()
+    error = raised.value
+    shown = (str(error), repr(error), repr(vars(error)), caplog.text, *traceback.format_exception(error))
+    for text in shown:
+        assert SECRET not in text and "WRONGSECRET" not in text
+    return error
+
+
+@pytest.mark.parametrize("call", ["save", "load", "manager"])
+def test_wrong_credentials_name_bucket_status_and_code(
+    call: str, bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONGSECRET")
+    error = error_of({
+        "save": lambda: tilestone.save({"n": 1}, f"{bucket}/x"),
+        "load": lambda: tilestone.load(f"{bucket}/x"),
+        "manager": lambda: tilestone.CheckpointManager(f"{bucket}/x").save(0, {"n": 1}),
+    }[call], caplog)  # fmt: skip
+    text = str(error)
+    assert f"s3://{BUCKET}/" in text and "403" in text
+    assert "SignatureDoesNotMatch" in text or "HeadObject" in text  # whose answer has no code
+
+
+def test_a_missing_bucket_is_named(bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    for call in (
+        lambda: tilestone.save({"n": 1}, "s3://nobody-has-it/x"),
+        lambda: tilestone.load("s3://nobody-has-it/x"),
+    ):
+        text = str(error_of(call, caplog))
+        assert "nobody-has-it" in text and "NoSuchBucket" in text and "404" in text
+
+
+def test_malformed_places_are_refused(bucket: str) -> None:
+    for place in ("s3://", "s3:///x", f"{bucket}/a/../b", f"{bucket}/./a"):
+        with pytest.raises(tilestone.CheckpointError) as raised:
+            tilestone.save({"n": 1}, place)
+        assert type(raised.value) in (tilestone.InvalidArgumentError, tilestone.UnsafeError), place
+
+
+def test_a_forked_child_loads_and_saves_beside_its_parent(bucket: str) -> None:
+    path = f"{bucket}/p"
+    tilestone.save(state_of(0, 1), path)
+
+    def work() -> None:
+        expect_state(tilestone.load(path))
+        tilestone.save(state_of(0, 1, 1), f"{bucket}/c")
+
+    with tilestone.open(path) as opened:
+        assert in_child(work) == 0
+        assert opened["step"] == 0 and opened.verify().ok
+    expect_state(tilestone.load(f"{bucket}/c"), 1)
+    tilestone.save(state_of(0, 1, 2), path, overwrite=True)
+    expect_state(tilestone.load(path), 2)
+
+
+def test_enable_leaves_s3_to_torch_without_credentials_and_says_so_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _enable._why_not_s3.cache_clear()
+    try:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        for _ in range(2):
+            assert _enable._is_for_torch("s3://b/x") and _enable._is_for_torch("gs://b/x")
+            assert not _enable._is_for_torch(pathlib.Path("s3://b/x"))  # which is refused
+        assert caplog.text.count("torch itself saves to and loads from s3://") == 1
+        assert "credentials" in caplog.text
+    finally:
+        _enable._why_not_s3.cache_clear()
+
+
+# ---- Other programs
+
+
+def options(server: Server) -> dict[str, Any]:
+    return {"key": KEY, "secret": SECRET, "endpoint_url": server.url}
+
+
+def plain(number: float) -> dict[str, Any]:
+    return {"w": torch.arange(40_000.0).reshape(100, 400) * number, "n": {"step": number}}
+
+
+def test_torch_reads_by_s3fs_what_is_saved_and_the_reverse(
+    object_server: Server, bucket: str
+) -> None:
+    tilestone.save(plain(3), f"{bucket}/ours")
+    found = plain(0)
+    stock.load(found, storage_reader=FsspecReader(f"{bucket}/ours", **options(object_server)))
+    assert torch.equal(found["w"], plain(3)["w"]) and found["n"]["step"] == 3
+    writer = FsspecWriter(f"{bucket}/torch", **options(object_server))
+    stock.save(plain(5), storage_writer=writer)
+    found = tilestone.load(plain(0), f"{bucket}/torch")
+    assert torch.equal(found["w"], plain(5)["w"]) and found["n"]["step"] == 5
+    tilestone.save(plain(6), f"{bucket}/torch", overwrite=True)
+    found = tilestone.load(f"{bucket}/torch")
+    assert numpy.array_equal(found["w"], plain(6)["w"].numpy())
+
+
+def rclone(server: Server, *words: str) -> None:
+    environment = {
+        "RCLONE_CONFIG": "/dev/null", "RCLONE_CONFIG_X_TYPE": "s3",
+        "RCLONE_CONFIG_X_PROVIDER": "SeaweedFS", "RCLONE_CONFIG_X_ENDPOINT": server.url,
+        "RCLONE_CONFIG_X_ACCESS_KEY_ID": KEY, "RCLONE_CONFIG_X_SECRET_ACCESS_KEY": SECRET,
+    }  # fmt: skip
+    program = os.path.join(sysconfig.get_path("scripts"), "rclone")
+    subprocess.run([program, *words], env=os.environ | environment, check=True, timeout=60)
+
+
+def test_rclone_copies_checkpoints_down_and_up(
+    object_server: Server, bucket: str, tmp_path: pathlib.Path
+) -> None:
+    remote = bucket.replace("s3://", "x:")
+    tilestone.save(state_of(0, 1), f"{bucket}/a")
+    rclone(object_server, "copy", f"{remote}/a", str(tmp_path / "a"))
+    expect_state(tilestone.load(tmp_path / "a"))
+    assert tilestone.open(tmp_path / "a").verify().ok
+    tilestone.save(state_of(0, 1, 1), tmp_path / "b")
+    rclone(object_server, "copy", str(tmp_path / "b"), f"{remote}/b")
+    template = columns_of(0, 1, 512)
+    expect_state(tilestone.load(template, f"{bucket}/b"), 1)
+    assert torch.equal(template["w"].data, whole(1, 1))
+    tilestone.save(state_of(0, 1, 2), f"{bucket}/b", overwrite=True)
+    expect_state(tilestone.load(f"{bucket}/b"), 2)
