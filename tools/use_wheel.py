@@ -62,6 +62,15 @@ def check_that_mpi_is_refused() -> None:
         raise AssertionError("mpi_world() works without MPI")
 
 
+def check_that_s3_is_refused() -> None:
+    try:
+        tilestone.save({"step": 1}, "s3://bucket/x")
+    except tilestone.UnsupportedError as error:
+        assert "TILESTONE_S3" in str(error) and not pathlib.Path("s3:").exists(), error
+    else:
+        raise AssertionError("s3:// works without S3")
+
+
 def check_mapped_libraries() -> None:
     """All of our libraries come from the wheel, although the system may have them too."""
     mapped = set(re.findall(r"(/\S+)$", pathlib.Path("/proc/self/maps").read_text(), re.MULTILINE))
@@ -78,6 +87,7 @@ def main() -> None:
     save_load_and_verify("arrays", format="zarr")
     use_the_command_line("checkpoint")
     check_that_mpi_is_refused()
+    check_that_s3_is_refused()
     check_mapped_libraries()
     version = ".".join(map(str, sys.version_info[:3]))
     print(f"use_wheel: tilestone {tilestone.__version__} works with Python {version}: ok")
