@@ -54,7 +54,7 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
 }
 
 // Both ranks write all of "p", with other values.
-TEST_F(Unpublished, OfReplicasThatContradictEachOtherTheListSaysThatOnlyAbandoningIsLeft) {
+TEST_F(Unpublished, OfReplicasThatContradictEachOtherTheListSaysThatTheSaveHasFailed) {
   for (const int rank : {0, 1}) {
     StateDict state;
     std::vector<float> all(5, 0);
@@ -72,12 +72,11 @@ TEST_F(Unpublished, OfReplicasThatContradictEachOtherTheListSaysThatOnlyAbandoni
   }
   const Ran listed = tilestone_command({"publish", path_, "--list"});
   EXPECT_EQ(listed.code, kOk);
-  EXPECT_THAT(listed.out, HasSubstr("can't be published, though all of its 2 ranks have written"));
-  EXPECT_THAT(listed.out, HasSubstr("only abandoning it is left: `tilestone gc --abandon`"));
+  EXPECT_THAT(listed.out, HasSubstr("has failed: "));
+  EXPECT_THAT(listed.out, HasSubstr("`tilestone gc --delete` removes its files"));
   const auto saves =
       nlohmann::json::parse(tilestone_command({"publish", path_, "--list", "--json"}).out);
-  EXPECT_THAT(std::string(saves[0]["text"]),
-              HasSubstr("only abandoning it is left: `tilestone gc --abandon`"));
+  EXPECT_TRUE(saves[0]["abandoned"]);
   EXPECT_THAT(std::string(saves[0]["failure"]), HasSubstr("p"));
 }
 
@@ -85,7 +84,7 @@ TEST_F(Unpublished, WhatMayStillBePublishedIsListedWithWhatCanBeDone) {
   save_rank(0);
   const Ran listed = tilestone_command({"publish", path_, "--list"});
   EXPECT_THAT(listed.out, HasSubstr("it may still be writing"));
-  EXPECT_THAT(listed.out, testing::Not(HasSubstr("only abandoning")));
+  EXPECT_THAT(listed.out, testing::Not(HasSubstr("has failed")));
 }
 
 TEST_F(Unpublished, ARankLocalCheckpointIsShownWithItsAttributesAndReceipts) {

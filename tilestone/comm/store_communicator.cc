@@ -78,9 +78,12 @@ std::vector<std::string> StoreCommunicator::group_names() const {
   return names;
 }
 
-Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadline deadline) {
+Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadline deadline,
+             bool* was_first) {
+  if (was_first != nullptr) *was_first = true;
   try {
     if (store.put_if_absent(name, mine, deadline)) return Bytes(mine.begin(), mine.end());
+    if (was_first != nullptr) *was_first = false;
   } catch (const Error&) {
     // The answer may be lost. What is there counts, once a further request has found it there.
     if (!store.get(name)) throw;

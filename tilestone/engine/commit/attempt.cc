@@ -1,57 +1,54 @@
-// Saves without a communicator. Each rank derives the attempt's save id by itself (save_id_of). It
-// leaves its receipt, or its error, as a small file. Who finds all receipts publishes them.
+// Saves without a communicator. Each rank derives the attempt's save id by itself (save_id_of), and
+// plans by rule. Then the ranks meet by messages (comm/store_communicator.h) that are durable files:
+// the head and the outcome are verdicts, the receipts are a gather.
 //
-//  1. Join. The first rank refuses a location that has a checkpoint, makes the attempt's directory
-//     and publishes its head. The other ranks compare their own terms with the head. The head is
-//     durable before any data file is written: it serves as the note that the save began here.
-//  2. Until it has reported, each rank shows by a claim that it works. It writes data files, whose
-//     names are new, syncs them and their directory, and leaves its receipt in the gather of the
-//     attempt's StoreCommunicator, durably. If a rank was restarted, its first receipt counts, and
-//     the data files of the other run are leftovers. (attempt_receipts.cc)
+//  1. Join. A rank that finds no head refuses a location that has a checkpoint, and leaves its terms
+//     as the head. The terms that were left first count; ranks with others are refused. The head is
+//     durable before any data file is written: it is the note that the save began here.
+//  2. Until it has reported, a rank shows by a claim that it works. It writes data files, whose
+//     names are new, syncs them and their directory, and leaves its receipt, durably. A rank that
+//     was restarted finds its receipt and writes nothing; the data files of a second process of a
+//     rank are leftovers. (attempt_receipts.cc)
 //  3. A process that finds all receipts of a group opens every data file that they name, and joins
-//     them. A process that finds all groups joined merges their receipts, checks coverage, and
-//     publishes the manifest. Several processes may do so at the same time: they write the same
-//     bytes. A publisher's claim shows that one is at work, so that waiting ranks don't all start.
-//  4. The publisher makes the outcome "published", unless there is an outcome. If that is
-//     "abandoned", the save is over.
+//     them. A process that finds all groups joined does what only one need do: it merges the
+//     receipts, checks coverage, and publishes the manifest. Several may do so at the same time:
+//     they write the same bytes. A publisher's claim shows that one is at work; who waits goes on
+//     for it once the claim has lapsed.
+//  4. The publisher leaves the outcome "published", unless there is an outcome.
 //  5. It publishes the index's switch, never over another one. The rename is the commit. A process
 //     that finds the outcome "published" and no switch does this step. (For an index of several
 //     files, as in Megatron-Core's dialect, see attempt_publish.cc.)
 //  6. It notes in the outcome that the switch was published, and removes head and directory.
 //
-// To abandon an attempt means to make the outcome "abandoned" before any of its files are removed.
-// abandon() (gc's --abandon) does so only if the attempt was seen unchanged for a period and can't
-// be published, because a receipt is missing or the receipts contradict each other. In torch's
-// rank-local mode, the next number under the same token also does so, only if a rank has failed and
-// none has begun to write (end_earlier_try).
+// A failure is an outcome, too. A rank that can't join or write, or a publisher that finds that the
+// receipts can't become a checkpoint (prevents_publishing), leaves its error as the outcome, unless
+// there is one. So the save has failed for all ranks, with one error, and for good: a further try
+// has another number or token. A rank that dies leaves no outcome and may come again. abandon()
+// leaves the outcome "abandoned", if the attempt was seen unchanged for a period and a receipt is
+// missing. Nothing of an attempt is removed before there is an outcome, but what a rank has written
+// that has left no receipt.
 //
 // Races:
-//  - Two publishers: the outcome is made once, and the switch is never replaced. The second
-//    publisher finds the switch with its own save id.
-//  - A publisher that stalls: before step 4, it finds "abandoned" when it continues. The outcome is
+//  - Two publishers: the switch is never replaced. The second one finds it with its own save id.
+//  - A publisher that stalls: before step 4, it finds the outcome when it continues. The outcome is
 //    never removed, so it can't be made again. Between steps 4 and 5, others publish. In step 5, it
 //    finds another checkpoint's switch. Or others have published and cleaned: before it renames a
 //    temporary file it looks for the head, which goes before the directory. Either the head is
 //    gone, or the temporary file will be gone when it is renamed. Then it changes nothing.
-//  - A receipt that comes late: after "abandoned", no process merges it. Its data files are
-//    leftovers because of the outcome.
+//  - A receipt that comes late: after a failure, no process merges it. Its data files are leftovers
+//    because of the outcome.
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it
 //    continues. It removes its data files only if another receipt counts: one that it finds, or,
-//    once the save has ended, the one in the manifest. It may have made the attempt's directory
-//    again, so who finds that the save is over removes it.
-//  - A try after a failure. Rank 1 fails, leaves the file `failed`, and is started again. When it
-//    joins, it removes that file. Rank 0 may be started again before that, and finds the file: its
-//    reason is out of date. So a rank that waits ignores for some seconds a failure that was there
-//    when it joined. A failure that is left later ends its wait at once. If a rank outside the
-//    world was refused and left the failure, any rank that joins removes it.
+//    once the save has ended, the one in the manifest; or if the save has failed. It may have made
+//    the attempt's directory again, so who finds that the save is over removes it.
 //  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
-//    first switch counts, and the other attempt ends with kAlreadyExists. If one of them is
+//    first switch counts, and the other attempt fails with kAlreadyExists. If one of them is
 //    rank-local, the second is refused when it joins.
 //  - Saves with a communicator: one that begins later refuses while an attempt is open. One that
 //    began before holds the lock, and the attempt refuses to begin. If both begin at once, at least
 //    one sees the other: the save looks for attempts after it has taken the lock, and the attempt's
-//    first rank looks for the lock after it has published its head. Where the storage has no locks,
-//    the save with a communicator looks for attempts once more just before its switch.
+//    first rank looks for the lock after its head exists; then the attempt fails. Where the storage
+//    has no locks, the save with a communicator looks once more just before its switch.
 //
 // A crash at any point: before step 5 there is no switch, and the location had no checkpoint
 // before. Receipts that are durable count, and their ranks need not write again. In step 5 all
@@ -84,9 +81,10 @@ void try_to_clean(const Work& work) {
 
 }  // namespace
 
-Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms, int rank)
+Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms, int number)
     : location(std::move(at)),
       head(std::move(terms)),
+      rank(number),
       format(format_named(head.format)),
       dialect(save_dialect_named(head.dialect)),
       meeting(std::make_shared<StoreCommunicator>(meeting_of(*location, head, rank))) {}
@@ -102,9 +100,13 @@ bool has_begun(const Attempt& attempt) {
 }
 
 void fail_abandoned(const Attempt& attempt) {
+  if (auto failed = read_failed(*attempt.location, attempt.id())) {
+    throw std::move(*failed).with_hint("the save " + attempt.id() +
+                                       " has failed; save again under another number or token");
+  }
   throw Error(ErrorCode::kRankFailed, "the save " + attempt.id() + " was abandoned")
       .with_file(outcome_name(attempt.id()))
-      .with_hint("save again under another token, or to another path");
+      .with_hint("save again under another number or token, or to another path");
 }
 
 void fail_no_checkpoint(const Attempt& attempt) {
@@ -113,6 +115,18 @@ void fail_no_checkpoint(const Attempt& attempt) {
                                              attempt.location->describe())
       .with_file(outcome_name(attempt.id()))
       .with_hint("save under another token or number, to a path that has no checkpoint");
+}
+
+bool end_failed(const Attempt& attempt, const Error& error, Deadline deadline) {
+  Error left = error;
+  if (attempt.rank >= 0) left.with_rank(attempt.rank);
+  if (decide_failed(*attempt.location, attempt.id(), left, deadline) == Outcome::kPublished) {
+    return false;
+  }
+  // This process may have other terms than the ranks that have begun the attempt.
+  const auto begun = read_head(*attempt.location, attempt.id());
+  if (begun && begun->rank_local) withdraw_rank_metadata(Attempt(attempt.location, *begun));
+  return true;
 }
 
 bool outcome_is_published(const Attempt& attempt) {

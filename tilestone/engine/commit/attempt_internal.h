@@ -21,43 +21,32 @@
 namespace tilestone::engine {
 
 struct Attempt {
-  // `rank`: -1 for a process that leaves no receipt. Does not access the storage.
-  Attempt(std::shared_ptr<Storage> location, AttemptHead head, int rank = -1);
+  // `number`: the rank; -1 for a process that leaves no receipt. Does not access the storage.
+  Attempt(std::shared_ptr<Storage> location, AttemptHead head, int number = -1);
   const std::string& id() const { return head.save_id; }
 
   std::shared_ptr<Storage> location;
   AttemptHead head;
+  int rank;
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
   std::shared_ptr<StoreCommunicator> meeting;  // in which the ranks leave their receipts
-  std::optional<Bytes> old_failure = {};  // found when this process joined; reset once it is gone
 };
-
-// Whether an error of this code, thrown while an attempt is published, is permanent: the cause is
-// what the ranks have left, or another checkpoint that was published first. Then no process can
-// publish the attempt.
-bool prevents_publishing(ErrorCode code);
 
 // Whether its head exists.
 bool has_begun(const Attempt& attempt);
+
+// Leaves the error as its outcome, unless there is an outcome. Returns false if it was published
+// instead. A rank-local save's ranks then lose their metadata.
+bool end_failed(const Attempt& attempt, const Error& error, Deadline deadline);
 
 // ---- Joining
 
 // Begins the attempt, or joins it if it has begun. Returns false if it is already published.
 // Errors: kAlreadyExists where the location has another checkpoint, or a save with a communicator
 // is under way there; kMismatch where the ranks that joined before have other terms; kRankFailed
-// where the attempt was abandoned.
-bool join(Attempt& attempt, Deadline deadline);
-
-// To be called after join(). Removes the failure that an earlier run of this rank has left,
-// because the rank is trying again. Also removes a failure that is damaged, or left by a rank
-// outside this save's world. Ranks that joined before ignore an old failure for some seconds
-// (wait_published).
-void withdraw_failure(Attempt& attempt, int rank);
-// Leaves a rank's error for the ranks that wait, unless an error is already there. Failures are
-// logged.
-void leave_failure(const Attempt& attempt, int rank, const Error& error,
-                   Deadline deadline) noexcept;
+// where the attempt was abandoned; what it has failed with.
+bool join(const Attempt& attempt, Deadline deadline);
 
 // ---- A rank's receipt
 
@@ -70,8 +59,6 @@ int first_free_file(const Attempt& attempt, int rank, int count);
 std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank);
 // Once the save is published: the receipt in its manifest; nullopt if that has been removed since.
 std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank);
-// Whether it is certain that no receipt exists. Also false where that can't be determined.
-bool surely_lacks_receipt(const Attempt& attempt, int rank) noexcept;
 // Publishes this rank's receipt. Returns false if another receipt of this rank exists and counts.
 // If it throws, the receipt may have been published all the same.
 bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left, Deadline deadline);
@@ -81,25 +68,15 @@ bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
 // Merges and publishes as far as the existing receipts allow. Returns true once the checkpoint
 // exists. kOwn: looks at the group of this rank first, and at the others only if it is complete.
 // kAgain: looks for all files once more that the receipts name: one may have been lost since.
-// Errors: kRankFailed where the attempt was abandoned; kAlreadyExists where another checkpoint
-// was published first; the errors of merging receipts that contradict each other.
+// Errors: kRankFailed where the attempt was abandoned, or what it has failed with; kAlreadyExists
+// where another checkpoint was published first; the errors of merging receipts that contradict each
+// other. With the latter the attempt has failed.
 enum class Look : uint8_t { kOwn, kAll, kAgain };
 bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline);
 
-// Throws what publishing on request would throw: if all ranks have reported, the errors of their
-// receipts and of missing files, and kAlreadyExists where the location has another checkpoint.
-// Publishes no index; it may merge groups' receipts.
-void expect_publishable(const Attempt& attempt, int threads, Deadline deadline);
-// The error of receipts that contradict each other, if all ranks have reported; nullopt: there is
-// none. Changes nothing.
-std::optional<Error> contradiction(const Attempt& attempt);
-
-// Waits until the checkpoint exists. Takes over from a publisher that stalls. Throws the failure
-// that a rank has left; at the deadline, kTimeout that names missing ranks.
-//
-// A failure that was there before this process joined may be from an earlier try of a rank that
-// tries again. It is thrown only if it still exists after some seconds of waiting.
-void wait_published(Attempt& attempt, int threads, Deadline deadline);
+// Waits until the checkpoint exists. Goes on for a publisher that has died. Throws what the attempt
+// has failed with; at the deadline, kTimeout that names missing ranks.
+void wait_published(const Attempt& attempt, int threads, Deadline deadline);
 
 // ---- Torch's rank-local mode (attempt_rank_local.cc)
 
@@ -110,12 +87,11 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline);
 // rank-local checkpoint.
 bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline);
 // Waits until it exists.
-void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline);
+void wait_merged_rank_local(const Attempt& attempt, int threads, Deadline deadline);
 // On request: makes an ordinary checkpoint of it.
 bool publish_rank_local_if_complete(const Attempt& attempt, Look look, int threads,
                                     Deadline deadline);
-void expect_publishable_rank_local(const Attempt& attempt, int threads, Deadline deadline);
-// Once the attempt is abandoned: removes the metadata of its ranks.
+// Once the attempt has failed: removes the metadata of its ranks.
 void withdraw_rank_metadata(const Attempt& attempt);
 
 }  // namespace tilestone::engine

@@ -1,5 +1,4 @@
-// Step 1 of the protocol in attempt.cc: a rank begins the attempt, or joins it; and the failure
-// that it leaves if it can't go on.
+// Step 1 of the protocol in attempt.cc: a rank begins the attempt, or joins it.
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/format/foreign.h"
@@ -32,35 +32,11 @@ bool may_be_open_beside(const Attempt& attempt, const std::string& save_id) {
   }
 }
 
-// Abandons an earlier number under this token, if one of its ranks has failed and none has begun to
-// write. One of its ranks has come to this attempt, so the earlier one can't be completed. A rank
-// that still comes to it gets an error because of the outcome.
-bool end_earlier_try(const Attempt& attempt, const std::string& save_id, Deadline deadline) {
-  Storage& storage = *attempt.location;
-  const auto head = read_head(storage, save_id);
-  if (!head || head->token != attempt.head.token || head->number >= attempt.head.number) {
-    return false;
-  }
-  const std::string directory = attempt_directory(save_id) + "/";
-  bool has_failed = false;
-  for (const std::string& name : storage.list(directory)) {
-    has_failed |= name == failed_name(save_id);
-    // A file in a group's directory is a claim, a receipt or a temporary file of one.
-    if (name.find('/', directory.size()) != std::string::npos) return false;
-  }
-  if (!has_failed) return false;
-  if (decide(storage, save_id, Outcome::kAbandoned, deadline) != Outcome::kAbandoned) return false;
-  // A rank may have joined it since the directory was listed.
-  if (head->rank_local) withdraw_rank_metadata(Attempt(attempt.location, *head));
-  return true;
-}
-
-void refuse_other_attempts(const Attempt& attempt, Deadline deadline) {
+void refuse_other_attempts(const Attempt& attempt) {
   Storage& storage = *attempt.location;
   const std::vector<std::string> names = storage.list(std::string(kTilestoneDirectory) + "/");
   for (const std::string& other : read_notes(storage, names).open(false)) {
     if (other == attempt.id() || may_be_open_beside(attempt, other)) continue;
-    if (end_earlier_try(attempt, other, deadline)) continue;
     throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " + storage.describe() +
                                                ", without a communicator, is not published yet")
         .with_file(attempt_name(other))
@@ -152,71 +128,47 @@ void join_begun(const Attempt& attempt, const AttemptHead& begun) {
   attempt.location->settle("");
 }
 
-// Checks again after the head was published. If another save has begun at the same time, takes the
-// head back and throws. It may happen that neither of the two saves continues. Other ranks of a
-// rank-local save may have published their metadata meanwhile, so what is there may be this save's.
-void expect_still_free(const Attempt& attempt, Deadline deadline) {
-  try {
-    refuse_other_attempts(attempt, deadline);
-    if (!attempt.head.rank_local) refuse_existing(attempt);
-  } catch (...) {
-    // With an outcome, the other ranks have completed the save meanwhile, and the refused files may
-    // be theirs.
-    if (read_outcome(*attempt.location, attempt.id())) return;
-    remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
-    throw;
-  }
+void refuse_others(const Attempt& attempt) {
+  refuse_other_attempts(attempt);
+  refuse_existing(attempt);
 }
 
-void make_head(const Attempt& attempt, Deadline deadline) {
-  Storage& storage = *attempt.location;
-  bool is_first = true;
-  // Also where it was there before, and has gone.
-  if (Directories* const directories = storage.directories()) directories->make("");
+// Once the head exists: another save may have begun at the same time. It may happen that neither of
+// the two continues. Other ranks of a rank-local save may have published their metadata meanwhile,
+// and with an outcome, the other ranks have completed the save: what is there may be this save's.
+void expect_still_free(const Attempt& attempt) {
   try {
-    storage.publish(attempt_name(attempt.id()), attempt_temporary(attempt.id(), "attempt"),
-                    attempt.head.encode(), false, deadline);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kAlreadyExists) throw;
-    const auto begun = read_head(storage, attempt.id());
-    if (begun) join_begun(attempt, *begun);
-    if (!begun && !switch_is_published(attempt)) throw;
-    is_first = false;
+    attempt.head.rank_local ? refuse_other_attempts(attempt) : refuse_others(attempt);
+  } catch (const Error&) {
+    if (!read_outcome(*attempt.location, attempt.id())) throw;
   }
-  storage.settle("");
-  // On failure expect_still_free() removes the head, so only the rank that made it may call this.
-  if (is_first) expect_still_free(attempt, deadline);
 }
 
 void begin(const Attempt& attempt, Deadline deadline) {
+  Storage& storage = *attempt.location;
   try {
-    refuse_other_attempts(attempt, deadline);
-    refuse_existing(attempt);
+    refuse_others(attempt);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     // If another rank has begun the attempt meanwhile, the refused files may be that rank's
     // metadata.
-    const auto begun = read_head(*attempt.location, attempt.id());
+    const auto begun = read_head(storage, attempt.id());
     if (!begun) throw;
     return join_begun(attempt, *begun);
   }
-  make_head(attempt, deadline);
-}
-
-// nullopt: the file is damaged.
-std::optional<int> rank_of_failure(ByteView bytes, const std::string& name) {
-  try {
-    return LeftFailure::decode(bytes, name).rank;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt) throw;
-    return std::nullopt;
-  }
+  // Also where it was there before, and has gone.
+  if (Directories* const directories = storage.directories()) directories->make("");
+  DurableMessages messages(attempt.location, attempt.id());
+  bool is_first = false;  // or may be
+  const Bytes counts = decide(messages, kHeadMessage, attempt.head.encode(), deadline, &is_first);
+  storage.settle("");
+  expect_same_head(attempt, AttemptHead::decode(counts, attempt_name(attempt.id())));
+  if (is_first) expect_still_free(attempt);
 }
 
 }  // namespace
 
-bool join(Attempt& attempt, Deadline deadline) {
-  attempt.old_failure = read_if_there(*attempt.location, failed_name(attempt.id()), kMaxSmallFile);
+bool join(const Attempt& attempt, Deadline deadline) {
   if (is_finished(attempt)) return false;
   if (const auto begun = read_head(*attempt.location, attempt.id())) {
     join_begun(attempt, *begun);
@@ -231,35 +183,6 @@ bool join(Attempt& attempt, Deadline deadline) {
     throw;
   }
   return !is_finished(attempt);
-}
-
-// Removes only a failure that was there when this process joined: another rank may have left its
-// own since then.
-void withdraw_failure(Attempt& attempt, int rank) {
-  if (!attempt.old_failure) return;
-  const std::string name = failed_name(attempt.id());
-  const auto left_by = rank_of_failure(*attempt.old_failure, name);
-  const bool is_outside = !left_by || *left_by < 0 || *left_by >= attempt.head.world_size;
-  if (left_by != rank && !is_outside) return;
-  if (read_if_there(*attempt.location, name, kMaxSmallFile) != attempt.old_failure) return;
-  remove_files(*attempt.location, std::vector{name});
-  attempt.old_failure.reset();
-}
-
-void leave_failure(const Attempt& attempt, int rank, const Error& error,
-                   Deadline deadline) noexcept {
-  try {
-    LeftFailure left{rank, error};
-    left.error.with_rank(rank);
-    attempt.location->publish(failed_name(attempt.id()),
-                              attempt_temporary(attempt.id(), "failed-" + std::to_string(rank)),
-                              left.encode(), false, deadline);
-  } catch (const Error& failure) {
-    if (failure.code() == ErrorCode::kAlreadyExists) return;
-    log(LogLevel::kWarning,
-        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
-            failure.what());
-  }
 }
 
 }  // namespace tilestone::engine

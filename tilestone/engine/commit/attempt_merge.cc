@@ -88,19 +88,4 @@ NewIndex describe_checked(const Attempt& attempt, AllLeft all) {
   return describe_left(attempt, std::move(all), {});
 }
 
-std::optional<Error> contradiction(const Attempt& attempt) {
-  try {
-    std::vector<Bytes> left;
-    for (std::optional<Bytes>& one : attempt.meeting->messages_so_far()) {
-      if (!one) return std::nullopt;
-      left.push_back(*std::move(one));
-    }
-    describe_checked(attempt, decode_left(attempt, left));
-    return std::nullopt;
-  } catch (const Error& error) {
-    if (!prevents_publishing(error.code())) throw;
-    return error;
-  }
-}
-
 }  // namespace tilestone::engine

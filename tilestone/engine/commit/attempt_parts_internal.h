@@ -17,6 +17,7 @@ namespace tilestone::engine {
 
 // ---- How it has ended (attempt.cc)
 
+// Throws what it has failed with, if it was not abandoned.
 [[noreturn]] void fail_abandoned(const Attempt& attempt);
 // Another save's switch was published first and gc has removed this save's files, or a later save
 // has replaced the checkpoint.
@@ -28,6 +29,20 @@ bool switch_is_published(const Attempt& attempt);
 // Whether nothing is left to do. Does step 6 if the publisher died before it. Throws if the attempt
 // was abandoned.
 bool is_finished(const Attempt& attempt);
+// Whether an error of this code, thrown while an attempt is published, is permanent: the cause is
+// what the ranks have left, or another checkpoint that was published first. Then no process can
+// publish the attempt.
+bool prevents_publishing(ErrorCode code);
+// What `step` returns. An error that prevents publishing ends the attempt.
+template <typename Step>
+bool publish_or_end(const Attempt& attempt, const Step& step) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    if (prevents_publishing(error.code())) end_failed(attempt, error, Deadline::never());
+    throw;
+  }
+}
 // Whether files of the attempt are gone because it was published: just now, or earlier with step 6
 // interrupted.
 bool was_published(const Attempt& attempt);
@@ -105,7 +120,7 @@ void expect_first(const Attempt& attempt);
 // Waits until the attempt is published, or all groups are merged and `merged_is_enough`. `finish`:
 // takes over from a publisher that has died, and returns whether that has completed the save.
 using Finish = bool (*)(const Attempt& attempt, Look look, int threads, Deadline deadline);
-void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
+void wait_complete(const Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
                    Deadline deadline);
 
 }  // namespace tilestone::engine

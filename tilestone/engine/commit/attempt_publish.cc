@@ -79,6 +79,7 @@ bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) 
     expect_files_again(attempt, *all, look, threads, deadline);
     const NewIndex made = describe_checked(attempt, *std::move(all));
     refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
+    expect_first(attempt);
     publish_manifest(attempt, made.manifest, deadline);
     publish_index(attempt, made.index, deadline);
   }
@@ -108,22 +109,13 @@ void expect_not_cleaned(const Attempt& attempt) {
 
 bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   if (is_finished(attempt)) return true;
-  return unless_published(attempt, [&] {
+  const auto step = [&] {
     if (!merge_groups(attempt, look, refuse_metadata_of_group, threads, deadline)) {
       return was_published(attempt);
     }
     return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
-  });
-}
-
-void expect_publishable(const Attempt& attempt, int threads, Deadline deadline) {
-  if (!merge_groups(attempt, Look::kAll, refuse_metadata_of_group, threads, deadline)) return;
-  if (auto all = read_merged(attempt)) {
-    expect_files_again(attempt, *all, Look::kAgain, threads, deadline);
-    describe_checked(attempt, *std::move(all));
-  }
-  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
-  if (existing.found && existing.save_id != attempt.id()) fail_no_checkpoint(attempt);
+  };
+  return publish_or_end(attempt, [&] { return unless_published(attempt, step); });
 }
 
 void expect_files_again(const Attempt& attempt, const AllLeft& all, Look look, int threads,
@@ -144,9 +136,7 @@ void refuse_rank_metadata(const Attempt& attempt, int begin, int end) {
                                                attempt.location->describe() +
                                                ": metadata of a rank-local save is there")
         .with_file(name)
-        .with_hint(
-            "save elsewhere, or move those files away; then `tilestone publish` completes the "
-            "save");
+        .with_hint("save elsewhere, or move those files away and save under another number");
   }
 }
 

@@ -2,8 +2,8 @@
 // writes everything that it holds, so no rank needs to know what another one wrote. The protocol of
 // attempt.cc changes as follows:
 //
-//  1. Join, as there. Also refused if another save without a communicator has begun. Exception: an
-//     earlier number under this token that failed before any rank wrote is ended instead.
+//  1. Join, as there. Also refused if another save without a communicator has begun that has
+//     neither failed nor was abandoned.
 //  2. As there. Then the rank publishes `__RANK.metadata`, never over another file. It is made from
 //     the receipt that counts, so that two runs of a rank make the same file.
 //  3. A process that finds all receipts of a group publishes its ranks' missing metadata, and then
@@ -22,8 +22,10 @@
 // readers use `.metadata` because of the note; another call of publish() does the remaining steps,
 // and so does gc.
 //
-// An attempt that is abandoned removes its ranks' metadata. A rank that stalls before its rename
-// may still publish its own afterwards: readers refuse it because of the outcome.
+// Who ends an attempt by a failure, or abandons it, removes its ranks' metadata. A rank looks for
+// the outcome once it has published its own, and then does so too; if it dies before, readers refuse
+// the metadata because of the outcome. Once all ranks have written, no failure ends the attempt: the
+// checkpoint exists.
 //
 // An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
 // rank's metadata. Each of the two looks for the other first. If both are published at the same
@@ -151,17 +153,21 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
   }
   publish_rank_file(attempt, Receipt::decode(left->receipt), deadline);
   storage.settle("");  // the process that made it may have died before its sync
+  if (read_outcome(storage, attempt.id()) != Outcome::kAbandoned) return;
+  withdraw_rank_metadata(attempt);
+  fail_abandoned(attempt);
 }
 
 bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   outcome_is_published(attempt);  // throws if it was abandoned
   if (switch_is_published(attempt)) return true;
-  return unless_published(attempt, [&] {
+  const auto step = [&] {
     return merge_groups(attempt, look, publish_group_metadata, threads, deadline);
-  });
+  };
+  return publish_or_end(attempt, [&] { return unless_published(attempt, step); });
 }
 
-void wait_merged_rank_local(Attempt& attempt, int threads, Deadline deadline) {
+void wait_merged_rank_local(const Attempt& attempt, int threads, Deadline deadline) {
   wait_complete(attempt, true, merge_rank_local, threads, deadline);
 }
 
@@ -174,11 +180,6 @@ bool publish_rank_local_if_complete(const Attempt& attempt, Look look, int threa
     }
     return publish_united(attempt, look, threads, deadline) || switch_is_published(attempt);
   });
-}
-
-void expect_publishable_rank_local(const Attempt& attempt, int threads, Deadline deadline) {
-  if (!merge_groups(attempt, Look::kAll, publish_group_metadata, threads, deadline)) return;
-  describe_rank_local(attempt, Look::kAgain, threads, deadline);
 }
 
 void withdraw_rank_metadata(const Attempt& attempt) {

@@ -53,17 +53,6 @@ bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
   return !ended || is_in_manifest(attempt, rank, left);
 }
 
-// A receipt is removed only after it was merged, and the merged file only after the outcome was
-// made.
-bool surely_lacks_receipt(const Attempt& attempt, int rank) noexcept {
-  try {
-    return !attempt.meeting->message_of(rank) &&
-           read_outcome(*attempt.location, attempt.id()) != Outcome::kPublished;
-  } catch (...) {
-    return false;
-  }
-}
-
 std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank) {
   const auto bytes = attempt.meeting->message_of(rank);
   if (!bytes) return std::nullopt;

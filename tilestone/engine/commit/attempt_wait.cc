@@ -25,7 +25,6 @@ constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
 constexpr Seconds kLongestWait{0.5};
 constexpr int kMostClaimedLooks = 10;
 constexpr Seconds kTakeOver{3};   // wait before looking for a publisher; plus a random time
-constexpr Seconds kTakenBack{5};  // how long an old failure is ignored: its rank may try again
 constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
 
 // The factor for the pauses of one rank. It limits the load that all ranks together put on a file
@@ -61,34 +60,10 @@ Seconds random_time(Seconds most) {
                  "ranks that say this of one another see different directories at one path");
 }
 
-// The failure that a rank has left, if it ends this wait. Once there is an outcome, a failure does
-// not end it, except kAlreadyExists: then another checkpoint was published first.
-std::optional<Error> failure_to_throw(Attempt& attempt, std::optional<Outcome> outcome,
-                                      bool is_patient) {
-  const std::string name = failed_name(attempt.id());
-  const auto left = read_if_there(*attempt.location, name, kMaxSmallFile);
-  if (left != attempt.old_failure) attempt.old_failure.reset();
-  if (!left || (attempt.old_failure && is_patient)) return std::nullopt;
-  Error failure = LeftFailure::decode(*left, name).error;
-  if (outcome && failure.code() != ErrorCode::kAlreadyExists) return std::nullopt;
-  return failure;
-}
-
-// The rank that began the attempt may have removed its head again.
-void expect_begun(const Attempt& attempt) {
-  if (has_begun(attempt) || outcome_is_published(attempt)) return;
-  throw Error(ErrorCode::kRankFailed,
-              "the save " + attempt.id() + " at " + attempt.location->describe() +
-                  " was withdrawn by the rank that began it, or its files were removed")
-      .with_file(attempt_name(attempt.id()))
-      .with_hint("save again");
-}
-
 // Throws unless the attempt was published just now, so that the files that seem missing were
 // removed.
 void fail_at_deadline(const Attempt& attempt) {
   try {
-    expect_begun(attempt);
     expect_first(attempt);
     fail_missing(attempt);
   } catch (const Error&) {
@@ -98,25 +73,21 @@ void fail_at_deadline(const Attempt& attempt) {
 
 }  // namespace
 
-void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
+void wait_complete(const Attempt& attempt, bool merged_is_enough, Finish finish, int threads,
                    Deadline deadline) {
   const auto next_takeover = [&] {
     return Deadline::after(kTakeOver + random_time(3 * load_factor(attempt.head) * kTakeOver));
   };
   Deadline patience = next_takeover();
   int claimed_looks = 0;
-  const Deadline for_old_failure = Deadline::after(kTakenBack);
   const Seconds longest = load_factor(attempt.head) * kLongestWait;
   for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, longest)) {
     const auto outcome = read_outcome(*attempt.location, attempt.id());
     if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
     if (outcome == Outcome::kPublished && switch_is_published(attempt)) return;
     if (merged_is_enough && attempt.meeting->all_joined()) return;
-    const bool is_patient = !for_old_failure.expired() && !deadline.expired();
-    if (auto failed = failure_to_throw(attempt, outcome, is_patient)) throw *std::move(failed);
     if (deadline.expired()) return fail_at_deadline(attempt);
     if (patience.expired()) {
-      expect_begun(attempt);
       expect_first(attempt);
       // Tries all groups: the ranks of another group may have died, or returned, after they
       // reported.
@@ -130,7 +101,7 @@ void wait_complete(Attempt& attempt, bool merged_is_enough, Finish finish, int t
   }
 }
 
-void wait_published(Attempt& attempt, int threads, Deadline deadline) {
+void wait_published(const Attempt& attempt, int threads, Deadline deadline) {
   wait_complete(attempt, false, publish_if_complete, threads, deadline);
 }
 

@@ -29,14 +29,18 @@ using engine::AttemptHead;
 using engine::AttemptState;
 using engine::Outcome;
 
-// The attempts at the location, except those of which only the outcome is left.
-std::set<std::string> attempts_at(Storage& storage) {
-  const std::string own(engine::kTilestoneDirectory);
-  return engine::read_notes(storage, storage.list(own + "/")).attempts;
+engine::Notes notes_at(Storage& storage) {
+  return engine::read_notes(storage, storage.list(std::string(engine::kTilestoneDirectory) + "/"));
 }
 
+// The attempts at the location, except those of which only the outcome is left.
+std::set<std::string> attempts_at(Storage& storage) { return notes_at(storage).attempts; }
+
+// Without a wish, one that has not failed.
 std::string choose_save(const Location& location, const std::string& wanted) {
-  const std::set<std::string> found = attempts_at(location.storage());
+  const engine::Notes notes = notes_at(location.storage());
+  const std::set<std::string> open = notes.open(false);
+  const std::set<std::string>& found = wanted.empty() && !open.empty() ? open : notes.attempts;
   const std::string at = " at " + location.describe();
   if (found.empty()) throw Error(ErrorCode::kNotFound, "no unpublished save" + at);
   if (!wanted.empty()) {
@@ -60,12 +64,11 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
 
 [[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
   const bool one = state.missing_count == 1;
-  std::string what = "the save " + save_id +
-                     " can't be published: " + std::to_string(state.missing_count) +
-                     " of its ranks " + (one ? "has" : "have") + " not written (" +
-                     engine::ranks_text(state.missing) + ")";
-  if (state.failed) what += "; a rank has failed: " + std::string(state.failed->what());
-  throw Error(ErrorCode::kRankFailed, what)
+  throw Error(ErrorCode::kRankFailed,
+              "the save " + save_id + " can't be published: " +
+                  std::to_string(state.missing_count) + " of its ranks " +
+                  (one ? "has" : "have") + " not written (" + engine::ranks_text(state.missing) +
+                  ")")
       .with_rank(state.missing.front())
       .with_hint(std::string(one ? "this rank" : "these ranks") +
                  " can save again under the same token");
@@ -93,28 +96,6 @@ Image image_of(Storage& storage, const std::string& save_id) {
 bool has_changed(Storage& storage, const std::string& save_id, const Image& before) {
   const Image now = image_of(storage, save_id);
   return now.alive || now.files != before.files;
-}
-
-// Whether all ranks have reported, their receipts do not contradict each other, and there is no
-// other checkpoint.
-bool can_be_published(Attempt attempt, Deadline deadline) {
-  try {
-    if (!attempt.meeting->missing(false).empty()) return false;
-    (attempt.head.rank_local ? engine::expect_publishable_rank_local : engine::expect_publishable)(
-        attempt, 0, deadline);
-    return true;
-  } catch (const Error& error) {
-    if (!engine::prevents_publishing(error.code())) throw;
-    return false;
-  }
-}
-
-// Whether the location has the checkpoint of another save.
-bool is_late(Storage& storage, const AttemptHead& head) {
-  if (head.rank_local) return false;  // the checkpoint may be its ranks' metadata
-  const engine::ExistingCheckpoint existing =
-      engine::read_existing(storage, format_named(head.format));
-  return existing.found && existing.save_id != head.save_id;
 }
 
 // Waits for `seconds`. If the interrupt is requested, throws its reason.
@@ -147,10 +128,7 @@ std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save
 // Of a save whose head is not there, or damaged: `damage`. nullopt: as below.
 std::optional<UnpublishedSave> describe_without_head(Storage& storage, UnpublishedSave save,
                                                      const std::string& damage) {
-  const AttemptState state{engine::read_outcome(storage, save.save_id),
-                           0,
-                           {},
-                           engine::read_failed(storage, save.save_id)};
+  const AttemptState state = engine::look_without_head(storage, save.save_id);
   if (state.outcome == Outcome::kPublished) return std::nullopt;
   save.abandoned = state.outcome.has_value();
   save.missing_count = 1;
@@ -172,7 +150,6 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   std::string damage;
   const auto head = intact_head(storage, save_id, &damage);
   if (!head) return describe_without_head(storage, std::move(save), damage);
-  const Attempt attempt(location.shared(), *head);
   AttemptState state = engine::look_at(storage, *head, SIZE_MAX);
   if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
     if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
@@ -183,26 +160,18 @@ std::optional<UnpublishedSave> describe_intact(const Location& location,
   save.missing_count = state.missing_count;
   save.abandoned = state.outcome == Outcome::kAbandoned;
   if (state.failed) save.failure = state.failed->what();
-  state.is_late = !save.abandoned && is_late(storage, *head);
-  // A rank-local save whose ranks have written can be loaded, whatever they contradict each other
-  // in.
-  if (save.complete() && !state.is_late && !head->rank_local) {
-    state.contradiction = engine::contradiction(attempt);
-  }
-  if (state.contradiction && save.failure.empty()) save.failure = state.contradiction->what();
   save.text = engine::attempt_text(save_id, head->world_size, state);
   state.missing.resize(std::min(state.missing.size(), kNamedMissing));
   save.missing = std::move(state.missing);
   return save;
 }
 
-// describe_intact() that also describes saves whose files are damaged or contradict each other.
+// describe_intact() that also describes saves whose files are damaged.
 std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
   try {
     return describe_intact(location, save_id);
   } catch (const Error& error) {
-    if (!engine::prevents_publishing(error.code()) && error.code() != ErrorCode::kUnsupported)
-      throw;
+    if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
     UnpublishedSave save;
     save.save_id = save_id;
     save.missing_count = 1;
@@ -283,10 +252,12 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     if (has_changed(storage, save_id, before)) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
     }
-    const Deadline interrupted = Deadline::never().with_interrupt(options.interrupt);
-    if (head && can_be_published(Attempt(location.shared(), *head), interrupted)) {
+    if (head && engine::read_outcome(storage, save_id) != Outcome::kAbandoned &&
+        engine::meeting_of(storage, *head).missing(false).empty()) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
-          .with_hint("publish it, and remove the checkpoint if it is not wanted");
+          .with_hint(
+              "publish it, which ends it if it can't become the checkpoint; remove the checkpoint if "
+              "it is not wanted");
     }
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
         Outcome::kPublished) {

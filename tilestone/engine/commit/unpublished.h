@@ -19,9 +19,9 @@ struct UnpublishedSave {
   std::string format, dialect;    // "torch_dist", "pytorch"
   size_t missing_count = 0;       // ranks that have not reported
   std::vector<int> missing = {};  // the lowest of them, at most 16
-  // The error that a rank has left, or that of receipts that contradict each other; "" if none.
-  std::string failure = {};
-  bool abandoned = false;  // it can't become a checkpoint any more; gc removes its files
+  std::string failure = {};  // the error with which it has failed; "" if it has not
+  // Or failed: it can't become a checkpoint any more; gc removes its files.
+  bool abandoned = false;
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if
   // one holds its claim or a file changed, false if not for at least a minute, nullopt if not
   // known.
@@ -61,6 +61,8 @@ struct PublishOptions {
 // where there are several and no id is given; kRankFailed where ranks have not written (it names
 // them) or the save was abandoned; kAlreadyExists where another checkpoint exists; kTimeout;
 // kMismatch and kCoverage where ranks' receipts contradict each other, or a data file is missing.
+// With such an error, but kRankFailed and kTimeout, a save that is not rank-local has failed: gc
+// removes its files.
 std::string publish(const Location& location, const PublishOptions& options = {});
 
 struct AbandonOptions {
@@ -73,7 +75,7 @@ struct AbandonOptions {
 // Ends a save that will not be completed, so that gc can remove its files. Watches it for `period`
 // first. A rank that is still alive then fails. Returns the save id. Errors: kNotFound and
 // kInvalidArgument as for publish(); kAlreadyExists where the save is alive; kUnsupported where all
-// ranks have written and the save can be published.
+// ranks have written.
 std::string abandon(const Location& location, const AbandonOptions& options = {});
 
 // Removal of files that failed or interrupted saves have left at a location. The next save to the

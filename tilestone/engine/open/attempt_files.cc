@@ -8,6 +8,8 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/message_files_internal.h"
+#include "tilestone/engine/open/sealed_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 
@@ -16,7 +18,6 @@ namespace {
 
 constexpr size_t kNamedMissing = 8;
 constexpr uint8_t kVersion = 1;
-constexpr uint64_t kTrailerSize = 8;
 constexpr std::string_view kPublishedText = "published\n";
 constexpr std::string_view kStoodText = "published, and its switch too\n";
 constexpr std::string_view kAbandonedText = "abandoned\n";
@@ -26,95 +27,32 @@ std::string own(std::string_view save_id, std::string_view rest) {
   return name.append("/").append(save_id).append(rest);
 }
 
-Bytes with_checksum(ByteWriter out) {
-  const uint64_t sum = xxh3_64(out.bytes());
-  out.u64(sum);
-  return std::move(out).take();
-}
-
-// The bytes before the checksum. Throws unless the checksum matches.
-ByteView checked(ByteView bytes, const std::string& file) {
-  ByteReader in(bytes, file);
-  if (bytes.size() < kTrailerSize) in.fail("too short");
-  const ByteView body = in.raw(bytes.size() - kTrailerSize);
-  if (in.u64() != xxh3_64(body)) in.fail("the checksum differs");
-  return body;
-}
-
-// Runs `read` on a reader of the file's content; errors name the file.
-template <typename Read>
-auto decoded(ByteView bytes, const std::string& file, const Read& read) {
-  try {
-    ByteReader in(checked(bytes, file), file);
-    if (in.u8() != kVersion) {
-      throw Error(ErrorCode::kUnsupported, file + " was written by a newer version of Tilestone");
-    }
-    auto result = read(in);
-    in.expect_end();
-    return result;
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
+struct DecodedOutcome {
+  Outcome outcome;
+  std::optional<Error> failure = {};
+};
+DecodedOutcome decode_outcome(ByteView bytes, const std::string& file) {
+  if (as_text(bytes) == kPublishedText || as_text(bytes) == kStoodText) {
+    return {Outcome::kPublished};
   }
-}
-
-Outcome decode_outcome(ByteView bytes, const std::string& file) {
-  if (as_text(bytes) == kPublishedText || as_text(bytes) == kStoodText) return Outcome::kPublished;
-  if (as_text(bytes) == kAbandonedText) return Outcome::kAbandoned;
-  throw Error(ErrorCode::kCorrupt, "the outcome of a save is neither published nor abandoned")
+  if (as_text(bytes) == kAbandonedText) return {Outcome::kAbandoned};
+  try {
+    return {Outcome::kAbandoned, LeftFailure::decode(bytes, file).error};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+  }
+  throw Error(ErrorCode::kCorrupt, "the outcome of a save is damaged")
       .with_file(file)
       .with_hint(
           "if no rank of the save is alive, remove this file; then `tilestone publish` publishes "
           "the save, or `tilestone gc --abandon` ends it");
 }
 
-const std::string kOutcomeMessage = "outcome";
-
-std::string file_of_message(std::string_view save_id, const std::string& name) {
-  if (name == kOutcomeMessage) return outcome_name(save_id);
-  const size_t slash = name.rfind('/');
-  const bool joined = std::string_view(name).substr(slash + 1) == "all";
-  return own(save_id, "/" + (joined ? name.substr(0, slash) + "/merged" : name + ".report"));
+std::optional<DecodedOutcome> outcome_of(Storage& storage, const std::string& save_id) {
+  const std::string name = outcome_name(save_id);
+  const auto bytes = read_if_there(storage, name, kMaxSmallFile);
+  return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
 }
-
-class AttemptMessages : public MessageStore {
- public:
-  AttemptMessages(std::shared_ptr<Storage> storage, std::string save_id)
-      : storage_(std::move(storage)), save_id_(std::move(save_id)) {}
-
-  // Also syncs what is there already: the process that made it may have died before that.
-  bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override {
-    const std::string file = file_of(name), directory = file.substr(0, file.rfind('/'));
-    const bool on_top = name == kOutcomeMessage;  // where other saves remove temporary files
-    const std::string temporary =
-        on_top ? attempt_temporary(save_id_, name) : file + "." + random_save_id() + ".tmp";
-    const bool made = storage_->put(file, bytes, Condition::absent(), temporary, deadline);
-    if (!made) storage_->settle(directory);
-    if (!on_top) storage_->settle(attempt_directory(save_id_));
-    return made;
-  }
-  std::optional<Bytes> get(const std::string& name) override {
-    return read_if_there(*storage_, file_of(name));
-  }
-  std::vector<bool> exist(std::span<const std::string> names) override {
-    std::vector<bool> there;
-    for (const std::string& name : names)
-      there.push_back(storage_->stat(file_of(name)).has_value());
-    return there;
-  }
-  void remove(std::span<const std::string> names) override {
-    std::vector<std::string> files;
-    for (const std::string& name : names) files.push_back(file_of(name));
-    remove_files(*storage_, files);
-  }
-  std::string file_of(const std::string& name) const override {
-    return file_of_message(save_id_, name);
-  }
-
- private:
-  const std::shared_ptr<Storage> storage_;
-  const std::string save_id_;
-};
 
 // A world of any size has groups, so that it is the same work for every rank but the last.
 StoreCommunicator communicator_of(std::shared_ptr<MessageStore> store, const AttemptHead& head,
@@ -154,9 +92,9 @@ std::string attempt_name(std::string_view save_id) { return own(save_id, ".attem
 std::string outcome_name(std::string_view save_id) { return own(save_id, ".outcome"); }
 std::string attempt_directory(std::string_view save_id) { return own(save_id, ""); }
 std::string attempt_receipt_name(const AttemptHead& head, int rank) {
-  return file_of_message(head.save_id, communicator_of(nullptr, head, -1).name_of(rank));
+  return DurableMessages(nullptr, head.save_id)
+      .file_of(communicator_of(nullptr, head, -1).name_of(rank));
 }
-std::string failed_name(std::string_view save_id) { return own(save_id, "/failed"); }
 std::string publisher_claim(std::string_view save_id) {
   return own(save_id, "/publisher" + std::string(kClaimSuffix));
 }
@@ -167,7 +105,7 @@ std::string attempt_temporary(std::string_view save_id, std::string_view what) {
 
 StoreCommunicator meeting_of(Storage& storage, const AttemptHead& head, int rank) {
   return communicator_of(
-      std::make_shared<AttemptMessages>(storage.shared_from_this(), head.save_id), head, rank);
+      std::make_shared<DurableMessages>(storage.shared_from_this(), head.save_id), head, rank);
 }
 
 // ---- Contents
@@ -189,11 +127,11 @@ Bytes AttemptHead::encode() const {
     out.string(name);
     out.string(value);
   }
-  return with_checksum(std::move(out));
+  return sealed(std::move(out));
 }
 
 AttemptHead AttemptHead::decode(ByteView bytes, const std::string& file) {
-  return decoded(bytes, file, [](ByteReader& in) {
+  return unsealed(bytes, file, kVersion, [](ByteReader& in) {
     AttemptHead head;
     head.save_id = in.string();
     const uint64_t world = in.varint();
@@ -247,7 +185,7 @@ Bytes AttemptReceipt::encode() const {
       out.varint(rank);
     }
   }
-  return with_checksum(std::move(out));
+  return sealed(std::move(out));
 }
 
 namespace {
@@ -269,7 +207,7 @@ Index decode_index_files(ByteReader& in) {
 }  // namespace
 
 AttemptReceipt AttemptReceipt::decode(ByteView bytes, const std::string& file) {
-  return decoded(bytes, file, [](ByteReader& in) {
+  return unsealed(bytes, file, kVersion, [](ByteReader& in) {
     AttemptReceipt left;
     left.common_keys = in.u64();
     left.held.resize(in.count(2 * sizeof(uint64_t) + 1));
@@ -299,16 +237,13 @@ AttemptReceipt AttemptReceipt::decode(ByteView bytes, const std::string& file) {
 Bytes LeftFailure::encode() const {
   ByteWriter out;
   out.u8(kVersion);
-  out.i64(rank);
   out.blob(error.encode());
-  return with_checksum(std::move(out));
+  return sealed(std::move(out));
 }
 
 LeftFailure LeftFailure::decode(ByteView bytes, const std::string& file) {
-  return decoded(bytes, file, [](ByteReader& in) {
-    const int64_t rank = in.i64();
-    if (!std::in_range<int>(rank)) in.fail("the failed rank is " + std::to_string(rank));
-    return LeftFailure{static_cast<int>(rank), Error::decode(in.blob())};
+  return unsealed(bytes, file, kVersion, [](ByteReader& in) {
+    return LeftFailure{Error::decode(in.blob())};
   });
 }
 
@@ -351,9 +286,13 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
 }
 
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id) {
-  const std::string name = outcome_name(save_id);
-  const auto bytes = read_if_there(storage, name, kMaxSmallFile);
-  return bytes ? std::optional(decode_outcome(*bytes, name)) : std::nullopt;
+  const auto found = outcome_of(storage, save_id);
+  return found ? std::optional(found->outcome) : std::nullopt;
+}
+
+std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
+  auto found = outcome_of(storage, save_id);
+  return found ? std::move(found->failure) : std::nullopt;
 }
 
 bool switch_was_noted(Storage& storage, const std::string& save_id) {
@@ -367,78 +306,44 @@ void note_switch(Storage& storage, const std::string& save_id, Deadline deadline
                   as_bytes(kStoodText), true, deadline);
 }
 
-std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
-  const std::string name = failed_name(save_id);
-  try {
-    const auto bytes = read_if_there(storage, name, kMaxSmallFile);
-    return bytes ? std::optional(LeftFailure::decode(*bytes, name).error) : std::nullopt;
-  } catch (const Error& error) {
-    // The file is damaged, but it shows that a rank has failed.
-    if (error.code() == ErrorCode::kCorrupt) return error;
-    throw;
-  }
-}
-
 // ---- Saying what it is
 
-AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names) {
+AttemptState look_without_head(Storage& storage, const std::string& save_id) {
   AttemptState state;
-  state.outcome = read_outcome(storage, head.save_id);
-  state.failed = read_failed(storage, head.save_id);
+  if (auto found = outcome_of(storage, save_id)) {
+    state.outcome = found->outcome;
+    state.failed = std::move(found->failure);
+  }
+  return state;
+}
+
+AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names) {
+  AttemptState state = look_without_head(storage, head.save_id);
   state.missing = meeting_of(storage, head).missing(true);
   state.missing_count = state.missing.size();
   state.missing.resize(std::min(state.missing.size(), names));
   return state;
 }
 
-namespace {
-
-// What attempt_text() says after the save's name, if no receipt is missing.
-std::string text_of_complete(const std::string& ranks, const AttemptState& state) {
-  const std::string all = ", though all of its " + ranks + " have written";
-  if (state.is_late) {
-    const bool decided = state.outcome == Outcome::kPublished;
-    return " can't be published" + all +
-           ": another checkpoint was published first; `tilestone gc " +
-           (decided ? "--delete` removes its files" : "--abandon` ends the save");
-  }
-  if (state.contradiction) {
-    return " can't be published" + all + ": " + state.contradiction->what() +
-           "; only abandoning it is left: `tilestone gc --abandon` ends the save";
-  }
-  const std::string text = " is not published yet" + all + "; ";
-  if (!state.failed) {
-    return text + "`tilestone publish` makes it the checkpoint, or says why that can't be";
-  }
-  return text + "a rank has failed: " + state.failed->what() +
-         "; `tilestone publish` tries again, or says why the save can't be published; then "
-         "`tilestone gc --abandon` ends the save";
-}
-
-}  // namespace
-
 std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state) {
   const std::string save = "the save " + save_id;
   if (state.outcome == Outcome::kAbandoned) {
-    return save + " was abandoned; `tilestone gc --delete` removes its files";
+    return save +
+           (state.failed ? " has failed: " + std::string(state.failed->what()) : " was abandoned") +
+           "; `tilestone gc --delete` removes its files";
   }
   if (world_size == 0) {
     return save + " has only begun: its number of ranks is not known yet";
   }
   const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
-  if (state.missing_count == 0) return save + text_of_complete(ranks, state);
-  const bool one = state.missing_count == 1;
-  const std::string missing = std::to_string(state.missing_count) + " of its " + ranks +
-                              (one ? " has" : " have") + " not written (" +
-                              ranks_text(state.missing, kNamedMissing) + ")";
-  if (state.is_late) {
-    return save + " can't be published: another checkpoint was published first; " + missing +
-           " and will fail; if " + (one ? "it is" : "they are") +
-           " dead, `tilestone gc --abandon` ends the save";
+  if (state.missing_count == 0) {
+    return save + " is not published yet, though all of its " + ranks +
+           " have written; `tilestone publish` makes it the checkpoint, or says why that can't be";
   }
-  std::string text = save + " is not published: " + missing;
-  if (state.failed) text += "; a rank has failed: " + std::string(state.failed->what());
-  return text + (one ? "; it" : "; they") +
+  const bool one = state.missing_count == 1;
+  return save + " is not published: " + std::to_string(state.missing_count) + " of its " + ranks +
+         (one ? " has" : " have") + " not written (" + ranks_text(state.missing, kNamedMissing) +
+         (one ? "); it" : "); they") +
          " may still be writing, or save again under the same token; if " +
          (one ? "it is" : "they are") + " dead, `tilestone gc --abandon` ends the save";
 }
@@ -449,7 +354,7 @@ namespace {
 std::string text_of(Storage& storage, const std::string& save_id) {
   const auto head = read_head(storage, save_id);
   if (!head) {
-    const AttemptState state{read_outcome(storage, save_id), 0, {}, std::nullopt};
+    const AttemptState state = look_without_head(storage, save_id);
     return state.outcome == Outcome::kPublished ? "" : attempt_text(save_id, 0, state);
   }
   return attempt_text(save_id, head->world_size, look_at(storage, *head, SIZE_MAX));
@@ -478,11 +383,26 @@ std::string unpublished_text(Storage& storage, const std::set<std::string>& save
   return first + "; `tilestone publish --list` shows " + std::to_string(others) + " more";
 }
 
+namespace {
+
+Outcome decide_outcome(Storage& storage, const std::string& save_id, ByteView mine,
+                       Deadline deadline) {
+  DurableMessages messages(storage.shared_from_this(), save_id);
+  return decode_outcome(tilestone::decide(messages, kOutcomeMessage, mine, deadline),
+                        outcome_name(save_id))
+      .outcome;
+}
+
+}  // namespace
+
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline) {
   const std::string_view text = wanted == Outcome::kPublished ? kPublishedText : kAbandonedText;
-  AttemptMessages messages(storage.shared_from_this(), save_id);
-  return decode_outcome(tilestone::decide(messages, kOutcomeMessage, as_bytes(text), deadline),
-                        outcome_name(save_id));
+  return decide_outcome(storage, save_id, as_bytes(text), deadline);
+}
+
+Outcome decide_failed(Storage& storage, const std::string& save_id, const Error& failure,
+                      Deadline deadline) {
+  return decide_outcome(storage, save_id, LeftFailure{failure}.encode(), deadline);
 }
 
 }  // namespace tilestone::engine

@@ -6,9 +6,9 @@
 //   .tilestone/SAVE_ID/GROUP/RANK.claim    locked while the rank works
 //   .tilestone/SAVE_ID/GROUP/merged        all receipts of the group, which are then removed
 //   .tilestone/SAVE_ID/publisher.claim     locked while a process publishes
-//   .tilestone/SAVE_ID/failed              a rank's first error, until that rank tries again
-//   .tilestone/SAVE_ID.outcome             published or abandoned; made once, and never removed.
-//                                          It also records in the end that the switch was published
+//   .tilestone/SAVE_ID.outcome             published, abandoned, or the error with which it has
+//                                          failed; made once, and never removed. It also records
+//                                          in the end that the switch was published
 //
 // A group has about as many ranks as the square root of the world size. So no directory of an
 // attempt has more than a few hundred entries in a world of 65,536 ranks.
@@ -57,6 +57,7 @@ struct AttemptHead {
   friend bool operator==(const AttemptHead&, const AttemptHead&) = default;
 };
 
+// A save that has failed is an abandoned one, too.
 enum class Outcome : uint8_t { kPublished, kAbandoned };
 
 std::string attempt_name(std::string_view save_id);
@@ -64,7 +65,6 @@ std::string outcome_name(std::string_view save_id);
 // The directory of the attempt's other files, and the names in it.
 std::string attempt_directory(std::string_view save_id);
 std::string attempt_receipt_name(const AttemptHead& head, int rank);
-std::string failed_name(std::string_view save_id);
 inline constexpr std::string_view kClaimSuffix = ".claim";
 std::string publisher_claim(std::string_view save_id);
 // A name in the attempt's directory for the temporary file through which `what` is published. It is
@@ -91,10 +91,8 @@ struct AttemptReceipt {
   static AttemptReceipt decode(ByteView bytes, const std::string& file);  // Error(kCorrupt)
 };
 
-// The content of the failure file: the error of the rank that failed first. `rank` is the rank that
-// left it; the error may name another rank, or none.
+// The content of the outcome of a save that has failed.
 struct LeftFailure {
-  int rank = 0;
   Error error;
 
   Bytes encode() const;
@@ -112,8 +110,7 @@ std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id
 // record and is called by the publisher once the switch is durable.
 bool switch_was_noted(Storage& storage, const std::string& save_id);
 void note_switch(Storage& storage, const std::string& save_id, Deadline deadline);
-// The error that a rank has left; nullopt if there is none. For a damaged file, the error about
-// that.
+// The error with which it has failed; nullopt: it was published, abandoned, or has no outcome.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 
 // The state of an attempt according to its files.
@@ -122,13 +119,10 @@ struct AttemptState {
   size_t missing_count = 0;  // ranks that have left no receipt
   std::vector<int> missing;  // the lowest of them
   std::optional<Error> failed;
-  // Set by callers that check it: another checkpoint was published first; the error of receipts
-  // that contradict each other.
-  bool is_late = false;
-  std::optional<Error> contradiction = {};
 };
 // Looks up each file by its name. `names`: how many missing ranks to name.
 AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names);
+AttemptState look_without_head(Storage& storage, const std::string& save_id);
 // The state of the save and what can be done about it, as a sentence. `world_size`: 0 if the
 // attempt has no head. `state.missing` has all missing ranks, or as many as are to be named.
 std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state);
@@ -138,11 +132,13 @@ std::string unpublished_text(Storage& storage, const std::set<std::string>& save
 
 // Makes the outcome unless there is one. Returns the outcome that counts, which is then durable.
 Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
+Outcome decide_failed(Storage& storage, const std::string& save_id, const Error& failure,
+                      Deadline deadline);
 
 // The file's bytes; nullopt if it does not exist. Error(kCorrupt) if it has more than `most` bytes.
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,
                                    uint64_t most = UINT64_MAX);
-// The limit for a head, an outcome or a failure, bytes. Receipts have no limit.
+// The limit for a head or an outcome, bytes. Receipts have no limit.
 inline constexpr uint64_t kMaxSmallFile = 4u << 20;
 
 }  // namespace tilestone::engine

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/sealed_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -26,69 +26,72 @@ bool is_message_suffix(std::string_view base) {
          });
 }
 
+// ---- What all have in common
+
+std::optional<Bytes> FileMessages::get(const std::string& name) {
+  return read_if_there(storage(), file_of(name));
+}
+
+std::vector<bool> FileMessages::exist(std::span<const std::string> names) {
+  std::vector<bool> there;
+  for (const std::string& name : names) there.push_back(storage().stat(file_of(name)).has_value());
+  return there;
+}
+
+void FileMessages::remove(std::span<const std::string> names) {
+  std::vector<std::string> files;
+  for (const std::string& name : names) files.push_back(file_of(name));
+  remove_files(storage(), files);
+}
+
+// ---- Of a save in the background
+
 MessageFiles::MessageFiles(std::shared_ptr<Storage> storage, std::string save_id,
                            const std::string& process)
-    : storage_(std::move(storage)),
-      save_id_(std::move(save_id)),
-      temporary_(temporary_name(save_id_, "receipt-" + process)) {}
+    : FileMessages(std::move(storage), std::move(save_id)),
+      temporary_(temporary_name(this->save_id(), "receipt-" + process)) {}
 
 MessageFiles::~MessageFiles() {
-  if (std::exchange(reserved_, nullptr) && storage_->directories() != nullptr)
-    remove_files(*storage_, std::vector{temporary_});
+  if (std::exchange(reserved_, nullptr) && storage().directories() != nullptr)
+    remove_files(storage(), std::vector{temporary_});
 }
 
 std::string MessageFiles::file_of(const std::string& name) const {
   std::string file(kTilestoneDirectory);
-  file.append("/").append(save_id_).append(kMessagePart).append(name);
+  file.append("/").append(save_id()).append(kMessagePart).append(name);
   std::replace(file.begin() + static_cast<std::ptrdiff_t>(file.size() - name.size()), file.end(),
                '/', '-');
   return file;
 }
 
-void MessageFiles::reserve() { reserved_ = storage_->create(temporary_); }
+void MessageFiles::reserve() { reserved_ = storage().create(temporary_); }
 
 void MessageFiles::write(ByteView bytes) {
   try {
     auto file = std::exchange(reserved_, nullptr);
-    if (file == nullptr) file = storage_->create(temporary_, bytes.size());
+    if (file == nullptr) file = storage().create(temporary_, bytes.size());
     if (!bytes.empty()) file->append(bytes);
     file->close();
   } catch (...) {
-    remove_files(*storage_, std::vector{temporary_});
+    remove_files(storage(), std::vector{temporary_});
     throw;
   }
 }
 
 bool MessageFiles::put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) {
-  if (storage_->directories() == nullptr) {
+  if (storage().directories() == nullptr) {
     reserved_ = nullptr;
-    return storage_->put(file_of(name), bytes, Condition::absent(), temporary_, deadline);
+    return storage().put(file_of(name), bytes, Condition::absent(), temporary_, deadline);
   }
   write(bytes);
   try {
-    storage_->rename(temporary_, file_of(name), false);
+    storage().rename(temporary_, file_of(name), false);
     return true;
   } catch (const Error& error) {
-    remove_files(*storage_, std::vector{temporary_});
+    remove_files(storage(), std::vector{temporary_});
     if (error.code() != ErrorCode::kAlreadyExists) throw;
     return false;
   }
-}
-
-std::optional<Bytes> MessageFiles::get(const std::string& name) {
-  return read_if_there(*storage_, file_of(name));
-}
-
-std::vector<bool> MessageFiles::exist(std::span<const std::string> names) {
-  std::vector<bool> there;
-  for (const std::string& name : names) there.push_back(storage_->stat(file_of(name)).has_value());
-  return there;
-}
-
-void MessageFiles::remove(std::span<const std::string> names) {
-  std::vector<std::string> files;
-  for (const std::string& name : names) files.push_back(file_of(name));
-  remove_files(*storage_, files);
 }
 
 Bytes BackgroundMessage::encode() const {
@@ -99,9 +102,7 @@ Bytes BackgroundMessage::encode() const {
                                           : Status::kFailed));
   out.i64(rank);
   out.blob(error ? Bytes(error->encode()) : receipt);
-  const uint64_t sum = xxh3_64(out.bytes());
-  out.u64(sum);
-  return std::move(out).take();
+  return sealed(std::move(out));
 }
 
 BackgroundMessage BackgroundMessage::decode(ByteView bytes, const std::string& file) {
@@ -109,19 +110,12 @@ BackgroundMessage BackgroundMessage::decode(ByteView bytes, const std::string& f
     return {Error(ErrorCode::kIo, "a rank could not write, and could not say why")
                 .with_hint("its disk may be full; its log says more")};
   }
-  try {
-    ByteReader in(bytes, file);
-    if (in.u8() != kMessageVersion) {
-      throw Error(ErrorCode::kUnsupported, file + " was written by another version of Tilestone");
-    }
+  return unsealed(bytes, file, kMessageVersion, [](ByteReader& in) {
     BackgroundMessage left;
     const auto status = static_cast<Status>(in.u8());
     if (status > Status::kUnknown) in.fail("an unknown status");
     left.rank = static_cast<int>(in.i64());
     const ByteView content = in.blob();
-    const uint64_t sum = xxh3_64(bytes.first(bytes.size() - in.remaining()));
-    if (in.u64() != sum) in.fail("the checksum differs");
-    in.expect_end();
     if (status != Status::kWell) {
       left.error = Error::decode(content);
       left.may_exist = status == Status::kUnknown;
@@ -129,10 +123,30 @@ BackgroundMessage BackgroundMessage::decode(ByteView bytes, const std::string& f
       left.receipt.assign(content.begin(), content.end());
     }
     return left;
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  });
+}
+
+// ---- Of a save by files
+
+// Also syncs what is there already: the process that made it may have died before that.
+bool DurableMessages::put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) {
+  const std::string file = file_of(name), directory = file.substr(0, file.rfind('/'));
+  const bool on_top = directory == kTilestoneDirectory;  // where others remove temporary files
+  const std::string temporary =
+      on_top ? attempt_temporary(save_id(), name) : file + "." + random_save_id() + ".tmp";
+  const bool made = storage().put(file, bytes, Condition::absent(), temporary, deadline);
+  if (!made) storage().settle(directory);
+  if (!on_top) storage().settle(attempt_directory(save_id()));
+  return made;
+}
+
+std::string DurableMessages::file_of(const std::string& name) const {
+  if (name == kHeadMessage) return attempt_name(save_id());
+  if (name == kOutcomeMessage) return outcome_name(save_id());
+  const size_t slash = name.rfind('/');
+  const bool joined = std::string_view(name).substr(slash + 1) == "all";
+  return attempt_directory(save_id()) + "/" +
+         (joined ? name.substr(0, slash) + "/merged" : name + ".report");
 }
 
 }  // namespace tilestone::engine

@@ -1,11 +1,12 @@
-// The messages of the ranks of a save in the background (comm/store_communicator.h) as files. This
-// header declares their names and contents; engine/save/background_meeting.cc describes the
-// protocol.
+// The messages of the ranks of a save (comm/store_communicator.h) as files. Of a save in the
+// background (engine/save/background_meeting.cc describes the protocol):
 //
 //   .tilestone/SAVE_ID.receipt-GROUP-RANK   what the rank has written
 //   .tilestone/SAVE_ID.receipt-GROUP-all    the same of a group, in a large world
 //   .tilestone/SAVE_ID.receipt-failed       why a rank could not write, which ends the save
 //   .tilestone/SAVE_ID.receipt-ended        the outcome: published, or the error of all ranks
+//
+// attempt_files_internal.h has the names of those of a save by files.
 #pragma once
 
 #include <memory>
@@ -13,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
@@ -22,9 +24,37 @@
 
 namespace tilestone::engine {
 
-// They appear by a rename, so they are whole, and need not be durable: after a crash nobody
-// continues the save.
-class MessageFiles : public MessageStore {
+class FileMessages : public MessageStore {
+ public:
+  FileMessages(std::shared_ptr<Storage> storage, std::string save_id)
+      : storage_(std::move(storage)), save_id_(std::move(save_id)) {}
+
+  std::optional<Bytes> get(const std::string& name) override;
+  std::vector<bool> exist(std::span<const std::string> names) override;
+  void remove(std::span<const std::string> names) override;
+  std::string file_of(const std::string& name) const override = 0;
+  const std::string& save_id() const { return save_id_; }
+
+ protected:
+  Storage& storage() const { return *storage_; }
+
+ private:
+  const std::shared_ptr<Storage> storage_;
+  const std::string save_id_;
+};
+
+// Of a save by files: durable when the call that leaves one returns.
+class DurableMessages : public FileMessages {
+ public:
+  using FileMessages::FileMessages;
+  bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override;
+  std::string file_of(const std::string& name) const override;
+};
+inline constexpr const char *kHeadMessage = "head", *kOutcomeMessage = "outcome";
+
+// Of a save in the background. They appear by a rename, so they are whole, and need not be durable:
+// after a crash nobody continues the save.
+class MessageFiles : public FileMessages {
  public:
   // `process`: a name of this process in the save.
   MessageFiles(std::shared_ptr<Storage> storage, std::string save_id, const std::string& process);
@@ -34,18 +64,12 @@ class MessageFiles : public MessageStore {
   void reserve();
 
   bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override;
-  std::optional<Bytes> get(const std::string& name) override;
-  std::vector<bool> exist(std::span<const std::string> names) override;
-  void remove(std::span<const std::string> names) override;
-
   std::string file_of(const std::string& name) const override;
-  const std::string& save_id() const { return save_id_; }
 
  private:
   void write(ByteView bytes);
 
-  const std::shared_ptr<Storage> storage_;
-  const std::string save_id_, temporary_;
+  const std::string temporary_;
   std::unique_ptr<WritableFile> reserved_;  // temporary_; null: not there, or used
 };
 

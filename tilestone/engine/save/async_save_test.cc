@@ -148,10 +148,10 @@ TEST(AsyncSave, AFailureThatNobodyHasAskedForIsThrownByTheNextSaveOrLogged) {
 }
 
 TEST(AsyncSave, AFailureThatNobodyHasHeardOfIsLoggedWhenSaveAndSessionAreGone) {
-  const auto fails = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
-    return call.name.ends_with(".distcp") ? FaultAction::fail(ENOSPC) : FaultAction::pass();
-  });
   const auto warnings_of = [&](Way way, const std::function<void(Session&, AsyncSave)>& use) {
+    const auto fails = FaultDisk::create(memory_storage(), [](const StorageCall& call) {
+      return call.name.ends_with(".distcp") ? FaultAction::fail(ENOSPC) : FaultAction::pass();
+    });
     const LoggedWarnings warnings;
     {
       Session session;

@@ -114,40 +114,44 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
 
 // ---- Joining
 
-// Leaves this rank's failure for the ranks that wait.
-void leave_failure(SavingByFiles& saving, const Error& error) noexcept {
-  leave_failure(saving.attempt, saving.files.rank, error, Deadline::after(kFailureTime));
-}
-
-// This rank has failed before it joined. Leaves the failure, so that the other ranks do not wait.
-void leave_planning_failure(SavingByFiles& saving, const Error& error) noexcept {
-  if (saving.files.world_size == 1) return;
-  Attempt& attempt = saving.attempt;
+// Ends the save for all its ranks. Returns false if it was published, or is complete, or if that is
+// unknown.
+bool end_all(SavingByFiles& saving, const Error& error) noexcept {
+  saving.claim.reset();
+  Storage& location = *saving.planned.location;
   try {
-    const Deadline deadline = Deadline::after(kFailureTime);
-    if (!join(attempt, deadline)) return;
-    if (receipt_of(attempt, saving.files.rank)) return;  // from before a restart
-    withdraw_failure(attempt, saving.files.rank);        // likewise
-    leave_failure(attempt, saving.files.rank, error, deadline);
+    const auto begun = read_head(location, saving.attempt.id());
+    if (begun && meeting_of(location, *begun).missing(false).empty()) return false;
+    return end_failed(saving.attempt, error, Deadline::after(kFailureTime));
   } catch (...) {
-    log(LogLevel::kDebug,
-        std::string("this rank's failure could not be reported to the other ranks of the save: ") +
+    log(LogLevel::kWarning,
+        std::string("the other ranks of a save can't be notified of this rank's failure: ") +
             current_error().what());
+    return false;
   }
 }
 
-// This rank could not join and will not write. Leaves the failure for the ranks that wait. There is
-// nothing to report if another checkpoint is at the location or the save was abandoned: the other
-// ranks find that out themselves.
-void leave_joining_failure(SavingByFiles& saving, const Error& error) noexcept {
-  if (saving.is_reported) return;  // the other ranks need nothing more
-  if (error.code() == ErrorCode::kAlreadyExists || error.code() == ErrorCode::kRankFailed) return;
+// This rank can't take part, and will not write. Nothing is to be said where the save has not begun:
+// the other ranks find out themselves what is at the location.
+void end_before_writing(SavingByFiles& saving, const Error& error) noexcept {
   try {
     if (!has_begun(saving.attempt)) return;
+    if (receipt_of(saving.attempt, saving.files.rank)) return;  // from before a restart
   } catch (const Error&) {
-    // Unknown: try to leave the failure.
+    // Unknown: try to end it.
   }
-  leave_failure(saving, error);
+  end_all(saving, error);
+}
+
+// Begins the save if nobody has, so that the other ranks learn of this rank's failure.
+void try_to_begin(SavingByFiles& saving) noexcept {
+  if (saving.files.world_size == 1) return;
+  try {
+    join(saving.attempt, Deadline::after(kFailureTime));
+  } catch (...) {
+    log(LogLevel::kDebug, std::string("a rank that can't save can't begin: ") +
+                              current_error().what());
+  }
 }
 
 void make_claim(SavingByFiles& saving) {
@@ -159,10 +163,9 @@ void make_claim(SavingByFiles& saving) {
 // Joins the attempt, and makes the claim that shows that this rank is working. Returns the
 // receipt that this rank left before a restart, if there is one.
 std::optional<AttemptReceipt> join(SavingByFiles& saving) {
-  Attempt& attempt = saving.attempt;
+  const Attempt& attempt = saving.attempt;
   saving.is_done = !join(attempt, saving.deadline);
   if (saving.is_done) return std::nullopt;
-  withdraw_failure(attempt, saving.files.rank);
   auto before = receipt_of(attempt, saving.files.rank);
   saving.is_reported = before.has_value();
   if (!saving.is_reported) make_claim(saving);
@@ -275,17 +278,16 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
 
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
   refuse_by_files(saving.planned.share);
+  std::optional<AttemptReceipt> before;
+  bool planned = false;
   try {
     plan_locally(saving.planned, expect_made(request), session);
-  } catch (...) {
-    leave_planning_failure(saving, current_error());
-    throw;
-  }
-  std::optional<AttemptReceipt> before;
-  try {
+    planned = true;
     before = join(saving);
   } catch (...) {
-    leave_joining_failure(saving, current_error());
+    const Error error = current_error();
+    if (!planned) try_to_begin(saving);
+    end_before_writing(saving, error);
     throw;
   }
   if (!saving.is_done && !saving.is_reported) return;
@@ -308,8 +310,7 @@ void write_step(SavingByFiles& saving, KeptResources* kept) noexcept {
     saving.failed = std::current_exception();
     if (saving.planned.lazy != nullptr) saving.planned.lazy->end(saving.failed);
     discard(saving.planned);
-    saving.claim.reset();
-    leave_failure(saving, current_error());
+    end_all(saving, current_error());
   }
 }
 
@@ -328,10 +329,9 @@ void report_step(SavingByFiles& saving) {
     if (saving.files.torch_rank_local) publish_rank_metadata(saving.attempt, rank, saving.deadline);
   } catch (...) {
     saving.claim.reset();
-    const Error error = current_error();
-    const bool receipts = saving.receipt && !saving.is_reported;
-    if (receipts && surely_lacks_receipt(saving.attempt, rank)) discard(saving.planned);
-    leave_failure(saving, error);
+    // Others can go on with a receipt. It may have been left although its call has failed: this
+    // rank's files are unneeded only once the outcome says so.
+    if (!saving.is_reported && end_all(saving, current_error())) discard(saving.planned);
     throw;
   }
   if (!counts) expect_same_as_counted(saving);
@@ -345,18 +345,17 @@ SaveResult publish_step(SavingByFiles& saving) {
   try {
     result.published = (rank_local ? merge_rank_local : publish_if_complete)(
         saving.attempt, Look::kOwn, threads, saving.deadline);
+    if (result.published || !saving.files.wait) return result;
+    (rank_local ? wait_merged_rank_local : wait_published)(saving.attempt, threads,
+                                                           saving.deadline);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
       error.with_hint(
           "every rank that is declared to hold a tensor must have it; from Python, arrays that "
           "are not wrapped are declared to be on all ranks");
     }
-    // Report the failure to the ranks that wait.
-    if (prevents_publishing(error.code())) leave_failure(saving, error);
     throw;
   }
-  if (result.published || !saving.files.wait) return result;
-  (rank_local ? wait_merged_rank_local : wait_published)(saving.attempt, threads, saving.deadline);
   result.published = true;
   return result;
 }
@@ -364,8 +363,7 @@ SaveResult publish_step(SavingByFiles& saving) {
 void give_up_save(SavingByFiles& saving, const Error& why) noexcept {
   if (saving.is_done || saving.is_reported || saving.failed) return;
   discard(saving.planned);
-  saving.claim.reset();
-  leave_failure(saving, why);
+  end_all(saving, why);
 }
 
 void refuse_by_files(const SaveShare& share) {

@@ -37,13 +37,13 @@ struct SavingByFiles {
   std::optional<WorkClaim> claim;  // shows that this rank works
   std::optional<Receipt> receipt;  // of what this process has written
   Index of_dialect = {};           // on rank 0: the dialect's files
-  std::exception_ptr failed;       // in writing; already left for the other ranks
+  std::exception_ptr failed;       // in writing; the save has ended for all ranks
 };
 
 // Plans by rule, and joins the attempt. `session`: null without one.
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session);
-// Writes this rank's share, if it has one. A failure is left for the other ranks and kept:
-// report_step() throws it.
+// Writes this rank's share, if it has one. A failure ends the save and is kept: report_step() throws
+// it.
 void write_step(SavingByFiles& saving, KeptResources* kept) noexcept;
 void report_step(SavingByFiles& saving);
 SaveResult publish_step(SavingByFiles& saving);

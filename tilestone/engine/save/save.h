@@ -27,8 +27,8 @@ namespace tilestone {
 // that directory to the location, or its exchange with the directory at the location.
 //
 // By files (options.by_files) there is no communicator; the protocol, and what happens in each
-// race, is described in commit/attempt.cc. Throws this rank's own errors, or the failure that
-// another rank has left. kTimeout names the ranks that have not written by the deadline; the
+// race, is described in commit/attempt.cc. Throws this rank's own errors, or what another rank has
+// failed with; the save has then failed for all its ranks. kTimeout names the ranks that have not written by the deadline; the
 // written files stay, so that those ranks can complete the save.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
 

@@ -99,7 +99,7 @@ TEST(SaveByFilesAgain, WhoWaitsLearnsBeforeItsDeadlineThatAnotherRunWasPublished
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
 }
 
-TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherSaysSoWhereItIsLookedFor) {
+TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherHasFailedAndSaysSoWhereItIsLookedFor) {
   const Location location(memory_storage());
   save(row_state(0, 2), location, by_files(0, 2));
   StateDict other = row_state(1, 2);
@@ -107,16 +107,16 @@ TEST(SaveByFilesAgain, ASaveWhoseRanksContradictEachOtherSaysSoWhereItIsLookedFo
   const Error error = error_of([&] { save(other, location, by_files(1, 2)); });
   const auto found = find_unpublished(location);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_TRUE(found.front().complete());
+  EXPECT_TRUE(found.front().abandoned && !found.front().complete());
+  expect_in(error.message(), Error(ErrorCode::kInternal, found.front().failure));
   const Error text(ErrorCode::kInternal, found.front().text);
-  expect_in(error.message(), text);
-  expect_in("`tilestone gc --abandon` ends the save", text);
+  expect_in("has failed: " + error.message(), text);
+  expect_in("`tilestone gc --delete` removes its files", text);
   expect_in(error.message(), error_of([&] { Checkpoint::open(location); }));
+  EXPECT_NO_THROW(save(row_state(0, 1, 5), location));
 }
 
-// Publishing it would fail, and while it is open, no save with a communicator can replace the other
-// checkpoint.
-TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
+TEST(SaveByFilesAgain, WhoPublishesACompleteSaveBesideAnotherCheckpointEndsIt) {
   const auto storage = memory_storage();
   const Location location(storage);
   for (const char* token : {kToken, "another run"}) {
@@ -124,7 +124,7 @@ TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
   }
   begin_save(row_state(1, 2), location, by_files(1, 2)).write().report();
   save(row_state(1, 2), location, by_files(1, 2, "another run"));
-  EXPECT_EQ(abandon(location, {.period = 0}), head_for(2).save_id);
+  EXPECT_EQ(error_of([&] { publish(location); }).code(), ErrorCode::kAlreadyExists);
   ASSERT_EQ(find_unpublished(location).size(), 1u);
   EXPECT_TRUE(find_unpublished(location).front().abandoned);
   remove_leftovers(location);
@@ -132,44 +132,60 @@ TEST(SaveByFilesAgain, ACompleteSaveBesideAnotherCheckpointCanBeAbandoned) {
   EXPECT_TRUE(Checkpoint::open(location).verify().ok());
 }
 
-// ---- A failure of an earlier try
+// ---- A failure
 
-TEST(SaveByFilesAgain, RanksThatAllTryAgainDoNotFailByTheFailureOfTheirFirstTry) {
-  const auto storage = memory_storage();
-  const Location location(storage);
-  // Rank 0 has not reported at this time.
-  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
-  ASSERT_TRUE(storage->stat(engine::failed_name(engine::save_id_of(kToken, 0))));
-  std::thread late([&] {
-    wait_for(*storage, engine::attempt_receipt_name(head_for(2), 0));
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 waits
-    EXPECT_NO_THROW(save(row_state(1, 2), location, by_files(1, 2, kToken, true)));
-  });
-  EXPECT_NO_THROW(save(row_state(0, 2), location, by_files(0, 2, kToken, true)));
-  late.join();
-  expect_rows(location, 3, 2);
-}
-
-TEST(SaveByFilesAgain, AnOlderFailureThatNobodyTakesBackIsTheErrorOfThoseWhoWait) {
+TEST(SaveByFilesAgain, AFailureEndsTheSaveForAllItsRanksAndTheNextNumberGoesOn) {
   const Location location(memory_storage());
-  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
-  SaveOptions options = by_files(0, 2, kToken, true);
-  options.timeout = 0.5;
-  expect_in("key hollow", error_of([&] { save(row_state(0, 2), location, options); }));
+  save(row_state(0, 3), location, by_files(0, 3));
+  const Error error = error_of([&] { save(hollow_state(), location, by_files(1, 3)); });
+  // Whether a rank has written, comes only now, or has failed itself and is started again.
+  for (const int rank : {0, 2, 1}) {
+    const Error heard =
+        error_of([&] { save(row_state(rank, 3), location, by_files(rank, 3, kToken, true)); });
+    EXPECT_EQ(heard.code(), error.code()) << heard.what();
+    EXPECT_EQ(heard.message(), error.message());
+    EXPECT_EQ(heard.key(), "hollow");
+    EXPECT_EQ(heard.rank(), 1);
+    expect_in("another number or token", heard);
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    SaveOptions options = by_files(rank, 3);
+    options.by_files->number = 1;
+    save(row_state(rank, 3), location, options);
+  }
+  expect_rows(location, 3, 3);
+  remove_leftovers(location);
+  expect_rows(location, 3, 3);
 }
 
-TEST(SaveByFilesAgain, ARankThatFailsAgainSaysWhatFailedNowAndOneThatDoesNotTakesItBack) {
+TEST(SaveByFilesAgain, ARankOfAnotherWorldEndsTheSaveUnlessAllItsRanksHaveWritten) {
+  for (const bool complete : {false, true}) {
+    const auto storage = memory_storage();
+    const Location location(storage);
+    save(row_state(0, 2), location, rank_local(0, 2));
+    if (complete) save(row_state(1, 2), location, rank_local(1, 2));
+    expect_in("world_size", error_of([&] { save(row_state(2, 3), location, rank_local(2, 3)); }));
+    EXPECT_EQ(engine::read_failed(*storage, head_for(2).save_id).has_value(), !complete);
+    EXPECT_EQ(storage->stat("__0.metadata").has_value(), complete);
+    if (complete) expect_rows(location, 3, 2);
+  }
+}
+
+// As a build leaves it that keeps failures in a file of their own.
+TEST(SaveByFilesAgain, AnUnfinishedSaveOfAnOlderBuildIsNamedAndCanBeEndedAndRemoved) {
   const auto storage = memory_storage();
   const Location location(storage);
-  error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
-  StateDict other;
-  other["shallow"] = TensorView::without_data(DType::kFloat32, {2});
-  error_of([&] { save(other, location, by_files(1, 2)); });
-  const auto failed = engine::read_failed(*storage, engine::save_id_of(kToken, 0));
-  ASSERT_TRUE(failed);
-  EXPECT_EQ(failed->key(), "shallow");
-  save(row_state(1, 2), location, by_files(1, 2));
-  EXPECT_FALSE(engine::read_failed(*storage, engine::save_id_of(kToken, 0)));
+  save(row_state(0, 2), location, by_files(0, 2));
+  const std::string id = head_for(2).save_id, directory = engine::attempt_directory(id);
+  write_file(*storage, directory + "/failed", "a failure of an older build");
+  expect_in("the save " + id + " is not published", error_of([&] { Checkpoint::open(location); }));
+  EXPECT_EQ(error_of([&] { save(row_state(0, 1, 5), location); }).code(),
+            ErrorCode::kAlreadyExists);
+  EXPECT_EQ(abandon(location, {.period = 0}), id);
+  remove_leftovers(location);
+  for (const std::string& name : storage->list()) {
+    EXPECT_TRUE(name == engine::outcome_name(id) || name == ".tilestone/lock") << name;
+  }
 }
 
 // ---- The same token and number once more
@@ -267,20 +283,6 @@ TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorAtOnceIfAnotherCheckpointCameFirst
   expect_rows(location, 9, 1);
 }
 
-TEST(SaveByFilesAgain, AWaitingRankGetsAnErrorIfItsSaveWasTakenBackWhereItBegan) {
-  const auto storage = memory_storage();
-  std::thread other([&] {
-    wait_for(*storage, engine::attempt_receipt_name(head_for(2), 0));
-    storage->remove(engine::attempt_name(engine::save_id_of(kToken, 0)));
-  });
-  SaveOptions options = by_files(0, 2, kToken, true);
-  options.timeout = 1;
-  const Error error = error_of([&] { save(row_state(0, 2), Location(storage), options); });
-  other.join();
-  EXPECT_EQ(error.code(), ErrorCode::kRankFailed);
-  expect_in("withdrawn by the rank that began it", error);
-}
-
 // ---- A damaged head
 
 TEST(SaveByFilesAgain, ADamagedHeadSaysWhatCanBeDoneAndDoingItOpensTheRanksMetadata) {
@@ -357,51 +359,29 @@ TEST(SaveByFilesAgain, AbandoningARankLocalSaveReadsEachGroupsFileOnce) {
   EXPECT_FALSE(inner->stat("__98.metadata"));
 }
 
-// ---- The next try after one has ended before anything was written
+// ---- The next try
 
-TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefusedBeforeAnythingWasWritten) {
+TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefused) {
   const auto storage = memory_storage();
   const Location location(storage);
+  save(row_state(1, 2), location, rank_local(1, 2, 0));
   error_of([&] { save(hollow_state(), location, rank_local(0, 2, 0)); });
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_NO_THROW(save(row_state(rank, 2), location, rank_local(rank, 2, 1)));
   }
   expect_rows(location, 3, 2);
-  // A rank that still joins the first try gets an error that it is over.
-  const Error error = error_of([&] { save(row_state(1, 2), location, rank_local(1, 2, 0)); });
-  EXPECT_EQ(error.code(), ErrorCode::kRankFailed) << error.what();
 }
 
 TEST(SaveByFilesAgain, ASaveThatMayBeRunningBlocksAnotherAndTheErrorSaysWhatEndsIt) {
-  // Refused if a rank has written, if none has failed, and if the save is of another run.
-  const auto refused = [](const std::function<void(const Location&)>& before) {
+  for (const SaveOptions& before : {rank_local(0, 2, 0), by_files(0, 2, "another run of it")}) {
     const Location location(memory_storage());
-    before(location);
+    save(row_state(0, 2), location, before);
     const Error error = error_of([&] { save(row_state(0, 2), location, rank_local(0, 2, 1)); });
     EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
-    expect_in("`tilestone gc --abandon` if its ranks are dead", error);
     const Error together = error_of([&] { save(row_state(0, 1), location); });
     EXPECT_EQ(together.code(), ErrorCode::kAlreadyExists) << together.what();
     expect_in("`tilestone gc --abandon` ends it if they are dead", together);
-  };
-  refused([](const Location& location) {
-    save(row_state(0, 2), location, rank_local(0, 2, 0));
-    error_of([&] { save(hollow_state(), location, rank_local(1, 2, 0)); });
-  });
-  refused([](const Location& location) {
-    engine::AttemptHead head = head_for(2);
-    head.token = xxh3_64(as_bytes(kToken));
-    head.format = "torch_dist";
-    head.dialect = "pytorch";
-    head.rank_local = true;
-    location.storage().directories()->make(engine::attempt_directory(head.save_id));
-    const auto file = location.storage().create(engine::attempt_name(head.save_id));
-    file->append(ByteView(head.encode()));
-    file->close();
-  });
-  refused([](const Location& location) {
-    error_of([&] { save(hollow_state(), location, by_files(0, 2, "another run of it")); });
-  });
+  }
 }
 
 // ---- Attributes

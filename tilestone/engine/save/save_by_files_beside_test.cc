@@ -8,13 +8,11 @@
 #include <string>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/data_file_name.h"
-#include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
@@ -30,15 +28,6 @@ class SaveByFilesBeside : public testing::Test {
 };
 
 std::string id_of(uint64_t number = 0) { return engine::save_id_of(kToken, number); }
-
-engine::AttemptHead head_for(int ranks) {
-  engine::AttemptHead head;
-  head.save_id = id_of();
-  head.world_size = ranks;
-  head.format = "torch_dist";
-  head.dialect = "pytorch";
-  return head;
-}
 
 void expect_error(ErrorCode code, const std::string& text, const std::function<void()>& body) {
   try {
@@ -101,15 +90,17 @@ TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadExists) {
   });
   expect_error(ErrorCode::kAlreadyExists, "a save with a communicator is under way",
                [&] { save(row_state(0, 2), Location(disk->storage()), by_files(0, 2)); });
-  EXPECT_FALSE(inner->stat(engine::attempt_name(id_of())));
+  const auto failed = engine::read_failed(*inner, id_of());  // for the other rank
+  ASSERT_TRUE(failed);
+  EXPECT_EQ(failed->code(), ErrorCode::kAlreadyExists);
 }
 
 // ---- Beside a rank-local save
 
 TEST_F(SaveByFilesBeside, AnOrdinarySaveDoesNotBeginBesideAnOpenRankLocalOne) {
   const Location location(memory_storage());
-  expect_error(ErrorCode::kInvalidArgument, "hollow",
-               [&] { save(hollow_state(), location, rank_local(0, 2)); });
+  save(row_state(0, 2), location, rank_local(0, 2));
+  location.storage().remove("__0.metadata");
   expect_error(ErrorCode::kAlreadyExists, "the save " + id_of() + " at ",
                [&] { save(row_state(0, 2), location, by_files(0, 2, kOther)); });
 }
@@ -125,79 +116,37 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
   file->close();
   expect_error(ErrorCode::kAlreadyExists, "__0.metadata",
                [&] { save(row_state(1, 2), location, by_files(1, 2)); });
-  EXPECT_FALSE(engine::read_outcome(*storage, id_of()));
-  storage->remove("__0.metadata");
-  publish(location);
-  expect_rows(location, 3, 2);
+  EXPECT_EQ(engine::read_failed(*storage, id_of()).value().file(), "__0.metadata");
 }
 
-// Another rank joins the first try after the second try has looked at it and before it ends it.
-TEST_F(SaveByFilesBeside, ATryThatIsEndedTakesBackWhatARankPublishedMeanwhile) {
+// Rank 1 publishes its metadata when rank 0 is about to end the save.
+TEST_F(SaveByFilesBeside, ASaveThatFailsTakesBackWhatARankPublishedMeanwhile) {
   const auto inner = memory_storage();
-  expect_error(ErrorCode::kInvalidArgument, "hollow",
-               [&] { save(hollow_state(), Location(inner), rank_local(0, 2, 0)); });
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
-    if (call.op == StorageOp::kRename && call.to == engine::outcome_name(id_of(0))) {
+    if (gives_name(call, ".outcome")) {
       save(row_state(1, 2), Location(inner), rank_local(1, 2, 0));
       EXPECT_TRUE(inner->stat("__1.metadata"));
     }
     return FaultAction::pass();
   });
-  save(row_state(0, 2, 9), Location(disk->storage()), rank_local(0, 2, 1));
+  expect_error(ErrorCode::kInvalidArgument, "hollow",
+               [&] { save(hollow_state(), Location(disk->storage()), rank_local(0, 2, 0)); });
   EXPECT_FALSE(inner->stat("__1.metadata"));
-  save(row_state(1, 2, 9), Location(inner), rank_local(1, 2, 1));
-  expect_rows(Location(inner), 9, 2);
 }
 
-// ---- Failures
-
-class Failures {
- public:
-  engine::Attempt& of(int i) { return attempts_[i]; }
-  void join(int i) { EXPECT_TRUE(engine::join(of(i), Deadline::never())); }
-  bool stands() const { return storage_->stat(engine::failed_name(id_of())).has_value(); }
-  void remove() { storage_->remove(engine::failed_name(id_of())); }
-
- private:
-  std::shared_ptr<Storage> storage_ = memory_storage();
-  engine::Attempt attempts_[3] = {
-      {storage_, head_for(2)}, {storage_, head_for(2)}, {storage_, head_for(2)}};
-};
-
-const Error kOfAnotherRank = Error(ErrorCode::kIo, "what rank 0 wrote can't be read").with_rank(0);
-
-TEST_F(SaveByFilesBeside, AFailureIsTakenBackByTheRankThatLeftItWhateverRankItNames) {
-  Failures failures;
-  failures.join(0);
-  engine::leave_failure(failures.of(0), 1, kOfAnotherRank, Deadline::never());
-  failures.join(1);
-  engine::withdraw_failure(failures.of(1), 0);
-  EXPECT_TRUE(failures.stands());
-  failures.join(2);
-  engine::withdraw_failure(failures.of(2), 1);
-  EXPECT_FALSE(failures.stands());
-}
-
-TEST_F(SaveByFilesBeside, AFailureThatAnotherRankLeavesMeanwhileIsNotTakenBack) {
-  Failures failures;
-  failures.join(0);
-  engine::leave_failure(failures.of(0), 1, Error(ErrorCode::kIo, "its own"), Deadline::never());
-  failures.join(1);
-  failures.remove();
-  engine::leave_failure(failures.of(0), 0, kOfAnotherRank, Deadline::never());
-  engine::withdraw_failure(failures.of(1), 1);
-  EXPECT_TRUE(failures.stands());
-}
-
-TEST_F(SaveByFilesBeside, TheFailureOfARankOutsideTheWorldIsTakenBackByAnyRank) {
-  const auto storage = memory_storage();
-  const Location location(storage);
-  save(row_state(0, 2), location, by_files(0, 2));
-  expect_error(ErrorCode::kMismatch, "world_size",
-               [&] { save(row_state(2, 3), location, by_files(2, 3)); });
-  EXPECT_TRUE(storage->stat(engine::failed_name(id_of())));
-  save(row_state(0, 2), location, by_files(0, 2));
-  EXPECT_FALSE(storage->stat(engine::failed_name(id_of())));
+// Rank 1 has looked for the outcome, and then publishes its metadata.
+TEST_F(SaveByFilesBeside, ARankThatPublishesLateTakesItBack) {
+  const auto inner = memory_storage();
+  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
+    if (gives_name(call, "__1.metadata")) {
+      expect_error(ErrorCode::kInvalidArgument, "hollow",
+                   [&] { save(hollow_state(), Location(inner), rank_local(0, 2)); });
+    }
+    return FaultAction::pass();
+  });
+  expect_error(ErrorCode::kInvalidArgument, "hollow",
+               [&] { save(row_state(1, 2), Location(disk->storage()), rank_local(1, 2)); });
+  EXPECT_FALSE(inner->stat("__1.metadata"));
 }
 
 // ---- Durability

@@ -147,7 +147,7 @@ void save_names_that_meet(const Location& location, int rank, bool wait) {
   save(state, location, options);
 }
 
-TEST(SaveByFilesFailures, NamesOfReplicasThatAreAlsoKeysAreReportedAndTheSaveCanBeAbandoned) {
+TEST(SaveByFilesFailures, NamesOfReplicasThatAreAlsoKeysEndTheSave) {
   const auto storage = memory_storage();
   const Location location(storage);
   save_names_that_meet(location, 0, false);
@@ -159,59 +159,21 @@ TEST(SaveByFilesFailures, NamesOfReplicasThatAreAlsoKeysAreReportedAndTheSaveCan
   const auto found = find_unpublished(location);
   ASSERT_EQ(found.size(), 1u);
   expect_in(error.message(), found.front().text);
-  EXPECT_EQ(abandon(location, {.period = 0}), save_id());
-  EXPECT_TRUE(find_unpublished(location).front().abandoned);
+  EXPECT_TRUE(found.front().abandoned);
 }
 
-TEST(SaveByFilesFailures, ADamagedFailureIsDescribedTakenBackAndEndedLikeAnyOther) {
-  for (const bool abandons : {false, true}) {
-    const auto storage = memory_storage();
-    const Location location(storage);
-    save(row_state(0, 2), location, by_files(0, 2));
-    error_of([&] { save(hollow_state(), location, by_files(1, 2)); });
-    write_file(*storage, engine::failed_name(save_id()), "no failure at all");
-    const auto found = find_unpublished(location);
-    ASSERT_EQ(found.size(), 1u);
-    expect_in(engine::failed_name(save_id()), found.front().failure);
-    if (abandons) {
-      EXPECT_EQ(abandon(location, {.period = 0}), save_id());
-      continue;
-    }
-    EXPECT_TRUE(save(row_state(1, 2), location, by_files(1, 2)).published);
-    expect_rows(location, 3, 2);
-  }
-}
-
-TEST(SaveByFilesFailures, WhereAllHaveWrittenADamagedFailureDoesNotKeepTheSaveFromPublishing) {
+TEST(SaveByFilesFailures, AHeadThatIsLargerThanAnyIsADamagedOneAndNotRead) {
+  const std::string large(engine::kMaxSmallFile + 1, 'x'), name = engine::attempt_name(save_id());
   const auto storage = memory_storage();
   const Location location(storage);
-  const auto disk = failing_once(
-      storage, [](const StorageCall& call) { return names(call, ".metadata"); },
-      FaultAction::die());
   save(row_state(0, 2), location, by_files(0, 2));
-  error_of([&] { save(row_state(1, 2), Location(disk->storage()), by_files(1, 2)); });
-  write_file(*storage, engine::failed_name(save_id()), "no failure at all");
-  EXPECT_EQ(error_of([&] { abandon(location, {.period = 0}); }).code(), ErrorCode::kUnsupported);
-  publish(location);
-  expect_rows(location, 3, 2);
-}
-
-TEST(SaveByFilesFailures, FilesThatAreLargerThanAnyOfTheirKindAreDamagedOnesAndNotRead) {
-  const std::string large(engine::kMaxSmallFile + 1, 'x');
-  for (const std::string& name :
-       {engine::attempt_name(save_id()), engine::failed_name(save_id())}) {
-    const auto storage = memory_storage();
-    const Location location(storage);
-    save(row_state(0, 2), location, by_files(0, 2));
-    write_file(*storage, name, large);
-    const Error error = error_of([&] { save(row_state(1, 2), location, by_files(1, 2)); });
-    EXPECT_EQ(error.code(), ErrorCode::kCorrupt) << error.what();
-    EXPECT_EQ(error.file(), name);
-    expect_in(std::to_string(engine::kMaxSmallFile), error.what());
-    const auto found = find_unpublished(location);
-    ASSERT_EQ(found.size(), 1u);
-    EXPECT_EQ(abandon(location, {.period = 0}), save_id());
-  }
+  write_file(*storage, name, large);
+  const Error error = error_of([&] { save(row_state(1, 2), location, by_files(1, 2)); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorrupt) << error.what();
+  EXPECT_EQ(error.file(), name);
+  expect_in(std::to_string(engine::kMaxSmallFile), error.what());
+  ASSERT_EQ(find_unpublished(location).size(), 1u);
+  EXPECT_EQ(abandon(location, {.period = 0}), save_id());
 }
 
 // ---- Receipts
@@ -265,9 +227,7 @@ TEST(SaveByFilesFailures, WhoCannotLeaveItsReceiptTakesItsFilesAway) {
   error_of([&] { save(row_state(1, 2), Location(disk->storage()), by_files(1, 2)); });
   EXPECT_FALSE(inner->stat(receipt_of(1, 2)));
   EXPECT_EQ(files_of(*inner, 1), 0u);
-  EXPECT_TRUE(save(row_state(1, 2), Location(inner), by_files(1, 2)).published);
-  EXPECT_EQ(files_of(*inner, 1), 1u);
-  expect_rows(Location(inner), 3, 2);
+  EXPECT_TRUE(engine::read_failed(*inner, save_id()));
 }
 
 // If the disk does not answer, it is unknown whether the receipt exists.

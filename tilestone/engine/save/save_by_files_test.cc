@@ -114,7 +114,7 @@ TEST(SaveByFiles, RanksThatWaitForOneThatNeverComesNameItAndItCanStillCompleteTh
   EXPECT_EQ(save(state_of(1, 3, 3), location, by_files(1, 3)).bytes_written, 0u);
 }
 
-TEST(SaveByFiles, AFailureOfARankIsReportedBeforeTheDeadlineAndTheRankCanTryAgain) {
+TEST(SaveByFiles, AFailureOfARankIsReportedBeforeTheDeadlineAndTheRanksCanTryAgain) {
   const Location location(memory_storage());
   const auto failing = [](int rank) {
     SaveOptions options = by_files(rank, 2);
@@ -132,7 +132,12 @@ TEST(SaveByFiles, AFailureOfARankIsReportedBeforeTheDeadlineAndTheRankCanTryAgai
   });
   EXPECT_NE(thrown[0].find("the disk is on fire"), std::string::npos) << thrown[0];
   EXPECT_NE(thrown[0].find("rank 1"), std::string::npos) << thrown[0];
-  EXPECT_TRUE(save(state_of(1, 2, 3), location, by_files(1, 2)).published);
+  for (const int rank : {0, 1}) {
+    SaveOptions again = by_files(rank, 2);
+    again.by_files->number = 1;
+    again.by_files->wait = false;
+    EXPECT_EQ(save(state_of(rank, 2, 3), location, again).published, rank == 1);
+  }
   expect_state(location, 2, 3);
 }
 
@@ -399,7 +404,7 @@ TEST(SaveByFiles, TheErrorOfARankThatCanNotSaveItsStateReachesTheWaitingRanks) {
       if (rank == 1) return second(location);
       save(state_of(0, 2, 3), location, by_files(0, 2));
     });
-    EXPECT_EQ(thrown[0], thrown[1]);
+    EXPECT_TRUE(thrown[0].starts_with(thrown[1])) << thrown[0];  // if it comes late, with a hint
     return thrown[0];
   };
   // A rank's state can't be made; contradicts the others'; or names holders outside the world.
