@@ -50,8 +50,8 @@ class MessageStore {
 };
 
 // Leaves `mine` unless there is a message under the name. Returns the one that counts. If it
-// throws, `mine` may have been left, or may still be. `was_first`: set to whether this call has left
-// it, as far as the answers say; true if an answer is lost.
+// throws, `mine` may have been left, or may still be. `was_first`: set to whether this call has
+// left it, as far as the answers say; true if an answer is lost.
 Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadline deadline,
              bool* was_first = nullptr);
 

@@ -1,8 +1,9 @@
 // Saves without a communicator. Each rank derives the attempt's save id by itself (save_id_of), and
-// plans by rule. Then the ranks meet by messages (comm/store_communicator.h) that are durable files:
-// the head and the outcome are verdicts, the receipts are a gather.
+// plans by rule. Then the ranks meet by messages (comm/store_communicator.h) that are durable
+// files: the head and the outcome are verdicts, the receipts are a gather.
 //
-//  1. Join. A rank that finds no head refuses a location that has a checkpoint, and leaves its terms
+//  1. Join. A rank that finds no head refuses a location that has a checkpoint, and leaves its
+//  terms
 //     as the head. The terms that were left first count; ranks with others are refused. The head is
 //     durable before any data file is written: it is the note that the save began here.
 //  2. Until it has reported, a rank shows by a claim that it works. It writes data files, whose

@@ -23,9 +23,9 @@
 // and so does gc.
 //
 // Who ends an attempt by a failure, or abandons it, removes its ranks' metadata. A rank looks for
-// the outcome once it has published its own, and then does so too; if it dies before, readers refuse
-// the metadata because of the outcome. Once all ranks have written, no failure ends the attempt: the
-// checkpoint exists.
+// the outcome once it has published its own, and then does so too; if it dies before, readers
+// refuse the metadata because of the outcome. Once all ranks have written, no failure ends the
+// attempt: the checkpoint exists.
 //
 // An ordinary save refuses to begin beside an open rank-local one, and to be published beside a
 // rank's metadata. Each of the two looks for the other first. If both are published at the same

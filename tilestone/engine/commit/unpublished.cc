@@ -64,11 +64,10 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
 
 [[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
   const bool one = state.missing_count == 1;
-  throw Error(ErrorCode::kRankFailed,
-              "the save " + save_id + " can't be published: " +
-                  std::to_string(state.missing_count) + " of its ranks " +
-                  (one ? "has" : "have") + " not written (" + engine::ranks_text(state.missing) +
-                  ")")
+  throw Error(ErrorCode::kRankFailed, "the save " + save_id + " can't be published: " +
+                                          std::to_string(state.missing_count) + " of its ranks " +
+                                          (one ? "has" : "have") + " not written (" +
+                                          engine::ranks_text(state.missing) + ")")
       .with_rank(state.missing.front())
       .with_hint(std::string(one ? "this rank" : "these ranks") +
                  " can save again under the same token");
@@ -256,7 +255,8 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
         engine::meeting_of(storage, *head).missing(false).empty()) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint(
-              "publish it, which ends it if it can't become the checkpoint; remove the checkpoint if "
+              "publish it, which ends it if it can't become the checkpoint; remove the checkpoint "
+              "if "
               "it is not wanted");
     }
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==

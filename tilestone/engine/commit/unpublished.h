@@ -19,7 +19,7 @@ struct UnpublishedSave {
   std::string format, dialect;    // "torch_dist", "pytorch"
   size_t missing_count = 0;       // ranks that have not reported
   std::vector<int> missing = {};  // the lowest of them, at most 16
-  std::string failure = {};  // the error with which it has failed; "" if it has not
+  std::string failure = {};       // the error with which it has failed; "" if it has not
   // Or failed: it can't become a checkpoint any more; gc removes its files.
   bool abandoned = false;
   // Whether one of its ranks is working, as seen while it was watched (FindOptions::watch): true if

@@ -242,9 +242,8 @@ Bytes LeftFailure::encode() const {
 }
 
 LeftFailure LeftFailure::decode(ByteView bytes, const std::string& file) {
-  return unsealed(bytes, file, kVersion, [](ByteReader& in) {
-    return LeftFailure{Error::decode(in.blob())};
-  });
+  return unsealed(bytes, file, kVersion,
+                  [](ByteReader& in) { return LeftFailure{Error::decode(in.blob())}; });
 }
 
 // ---- Reading and deciding

@@ -131,8 +131,8 @@ bool end_all(SavingByFiles& saving, const Error& error) noexcept {
   }
 }
 
-// This rank can't take part, and will not write. Nothing is to be said where the save has not begun:
-// the other ranks find out themselves what is at the location.
+// This rank can't take part, and will not write. Nothing is to be said where the save has not
+// begun: the other ranks find out themselves what is at the location.
 void end_before_writing(SavingByFiles& saving, const Error& error) noexcept {
   try {
     if (!has_begun(saving.attempt)) return;
@@ -149,8 +149,8 @@ void try_to_begin(SavingByFiles& saving) noexcept {
   try {
     join(saving.attempt, Deadline::after(kFailureTime));
   } catch (...) {
-    log(LogLevel::kDebug, std::string("a rank that can't save can't begin: ") +
-                              current_error().what());
+    log(LogLevel::kDebug,
+        std::string("a rank that can't save can't begin: ") + current_error().what());
   }
 }
 

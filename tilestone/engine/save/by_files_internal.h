@@ -42,8 +42,8 @@ struct SavingByFiles {
 
 // Plans by rule, and joins the attempt. `session`: null without one.
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session);
-// Writes this rank's share, if it has one. A failure ends the save and is kept: report_step() throws
-// it.
+// Writes this rank's share, if it has one. A failure ends the save and is kept: report_step()
+// throws it.
 void write_step(SavingByFiles& saving, KeptResources* kept) noexcept;
 void report_step(SavingByFiles& saving);
 SaveResult publish_step(SavingByFiles& saving);

@@ -319,7 +319,8 @@ class FailingSave {
     sync_.arrive_and_wait();
     if (comm.rank() == 0) expect_on_disk();
     sync_.arrive_and_wait();
-    // The same ranks save again: by files under the same number, or the next if the save has failed.
+    // The same ranks save again: by files under the same number, or the next if the save has
+    // failed.
     SaveOptions again = options_of(comm, kLong);
     if (again.by_files && engine::read_failed(*inner_, id())) again.by_files->number = 1;
     const StateDict state = state_of(comm.rank(), kNew);

@@ -28,8 +28,8 @@ namespace tilestone {
 //
 // By files (options.by_files) there is no communicator; the protocol, and what happens in each
 // race, is described in commit/attempt.cc. Throws this rank's own errors, or what another rank has
-// failed with; the save has then failed for all its ranks. kTimeout names the ranks that have not written by the deadline; the
-// written files stay, so that those ranks can complete the save.
+// failed with; the save has then failed for all its ranks. kTimeout names the ranks that have not
+// written by the deadline; the written files stay, so that those ranks can complete the save.
 SaveResult save(const StateDict& state, const Location& location, const SaveOptions& options = {});
 
 }  // namespace tilestone

@@ -51,8 +51,8 @@ uint64_t calls_of_a_save() {
   return disk->calls();
 }
 
-// One call fails. Then the same ranks complete the save, or it has failed for all, and they complete
-// one under another token.
+// One call fails. Then the same ranks complete the save, or it has failed for all, and they
+// complete one under another token.
 void expect_completed(uint64_t at, const FaultAction& action) {
   const auto inner = memory_storage();
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {

@@ -178,10 +178,8 @@ TEST(SaveByFilesHostile, TheLoserOfTwoRunsIsNeverReportedAsPublished) {
   for (const int rank : {0, 1}) save_rank(location, rank, 2, 4, "the second run");
   ASSERT_EQ(find_unpublished(location).size(), 1u);
   EXPECT_FALSE(find_unpublished(location)[0].complete());
-  EXPECT_NE(
-      find_unpublished(location)[0].text.find(
-          "1 of its 2 ranks has not written (rank 1)"),
-      std::string::npos)
+  EXPECT_NE(find_unpublished(location)[0].text.find("1 of its 2 ranks has not written (rank 1)"),
+            std::string::npos)
       << find_unpublished(location)[0].text;
   EXPECT_THROWS(save_rank(location, 1, 2, 3, "the first run"), ErrorCode::kAlreadyExists,
                 "another checkpoint was published");
