@@ -104,7 +104,7 @@ def test_the_common_state_may_change_once_the_save_is_written(tmp_path: pathlib.
     assert torch.equal(torch.as_tensor(tilestone.load(tmp_path / "c")["common"]), torch.arange(5.0))
 
 
-def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
+def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_ends_it(
     tmp_path: pathlib.Path,
 ) -> None:
     def files(rank: int) -> dict[str, Any]:
@@ -112,13 +112,15 @@ def test_by_files_steps_are_a_save_too_and_a_rank_that_gives_up_can_come_again(
 
     for rank in (0, 1):
         tilestone.save(rows(rank, 2), tmp_path / "row", **files(rank))
+    with begin_save(rows(0, 2), tmp_path / "given up", **files(0)) as saving:
+        saving.write()
+    assert len(contents(tmp_path / "given up")) == 0
+    with pytest.raises(tilestone.InvalidArgumentError, match="the save is over"):
+        saving.report()
+    with pytest.raises(tilestone.InterruptedError, match="gave up the save .*another number"):
+        begin_save(rows(1, 2), tmp_path / "given up", **files(1))
     for rank in (0, 1):
         state = rows(rank, 2)
-        with begin_save(state, tmp_path / "steps", **files(rank)) as saving:
-            saving.write()
-        assert len(contents(tmp_path / "steps")) == rank  # no files of this rank
-        with pytest.raises(tilestone.InvalidArgumentError, match="the save is over"):
-            saving.report()
         saving = begin_save(state, tmp_path / "steps", **files(rank))
         assert take_steps(saving, state, True).published == (rank == 1)
     for name in (".metadata", *(f.name for f in (tmp_path / "row").glob("*.distcp"))):
