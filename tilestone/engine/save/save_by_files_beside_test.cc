@@ -13,6 +13,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/data_file_name.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"
