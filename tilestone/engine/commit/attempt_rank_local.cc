@@ -22,8 +22,8 @@
 // readers use `.metadata` because of the note; another call of publish() does the remaining steps,
 // and so does gc.
 //
-// Who ends an attempt by a failure, or abandons it, removes its ranks' metadata. A rank looks for
-// the outcome once it has published its own, and then does so too; if it dies before, readers
+// Who ends an attempt by a failure, or abandons it, removes its ranks' metadata. Who has published
+// metadata looks for the outcome, and then does so too; if it dies before, readers
 // refuse the metadata because of the outcome. Once all ranks have written, no failure ends the
 // attempt: the checkpoint exists.
 //
@@ -59,10 +59,18 @@ void publish_rank_file(const Attempt& attempt, Receipt receipt, Deadline deadlin
   if (!publish_or_find(attempt, file, deadline)) fail_not_first(attempt, file.name);
 }
 
+// After metadata was published: the attempt may have failed meanwhile.
+void withdraw_if_abandoned(const Attempt& attempt) {
+  if (read_outcome(*attempt.location, attempt.id()) != Outcome::kAbandoned) return;
+  withdraw_rank_metadata(attempt);
+  fail_abandoned(attempt);
+}
+
 void publish_group_metadata(const Attempt& attempt, std::vector<Receipt> receipts,
                             Deadline deadline) {
   for (Receipt& receipt : receipts) publish_rank_file(attempt, std::move(receipt), deadline);
   attempt.location->settle("");
+  withdraw_if_abandoned(attempt);
 }
 
 // ---- Steps 4 and 5
@@ -153,9 +161,7 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
   }
   publish_rank_file(attempt, Receipt::decode(left->receipt), deadline);
   storage.settle("");  // the process that made it may have died before its sync
-  if (read_outcome(storage, attempt.id()) != Outcome::kAbandoned) return;
-  withdraw_rank_metadata(attempt);
-  fail_abandoned(attempt);
+  withdraw_if_abandoned(attempt);
 }
 
 bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline) {
