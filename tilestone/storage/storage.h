@@ -148,6 +148,8 @@ struct FileInfo {
 // The names that start with a prefix, sorted.
 struct Listing {
   std::vector<std::string> files;
+  // Of the files, in their order and without tags. Empty where a list of names says no more.
+  std::vector<FileInfo> infos = {};
   // Directories, without a slash at the end. Links are not listed.
   std::vector<std::string> directories;
 };
@@ -186,7 +188,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual std::unique_ptr<ReadableFile> open(const std::string& name) = 0;
   // Runs all ops, many at a time. It never merges ops: the caller has planned them. The first
   // failure, including one that `done` throws, ends the batch. It is rethrown when no read is in
-  // progress any more.
+  // progress any more. kNotFound for a file of an object store that was replaced or removed since
+  // it was opened.
   virtual void read(std::span<const ReadOp> ops, const ReadOptions& options,
                     const ReadDone& done) = 0;
 
@@ -202,7 +205,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   virtual bool put(const std::string& name, ByteView bytes, const Condition& condition,
                    const std::string& scratch, Deadline deadline);
   // Removes files. One that does not exist is no failure. All are tried; then the first failure is
-  // thrown.
+  // thrown, as for an object that is locked.
   virtual void remove(std::span<const std::string> names) = 0;
   // Removes a file if it still has this tag. False: it has another one, and stays. An absent file
   // counts as removed. Where put_if_tag is false, nothing is asked: the caller has a claim. Many

@@ -133,7 +133,8 @@ ListPage parse_list(std::string_view xml) {
   ListPage page;
   for_each(list, "Contents", [&](const pugi::xml_node& each) {
     page.objects.push_back({name_text(each, "Key", encoded), parse_size(text(each, "Size")),
-                            quoted_etag(text(each, "ETag"))});
+                            quoted_etag(text(each, "ETag")),
+                            parse_utc(text(each, "LastModified"), "%Y-%m-%dT%H:%M:%S")});
   });
   for_each(list, "CommonPrefixes", [&](const pugi::xml_node& each) {
     page.prefixes.push_back(name_text(each, "Prefix", encoded));

@@ -2,6 +2,7 @@
 // Error(kCorrupt), because it may have been cut.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,6 +30,7 @@ struct Listed {
   std::string key;
   uint64_t size = 0;
   std::string etag;
+  std::optional<std::chrono::system_clock::time_point> modified = {};
 
   bool operator==(const Listed&) const = default;
 };

@@ -17,6 +17,11 @@ namespace tilestone::s3 {
 // For the calls of a storage that have no deadline of their own.
 inline Deadline call_deadline() { return Deadline::after(std::chrono::minutes(5)); }
 
+// For small requests: none is sent again and again for ever.
+inline Deadline bounded(const Deadline& deadline) {
+  return deadline.is_never() ? call_deadline().with_interrupt(deadline.interrupt()) : deadline;
+}
+
 inline constexpr uint64_t kPartBytes = 8u << 20;
 inline constexpr size_t kInProgress = 32;   // requests of one read, parts of one file
 inline constexpr size_t kPartBuffers = 12;  // of kPartBytes, for what a file does not keep

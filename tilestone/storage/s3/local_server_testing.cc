@@ -231,6 +231,8 @@ ServedAnswer FaultProxy::answer(const ServedRequest& request) {
       return refusal(429, "TooManyRequests");
     case Fault::kConflict:
       return refusal(409, "OperationAborted");
+    case Fault::kNotImplemented:
+      return refusal(501, "NotImplemented");
     case Fault::kErrorAfterwards:
       forward(request);
       return refusal(500, "InternalError");

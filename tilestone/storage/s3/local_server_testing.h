@@ -76,6 +76,7 @@ enum class Fault {
   kUnavailable,      // 503 SlowDown
   kTooMany,          // 429
   kConflict,         // 409
+  kNotImplemented,   // 501
   kErrorAfterwards,  // it is executed, then 500
   kExecutedLater,    // 500, and it is executed a moment later
   kLostAnswer,       // it is executed, then the connection is reset

@@ -146,7 +146,7 @@ class ObjectReads {
     OpState& state = states_[piece.op];
     std::byte* const target = state.target + piece.offset;
     if (piece.pending) {
-      piece.pending->wait();
+      wait_for_piece(*piece.pending, op);
     } else if (piece.size > 0) {
       const Bytes& bytes = object_of(op).beginning.bytes;
       std::memcpy(target, bytes.data() + op.offset + piece.offset, piece.size);
@@ -157,6 +157,17 @@ class ObjectReads {
     if (sums_at_end(op)) set_checksums(op, 0, whole);
     done_(piece.op, whole);
     state.buffer = Buffer();
+  }
+
+  static void wait_for_piece(Pending<std::string>& pending, const ReadOp& op) {
+    try {
+      pending.wait();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kMismatch) throw;
+      throw Error(ErrorCode::kNotFound, "the file was replaced while it was read")
+          .with_file(op.file->name())
+          .with_errno(ENOENT);
+    }
   }
 
   const std::span<const ReadOp> ops_;

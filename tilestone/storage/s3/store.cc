@@ -33,14 +33,13 @@ bool is_file_name(const std::string& name) {
   }
 }
 
-// An object that is locked, or under a legal hold, stays.
-bool is_lock(const NotDeleted& refused) {
-  return refused.code == "ObjectLocked" ||
-         (refused.code == "AccessDenied" && refused.message.find("lock") != std::string::npos);
-}
-
-double seconds_of(std::chrono::system_clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
+FileInfo info_of(uint64_t size,
+                 const std::optional<std::chrono::system_clock::time_point>& modified) {
+  FileInfo info = {.size = size};
+  if (modified) {
+    info.modified = std::chrono::duration<double>(modified->time_since_epoch()).count();
+  }
+  return info;
 }
 
 class S3Store : public Storage {
@@ -74,24 +73,32 @@ class S3Store : public Storage {
   std::optional<FileInfo> stat(const std::string& name) override {
     const auto found = bucket_->client.head(key(name), false, call_deadline()).wait();
     if (!found) return std::nullopt;
-    FileInfo info = {.size = found->size, .tag = found->etag};
-    if (found->modified) info.modified = seconds_of(*found->modified);
+    FileInfo info = info_of(found->size, found->modified);
+    info.tag = found->etag;
     return info;
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
     ListRequest request = {.prefix = root_ + prefix};
     if (depth == Depth::kLevel) request.delimiter = "/";
+    std::map<std::string, FileInfo> files;
     Listing found;
     do {
       const ListPage page = bucket_->client.list(request, call_deadline()).wait();
-      for (const Listed& each : page.objects) add_name(found.files, each.key);
+      for (const Listed& each : page.objects) {
+        const std::string name = name_of(each.key);
+        if (is_file_name(name)) files.emplace(name, info_of(each.size, each.modified));
+      }
       for (const std::string& each : page.prefixes) {
-        add_name(found.directories, each.substr(0, each.size() - 1));
+        std::string name = name_of(each.substr(0, each.size() - 1));
+        if (is_file_name(name)) found.directories.push_back(std::move(name));
       }
       request.next = page.next;
     } while (!request.next.empty());
-    std::ranges::sort(found.files);
+    for (auto& [name, info] : files) {
+      found.files.push_back(name);
+      found.infos.push_back(std::move(info));
+    }
     std::ranges::sort(found.directories);
     return found;
   }
@@ -99,16 +106,13 @@ class S3Store : public Storage {
   bool put(const std::string& name, ByteView bytes, const Condition& condition,
            const std::string& scratch, Deadline deadline) override {
     const std::string to = key(name);
-    if (!condition.tag().empty()) {
-      expect_tags(name, key(scratch), deadline);
-    } else if (condition.is_absent() && bucket_->put_if_absent == Known::kNo) {
-      return !stat(name) && put_one(to, bytes, Condition::always(), deadline);
+    const Deadline end = bounded(deadline);
+    if (!condition.is_always()) find_conditions(key(scratch), end);
+    if (!condition.tag().empty()) expect_tags(name);
+    if (condition.is_absent() && bucket_->put_if_absent == Known::kNo) {
+      return !stat(name) && put_one(to, bytes, Condition::always(), end);
     }
-    const bool done = put_one(to, bytes, condition, deadline);
-    if (condition.is_absent() && bucket_->put_if_absent == Known::kAssumed) {
-      find_conditions(to, bytes, done, deadline);
-    }
-    return done;
+    return put_one(to, bytes, condition, end);
   }
 
   void remove(std::span<const std::string> names) override {
@@ -118,16 +122,19 @@ class S3Store : public Storage {
     for (size_t at = 0; at < keys.size(); at += kMaxKeysToRemove) {
       const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(at);
       const size_t count = std::min(kMaxKeysToRemove, keys.size() - at);
-      remove_batch({begin, begin + static_cast<std::ptrdiff_t>(count)}, first);
+      const std::vector<std::string> batch(begin, begin + static_cast<std::ptrdiff_t>(count));
+      const auto refused = bucket_->client.remove(batch, call_deadline()).wait();
+      if (!refused.empty() && !first) first = refused.front();
     }
     if (!first) return;
     throw Error(ErrorCode::kIo, fmt::format("cannot remove s3://{}/{}: {}: {}", bucket_->name,
                                             first->key, first->code, first->message))
-        .with_file(first->key.substr(root_.size()));
+        .with_file(first->key.substr(root_.size()))
+        .with_errno(EACCES);
   }
 
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
-    return bucket_->client.remove_if(key(name), tag, deadline).wait();
+    return bucket_->client.remove_if(key(name), tag, bounded(deadline)).wait();
   }
 
   void settle(const std::string& name) override { check_directory_name(name); }
@@ -145,9 +152,8 @@ class S3Store : public Storage {
     return root_ + name;
   }
 
-  void add_name(std::vector<std::string>& names, const std::string& key) const {
-    std::string name = key.substr(std::min(root_.size(), key.size()));
-    if (is_file_name(name)) names.push_back(std::move(name));
+  std::string name_of(const std::string& key) const {
+    return key.substr(std::min(root_.size(), key.size()));
   }
 
   bool put_one(const std::string& key, ByteView bytes, const Condition& condition,
@@ -155,17 +161,14 @@ class S3Store : public Storage {
     return bucket_->client.put(key, {bytes}, condition, crc32(bytes), deadline).wait().has_value();
   }
 
-  // Puts the same bytes again under conditions that don't hold. A put that was refused has shown
-  // one of them already.
-  void find_conditions(const std::string& key, ByteView bytes, bool done,
-                       const Deadline& deadline) {
-    const auto known = [&](const Condition& condition) {
-      return bucket_->client.refuses(key, {bytes}, condition, deadline).wait() ? Known::kYes
-                                                                               : Known::kNo;
-    };
-    bucket_->put_if_absent = done ? known(Condition::absent()) : Known::kYes;
-    if (!done) return;
-    bucket_->put_if_tag = known(Condition::has(kNoTag));
+  // Puts the scratch file, twice if absent and once under a tag that nothing has. Nobody else uses
+  // its name, so what the second and the third put answer is the bucket's doing.
+  void find_conditions(const std::string& scratch, const Deadline& deadline) {
+    if (bucket_->put_if_tag != Known::kAssumed) return;
+    has_condition(scratch, Condition::absent(), deadline);
+    bucket_->put_if_absent = has_condition(scratch, Condition::absent(), deadline);
+    bucket_->put_if_tag = has_condition(scratch, Condition::has(kNoTag), deadline);
+    bucket_->client.remove({scratch}, deadline).wait();
     if (bucket_->put_if_absent == Known::kYes) return;
     log(LogLevel::kWarning,
         fmt::format("s3://{} has no conditional writes: two saves at one place at the same time go "
@@ -173,29 +176,23 @@ class S3Store : public Storage {
                     bucket_->name));
   }
 
-  void expect_tags(const std::string& name, const std::string& scratch, const Deadline& deadline) {
-    if (bucket_->put_if_tag == Known::kAssumed) {
-      const bool has =
-          bucket_->client.refuses(scratch, {}, Condition::has(kNoTag), deadline).wait();
-      bucket_->put_if_tag = has ? Known::kYes : Known::kNo;
-      if (!has) bucket_->client.remove({scratch}, deadline).wait();
+  Known has_condition(const std::string& key, const Condition& condition,
+                      const Deadline& deadline) {
+    try {
+      const bool has = bucket_->client.refuses(key, {}, condition, deadline).wait();
+      return has ? Known::kYes : Known::kNo;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      return Known::kNo;
     }
+  }
+
+  void expect_tags(const std::string& name) const {
     if (bucket_->put_if_tag == Known::kYes) return;
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format("s3://{} has no writes under the condition of a tag (If-Match)", bucket_->name))
         .with_file(name);
-  }
-
-  void remove_batch(const std::vector<std::string>& keys, std::optional<NotDeleted>& first) {
-    for (NotDeleted& each : bucket_->client.remove(keys, call_deadline()).wait()) {
-      if (is_lock(each)) {
-        log(LogLevel::kWarning, fmt::format("s3://{}/{} stays, because it is locked: {}",
-                                            bucket_->name, each.key, each.message));
-      } else if (!first) {
-        first = std::move(each);
-      }
-    }
   }
 
   const std::shared_ptr<Bucket> bucket_;

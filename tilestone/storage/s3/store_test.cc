@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
+#include <string>
+#include <vector>
+
 #include "tilestone/storage/s3/client.h"
 #include "tilestone/storage/s3/local_server_testing.h"
 #include "tilestone/storage/s3/real_server_testing.h"
@@ -98,6 +102,58 @@ TEST(S3Store, FindsOutWhichConditionsABucketHas) {
   EXPECT_THAT(fresh->list(), ElementsAre());
 }
 
+TEST(S3Store, FindsConditionsUnderANameThatNobodyElseUses) {
+  std::mutex mutex;
+  std::vector<std::string> puts;
+  FaultProxy proxy(seaweed().url(), [&](const ServedRequest& request) {
+    const std::lock_guard lock(mutex);
+    if (request.method == "PUT") puts.push_back(request.target.substr(request.target.rfind('/')));
+    return Fault::kNone;
+  });
+  const std::string bucket = fresh_bucket(seaweed());
+  put_file(*s3_store({bucket, "p"}, seaweed().config()), "note", as_bytes("other"));
+  const auto store = s3_store({bucket, "p"}, seaweed().config_for(proxy.url()));
+  EXPECT_FALSE(store->put("note", as_bytes("a"), Condition::absent(), "s", in_time()));
+  EXPECT_TRUE(store->facts().put_if_absent && store->facts().put_if_tag);
+  EXPECT_THAT(puts, ElementsAre("/s", "/s", "/s", "/note"));
+  EXPECT_THAT(store->list(), ElementsAre("note"));
+}
+
+TEST(S3Store, ABucketThatAnswers501ToConditionsHasNone) {
+  FaultProxy proxy(seaweed().url(), [](const ServedRequest& request) {
+    const bool asks = request.headers.contains("if-match") && request.method == "PUT";
+    return asks || request.headers.contains("if-none-match") ? Fault::kNotImplemented
+                                                             : Fault::kNone;
+  });
+  const std::string bucket = fresh_bucket(seaweed());
+  const auto of_process = [&] {
+    return s3_store({bucket, "p"}, seaweed().config_for(proxy.url()));
+  };
+  const auto store = of_process();
+  EXPECT_TRUE(store->put("note", as_bytes("a"), Condition::absent(), "s", in_time()));
+  EXPECT_FALSE(store->put("note", as_bytes("b"), Condition::absent(), "s", in_time()));
+  EXPECT_FALSE(store->facts().put_if_absent || store->facts().put_if_tag);
+  const auto rank = of_process();
+  put_file(*rank, "small", as_bytes("abc"));
+  put_file(*of_process(), "large", pattern_bytes(9 << 20));
+  EXPECT_TRUE(rank->put("note2", as_bytes("a"), Condition::absent(), "s", in_time()));
+  EXPECT_FALSE(rank->facts().put_if_absent || rank->facts().put_if_tag);
+  EXPECT_THAT(store->list(), ElementsAre("large", "note", "note2", "small"));
+}
+
+TEST(S3Store, ALockedObjectIsNoRemovedOne) {
+  const std::string bucket = "locked";
+  LocalServer server([](const ServedRequest&) {
+    return ServedAnswer{.body =
+                            "<DeleteResult><Error><Key>p/a</Key><Code>AccessDenied</Code>"
+                            "<Message>object is WORM protected</Message></Error></DeleteResult>"};
+  });
+  Config config = seaweed().config_for(server.url());
+  const auto store = s3_store({bucket, "p"}, config);
+  const std::vector<std::string> names = {"a", "b"};
+  expect_error([&] { store->remove(names); }, ErrorCode::kIo, "WORM");
+}
+
 // Counts requests on their way to the server.
 class Counted {
  public:
@@ -174,7 +230,8 @@ TEST(S3Store, AnObjectThatWasReplacedIsNoLongerRead) {
   EXPECT_TRUE(store->put("f", pattern_bytes(100'000, 2), Condition::always(), "s", in_time()));
   Bytes bytes(50'000);
   const ReadOp op{file.get(), 50'000, bytes.size(), bytes.data()};
-  expect_error([&] { store->read({&op, 1}, {}, [](size_t, ByteView) {}); }, ErrorCode::kMismatch);
+  expect_error([&] { store->read({&op, 1}, {}, [](size_t, ByteView) {}); }, ErrorCode::kNotFound,
+               "replaced");
 }
 
 }  // namespace s3::store_test

@@ -174,17 +174,9 @@ class NewObject : public WritableFile {
 
   // The name is a new one. So an existing object is somebody else's, whom the condition protects.
   void finish(const Deadline& deadline) {
-    const Condition condition =
-        bucket_->put_if_absent == Bucket::Known::kNo ? Condition::always() : Condition::absent();
-    MaybeEtag etag;
-    if (id_.empty()) {
-      etag = bucket_->client.put(key_, next_.views, condition, next_.checksum(), deadline).wait();
-    } else {
-      if (next_.size > 0) send_part();
-      while (!in_progress_.empty()) end_oldest();
-      etag = bucket_->client.complete(key_, id_, parts_, condition, deadline).wait();
-    }
-    if (!etag) {
+    if (!id_.empty() && next_.size > 0) send_part();
+    while (!in_progress_.empty()) end_oldest();
+    if (!make(deadline)) {
       throw Error(ErrorCode::kAlreadyExists, "cannot create a file")
           .with_file(name_)
           .with_errno(EEXIST);
@@ -193,6 +185,29 @@ class NewObject : public WritableFile {
     next_ = {};
     filled_ = nullptr;
     is_finished_ = true;
+  }
+
+  // False: there is such an object. What the coordinator has found out (store.cc) its ranks in
+  // other processes don't know: a bucket without conditions says so.
+  bool make(const Deadline& deadline) {
+    if (bucket_->put_if_absent != Bucket::Known::kNo) {
+      try {
+        return make_if(Condition::absent(), deadline);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kUnsupported) throw;
+      }
+      auto assumed = Bucket::Known::kAssumed;
+      bucket_->put_if_absent.compare_exchange_strong(assumed, Bucket::Known::kNo);
+    }
+    return make_if(Condition::always(), deadline);
+  }
+
+  bool make_if(const Condition& condition, const Deadline& deadline) {
+    Client& client = bucket_->client;
+    const MaybeEtag etag =
+        id_.empty() ? client.put(key_, next_.views, condition, next_.checksum(), deadline).wait()
+                    : client.complete(key_, id_, parts_, condition, deadline).wait();
+    return etag.has_value();
   }
 
   const std::shared_ptr<Bucket> bucket_;
