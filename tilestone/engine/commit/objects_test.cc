@@ -48,6 +48,60 @@ TEST(Objects, ASaveLeavesItsFilesAndAReplacementRemovesTheOldOnes) {
 }
 
 // Another save publishes between the first one's look and its switch.
+TEST(Objects, OfTwoSavesOfMegatronsDialectTheSecondRemovesNothingOfTheFirst) {
+  for (const bool overwrite : {false, true}) {
+    const auto store = memory_objects();
+    SaveOptions megatron;
+    megatron.dialect = megatron_dialect();
+    megatron.overwrite = overwrite;
+    bool is_first = true;
+    const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+      if (call.op == StorageOp::kCreate && call.name == ".metadata" &&
+          std::exchange(is_first, false)) {
+        save_at(store, kOther, megatron);
+      }
+      return FaultAction::pass();
+    });
+    expect_error([&] { save_at(disk->storage(), kNew, megatron); }, ErrorCode::kAlreadyExists, "");
+    EXPECT_FALSE(is_first);
+    expect_rows(Location(store), kOther, 1);
+  }
+}
+
+// The step is removed, or saved anew, between two requests of its removal.
+TEST(Objects, ARemovalThatComesLateLeavesTheStepThatWasSavedAnew) {
+  for (const std::string at : {".tilestone/removed", ".metadata"}) {
+    for (const StorageOp op : {StorageOp::kPut, StorageOp::kStat, StorageOp::kOpen}) {
+      const auto store = memory_objects();
+      const auto folder = store->child("step-00000010");
+      save_at(folder, kOld);
+      bool is_first = true;
+      const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+        if (call.op != op || call.name != "step-00000010/" + at || !is_first) {
+          return FaultAction::pass();
+        }
+        is_first = false;
+        RunDirectory(Location(store)).remove("step-00000010");
+        save_at(folder, kNew);
+        return FaultAction::pass();
+      });
+      const RunDirectory run(Location(disk->storage()));
+      const auto seen = RunDirectory(Location(store)).find(10);
+      run.remove(*seen);
+      if (!is_first) expect_rows(Location(folder), kNew, 1);
+    }
+  }
+}
+
+TEST(Objects, ADamagedStepIsRemoved) {
+  const auto store = memory_objects();
+  const auto folder = store->child("step-00000010");
+  save_at(folder, kOld);
+  folder->put(".metadata", as_bytes("no pickle"), Condition::always(), "x", Deadline::never());
+  EXPECT_EQ(RunDirectory(Location(store)).remove("step-00000010"), Removed::kNow);
+  EXPECT_THAT(store->list(), testing::IsEmpty());
+}
+
 TEST(Objects, OfTwoSavesTheSecondSaysWhoWasFirstAndLosesNothing) {
   for (const bool exists : {false, true}) {
     const auto store = memory_objects();

@@ -106,6 +106,12 @@ Error not_first(Storage& storage, const std::string& file,
   std::string other = "another save";
   try {
     const ExistingCheckpoint existing = read_existing(storage, format);
+    if (!existing.found) {
+      return Error(ErrorCode::kNotFound, "the checkpoint at " + storage.describe() +
+                                             " was removed since this save began to replace it")
+          .with_file(file)
+          .with_hint("save it once more");
+    }
     if (!existing.save_id.empty()) other = "the save " + existing.save_id;
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("which save was first: ") + error.what());
@@ -347,7 +353,7 @@ void Transaction::clean_in_place() {
 void Transaction::abandon(bool none_writes) {
   if (staging_) return staging_->abandon();
   // These files describe a checkpoint that has no switch and whose data files will be removed.
-  remove_files(*storage_, published_);
+  if (claim_.is_held() || published_is_ours()) remove_files(*storage_, published_);
   const std::string manifest = manifest_name(terms_.save_id);
   // The temporary file shows of a manifest that its save was not published.
   const auto remove = [&](const std::string& file) { return remove_files(*storage_, {&file, 1}); };
@@ -356,6 +362,16 @@ void Transaction::abandon(bool none_writes) {
   // Before its note is left, no rank has written.
   if (stage_ != Stage::kNew && (!none_writes || !remove_note())) return;
   claim_.give_up(*location_);
+}
+
+// Another save may have been first with files of these names, and an answer may have been lost. The
+// file that names this save was put first, and keeps others from publishing while it stands.
+bool Transaction::published_is_ours() const {
+  return std::ranges::any_of(new_.index, [&](const IndexFile& file) {
+    const bool names_save = as_text(file.bytes).find(terms_.save_id) != std::string_view::npos;
+    return names_save && std::ranges::count(published_, file.name) > 0 &&
+           !is_of_another(*storage_, file);
+  });
 }
 
 // False: the note stays, for data files that could not be removed.

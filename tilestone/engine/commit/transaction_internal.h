@@ -77,6 +77,7 @@ class Transaction {
   bool put_switch_again(int tries, Deadline deadline);
   void clean_in_place();
   std::string temporary_of(const IndexFile& file) const;
+  bool published_is_ours() const;
   bool remove_note();
 
   SaveTerms terms_;

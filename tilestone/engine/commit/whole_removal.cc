@@ -6,8 +6,9 @@
 //  3. A mark (kRemovedName) that lists them is put, if absent. From then on there is no checkpoint
 //     here for readers of ours, whatever its format: one put decides.
 //  4. The files that describe the checkpoint are removed, the switch first, and their removal is
-//     settled. From then on there is none for other programs. Where there are tags, each is first
-//     replaced by kGone if it still has its tag.
+//     settled. From then on there is none for other programs. Where there are tags, one that has a
+//     fixed name is replaced by kGone if it still has its tag, and then removed under that of
+//     kGone.
 //  5. The other files of the list are removed, and settled.
 //  6. The mark is removed.
 //
@@ -47,6 +48,7 @@ constexpr std::string_view kGone = "this checkpoint is removed\n";
 struct Mark {
   std::vector<std::string> describing, others;
   std::map<std::string, std::string> tags;  // of describing files with fixed names, where there are
+  std::string id = random_save_id();        // so that two marks differ
 
   Bytes encode() const {
     ByteWriter writer;
@@ -59,6 +61,7 @@ struct Mark {
       writer.string(name);
       writer.string(tag);
     }
+    writer.string(id);
     return std::move(writer).take();
   }
   static Mark decode(ByteView bytes) {
@@ -73,6 +76,7 @@ struct Mark {
       std::string name(reader.string());
       mark.tags.emplace(std::move(name), reader.string());
     }
+    mark.id = reader.string();
     reader.expect_end();
     return mark;
   }
@@ -107,17 +111,29 @@ std::optional<Mark> read_mark(Storage& place) {
   return bytes ? std::optional(Mark::decode(*bytes)) : std::nullopt;
 }
 
-// Without those that belong to saves of which the checkpoint among these names has no file.
+// Without those that belong to saves of which the checkpoint among these names has no file. If that
+// can't be read: without those of saves that have left a note, which may be under way.
 std::vector<std::string> without_other_saves(Storage& place, const Standing& here) {
-  const ExistingCheckpoint existing = read_existing(place, here);
-  std::set<std::string> saves{existing.save_id};
-  for (const std::string& name : existing.files) {
-    if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
+  std::set<std::string> saves;
+  bool is_read = true;
+  try {
+    const ExistingCheckpoint existing = read_existing(place, here);
+    saves.insert(existing.save_id);
+    for (const std::string& name : existing.files) {
+      if (const auto own = parse_tilestone_name(name)) saves.insert(own->save_id);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsafe) throw;
+    is_read = false;
+    for (const std::string& name : here.names) {
+      const auto own = parse_tilestone_name(name);
+      if (own && own->kind == kNoteKind) saves.insert(own->save_id);
+    }
   }
   std::vector<std::string> names = here.names;
   std::erase_if(names, [&](const std::string& name) {
     const auto own = parse_tilestone_name(name);
-    return own && !saves.contains(own->save_id);
+    return own && saves.contains(own->save_id) != is_read;
   });
   return names;
 }
@@ -136,6 +152,18 @@ void remove_settled(Storage& place, const std::vector<std::string>& names) {
       if (error.code() != ErrorCode::kNotFound) throw;  // it is gone with its files
     }
   }
+}
+
+// A process that comes late, when the place has been saved to anew, finds no kGone there.
+void remove_describing(Storage& place, const Mark& mark) {
+  std::vector<std::string> names = mark.describing;
+  for (const auto& [name, tag] : mark.tags) {
+    const auto info = place.stat(name);
+    const auto now = info ? read_if_there(place, name) : std::nullopt;
+    if (now && as_text(*now) == kGone) place.remove_if(name, info->tag, Deadline::never());
+    std::erase(names, name);
+  }
+  remove_settled(place, names);
 }
 
 }  // namespace
@@ -192,7 +220,7 @@ bool finish_removal(Storage& place) {
   if (!mark) return true;
   const bool is_same = replace_describing(place, *mark);
   if (is_same) {
-    remove_settled(place, mark->describing);
+    remove_describing(place, *mark);
     remove_settled(place, mark->others);
   }
   place.remove(std::string(kRemovedName));

@@ -211,7 +211,12 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
     describe_checkpoint(look, seen, storage);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) {
-      describe_remains(look, error, seen, *storage);
+      try {
+        describe_remains(look, error, seen, *storage);
+      } catch (const Error& lost) {  // a file that was seen has gone since
+        if (lost.code() != ErrorCode::kNotFound) throw;
+        describe_removed(info);
+      }
     } else {
       const bool foreign = error.code() == ErrorCode::kUnsupported;
       info.state = foreign ? StepState::kForeign : StepState::kDamaged;

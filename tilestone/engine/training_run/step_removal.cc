@@ -24,18 +24,23 @@
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 namespace {
 
 using engine::kLockName;
 
-void log_kept(const std::string& name, Storage& run, const std::string& why) {
-  log(LogLevel::kWarning, fmt::format("{} in {} is not removed: {}", name, run.describe(), why));
+constexpr LogLevel kWarns = LogLevel::kWarning;
+
+void log_kept(const std::string& name, Storage& run, const std::string& why,
+              LogLevel level = kWarns) {
+  log(level, fmt::format("{} in {} is not removed: {}", name, run.describe(), why));
 }
 
 bool is_directory(Storage& run, const std::string& name) {
@@ -57,9 +62,10 @@ class StepRemoval {
   // `may_go`: asked under the lock, unless the removal has begun before.
   Removed run(const std::function<bool(Storage& folder)>& may_go) {
     if (!is_directory(*run_, name_)) return not_a_directory();
-    bool begun = false;
+    bool begun = false, was_marked = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
+      was_marked = is_marked();
       bool may = true;
       begun = engine::begin_removal(*held_, lock_ != nullptr, [&](Storage& folder) {
         return may = !may_go || may_go(folder);
@@ -72,7 +78,8 @@ class StepRemoval {
       remove_folder();
     } catch (const Error& error) {
       const bool is_gone = error.code() == ErrorCode::kNotFound;
-      if (!is_gone) log_kept(name_, *run_, error.what());
+      // What can't be removed is said once, not by each later pruning.
+      if (!is_gone) log_kept(name_, *run_, error.what(), was_marked ? LogLevel::kDebug : kWarns);
       if (!begun && !is_gone) return Removed::kNot;
     }
     return begun ? Removed::kNow : Removed::kByOther;
@@ -142,6 +149,22 @@ bool has_note(Storage& folder) {
     const auto own = engine::parse_tilestone_name(name);
     return own && own->kind == engine::kNoteKind;
   });
+}
+
+// Whether the checkpoint in the folder is of this save. What its index names counts: a save that
+// replaces it, and was killed, leaves the older manifest. Where the index can't be read, or names
+// none, the manifests count.
+bool is_still(Storage& folder, const std::string& save_id) {
+  try {
+    const std::string standing = engine::read_existing(folder, torch_dist_format()).save_id;
+    if (may_have_manifest(standing)) return standing == save_id;
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("which save's checkpoint is removed: ") + error.what());
+  }
+  StepInfo now;
+  engine::read_lineage(folder, now);
+  return now.save_id.empty() ||
+         (may_have_manifest(save_id) && folder.stat(manifest_name(save_id)).has_value());
 }
 
 double seconds_now() {
@@ -244,11 +267,7 @@ std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo
 
 Removed RunDirectory::remove(const StepInfo& seen) const {
   return remove(seen.name, [&](Storage& folder) {
-    StepInfo now;
-    engine::read_lineage(folder, now);
-    const bool is_same =
-        now.save_id.empty() ||
-        (may_have_manifest(seen.save_id) && folder.stat(manifest_name(seen.save_id)).has_value());
+    const bool is_same = is_still(folder, seen.save_id);
     if (!is_same) log_kept(seen.name, location_.storage(), "it was saved anew meanwhile");
     return is_same;
   });

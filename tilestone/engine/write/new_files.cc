@@ -53,18 +53,17 @@ void write_new_files(Storage& storage, std::span<const NewFile> files, int threa
       throw Error(ErrorCode::kTimeout, "the deadline passed before a file was written")
           .with_file(name);
     }
-    std::unique_ptr<WritableFile> file;
     try {
-      file = storage.create(name, files[i].bytes.size(), deadline);
+      const auto file = storage.create(name, files[i].bytes.size(), deadline);
+      file->append(files[i].bytes);
+      file->sync(deadline);
+      file->close();
     } catch (const Error& error) {
-      // On kAlreadyExists the file belongs to another program.
+      // On kAlreadyExists the file belongs to somebody else.
       if (error.code() != ErrorCode::kAlreadyExists) note_one(name);
       throw;
     }
     note_one(name);
-    file->append(files[i].bytes);
-    file->sync(deadline);
-    file->close();
   });
   directories.sync(storage, threads);
 }
