@@ -102,7 +102,11 @@ bool needs_staging(Storage& location, const Standing& here, const SaveTerms& ter
       !(found.format && has_fixed_names(*found.format, *found.dialect))) {
     return false;
   }
-  return !std::ranges::all_of(here.names, in_tilestone_directory) || location.parent();
+  // Files of a save that is under way, or was killed, have names of their own.
+  const auto is_apart = [](const std::string& name) {
+    return in_tilestone_directory(name) || is_own_name(name);
+  };
+  return location.parent() || !std::ranges::all_of(here.names, is_apart);
 }
 
 void take_tags(Storage& location, const Standing& here, OldCheckpoint& old) {
