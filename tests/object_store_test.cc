@@ -4,7 +4,12 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
 #include <string>
 
 #include "tilestone/comm/threads_testing.h"
@@ -14,12 +19,16 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/async_save.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/storage/s3/client.h"
+#include "tilestone/storage/s3/local_server_testing.h"
 #include "tilestone/storage/s3/real_server_testing.h"
+#include "tilestone/storage/s3/store.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone::object_store_test {
 
 using testing::ElementsAre;
+using testing::Le;
 
 // Of a bucket of the server, whose address and keys the environment says, as for a user.
 Location seaweed_location() {
@@ -54,6 +63,19 @@ SaveOptions saving(const Communicator& comm, bool overwrite = false) {
 void save_rows(const Location& location, int ranks, int64_t first, bool overwrite = false) {
   run_ranks(ranks, [&](Communicator comm) {
     save(row_state(comm, first), location, saving(comm, overwrite));
+  });
+}
+
+// With more than two parts of an upload on each rank.
+StateDict large_state(const Communicator& comm, int64_t first) {
+  StateDict state = row_state(comm, first);
+  state["large" + std::to_string(comm.rank())] = counting(DType::kFloat32, {5 << 20}, first);
+  return state;
+}
+
+void save_large(const Location& location, int ranks, int64_t first) {
+  run_ranks(ranks, [&](Communicator comm) {
+    save(large_state(comm, first), location, saving(comm, true));
   });
 }
 
@@ -137,6 +159,111 @@ TEST_P(ObjectStore, GcFindsWhatAFailedSaveHasLeft) {
   save_rows(location_, 1, 3);
   EXPECT_THAT(find_leftovers(location_), ElementsAre());
 }
+
+// At a bucket, through a proxy that may damage what passes.
+class Proxied {
+ public:
+  explicit Proxied(s3::FaultProxy::Choose choose)
+      : place_(seaweed_location().identity()), proxy_(s3::seaweed().url(), std::move(choose)) {}
+
+  Location location() {
+    return Location(s3::s3_store(s3::parse_url(place_), s3::seaweed().config_for(proxy_.url())));
+  }
+  std::vector<s3::Upload> uploads() const {
+    const s3::Url url = s3::parse_url(place_);
+    s3::Client client(s3::seaweed().config(), url.bucket);
+    return client.uploads(url.prefix + "/", std::nullopt, Deadline::after(std::chrono::seconds(20)))
+        .wait()
+        .uploads;
+  }
+  Location unharmed() const { return Location(place_); }
+  int faults() const { return proxy_.faults(); }
+
+ private:
+  const std::string place_;
+  s3::FaultProxy proxy_;
+};
+
+// How many requests are sent by a save to an empty place, by one over it, and by opening the
+// checkpoint and reading one small tensor.
+std::vector<int> requests_of(const SaveOptions& options) {
+  std::atomic<int> count = 0;
+  Proxied place([&](const s3::ServedRequest&) {
+    ++count;
+    return s3::Fault::kNone;
+  });
+  std::vector<int> taken;
+  SaveOptions again = options;
+  again.overwrite = true;
+  save(row_state(0, 1), place.location(), options);
+  taken.push_back(count.exchange(0));
+  save(row_state(0, 1), place.location(), again);
+  taken.push_back(count.exchange(0));
+  Checkpoint::open(place.location()).read("w");
+  taken.push_back(count.exchange(0));
+  return taken;
+}
+
+TEST(Requests, OfSavesAndOfOpeningACheckpoint) {
+  EXPECT_THAT(requests_of({}), ElementsAre(Le(16), Le(20), Le(5)));
+}
+
+// One in four requests, but no request twice in a row.
+class RandomFaults {
+ public:
+  explicit RandomFaults(uint32_t seed) : chance_(seed) {}
+
+  s3::Fault operator()(const s3::ServedRequest& request) {
+    using s3::Fault;
+    const std::lock_guard lock(mutex_);
+    bool& last = last_[request.method + request.target];
+    last = !last && chance_() % 4 == 0;
+    if (!last) return Fault::kNone;
+    constexpr Fault kFaults[] = {Fault::kUnavailable, Fault::kTooMany,         Fault::kConflict,
+                                 Fault::kLostAnswer,  Fault::kErrorAfterwards, Fault::kCutRequest,
+                                 Fault::kCutAnswer};
+    return kFaults[chance_() % std::size(kFaults)];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::mt19937 chance_;
+  std::map<std::string, bool> last_;
+};
+
+class Faults : public testing::TestWithParam<uint32_t> {};
+
+// With an odd seed the store answers nothing for longer than the save has time.
+TEST_P(Faults, OfASaveLeaveThePreviousCheckpointOrTheNewOneAndNoUpload) {
+  const uint32_t seed = GetParam();
+  const int last = 5 + static_cast<int>(std::mt19937(seed)() % 40);
+  std::atomic<int> requests = 0;
+  std::mutex mutex;
+  std::optional<Deadline> silence;
+  RandomFaults faults(seed);
+  Proxied place([&](const s3::ServedRequest& request) {
+    if (seed % 2 == 0 || ++requests <= last) return faults(request);
+    const std::lock_guard lock(mutex);
+    if (!silence) silence = Deadline::after(std::chrono::milliseconds(2500));
+    return silence->expired() ? faults(request) : s3::Fault::kUnavailable;
+  });
+  save_large(place.unharmed(), 2, 3);
+  const auto errors = failures(2, [&](Communicator comm) {
+    SaveOptions options = saving(comm, true);
+    options.timeout = seed % 2 == 1 ? 2 : 60;
+    save(large_state(comm, 5), place.location(), options);
+  });
+  EXPECT_EQ(errors[0].empty(), errors[1].empty()) << errors[0] << errors[1];
+  const Value stands = step_of(Checkpoint::open(place.unharmed()));
+  EXPECT_TRUE(stands == Value(5) || (stands == Value(3) && !errors[0].empty())) << errors[0];
+  EXPECT_TRUE(Checkpoint::open(place.unharmed()).verify().ok());
+  save_large(place.unharmed(), 2, 7);
+  EXPECT_EQ(step_of(Checkpoint::open(place.unharmed())), Value(7));
+  EXPECT_TRUE(place.uploads().empty());
+  EXPECT_GT(place.faults(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Faults, testing::Range(1u, 7u));
 
 Place in_memory() {
   return {"memory", [] { return Location(memory_objects()); }};

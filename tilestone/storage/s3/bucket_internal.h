@@ -15,7 +15,7 @@
 namespace tilestone::s3 {
 
 // For the calls of a storage that have no deadline of their own.
-inline Deadline call_deadline() { return Deadline::after(std::chrono::minutes(5)); }
+inline Deadline call_deadline() { return Deadline::after(std::chrono::minutes(1)); }
 
 // For small requests: none is sent again and again for ever.
 inline Deadline bounded(const Deadline& deadline) {
