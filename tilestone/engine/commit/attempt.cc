@@ -3,9 +3,8 @@
 // files: the head and the outcome are verdicts, the receipts are a gather.
 //
 //  1. Join. A rank that finds no head refuses a location that has a checkpoint, and leaves its
-//  terms
-//     as the head. The terms that were left first count; ranks with others are refused. The head is
-//     durable before any data file is written: it is the note that the save began here.
+//     terms as the head. The terms that were left first count; ranks with others are refused. The
+//     head is durable before any data file is written: it is the note that the save began here.
 //  2. Until it has reported, a rank shows by a claim that it works. It writes data files, whose
 //     names are new, syncs them and their directory, and leaves its receipt, durably. A rank that
 //     was restarted finds its receipt and writes nothing; the data files of a second process of a
@@ -22,7 +21,7 @@
 //  6. It notes in the outcome that the switch was published, and removes head and directory.
 //
 // A failure is an outcome, too. A rank that can't join or write, or a publisher that finds that the
-// receipts can't become a checkpoint (prevents_publishing), leaves its error as the outcome, unless
+// receipts can't become a checkpoint (publish_or_end), leaves its error as the outcome, unless
 // there is one. So the save has failed for all ranks, with one error, and for good: a further try
 // has another number or token. A rank that dies leaves no outcome and may come again. abandon()
 // leaves the outcome "abandoned", if the attempt was seen unchanged for a period and a receipt is

@@ -33,13 +33,15 @@ bool is_finished(const Attempt& attempt);
 // what the ranks have left, or another checkpoint that was published first. Then no process can
 // publish the attempt.
 bool prevents_publishing(ErrorCode code);
-// What `step` returns. An error that prevents publishing ends the attempt.
+// What `step` returns. An error that prevents publishing ends the attempt; not where a data file is
+// missing or too short (kCorrupt): a file server may show it later, and then it can be published.
 template <typename Step>
 bool publish_or_end(const Attempt& attempt, const Step& step) {
   try {
     return step();
   } catch (const Error& error) {
-    if (prevents_publishing(error.code())) end_failed(attempt, error, Deadline::never());
+    const bool lasts = prevents_publishing(error.code()) && error.code() != ErrorCode::kCorrupt;
+    if (lasts) end_failed(attempt, error, Deadline::never());
     throw;
   }
 }
