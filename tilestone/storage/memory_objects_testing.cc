@@ -85,6 +85,12 @@ std::unique_ptr<WritableFile> MemoryObjects::create(const std::string& name, uin
   return std::make_unique<Growing>(*this, name);
 }
 
+// Of S3, the first bytes of such a file can still be read.
+void MemoryObjects::expect_readable(const std::string& name, const MemoryFile& file) const {
+  if (find(name).get() == &file) return;
+  throw Error(ErrorCode::kNotFound, "the file was replaced while it was read").with_file(name);
+}
+
 std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
   auto info = MemoryStorage::stat(name);
   if (!info) return info;
@@ -94,6 +100,10 @@ std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
 
 Listing MemoryObjects::listing(const std::string& prefix, Depth depth) {
   Listing found = MemoryStorage::listing(prefix, depth);
+  for (const std::string& name : found.files) {
+    const auto file = find(name);
+    found.infos.push_back({.size = file == nullptr ? 0 : file->size()});
+  }
   if (depth == Depth::kTree) return found;
   for (const std::string& name : MemoryStorage::listing(prefix, Depth::kTree).files) {
     const size_t slash = name.find('/', prefix.size());

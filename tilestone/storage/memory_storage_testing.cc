@@ -123,7 +123,9 @@ std::unique_ptr<ReadableFile> MemoryStorage::open(const std::string& name) {
 void MemoryStorage::read(std::span<const ReadOp> ops, const ReadOptions& options,
                          const ReadDone& done) {
   for (const ReadOp& op : ops) {
-    check_read_op(op, options, dynamic_cast<const MemoryReadable*>(op.file) != nullptr);
+    const auto* const file = dynamic_cast<const MemoryReadable*>(op.file);
+    check_read_op(op, options, file != nullptr);
+    expect_readable(file->name(), file->file());
   }
   const auto read_one = [&](size_t index) {
     const ReadOp& op = ops[index];

@@ -57,6 +57,7 @@ class MemoryStorage : public Storage {
  private:
   class Lock;
   class OwnDirectories;
+  virtual void expect_readable(const std::string&, const MemoryFile&) const {}
   // The caller of these functions must hold mutex_.
   void expect_parent(const std::string& name) const;
   void make_directories(std::string_view name);
@@ -95,6 +96,7 @@ class MemoryObjects : public MemoryStorage {
 
  private:
   class Growing;
+  void expect_readable(const std::string& name, const MemoryFile& file) const override;
 };
 
 // A storage of files in memory. The files exist as long as the object. Everything counts as durable

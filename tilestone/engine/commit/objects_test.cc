@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <utility>
 
@@ -210,6 +211,40 @@ TEST(Objects, ARemovalLeavesTheFilesOfASaveThatIsUnderWay) {
   folder->create(id + file)->close();
   EXPECT_EQ(RunDirectory(Location(store)).remove("step-00000010"), Removed::kNow);
   EXPECT_THAT(folder->list(), ElementsAre(id + file));
+}
+
+TEST(Objects, WhoReadsAnIndexThatIsReplacedFindsTheNewOne) {
+  for (const bool saves : {false, true}) {
+    const auto store = memory_objects();
+    save_at(store, kOld);
+    bool is_first = true;
+    const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+      const bool reads = call.op == StorageOp::kRead && call.name == ".metadata";
+      if (reads && std::exchange(is_first, false)) save_at(store, kOther, replacing());
+      return FaultAction::pass();
+    });
+    if (saves) {
+      expect_error([&] { save_at(disk->storage(), kNew, replacing()); }, ErrorCode::kAlreadyExists,
+                   "has published a checkpoint");
+    }
+    expect_rows(Location(disk->storage()), kOther, 1);
+    EXPECT_FALSE(is_first);
+  }
+}
+
+TEST(Objects, DataFilesAreNotReadToLearnTheirSizes) {
+  std::multiset<StorageOp> calls;
+  const auto disk = FaultDisk::create(memory_objects(), [&](const StorageCall& call) {
+    if (call.name.ends_with(".distcp")) calls.insert(call.op);
+    return FaultAction::pass();
+  });
+  save_at(disk->storage()->child("step-00000010"), kOld);
+  EXPECT_EQ(calls.count(StorageOp::kOpen), 0u);
+  calls.clear();
+  const auto step = RunDirectory(Location(disk->storage())).find(10);
+  EXPECT_EQ(step->state, StepState::kDurable);
+  EXPECT_GT(step->bytes, 0u);
+  EXPECT_TRUE(calls.empty());
 }
 
 }  // namespace tilestone::objects_test

@@ -30,8 +30,13 @@ struct Expected {
   std::optional<uint64_t> found;  // size in bytes as found; nullopt if the file is missing
 };
 
-// Opens the file instead of calling stat, so that a network file system asks its server.
+// Opens the file instead of calling stat, so that a network file system asks its server. In an
+// object store that would read it.
 std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
+  if (storage.directories() == nullptr) {
+    const auto info = storage.stat(name);
+    return info ? std::optional(info->size) : std::nullopt;
+  }
   try {
     return storage.open(name)->size();
   } catch (const Error& error) {

@@ -277,8 +277,11 @@ Found find_checkpoint(const std::shared_ptr<Storage>& storage,
             .with_reason(Reason::kNoCheckpoint)
             .with_hint(kRemovedHint);
       }
-      // A save that replaces the checkpoint in place removes files, too.
-      const bool lost = error.code() == ErrorCode::kNotFound && found.storage != storage;
+      // A save that replaces the checkpoint in place removes files, too. In an object store it
+      // ends the reading of those that it replaces.
+      const bool is_held = found.storage != storage || storage->directories() == nullptr;
+      const bool lost = error.code() == ErrorCode::kNotFound && is_held &&
+                        error.reason() != Reason::kNoCheckpoint;
       const bool again = found.storage->stands() ? lost && i < kMaxLost : !last;
       if (!again) throw;
     }

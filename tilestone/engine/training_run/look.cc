@@ -25,9 +25,11 @@ struct Seen {
 };
 
 Seen see(Storage& storage) {
-  Seen seen{storage.list(), {}, {}};
-  for (const std::string& name : seen.names) {
-    const auto info = storage.stat(name);
+  Listing listed = storage.listing("", Depth::kTree);
+  Seen seen{std::move(listed.files), {}, {}};
+  for (size_t i = 0; i < seen.names.size(); ++i) {
+    const std::string& name = seen.names[i];
+    const auto info = listed.infos.empty() ? storage.stat(name) : std::optional(listed.infos[i]);
     if (!info || !info->regular) continue;
     seen.sizes.emplace(name, info->size);
     if (info->modified) seen.times.emplace(name, *info->modified);

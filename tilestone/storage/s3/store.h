@@ -5,7 +5,7 @@
 // be claimed; settle() has nothing to do. The first put with a condition finds out, with its
 // scratch file, which conditions the bucket has. Where it has no put if absent, one looks first,
 // and of two at the same time both succeed. Calls without a deadline, and puts whose deadline never
-// passes, end after five minutes.
+// passes, end after a minute.
 #pragma once
 
 #include <memory>
