@@ -55,9 +55,13 @@ class NewObject : public WritableFile {
 
   ~NewObject() override {
     in_progress_.clear();
-    if (id_.empty()) return;
+    if (!is_begun_) return;
+    // Its id is not known if no answer came. Nobody else writes an object with this name.
     try {
-      bucket_->client.abort(key_, id_, Deadline::after(std::chrono::seconds(10))).wait();
+      const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+      for (const auto& each : bucket_->client.uploads(key_, {}, deadline).wait().uploads) {
+        if (each.key == key_) bucket_->client.abort(key_, each.id, deadline).wait();
+      }
     } catch (const Error& error) {
       log(LogLevel::kWarning, std::string("an unfinished upload stays: ") + error.what());
     }
@@ -156,6 +160,7 @@ class NewObject : public WritableFile {
           fmt::format("the file has more than {} parts of {} bytes", kMaxParts, part_bytes_))
           .with_file(name_);
     }
+    is_begun_ = true;
     if (id_.empty()) id_ = bucket_->client.begin_upload(key_, true, deadline_).wait();
     while (in_progress_.size() >= kInProgress) end_oldest();
     Body body = std::exchange(next_, {});
@@ -181,7 +186,7 @@ class NewObject : public WritableFile {
           .with_file(name_)
           .with_errno(EEXIST);
     }
-    id_.clear();
+    is_begun_ = false;
     next_ = {};
     filled_ = nullptr;
     is_finished_ = true;
@@ -217,10 +222,11 @@ class NewObject : public WritableFile {
   uint64_t size_ = 0;
   std::shared_ptr<Buffer> filled_;  // the buffer that is being filled
   Body next_;                       // of the next part
-  std::string id_;                  // of an upload that was begun and has not ended
+  std::string id_;                  // of the upload
   std::vector<Part> parts_;
   std::deque<PartInProgress> in_progress_;  // the last of parts_
   std::exception_ptr failure_;
+  bool is_begun_ = false;  // an upload, which has not ended
   bool is_finished_ = false, is_open_ = true;
 };
 
