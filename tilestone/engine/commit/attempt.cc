@@ -21,7 +21,7 @@
 //  6. It notes in the outcome that the switch was published, and removes head and directory.
 //
 // A failure is an outcome, too. A rank that can't join or write, or a publisher that finds that the
-// receipts can't become a checkpoint (publish_or_end), leaves its error as the outcome, unless
+// receipts can't become a checkpoint (check_or_end), leaves its error as the outcome, unless
 // there is one. So the save has failed for all ranks, with one error, and for good: a further try
 // has another number or token. A rank that dies leaves no outcome and may come again. abandon()
 // leaves the outcome "abandoned", if the attempt was seen unchanged for a period and a receipt is

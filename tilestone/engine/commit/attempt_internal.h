@@ -73,6 +73,9 @@ bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
 // other. With the latter the attempt has failed.
 enum class Look : uint8_t { kOwn, kAll, kAgain };
 bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline);
+// To be called if all ranks have reported. False: their receipts contradict each other or are
+// damaged, or a data file is missing. Publishes no index; it may join groups' receipts.
+bool can_be_published(const Attempt& attempt, Deadline deadline);
 
 // Waits until the checkpoint exists. Goes on for a publisher that has died. Throws what the attempt
 // has failed with; at the deadline, kTimeout that names missing ranks.

@@ -33,15 +33,15 @@ bool is_finished(const Attempt& attempt);
 // what the ranks have left, or another checkpoint that was published first. Then no process can
 // publish the attempt.
 bool prevents_publishing(ErrorCode code);
-// What `step` returns. An error that prevents publishing ends the attempt; not where a data file is
-// missing or too short (kCorrupt): a file server may show it later, and then it can be published.
+// What `step` returns. An error that prevents publishing ends the attempt. Not to be used where
+// data files are looked for: a file server may show one later, and then the attempt can be
+// published.
 template <typename Step>
-bool publish_or_end(const Attempt& attempt, const Step& step) {
+auto check_or_end(const Attempt& attempt, const Step& step) {
   try {
     return step();
   } catch (const Error& error) {
-    const bool lasts = prevents_publishing(error.code()) && error.code() != ErrorCode::kCorrupt;
-    if (lasts) end_failed(attempt, error, Deadline::never());
+    if (prevents_publishing(error.code())) end_failed(attempt, error, Deadline::never());
     throw;
   }
 }

@@ -66,7 +66,9 @@ std::string base_of(const std::string& name) {
 }
 
 void refuse_metadata_of_group(const Attempt& attempt, std::vector<Receipt> receipts, Deadline) {
-  refuse_rank_metadata(attempt, receipts.front().rank, receipts.back().rank + 1);
+  check_or_end(attempt, [&] {
+    refuse_rank_metadata(attempt, receipts.front().rank, receipts.back().rank + 1);
+  });
 }
 
 // False: another process has published it, and is removing the groups.
@@ -77,9 +79,12 @@ bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) 
     auto all = read_merged(attempt);
     if (!all) return false;
     expect_files_again(attempt, *all, look, threads, deadline);
-    const NewIndex made = describe_checked(attempt, *std::move(all));
-    refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
-    expect_first(attempt);
+    const NewIndex made = check_or_end(attempt, [&] {
+      NewIndex index = describe_checked(attempt, *std::move(all));
+      refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
+      expect_first(attempt);
+      return index;
+    });
     publish_manifest(attempt, made.manifest, deadline);
     publish_index(attempt, made.index, deadline);
   }
@@ -96,6 +101,11 @@ void expect_not_cleaned(const Attempt& attempt) {
       .with_file(attempt_name(attempt.id()));
 }
 
+bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
+  const auto found = read_if_there(*attempt.location, name);
+  return found && std::ranges::equal(*found, bytes);
+}
+
 [[noreturn]] void fail_foreign(const Attempt& attempt, const IndexFile& file) {
   expect_first(attempt);  // then the file belongs to another save
   throw Error(ErrorCode::kAlreadyExists,
@@ -109,13 +119,28 @@ void expect_not_cleaned(const Attempt& attempt) {
 
 bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   if (is_finished(attempt)) return true;
-  const auto step = [&] {
+  return unless_published(attempt, [&] {
     if (!merge_groups(attempt, look, refuse_metadata_of_group, threads, deadline)) {
       return was_published(attempt);
     }
     return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
-  };
-  return publish_or_end(attempt, [&] { return unless_published(attempt, step); });
+  });
+}
+
+bool can_be_published(const Attempt& attempt, Deadline deadline) {
+  constexpr int kThreads = 0;  // the default
+  try {
+    const auto nothing = [](const Attempt&, std::vector<Receipt>, Deadline) {};
+    if (!merge_groups(attempt, Look::kAll, nothing, kThreads, deadline)) return true;
+    auto all = read_merged(attempt);
+    if (!all) return true;  // somebody is publishing it
+    expect_files_again(attempt, *all, Look::kAgain, kThreads, deadline);
+    describe_checked(attempt, *std::move(all));
+    return true;
+  } catch (const Error& error) {
+    if (!prevents_publishing(error.code())) throw;
+    return false;
+  }
 }
 
 void expect_files_again(const Attempt& attempt, const AllLeft& all, Look look, int threads,
@@ -162,9 +187,10 @@ bool publish_unless_there(const Attempt& attempt, const std::string& name,
     if (attempt.location->put_prepared(name, bytes, Condition::absent(), temp_name, deadline)) {
       return true;
     }
-  } catch (const Error& error) {
+  } catch (const Error&) {
     remove_files(*attempt.location, std::vector{temp_name});
-    if (error.code() != ErrorCode::kAlreadyExists) throw;  // the temporary file
+    // A request whose answer was lost may have been done, or another process may have done it.
+    if (!holds(attempt, name, bytes)) throw;
   }
   remove_files(*attempt.location, std::vector{temp_name});
   const size_t slash = name.rfind('/');
@@ -176,7 +202,7 @@ bool publish_or_find(const Attempt& attempt, const IndexFile& file, Deadline dea
   return publish_unless_there(attempt, file.name,
                               attempt_temporary(attempt.id(), base_of(file.name)), file.bytes,
                               deadline) ||
-         read_if_there(*attempt.location, file.name) == file.bytes;
+         holds(attempt, file.name, file.bytes);
 }
 
 // ---- The files of the index

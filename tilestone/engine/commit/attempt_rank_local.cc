@@ -167,10 +167,11 @@ void publish_rank_metadata(const Attempt& attempt, int rank, Deadline deadline) 
 bool merge_rank_local(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   outcome_is_published(attempt);  // throws if it was abandoned
   if (switch_is_published(attempt)) return true;
-  const auto step = [&] {
-    return merge_groups(attempt, look, publish_group_metadata, threads, deadline);
+  const auto publish_or_end = [](const Attempt& of, std::vector<Receipt> receipts, Deadline until) {
+    check_or_end(of, [&] { publish_group_metadata(of, std::move(receipts), until); });
   };
-  return publish_or_end(attempt, [&] { return unless_published(attempt, step); });
+  return unless_published(
+      attempt, [&] { return merge_groups(attempt, look, publish_or_end, threads, deadline); });
 }
 
 void wait_merged_rank_local(const Attempt& attempt, int threads, Deadline deadline) {

@@ -252,12 +252,12 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is under way");
     }
     if (head && engine::read_outcome(storage, save_id) != Outcome::kAbandoned &&
-        engine::meeting_of(storage, *head).missing(false).empty()) {
+        engine::meeting_of(storage, *head).missing(false).empty() &&
+        engine::can_be_published(
+            Attempt(location.shared(), *head),
+            Deadline::after(std::chrono::duration<double>(std::max(options.period, 1.0))))) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
-          .with_hint(
-              "publish it, which ends it if it can't become the checkpoint; remove the checkpoint "
-              "if "
-              "it is not wanted");
+          .with_hint("publish it; remove the checkpoint if it is not wanted");
     }
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
         Outcome::kPublished) {

@@ -122,6 +122,8 @@ bool end_all(SavingByFiles& saving, const Error& error) noexcept {
   try {
     const auto begun = read_head(location, saving.attempt.id());
     if (begun && meeting_of(location, *begun).missing(false).empty()) return false;
+    // What this rank has reported, now or before a restart, is whole without it.
+    if (begun && receipt_of(saving.attempt, saving.files.rank)) return false;
     return end_failed(saving.attempt, error, Deadline::after(kFailureTime));
   } catch (...) {
     log(LogLevel::kWarning,
@@ -136,7 +138,6 @@ bool end_all(SavingByFiles& saving, const Error& error) noexcept {
 void end_before_writing(SavingByFiles& saving, const Error& error) noexcept {
   try {
     if (!has_begun(saving.attempt)) return;
-    if (receipt_of(saving.attempt, saving.files.rank)) return;  // from before a restart
   } catch (const Error&) {
     // Unknown: try to end it.
   }
