@@ -93,7 +93,7 @@ def check_path(checkpoint_id: Any) -> None:
 
 def place(path: Any) -> str:
     """A URL as it is; an absolute path, in which a leading "~" names a directory, as for torch."""
-    return os.fspath(path) if valid.is_url(path) else os.path.abspath(path)
+    return str(os.fspath(path)) if valid.is_url(path) else os.path.abspath(path)
 
 
 def has_file(place: bytes, name: str) -> bool:
@@ -124,7 +124,7 @@ class StoreFiles(FileSystemBase):
 
     def init_path(self, path: Any) -> str:
         """The URL."""
-        return os.fspath(path)
+        return str(os.fspath(path))
 
     def mkdir(self, path: Any) -> None:
         """Does nothing: stores have no directories."""

@@ -157,7 +157,10 @@ bool has_note(Storage& folder) {
 bool is_still(Storage& folder, const std::string& save_id) {
   try {
     const std::string standing = engine::read_existing(folder, torch_dist_format()).save_id;
-    if (may_have_manifest(standing)) return standing == save_id;
+    if (may_have_manifest(standing)) {
+      if (!save_id.empty()) return standing == save_id;
+      return !folder.stat(manifest_name(standing));  // it was seen without its manifest
+    }
   } catch (const Error& error) {
     log(LogLevel::kDebug, std::string("which save's checkpoint is removed: ") + error.what());
   }
