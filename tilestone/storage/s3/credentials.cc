@@ -267,6 +267,7 @@ CurrentCredentials::CurrentCredentials(Environment environment, std::string regi
 
 std::optional<Credentials> CurrentCredentials::get() {
   const std::lock_guard lock(mutex_);
+  if (!is_searching_ && searcher_.joinable()) searcher_.join();  // a client may live until the exit
   const bool is_due =
       !current_ || (current_->expires && *current_->expires - SystemClock::now() < renew_before_);
   if (is_due && !is_searching_ && Clock::now() >= not_before_) search();
