@@ -224,6 +224,26 @@ class RandomFaults {
   std::map<std::string, bool> last_;
 };
 
+TEST(Conditions, WithoutAnyACheckpointIsNotReplacedAndNothingIsSavedByFiles) {
+  Proxied place([](const s3::ServedRequest& request) {
+    const bool asks = request.headers.contains("if-match") && request.method == "PUT";
+    return asks || request.headers.contains("if-none-match") ? s3::Fault::kNotImplemented
+                                                             : s3::Fault::kNone;
+  });
+  SaveOptions options;
+  options.by_files = ByFiles{.rank = 0, .world_size = 1, .token = "a job of tests"};
+  expect_error([&] { save(row_state(0, 1), place.location(), options); }, ErrorCode::kUnsupported,
+               "no conditional writes");
+  EXPECT_TRUE(place.unharmed().storage().list().empty());
+  save_rows(place.location(), 1, 3);
+  const auto names = place.unharmed().storage().list();
+  options = {.overwrite = true};
+  expect_error([&] { save(row_state(0, 1), place.location(), options); }, ErrorCode::kUnsupported,
+               "can't be replaced");
+  EXPECT_EQ(place.unharmed().storage().list(), names);
+  expect_rows(place.unharmed(), 3, 1);
+}
+
 class Faults : public testing::TestWithParam<uint32_t> {};
 
 // With an odd seed the store answers nothing for longer than the save has time.

@@ -161,6 +161,12 @@ void begin(const Attempt& attempt, Deadline deadline) {
   DurableMessages messages(attempt.location, attempt.id());
   bool is_first = false;  // or may be
   const Bytes counts = decide(messages, kHeadMessage, attempt.head.encode(), deadline, &is_first);
+  if (!storage.facts().put_if_absent) {  // the put has shown it
+    storage.remove(attempt_name(attempt.id()));
+    throw Error(ErrorCode::kUnsupported, "ranks can't save by files to " + storage.describe() +
+                                             ": the store has no conditional writes")
+        .with_hint("save with a communicator");
+  }
   storage.settle("");
   expect_same_head(attempt, AttemptHead::decode(counts, attempt_name(attempt.id())));
   if (is_first) expect_still_free(attempt);

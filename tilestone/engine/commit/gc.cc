@@ -13,6 +13,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/open/look_around_internal.h"
+#include "tilestone/format/index.h"
 #include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 
@@ -247,7 +248,16 @@ std::vector<Leftover> find_leftovers(const Location& location, bool force) {
 
 std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
   // The lock file is made only if there are leftovers.
-  if (find_leftovers(location, force).empty()) return {};
+  std::vector<Leftover> leftovers = find_leftovers(location, force);
+  if (leftovers.empty()) return {};
+  Storage& storage = location.storage();
+  if (storage.facts().put_if_tag && engine::files_of_removal(storage)) {
+    // This needs no claim, because the mark says what goes. The rest does.
+    engine::end_removal(storage);
+    const std::vector<std::string> names = storage.list();
+    std::erase_if(leftovers, [&](const Leftover& file) { return contains_name(names, file.name); });
+    return leftovers;
+  }
   engine::Cleaning cleaning(location, force);
   cleaning.lock();
   // The current metadata file may have been renamed by an interrupted save. It must be durable

@@ -12,6 +12,7 @@
 #include "tilestone/engine/commit/attributes_internal.h"
 #include "tilestone/engine/commit/removal.h"
 #include "tilestone/engine/commit/unpublished.h"
+#include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -100,6 +101,15 @@ TEST(Objects, ADamagedStepIsRemoved) {
   save_at(folder, kOld);
   folder->put(".metadata", as_bytes("no pickle"), Condition::always(), "x", Deadline::never());
   EXPECT_EQ(RunDirectory(Location(store)).remove("step-00000010"), Removed::kNow);
+  EXPECT_THAT(store->list(), testing::IsEmpty());
+}
+
+TEST(Objects, GcEndsARemovalThatHasBegun) {
+  const auto store = memory_objects();
+  save_at(store, kOld);
+  ASSERT_TRUE(engine::begin_removal(*store, false));
+  expect_error([&] { Checkpoint::open(Location(store)); }, ErrorCode::kNotFound, "it was removed");
+  EXPECT_FALSE(remove_leftovers(Location(store)).empty());
   EXPECT_THAT(store->list(), testing::IsEmpty());
 }
 

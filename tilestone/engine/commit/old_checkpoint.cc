@@ -123,7 +123,14 @@ void take_tags(Storage& location, const Standing& here, OldCheckpoint& old) {
 }
 
 void forget_missing_tags(Storage& location, OldCheckpoint& old) {
-  if (location.facts().put_if_tag) return;
+  const StorageFacts facts = location.facts();
+  if (facts.put_if_tag) return;
+  if (!old.tags.empty() && !facts.put_if_absent) {
+    throw Error(ErrorCode::kUnsupported, "the checkpoint at " + location.describe() +
+                                             " can't be replaced: the store has no conditional "
+                                             "writes, so nothing keeps two saves apart")
+        .with_hint("save to a path where nothing is yet");
+  }
   for (auto& [name, tag] : old.tags) {
     if (std::exchange(tag, "").empty()) continue;
     log(LogLevel::kWarning, "nothing keeps two saves apart that replace the checkpoint at " +

@@ -48,7 +48,7 @@ struct OldCheckpoint {
 // tag differs and nothing is.
 void take_tags(Storage& location, const Standing& here, OldCheckpoint& old);
 // Where the first put with a condition has shown that there are no tags (StorageFacts::put_if_tag):
-// forgets them.
+// forgets them. Error(kUnsupported) if a checkpoint stands there and puts have no condition at all.
 void forget_missing_tags(Storage& location, OldCheckpoint& old);
 // What must hold when a file of the new index is put.
 Condition condition_of(const OldCheckpoint& old, const SaveTerms& terms, const std::string& file);

@@ -204,8 +204,8 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
     }
   }
   leave_note(*location_, terms_.save_id, old_.saves, deadline);
-  forget_missing_tags(*location_, old_);
   stage_ = Stage::kBegun;
+  forget_missing_tags(*location_, old_);
 }
 
 void Transaction::prepare(ToPublish given, Deadline deadline) {
