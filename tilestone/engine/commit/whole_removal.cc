@@ -14,8 +14,10 @@
 //
 // A crash before step 3 changes nothing. After it, whoever claims the place next goes on at step 4
 // with the same list: the next pruning, gc, or a save that begins here. No save begins beside a
-// mark, so the list names no file of a later save. A mark that comes back after step 6 lists files
-// that are gone.
+// mark, so the list names no file of a later save but those with fixed names. A mark that is put
+// late, after step 6, is void if a save has been there since: a tag differs, or, where there are
+// none, a manifest stands that the list lacks. Until somebody goes on with it, it hides that
+// checkpoint.
 //
 // A reader that has opened the checkpoint before gets an error for each file that is gone.
 //
@@ -104,6 +106,16 @@ bool replace_describing(Storage& place, const Mark& mark) {
     if (now && as_text(*now) != kGone) return false;
   }
   return true;
+}
+
+// Only asked where there are no tags, which tell more.
+bool lacks_a_manifest(Storage& place, const Mark& mark) {
+  if (!mark.tags.empty()) return false;
+  const auto names = place.list_files(std::string(kTilestoneDirectory) + "/");
+  return std::ranges::any_of(names, [&](const std::string& name) {
+    const auto own = parse_in_tilestone_directory(name);
+    return own && own->kind == kManifestKind && std::ranges::count(mark.describing, name) == 0;
+  });
 }
 
 std::optional<Mark> read_mark(Storage& place) {
@@ -218,7 +230,7 @@ std::optional<std::vector<std::string>> files_of_removal(Storage& place) {
 bool finish_removal(Storage& place) {
   const auto mark = read_mark(place);
   if (!mark) return true;
-  const bool is_same = replace_describing(place, *mark);
+  const bool is_same = !lacks_a_manifest(place, *mark) && replace_describing(place, *mark);
   if (is_same) {
     remove_describing(place, *mark);
     remove_settled(place, mark->others);

@@ -272,6 +272,20 @@ TEST_F(Run, ASaveEndsARemovalThatWasKilledAndGcDoesToo) {
   EXPECT_THAT(folders(), IsEmpty());
 }
 
+TEST_F(Run, AMarkThatIsPutLateOverAStepThatWasSavedAnewIsVoid) {
+  save_step(10);
+  const Location step = Location(folder("step-00000010"));
+  ASSERT_TRUE(engine::begin_removal(step.storage(), true));
+  const Bytes mark = read_file(step.storage(), std::string(engine::kRemovedName), 1 << 20);
+  save_step(10);
+  step.storage().put(std::string(engine::kRemovedName), mark, Condition::always(), "mark.tmp",
+                     Deadline::never());
+  EXPECT_EQ(run().find(10)->state, StepState::kUnfinished);
+  const LoggedWarnings warnings;
+  EXPECT_EQ(run().remove("step-00000010"), Removed::kNot);
+  EXPECT_EQ(run().find(10)->state, StepState::kDurable);
+}
+
 TEST_F(Run, AStepThatWasSavedAnewSinceItWasLookedAtIsNotRemoved) {
   save_step(10);
   const StepInfo seen = *run().find(10);
