@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-kills", type=int, default=20, help="training programs to kill")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:  # at once, because a run that CI stops has no summary
+        print(f"\n{report.nodeid} failed:\n{report.longreprtext}", flush=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("passed"):
         for name, line in report.user_properties:
