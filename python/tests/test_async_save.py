@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 import pytest
+from children import in_child
 from thread_ranks import run_ranks
 
 import tilestone
@@ -134,19 +135,16 @@ def test_a_forked_child_neither_has_the_save_nor_ends_it(tmp_path: pathlib.Path)
     slow = Slow()
     saving = tilestone.async_save(state(2), tmp_path / "a", progress=slow)
     assert slow.began.wait(60)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            for call in (saving.result, saving.done, saving.abandon):
-                with pytest.raises(tilestone.UnsupportedError, match="forked"):
-                    call()
-            del saving, call
-            assert tilestone.async_save(state(3), tmp_path / "child").result(60).published
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def child() -> None:
+        nonlocal saving
+        for call in (saving.result, saving.done, saving.abandon):
+            with pytest.raises(tilestone.UnsupportedError, match="forked"):
+                call()
+        del saving, call
+        assert tilestone.async_save(state(3), tmp_path / "child").result(60).published
+
+    assert in_child(child) == 0
     slow.go.set()
     assert saving.result(60).published
     assert saved(tmp_path / "a") == 2

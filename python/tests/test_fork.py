@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+from children import in_child
 
 import tilestone
 
@@ -26,29 +27,6 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
     data = numpy.arange(ROWS * COLUMNS, dtype=numpy.float32).reshape(ROWS, COLUMNS)
     tilestone.save({"w": data, "step": 7}, tmp_path / "c")
     return tmp_path / "c"
-
-
-def in_child(work: Callable[[], Any], seconds: float = 60) -> int:
-    """Runs `work` in a forked child. Returns the exit status: 0 if it returned, 99 if it hung."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException as error:
-            print("child:", repr(error), file=sys.stderr)
-        finally:
-            os._exit(status)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 99
 
 
 def check(opened: tilestone.Checkpoint) -> None:

@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from test_fork import in_child
+from children import in_child
 
 import tilestone
 from tilestone._torch.comm import TorchCommunicator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import random
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from children import in_child
 from thread_ranks import run_ranks
 
 import tilestone
@@ -398,17 +398,13 @@ def expect_no_part_of_a_forked_child(large: torch.Tensor, tmp_path: pathlib.Path
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.SGD([parameter])
     saving = tilestone.async_save({"w": large}, tmp_path / "a", stage="lazy")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            optimizer.step()
-            with pytest.raises(tilestone.UnsupportedError, match="forked"):
-                saving.staged.result()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def child() -> None:
+        optimizer.step()
+        with pytest.raises(tilestone.UnsupportedError, match="forked"):
+            saving.staged.result()
+
+    assert in_child(child) == 0
     assert not saving.staged.done()
     optimizer.step()
     large.add_(1)

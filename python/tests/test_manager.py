@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
+from children import in_child
 import ranks
 import torch
 
@@ -344,26 +345,21 @@ def test_a_forked_child_is_refused_the_save_that_its_parent_has_in_flight(
     with tilestone.CheckpointManager(tmp_path / "run", progress=slow) as manager:
         manager.save(1, state_of(1))
         assert began.wait(60)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            status = 1
-            try:
-                calls: list[Callable[[], object]] = [
-                    lambda: manager.save(2, state_of(2)),
-                    lambda: manager.save(-1, state_of(2)),
-                    lambda: manager.restore(state_of(2)),
-                    manager.wait,
-                ]
-                for call in calls:
-                    with pytest.raises(tilestone.UnsupportedError, match="step 1 .* forked"):
-                        call()
-                manager.close()
-                train(tmp_path / "child", range(1, 4), keep=tilestone.Keep())
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def child() -> None:
+            calls: list[Callable[[], object]] = [
+                lambda: manager.save(2, state_of(2)),
+                lambda: manager.save(-1, state_of(2)),
+                lambda: manager.restore(state_of(2)),
+                manager.wait,
+            ]
+            for call in calls:
+                with pytest.raises(tilestone.UnsupportedError, match="step 1 .* forked"):
+                    call()
+            manager.close()
+            train(tmp_path / "child", range(1, 4), keep=tilestone.Keep())
+
+        assert in_child(child) == 0
         go.set()
     assert steps_in(tmp_path / "run") == [1]
     assert steps_in(tmp_path / "child") == [3]

@@ -17,7 +17,7 @@ import plain_ranks
 import pytest
 import torch
 from object_server import BUCKET, KEY, SECRET, Server
-from test_fork import in_child
+from children import in_child
 from test_object_store import columns_of, expect_state, scenario, state_of, whole
 from torch.distributed import checkpoint as stock
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
@@ -52,11 +52,11 @@ def test_a_process_that_is_killed_leaves_the_old_checkpoint_and_the_next_save_wo
     tilestone.save(state_of(0, 1, 4), path, overwrite=True)
     expect_state(tilestone.load(path), 4)
     assert tilestone.open(path).verify().ok
-    (left,) = tilestone.gc(path)
-    assert left.name.endswith(".begun")
+    left = {pathlib.PurePath(each.name).suffix for each in tilestone.gc(path)}
+    assert left in ({".begun"}, {".begun", ".distcp"})  # as far as the killed one had come
     with pytest.raises(tilestone.UnsupportedError, match="lock"):
         tilestone.gc(path, delete=True)
-    assert len(unfinished(object_server, bucket)) == 1  # see the page: a lifecycle rule
+    assert len(unfinished(object_server, bucket)) == 2 - len(left)  # a lifecycle rule's
 
 
 def test_a_rank_that_is_killed_and_restarted_completes_its_save_by_files(bucket: str) -> None:

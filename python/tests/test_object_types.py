@@ -13,7 +13,6 @@ import decimal
 import fractions
 import io
 import logging
-import math
 import pathlib
 import struct
 import uuid

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import ranks
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from messages import mentions
 from torch.distributed.checkpoint.metadata import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pathlib
 import re
 import weakref
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+from children import in_child
 import ranks
 import torch
 from thread_ranks import run_ranks
@@ -202,16 +202,13 @@ def test_an_exception_of_a_callback_ends_the_save_and_is_raised_unchanged(
 def test_a_forked_child_does_not_end_its_parents_save(tmp_path: pathlib.Path) -> None:
     with begin_save(rows(0, 1), tmp_path / "a", group=tilestone.solo()) as saving:
         saving.write()
-        child = os.fork()
-        if child == 0:
-            refused = False
-            try:
+
+        def child() -> None:
+            with pytest.raises(tilestone.UnsupportedError):
                 saving.report()
-            except tilestone.UnsupportedError:
-                refused = True
             saving.give_up()
-            os._exit(0 if refused else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        assert in_child(child) == 0
         saving.report()
         saving.publish()
     assert tilestone.open(tmp_path / "a").verify().ok

@@ -18,7 +18,7 @@ import simulated_cuda
 import torch
 from save_steps import finish_in_a_thread
 from simulated_cuda import Cuda, Lane, compute, put, simulated
-from test_fork import in_child
+from children import in_child
 
 import tilestone
 from tilestone._calls.steps import begin_save
