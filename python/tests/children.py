@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ def in_child(work: Callable[[], Any], seconds: float = 60) -> int:
     if child == 0:
         status = 1
         try:
+            # Earlier tests' garbage may be torch's process groups, whose destructors crash or hang without
+            # the threads, which a child does not have.
+            gc.freeze()
             faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
             work()
             status = 0
