@@ -21,8 +21,8 @@ def in_child(work: Callable[[], Any], seconds: float = 60) -> int:
     if child == 0:
         status = 1
         try:
-            # Earlier tests' garbage may be torch's process groups, whose destructors crash or hang without
-            # the threads, which a child does not have.
+            # Garbage of earlier tests may be torch's process groups, whose destructors crash or hang
+            # in a child, which does not have their threads.
             gc.freeze()
             faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
             work()
