@@ -1,4 +1,6 @@
 // What stands at a place, beside what a checkpoint's format says of it.
+#include <filesystem>
+
 #include "python/src/bindings.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/storage/object_store.h"
@@ -40,9 +42,22 @@ nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t off
   return found ? nb::object(python_bytes(*found)) : nb::none();
 }
 
+// certifi's certificates serve on a system that has none.
+void find_certificates() {
+  try {
+    const nb::object spec = nb::module_::import_("importlib.util").attr("find_spec")("certifi");
+    if (spec.is_none() || spec.attr("origin").is_none()) return;
+    const std::filesystem::path module_file = nb::cast<std::string>(spec.attr("origin"));
+    set_spare_certificates(module_file.parent_path() / "cacert.pem");
+  } catch (const nb::python_error&) {
+    // A module that somebody has put into sys.modules under that name, without a specification.
+  }
+}
+
 }  // namespace
 
 void bind_places(nb::module_& m) {
+  find_certificates();
   m.def(
       "refuse_url", [](const nb::bytes& path) { engine::refuse_url(path_of(path)); }, "path"_a,
       "Raises UnsupportedError if the path is a URL, as it was written or as pathlib shortens it.");

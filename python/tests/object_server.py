@@ -50,10 +50,20 @@ def _die_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
-class Server:
-    """A server with one bucket. The context manager stops it."""
+def _make_certificate(folder: pathlib.Path) -> None:
+    """key.pem, and cert.pem, which is its own authority."""
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command = ["openssl", "req", "-x509", *kind, *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
 
-    def __init__(self) -> None:
+
+class Server:
+    """A server with one bucket. The context manager stops it. With `tls` it has a second port for
+    HTTPS, whose certificate no authority knows but `certificate`, a file."""
+
+    def __init__(self, tls: bool = False) -> None:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="tilestone_s3_"))
         (self._folder / "data").mkdir()
         identity = {
@@ -62,8 +72,12 @@ class Server:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        self._ports = _free_ports(2 * len(_PARTS))
+        self._ports = _free_ports(2 * len(_PARTS) + 1)
         self.url = f"http://127.0.0.1:{self._ports[0]}"
+        self.tls_url = f"https://127.0.0.1:{self._ports[-1]}" if tls else None
+        self.certificate = self._folder / "cert.pem"
+        if tls:
+            _make_certificate(self._folder)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
         self.files().mkdir(BUCKET)
@@ -92,6 +106,9 @@ class Server:
         ports = iter(self._ports)
         for part in _PARTS:
             words += [f"-{part}.port={next(ports)}", f"-{part}.port.grpc={next(ports)}"]
+        if self.tls_url is not None:
+            words += [f"-s3.port.https={self._ports[-1]}", f"-s3.cert.file={self.certificate}"]
+            words.append(f"-s3.key.file={self._folder / 'key.pem'}")
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 words, stdout=log, stderr=log, preexec_fn=_die_with_the_parent

@@ -6,8 +6,12 @@ namespace tilestone {
 void check_store_url(const std::string& url) {
   throw Error(ErrorCode::kUnsupported, "this build of Tilestone has no S3")
       .with_file(url)
-      .with_hint("build it with the CMake option TILESTONE_S3=ON, which needs libcurl and pugixml");
+      .with_hint(
+          "install a wheel, or build it with the CMake option TILESTONE_S3=ON, which needs libcurl "
+          "and pugixml");
 }
+
+void set_spare_certificates(const std::string&) {}
 
 std::string object_store_problem() { return "this build of Tilestone has no S3"; }
 

@@ -15,6 +15,8 @@ bool is_store_url(const std::string& path);
 void check_store_url(const std::string& url);
 // Checks the URL; the store itself is reached later. Errors of its configuration are thrown.
 std::shared_ptr<Storage> object_store(const std::string& url);
+// A file of certificates of authorities, for a system that has none.
+void set_spare_certificates(const std::string& file);
 // Why no object store can be used: no credentials are found, or this build knows none. "": one can.
 // May ask endpoints of the network.
 std::string object_store_problem();

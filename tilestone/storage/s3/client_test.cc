@@ -321,7 +321,7 @@ TEST(S3Tls, NeedsACertificateThatIsKnown) {
   EXPECT_TRUE(client.put("k", {as_bytes("x")}, {}, {}, in_time()).wait());
   Client stranger(server.config(), "bucket");
   EXPECT_THAT(error_of([&] { stranger.get_whole("k", in_time()).wait(); }),
-              IsError(ErrorCode::kIo, "", "GetObject", "certificate"));
+              IsError(ErrorCode::kIo, "", "GetObject", "certificate", "AWS_CA_BUNDLE"));
 }
 
 TEST(S3Restart, RequestsGoOnWhenTheServerIsBack) {

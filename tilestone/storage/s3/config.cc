@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -28,11 +29,23 @@ std::string first_of(std::initializer_list<std::string> texts) {
   return found == texts.end() ? "" : *found;
 }
 
+struct SpareBundle {
+  std::mutex mutex;
+  std::string file;
+};
+
+SpareBundle& spare_bundle() {
+  static SpareBundle& spare = *new SpareBundle;  // never destroyed, as what uses it
+  return spare;
+}
+
 std::string system_bundle() {
   for (const char* const path : kSystemBundles) {
     if (::access(path, R_OK) == 0) return path;
   }
-  return "";
+  SpareBundle& spare = spare_bundle();
+  const std::lock_guard lock(spare.mutex);
+  return spare.file;
 }
 
 // The endpoint without slashes at its end.
@@ -86,6 +99,12 @@ HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
   settings.proxy = first_of({of_scheme, get("all_proxy"), get("ALL_PROXY")});
   settings.no_proxy = first_of({get("no_proxy"), get("NO_PROXY")});
   return settings;
+}
+
+void set_spare_bundle(const std::string& file) {
+  SpareBundle& spare = spare_bundle();
+  const std::lock_guard lock(spare.mutex);
+  spare.file = file;
 }
 
 Config config_from(Environment environment) {

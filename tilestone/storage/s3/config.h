@@ -43,6 +43,9 @@ struct Config {
 HttpSettings with_proxy(HttpSettings settings, const Environment& environment,
                         std::string_view url);
 
+// For a system that has no file of certificates. The configurations that follow may name it.
+void set_spare_bundle(const std::string& file);
+
 // From AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_CA_BUNDLE,
 // SSL_CERT_FILE and the profile (endpoint_url, region, ca_bundle, s3.addressing_style). The region
 // is "us-east-1" if nothing says. Error(kInvalidArgument) for an endpoint that is no http(s) URL or

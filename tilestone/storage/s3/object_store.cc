@@ -9,6 +9,8 @@ namespace tilestone {
 
 void check_store_url(const std::string& url) { s3::parse_url(url); }
 
+void set_spare_certificates(const std::string& file) { s3::set_spare_bundle(file); }
+
 std::string object_store_problem() {
   try {
     const s3::Config config = s3::config_from(s3::process_environment());

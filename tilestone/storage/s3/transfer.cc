@@ -168,7 +168,11 @@ std::string Transfer::problem_of(CURLcode code) const {
   // A proxy's URL, which may contain a password.
   if (text.starts_with("Unsupported proxy"))
     text.resize(std::min(text.find(" for '"), text.size()));
-  return text.empty() || text.find('@') != std::string::npos ? curl_easy_strerror(code) : text;
+  if (text.empty() || text.find('@') != std::string::npos) text = curl_easy_strerror(code);
+  if (code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_SSL_CACERT_BADFILE) return text;
+  return fmt::format(
+      "{} (the known authorities are {}; set AWS_CA_BUNDLE to a file that has the server's)", text,
+      settings_.ca_bundle.empty() ? "none" : "in " + settings_.ca_bundle);
 }
 
 size_t Transfer::send(MutableByteView out) {
