@@ -79,9 +79,9 @@ class CountingStorage : public Storage {
     ++syncs_;
     inner_->settle(name);
   }
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     ++calls_;
-    return inner_->claim(name);
+    return inner_->claim(name, patience);
   }
   bool is_claimed(const std::string& name) override {
     ++calls_;

@@ -1,7 +1,8 @@
-// Ranks as threads, for the tests of the Python package.
+// Ranks as threads, and short leases, for the tests of the Python package.
 #include "tilestone/comm/threads_testing.h"
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
+#include "tilestone/storage/lease.h"
 
 namespace tilestone::python {
 
@@ -27,6 +28,10 @@ void bind_threads(nb::module_& m) {
       "Runs body(comm) on n threads of this process, one per rank, and returns when all have "
       "ended. If a rank raises, the ranks that wait for it get RankFailedError. If several ranks "
       "raise, the original error is raised, not one that it caused on another rank.");
+  m.def(
+      "_set_lease_period",
+      [](double seconds) { set_lease_period(std::chrono::duration<double>(seconds)); }, "seconds"_a,
+      "How often this process and its children renew their claims in object stores.");
 }
 
 }  // namespace tilestone::python

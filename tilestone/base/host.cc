@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <ctime>
 #include <fstream>
 
 namespace tilestone {
@@ -18,6 +19,16 @@ std::string host_name() {
   char name[HOST_NAME_MAX + 1] = "";
   gethostname(name, sizeof name - 1);
   return name;
+}
+
+std::string this_process() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char since[32];
+  const size_t length = std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return "process " + std::to_string(::getpid()) + " on " + host_name() + " since " +
+         std::string(since, length);
 }
 
 uint64_t max_open_files() {

@@ -13,6 +13,9 @@ std::string host_identity();
 // The name that the command `hostname` prints, to show to people.
 std::string host_name();
 
+// "process 123 on node7 since 2026-11-27 02:41:03 UTC", the time being now.
+std::string this_process();
+
 // The limit of this process on open files (`ulimit -n`). UINT64_MAX: none, or not known.
 uint64_t max_open_files();
 

@@ -150,15 +150,22 @@ class ChildStorage : public Storage {
     return base_->remove_if(file(name), tag, deadline);
   }
 
+  void discard_unfinished(const std::string& prefix,
+                          const std::function<bool(const std::string&)>& goes) override {
+    base_->discard_unfinished(directory_ + "/" + prefix, [&](const std::string& name) {
+      return goes(name.substr(directory_.size() + 1));
+    });
+  }
+
   void settle(const std::string& name) override {
     check_directory_name(name);
     base_->settle(name.empty() ? directory_ : file(name));
   }
 
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     const std::string full = file(name);
     make_root();
-    return base_->claim(full);
+    return base_->claim(full, patience);
   }
   bool is_claimed(const std::string& name) override { return base_->is_claimed(file(name)); }
 

@@ -232,6 +232,10 @@ class FaultLock : public StorageClaim {
  public:
   explicit FaultLock(std::shared_ptr<std::unique_ptr<StorageClaim>> inner)
       : inner_(std::move(inner)) {}
+  Deadline held_until(const Deadline& deadline) override {
+    return *inner_ == nullptr ? Deadline::after(std::chrono::seconds(0))
+                              : (*inner_)->held_until(deadline);
+  }
 
  private:
   std::shared_ptr<std::unique_ptr<StorageClaim>> inner_;
@@ -390,11 +394,11 @@ class FaultStorage : public Storage {
     });
   }
 
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     auto held = std::make_shared<std::unique_ptr<StorageClaim>>();
     state_.perform(call(StorageOp::kLock, name), [&] {
       const bool existed = state_.memory == nullptr || state_.memory->find(name) != nullptr;
-      *held = state_.inner->claim(name);
+      *held = state_.inner->claim(name, patience);
       if (!existed && state_.journal != nullptr) {
         state_.journal->made_directory(std::string(parent_name(name)));
         state_.journal->created(name, state_.memory->find(name));

@@ -3,6 +3,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/storage/lease.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/names_internal.h"
 
@@ -76,6 +77,7 @@ MemoryObjects::MemoryObjects(FileImage initial) : MemoryStorage({}) {
 StorageFacts MemoryObjects::facts() const {
   StorageFacts facts = {.description = "memory"};
   facts.put_if_tag = true;
+  facts.claims_are_leases = true;
   return facts;
 }
 
@@ -94,7 +96,11 @@ void MemoryObjects::expect_readable(const std::string& name, const MemoryFile& f
 std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
   auto info = MemoryStorage::stat(name);
   if (!info) return info;
-  if (const auto file = find(name)) info->tag = tag_of(*file);
+  if (const auto file = find(name)) {
+    info->tag = tag_of(*file);
+    info->least_age = std::chrono::duration<double>(std::chrono::steady_clock::now() - file->made)
+                          .count();
+  }
   return info;
 }
 
@@ -145,13 +151,13 @@ bool MemoryObjects::remove_if(const std::string& name, const std::string& tag, D
 
 void MemoryObjects::settle(const std::string& name) { check_directory_name(name); }
 
-std::unique_ptr<StorageClaim> MemoryObjects::claim(const std::string& name) {
-  check_file_name(name);
-  throw Error(ErrorCode::kUnsupported, "files can't be locked here").with_file(name);
+std::unique_ptr<StorageClaim> MemoryObjects::claim(const std::string& name,
+                                                   const Deadline& patience) {
+  return claim_lease(shared_from_this(), name, kLeasePeriod, patience);
 }
 
 bool MemoryObjects::is_claimed(const std::string& name) {
-  return stat(name) && claim(name) != nullptr;
+  return is_leased(*this, name, kLeasePeriod);
 }
 
 std::shared_ptr<Storage> memory_objects(FileImage initial) {

@@ -338,7 +338,7 @@ class MemoryStorage::Lock : public StorageClaim {
   std::string name_;
 };
 
-std::unique_ptr<StorageClaim> MemoryStorage::claim(const std::string& name) {
+std::unique_ptr<StorageClaim> MemoryStorage::claim(const std::string& name, const Deadline&) {
   check_file_name(name);
   std::lock_guard lock(mutex_);
   make_directories(parent_name(name));

@@ -3,6 +3,7 @@
 // after a simulated power loss.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@ namespace tilestone {
 struct MemoryFile {
   mutable std::mutex mutex;
   Bytes data;
+  const std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
 
   uint64_t size() const {
     std::lock_guard lock(mutex);
@@ -43,7 +45,8 @@ class MemoryStorage : public Storage {
   Listing listing(const std::string& prefix, Depth depth) override;
   void remove(std::span<const std::string> names) override;
   void settle(const std::string& name) override;
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name,
+                                      const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
   Entries entries() const;
@@ -76,9 +79,11 @@ class MemoryStorage : public Storage {
 };
 
 // As an object store: names are flat, a file is there when it is complete, a put can ask for a tag,
-// nothing can be claimed.
+// claims are leases.
 class MemoryObjects : public MemoryStorage {
  public:
+  static constexpr std::chrono::milliseconds kLeasePeriod{50};
+
   explicit MemoryObjects(FileImage initial);
 
   StorageFacts facts() const override;
@@ -91,7 +96,8 @@ class MemoryObjects : public MemoryStorage {
            const std::string& scratch, Deadline deadline) override;
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override;
   void settle(const std::string& name) override;
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name,
+                                      const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
  private:

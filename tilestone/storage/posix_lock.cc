@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <ctime>
 #include <list>
 #include <mutex>
 #include <string>
@@ -52,17 +51,6 @@ HeldLock& held() {
   return *the_held;
 }
 
-// "process 123 on node7 since 2026-11-27 02:41:03 UTC"
-std::string holder_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char since[32];
-  const size_t length = std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  return "process " + std::to_string(::getpid()) + " on " + host_name() + " since " +
-         std::string(since, length);
-}
-
 // The lock holds without the text too, for example on a full disk.
 void write_text(int fd, const std::string& text) {
   const auto size = static_cast<ssize_t>(text.size());
@@ -74,7 +62,7 @@ void write_text(int fd, const std::string& text) {
 class PosixLock : public StorageClaim {
  public:
   explicit PosixLock(UniqueFd fd) {
-    write_text(fd.get(), holder_text());
+    write_text(fd.get(), this_process());
     const std::lock_guard lock(held().mutex);
     at_ = held().files.insert(held().files.end(), std::move(fd));
   }

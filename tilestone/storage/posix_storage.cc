@@ -146,7 +146,7 @@ class PosixStorage : public Storage {
 
   void settle(const std::string& name) override { context_->settle(name); }
 
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
     check_file_name(name);
     for (int tries = 0; tries < 8; ++tries) {
       UniqueFd fd = posix_open_new(*context_, name, O_RDWR | O_CREAT | O_NONBLOCK | O_NOCTTY, true);

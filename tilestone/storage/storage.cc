@@ -229,6 +229,9 @@ bool Storage::remove_if(const std::string& name, const std::string&, Deadline) {
   return true;
 }
 
+void Storage::discard_unfinished(const std::string&,
+                                 const std::function<bool(const std::string&)>&) {}
+
 void Storage::publish(const std::string& name, const std::string& temp_name, ByteView bytes,
                       bool replace, Deadline deadline) {
   if (put(name, bytes, replace ? Condition::always() : Condition::absent(), temp_name, deadline))

@@ -52,6 +52,9 @@ struct StorageFacts {
   // until a put has shown the reverse: the first one with a condition in a process finds out.
   bool put_if_absent = true;
   bool put_if_tag = false;
+  // A claim is a lease: it costs requests while it is held, and that of a process that has died
+  // goes only after a while (lease.h). So few processes should hold one.
+  bool claims_are_leases = false;
   // The most bytes of a file's name, such that every program can open the file by its whole path.
   uint64_t max_name_bytes = UINT64_MAX;
 };
@@ -128,11 +131,15 @@ struct ReadOptions {
 // order.
 using ReadDone = std::function<void(size_t index, ByteView bytes)>;
 
-// A claim on a name: a lock, which is released when the object is destroyed or the process ends. A
-// forked child does not share it.
+// A claim on a name: a lock, or a lease. It is released when the object is destroyed or the process
+// ends; a lease then some time after that, or while its holder can't reach the store. A forked
+// child does not share it.
 class StorageClaim {
  public:
   virtual ~StorageClaim() = default;
+  // Nobody else can have the claim until then. Expired: the holder has lost it, or could not find
+  // out before the deadline, and must not change what others may change under the claim.
+  virtual Deadline held_until(const Deadline&) { return Deadline::never(); }
 };
 
 struct FileInfo {
@@ -143,6 +150,9 @@ struct FileInfo {
   // Of its content, for Condition::has(). Other content has another tag, equal content may have the
   // same. "": not where put_if_tag is false.
   std::string tag = "";
+  // How long its content has not changed, at least: in seconds, by the store's own clock. nullopt:
+  // not known. Only stat() says it, and only where claims are leases.
+  std::optional<double> least_age = std::nullopt;
 };
 
 // The names that start with a prefix, sorted.
@@ -212,17 +222,25 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // object stores ignore the condition of a removal: there, a file that is put between a look and
   // the removal goes, too.
   virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline);
+  // Files that were begun under names with this prefix, and neither finished nor given up: some
+  // object stores keep what was written, though no listing shows it. Discards those for whose names
+  // `goes` returns true.
+  virtual void discard_unfinished(const std::string& prefix,
+                                  const std::function<bool(const std::string& name)>& goes);
   // Returns when all names that were created, renamed or removed in the directory ("": the root)
   // before the call are durable.
   virtual void settle(const std::string& name) = 0;
 
   // Claims the name; null if somebody else has the claim. Creates the file `name`, and its
   // directories, the root always. Who has the claim may remove the file: the claim of a file
-  // without a name is never given. Error(kUnsupported) if names can't be claimed here, which only
+  // without a name is never given. Where claims are leases, the file is there while somebody has
+  // the claim, and a process that has died may seem to have it: the call waits, until `patience`,
+  // for what shows that it lives or has lost its claim: less than a minute. Error(kUnsupported) if names can't be claimed here, which only
   // trying can tell. In that case a save removes no leftovers, because they may belong to a running
   // save, and logs this; gc refuses to run. The file may say, for people, who has the claim:
   // "process 1 on node7 since DATE".
-  virtual std::unique_ptr<StorageClaim> claim(const std::string& name) = 0;
+  virtual std::unique_ptr<StorageClaim> claim(const std::string& name,
+                                              const Deadline& patience = Deadline::never()) = 0;
   // Whether anybody, including the caller, has the claim. It takes no claim and changes nothing, so
   // it never makes claim() fail and it works on read-only storage. Error(kUnsupported) if the file
   // exists but names can't be claimed here.

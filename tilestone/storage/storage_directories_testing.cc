@@ -1,8 +1,10 @@
 // The part of the conformance suite for directories: what is made, children, exchange, rename,
-// remove, and what differs in an object store.
+// remove, and what differs in an object store: conditions, leases.
 #include <algorithm>
+#include <thread>
 
 #include "tilestone/storage/directories.h"
+#include "tilestone/storage/lease.h"
 #include "tilestone/storage/storage_testing.h"
 
 namespace tilestone {
@@ -358,10 +360,54 @@ TEST_P(ObjectConformance, ATreeGoesAndNothingBesideIt) {
   EXPECT_NO_THROW(storage().remove_tree("a"));
 }
 
-TEST_P(ObjectConformance, NothingIsClaimed) {
-  expect_error([&] { storage().claim("lock"); }, ErrorCode::kUnsupported, "lock");
-  EXPECT_FALSE(storage().is_claimed("lock"));
+// Leases of 0.1 s, for the length of a test.
+class ShortLeases {
+ public:
+  ShortLeases() { set_lease_period(std::chrono::milliseconds(100)); }
+  ~ShortLeases() { set_lease_period(before_); }
+
+ private:
+  const std::chrono::duration<double> before_ = lease_period();
+};
+
+void sleep_periods(int count) { std::this_thread::sleep_for(count * lease_period()); }
+
+TEST_P(ObjectConformance, ANameIsClaimedByOneUntilItIsReleased) {
+  const ShortLeases leases;
+  EXPECT_TRUE(storage().facts().claims_are_leases);
+  EXPECT_FALSE(storage().is_claimed("a/lock"));
+  auto lock = storage().claim("a/lock");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_TRUE(storage().is_claimed("a/lock"));
+  EXPECT_EQ(storage().claim("a/lock"), nullptr);
+  EXPECT_NE(storage().claim("a/other"), nullptr);
+  sleep_periods(6);
+  EXPECT_FALSE(lock->held_until(Deadline::never()).expired());
+  EXPECT_EQ(storage().claim("a/lock", Deadline::after(std::chrono::seconds(0))), nullptr);
+  EXPECT_EQ(storage().list(), Names{"a/lock"});
+  lock.reset();
+  EXPECT_FALSE(storage().is_claimed("a/lock"));
   EXPECT_EQ(storage().list(), Names{});
+  EXPECT_NE(storage().claim("a/lock"), nullptr);
+}
+
+TEST_P(ObjectConformance, AClaimOfADeadProcessLapses) {
+  const ShortLeases leases;
+  put_file(storage(), "lock", as_bytes("process 1 on another host"));
+  EXPECT_TRUE(storage().is_claimed("lock"));
+  const auto lock = storage().claim("lock");
+  ASSERT_NE(lock, nullptr);
+  EXPECT_FALSE(lock->held_until(Deadline::never()).expired());
+}
+
+TEST_P(ObjectConformance, WhoHasLostAClaimKnowsItAndLeavesThatOfTheOther) {
+  const ShortLeases leases;
+  auto lock = storage().claim("lock");
+  storage().put("lock", as_bytes("other"), Condition::always(), "s", Deadline::never());
+  sleep_periods(4);
+  EXPECT_TRUE(lock->held_until(Deadline::never()).expired());
+  lock.reset();
+  EXPECT_EQ(text_of(storage(), "lock"), "other");
 }
 
 }  // namespace

@@ -289,6 +289,10 @@ RepairReport repair(const Location& location, const OpenOptions& options,
   // Without damage nothing is written: no directory and no lock.
   if (report.now.ok() || found.description.manifest_file.empty()) return report;
 
+  if (storage->directories() == nullptr) {
+    throw Error(ErrorCode::kUnsupported, "no checkpoint is repaired in " + storage->describe())
+        .with_hint("copy it to a directory, repair it there, and copy it back");
+  }
   const auto lock = engine::claim_location(*storage);
   if (lock == nullptr) {
     engine::fail_under_way(*storage, "a save", "try again when it has ended");

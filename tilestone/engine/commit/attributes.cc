@@ -11,10 +11,8 @@ namespace tilestone::engine {
 
 void set_attributes(const std::shared_ptr<Storage>& location,
                     const std::map<std::string, std::string>& attributes, Deadline deadline) {
-  const auto lock = claim_or_tags(*location);
-  if (lock && *lock == nullptr) {
-    fail_under_way(*location, "a save", "try again when it has ended");
-  }
+  const auto lock = claim_location(*location, deadline);
+  if (lock == nullptr) fail_under_way(*location, "a save", "try again when it has ended");
   Found found = find_checkpoint(location, nullptr);
   const Opened opened = open_description(std::move(found.description), nullptr);
   if (!opened.has_manifest_file()) {

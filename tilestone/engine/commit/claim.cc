@@ -41,27 +41,27 @@ std::string lock_holder(Storage& storage, const std::string& lock) {
   }
 }
 
-std::unique_ptr<StorageClaim> claim_location(Storage& storage) {
-  return storage.claim(std::string(kLockName));
+std::unique_ptr<StorageClaim> claim_location(Storage& storage, const Deadline& patience) {
+  return storage.claim(std::string(kLockName), patience);
 }
 
-std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location) {
+std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location,
+                                                              const Deadline& patience) {
   try {
-    return claim_location(location);
+    return claim_location(location, patience);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
-    const bool are_apart = location.facts().put_if_tag;
-    log(are_apart ? LogLevel::kDebug : LogLevel::kWarning,
-        std::string("the location can't be locked, so ") +
-            (are_apart ? "" : "nothing keeps two saves apart that replace a checkpoint, and ") +
-            "files that failed saves have left stay: " + error.what());
+    log(LogLevel::kWarning,
+        std::string("the location can't be locked, so nothing keeps two saves apart that replace a "
+                    "checkpoint, and files that failed saves have left stay: ") +
+            error.what());
     return std::nullopt;
   }
 }
 
-std::optional<std::unique_ptr<StorageClaim>> claim_or_tags(Storage& location) {
-  if (location.facts().put_if_tag) return lock_if_possible(location);
-  return claim_location(location);
+bool is_held(StorageClaim* lock) {
+  constexpr std::chrono::seconds kToRenew{5};
+  return lock != nullptr && !lock->held_until(Deadline::after(kToRenew)).expired();
 }
 
 bool has_only_lock(Storage& location) {
@@ -109,7 +109,7 @@ void Claim::take(Storage& location, bool is_fresh, const Deadline& deadline) {
   for (int tries = 1;; ++tries) {
     try {
       if (MadeDirectories made(location); made.size() > made_.size()) made_ = std::move(made);
-      auto lock = lock_if_possible(location);
+      auto lock = lock_if_possible(location, deadline);
       if (lock && *lock == nullptr) {
         if (tries == kMaxTries || !is_being_removed(location, deadline)) fail_under_way(location);
         continue;
@@ -120,6 +120,18 @@ void Claim::take(Storage& location, bool is_fresh, const Deadline& deadline) {
       if (error.code() != ErrorCode::kNotFound || tries == kMaxTries) throw;
     }
   }
+}
+
+Deadline Claim::while_held(Storage& location, const Deadline& deadline) const {
+  if (lock_ == nullptr) return deadline;
+  const Deadline until = lock_->held_until(deadline);
+  if (until.expired()) {
+    throw Error(ErrorCode::kIo, "this save has lost its claim on " + location.describe() +
+                                    ": it could not be renewed in time, so another save may have "
+                                    "begun there")
+        .with_hint("save once more");
+  }
+  return until.when() < deadline.when() ? until.with_interrupt(deadline.interrupt()) : deadline;
 }
 
 void Claim::give_up(Storage& location) {

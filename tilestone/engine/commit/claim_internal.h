@@ -16,12 +16,13 @@ namespace tilestone::engine {
 // Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
 // Makes kTilestoneDirectory. The locked file is the one that is at the location when the call
 // returns, even if a save has exchanged the directory meanwhile (Storage::claim).
-std::unique_ptr<StorageClaim> claim_location(Storage& storage);
+std::unique_ptr<StorageClaim> claim_location(Storage& storage,
+                                             const Deadline& patience = Deadline::never());
 // The same; nullopt, which is logged, where the storage has no locks.
-std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(Storage& location);
-// The lock, null if another process holds it; nullopt where there are no locks, but a put can ask
-// for a tag instead. Error(kUnsupported) where there is neither.
-std::optional<std::unique_ptr<StorageClaim>> claim_or_tags(Storage& location);
+std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(
+    Storage& location, const Deadline& patience = Deadline::never());
+// Whether it was taken, and is not lost (StorageClaim::held_until()). Null: it is not.
+bool is_held(StorageClaim* lock);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For
@@ -50,8 +51,10 @@ class Claim {
   // has no locks, logs that. `is_fresh`: kTilestoneDirectory is not known to exist.
   // Error(kAlreadyExists) where another process holds the lock.
   void take(Storage& location, bool is_fresh, const Deadline& deadline);
-  // False: the storage has no locks, so others may be at work at the location.
-  bool is_held() const { return lock_ != nullptr; }
+  // False: the storage has no locks, or the claim is lost, so others may be at work at the location.
+  bool is_held() const { return engine::is_held(lock_.get()); }
+  // The deadline of a call that only the holder may make. Error(kIo) if the claim is lost.
+  Deadline while_held(Storage& location, const Deadline& deadline) const;
   // For a save that has failed: removes what was made, where nothing else is in it.
   void give_up(Storage& location);
 

@@ -1,6 +1,7 @@
 #include "tilestone/engine/commit/unpublished.h"
 
 #include <exception>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,6 +23,8 @@ namespace engine {
 namespace {
 
 constexpr const char* kBeside = "../";  // before the name of a sibling
+// A file of the same name may be whole, so it is not removed by its name.
+constexpr const char* kUnfinished = "unfinished upload";
 
 // One run of find_leftovers() or remove_leftovers() at a location.
 class Cleaning {
@@ -66,6 +69,14 @@ class Cleaning {
     open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
     for (const std::string& save_id : open_) ended_.erase(save_id);
     std::vector<Leftover> found;
+    go_through_uploads([&](const std::string& name) {
+      found.push_back({name, 0, kUnfinished, "its save has ended"});
+      return false;
+    });
+    for (const std::string& name : here.remains) {
+      const auto info = storage_.stat(name);
+      if (info) found.push_back({name, info->size, "file of a killed save", "it was not published"});
+    }
     for (const Sibling& sibling : dead_) {
       found.push_back({kBeside + sibling.name, siblings_.size_of(sibling),
                        "directory of the save " + sibling.save_id, why_not_needed(sibling)});
@@ -97,8 +108,10 @@ class Cleaning {
     remove_siblings();
     finish_removal(storage_);
     for (const Leftover& file : found) {
-      if (!is_note(file.name) && !file.name.starts_with(kBeside)) remove(file.name);
+      const bool is_other = file.name.starts_with(kBeside) || file.what == kUnfinished;
+      if (!is_note(file.name) && !is_other) remove(file.name);
     }
+    go_through_uploads([](const std::string&) { return true; });
     // Notes are removed last, once the other files are durably removed. Without kReplacedName,
     // replaced rank-local metadata would be beside an ordinary index and make it ambiguous. Without
     // a save's note, its data files could not be recognized as leftovers.
@@ -126,6 +139,19 @@ class Cleaning {
       const auto own = parse_in_tilestone_directory(name + "/");
       if (!own || !storage_.stat(outcome_name(own->save_id))) continue;
       storage_.tidy(name);
+    }
+  }
+
+  // Those of saves that may not still be published.
+  void go_through_uploads(const std::function<bool(const std::string&)>& goes) {
+    try {
+      storage_.discard_unfinished("", [&](const std::string& name) {
+        const auto own = parse_tilestone_name(name);
+        return own && !open_.contains(own->save_id) && goes(name);
+      });
+    } catch (const Error& error) {
+      log(LogLevel::kWarning,
+          std::string("unfinished uploads can't be found or removed: ") + error.what());
     }
   }
 
@@ -210,6 +236,7 @@ class Cleaning {
   }
 
   void remove(const std::string& name) {
+    if (!is_held(lock_.get())) fail_under_way();  // it was lost
     try {
       storage_.remove(name);
     } catch (const Error& error) {
@@ -248,16 +275,7 @@ std::vector<Leftover> find_leftovers(const Location& location, bool force) {
 
 std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
   // The lock file is made only if there are leftovers.
-  std::vector<Leftover> leftovers = find_leftovers(location, force);
-  if (leftovers.empty()) return {};
-  Storage& storage = location.storage();
-  if (storage.facts().put_if_tag && engine::files_of_removal(storage)) {
-    // This needs no claim, because the mark says what goes. The rest does.
-    engine::end_removal(storage);
-    const std::vector<std::string> names = storage.list();
-    std::erase_if(leftovers, [&](const Leftover& file) { return contains_name(names, file.name); });
-    return leftovers;
-  }
+  if (find_leftovers(location, force).empty()) return {};
   engine::Cleaning cleaning(location, force);
   cleaning.lock();
   // The current metadata file may have been renamed by an interrupted save. It must be durable

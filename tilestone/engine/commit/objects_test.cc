@@ -1,10 +1,12 @@
-// Saves and removals where there are no directories, renames and locks, and a put can ask for a
-// tag.
+// Saves and removals where there are no directories and renames, a put can ask for a tag, and claims
+// are leases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -39,6 +41,12 @@ SaveOptions replacing() {
   return options;
 }
 
+// As if whoever has the claim of the place had been stopped until it had lapsed.
+void lapse(Storage& place) {
+  place.remove(".tilestone/lock");
+  std::this_thread::sleep_for(4 * MemoryObjects::kLeasePeriod);
+}
+
 TEST(Objects, ASaveLeavesItsFilesAndAReplacementRemovesTheOldOnes) {
   const auto store = memory_objects();
   save_at(store, kOld);
@@ -60,6 +68,7 @@ TEST(Objects, OfTwoSavesOfMegatronsDialectTheSecondRemovesNothingOfTheFirst) {
     const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
       if (call.op == StorageOp::kCreate && call.name == ".metadata" &&
           std::exchange(is_first, false)) {
+        lapse(*store);
         save_at(store, kOther, megatron);
       }
       return FaultAction::pass();
@@ -83,6 +92,7 @@ TEST(Objects, ARemovalThatComesLateLeavesTheStepThatWasSavedAnew) {
           return FaultAction::pass();
         }
         is_first = false;
+        lapse(*folder);
         RunDirectory(Location(store)).remove("step-00000010");
         save_at(folder, kNew);
         return FaultAction::pass();
@@ -123,6 +133,7 @@ TEST(Objects, OfTwoSavesTheSecondSaysWhoWasFirstAndLosesNothing) {
         return FaultAction::pass();
       }
       first = "is being saved";
+      lapse(*store);
       save_at(store, kOther, exists ? replacing() : SaveOptions());
       first = Checkpoint::open(Location(store)).metadata().save_id;
       return FaultAction::pass();
@@ -151,6 +162,78 @@ TEST(Objects, FixedNamesGoIntoAnEmptyPlaceOnlyAndZarrNowhere) {
   const auto empty = memory_objects();
   expect_error([&] { save_at(empty, kNew, zarr); }, ErrorCode::kUnsupported, "torch_dist");
   EXPECT_THAT(empty->list(), testing::IsEmpty());
+}
+
+// Also at each request of the index, whose files have the names of every such checkpoint.
+TEST(Objects, WhatAKilledSaveLeavesIsRemovedByGcAndByTheNextSave) {
+  const LogLevel level = set_log_level(LogLevel::kOff);
+  bool is_killed = true;
+  for (uint64_t at = 0; is_killed; ++at) {
+    for (const bool cleans : {false, true}) {
+      SCOPED_TRACE(at);
+      const auto store = memory_objects();
+      const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+        return call.index == at ? FaultAction::die_after() : FaultAction::pass();
+      });
+      SaveOptions megatron;
+      megatron.dialect = megatron_dialect();
+      is_killed = false;
+      try {
+        save_at(disk->storage(), kOld, megatron);
+      } catch (const Error&) {
+        is_killed = true;
+      }
+      const bool exists = store->stat("metadata.json").has_value();
+      if (cleans && !store->list().empty()) remove_leftovers(Location(store));
+      if (cleans && !exists) {
+        EXPECT_THAT(store->list(), testing::IsEmpty());
+      }
+      if (!exists) save_at(store, kNew, megatron);
+      expect_rows(Location(store), exists ? kOld : kNew, 1);
+      EXPECT_TRUE(Checkpoint::open(Location(store)).verify().ok());
+      if (!exists || cleans) {
+        EXPECT_TRUE(find_leftovers(Location(store)).empty());
+      }
+    }
+  }
+  set_log_level(level);
+}
+
+// It was stopped while it listed the files, and a save has begun there since.
+TEST(Objects, ACleaningThatHasLostItsClaimRemovesNothing) {
+  const auto store = memory_objects();
+  const std::string id = "01234567-89ab-4def-8123-456789abcdef";
+  put_file(*store, ".tilestone/" + id + ".begun", {});
+  put_file(*store, id + "__0_0.distcp", as_bytes("data"));
+  const size_t files = store->list().size();
+  bool has_claim = false;
+  const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+    if (std::exchange(has_claim, has_claim || call.op == StorageOp::kLock) &&
+        call.op == StorageOp::kList) {
+      lapse(*store);
+    }
+    return FaultAction::pass();
+  });
+  expect_error([&] { remove_leftovers(Location(disk->storage())); }, ErrorCode::kAlreadyExists,
+               "under way");
+  EXPECT_THAT(store->list(), testing::SizeIs(files));
+}
+
+// Its claim lapses before the switch: another save may have begun, and removed its files.
+TEST(Objects, ASaveThatHasLostItsClaimIsNotPublished) {
+  const auto store = memory_objects();
+  bool is_first = true;
+  const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+    const bool prepares = call.op == StorageOp::kCreate && call.name.ends_with(".metadata.tmp");
+    if (prepares && std::exchange(is_first, false)) {
+      lapse(*store);
+      remove_leftovers(Location(store));
+    }
+    return FaultAction::pass();
+  });
+  expect_error([&] { save_at(disk->storage(), kNew); }, ErrorCode::kIo, "");
+  EXPECT_FALSE(is_first);
+  EXPECT_FALSE(store->stat(".metadata"));
 }
 
 TEST(Objects, ARunIsSavedPrunedAndRestored) {
@@ -200,6 +283,7 @@ TEST(Objects, OfTwoRemovalsOfKeysTheSecondChangesNothing) {
   bool is_first = true;
   const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
     if (call.op == StorageOp::kPut && call.name == ".metadata" && std::exchange(is_first, false)) {
+      lapse(*store);
       remove_keys(Location(store), "a");
     }
     return FaultAction::pass();
@@ -212,8 +296,11 @@ TEST(Objects, OfTwoRemovalsOfKeysTheSecondChangesNothing) {
 }
 
 // A removal by who holds no claim leaves what another save has begun to write.
-TEST(Objects, ARemovalLeavesTheFilesOfASaveThatIsUnderWay) {
-  const auto store = memory_objects();
+TEST(Objects, ARemovalWithoutAClaimLeavesTheFilesOfASaveThatIsUnderWay) {
+  const auto disk = FaultDisk::create(memory_objects(), [&](const StorageCall& call) {
+    return call.op == StorageOp::kLock ? FaultAction::fail(ENOTSUP) : FaultAction::pass();
+  });
+  const auto store = disk->storage();
   const auto folder = store->child("step-00000010");
   save_at(folder, kOld);
   const std::string id = "01234567-89ab-4def-8123-456789abcdef";
@@ -230,12 +317,15 @@ TEST(Objects, WhoReadsAnIndexThatIsReplacedFindsTheNewOne) {
     bool is_first = true;
     const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
       const bool reads = call.op == StorageOp::kRead && call.name == ".metadata";
-      if (reads && std::exchange(is_first, false)) save_at(store, kOther, replacing());
+      if (reads && std::exchange(is_first, false)) {
+        lapse(*store);
+        save_at(store, kOther, replacing());
+      }
       return FaultAction::pass();
     });
     if (saves) {
-      expect_error([&] { save_at(disk->storage(), kNew, replacing()); }, ErrorCode::kAlreadyExists,
-                   "has published a checkpoint");
+      expect_error([&] { save_at(disk->storage(), kNew, replacing()); }, ErrorCode::kIo,
+                   "has lost its claim");
     }
     expect_rows(Location(disk->storage()), kOther, 1);
     EXPECT_FALSE(is_first);

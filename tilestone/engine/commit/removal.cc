@@ -1,9 +1,9 @@
 // The new index has a new save id, and so names a new manifest. Both describe the existing
 // checkpoint without the removed keys. As in a save (transaction.cc), one rename switches both:
 //
-//  1. Take the lock of the location; where there are tags instead, take that of the index, and read
-//     it then. Leave a note that this removal has begun and which saves'
-//     files it replaces. The note is durable before anything else is done.
+//  1. Claim the location; where there are tags, take that of the index, and read it then. Leave a
+//     note that this removal has begun and which saves' files it replaces. The note is durable
+//     before anything else is done.
 //  2. Publish the new manifest under its own name.
 //  3. Put the new index over the old one, where there are tags if it still has the one taken. The
 //     put is the commit.
@@ -346,13 +346,11 @@ Condition index_of(Storage& storage, const Plan& plan) {
   return Condition::always();
 }
 
-// Null where there are tags instead of locks.
 std::unique_ptr<StorageClaim> wait_for_lock(Storage& storage, const RemovalOptions& options) {
   const auto end = Deadline::after(std::chrono::duration<double>(options.timeout))
                        .with_interrupt(options.interrupt);
   while (true) {
-    auto lock = claim_or_tags(storage);
-    if (!lock || *lock != nullptr) return lock ? *std::move(lock) : nullptr;
+    if (auto lock = claim_location(storage, end)) return lock;
     if (end.expired()) fail_under_way(storage, "a save");
     std::this_thread::sleep_for(kPause);
   }

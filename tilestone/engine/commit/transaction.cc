@@ -4,7 +4,9 @@
 // UUID, so no two saves ever use the same name. Only the index has fixed names. One file of it, the
 // switch, names the save and its data files, and it alone decides which checkpoint a location has.
 //
-//  1. Claim. The coordinator takes the lock, where there are locks.
+//  1. Claim. The coordinator takes the lock, or in an object store a lease (storage/lease.cc), where
+//     there is one of them. It may lose a lease: then it removes nothing of others, and does not try
+//     the switch. Each try ends before the lease can lapse.
 //  2. Settle and look. It settles the place, because an earlier switch may not be durable yet. One
 //     look (look_at()) then decides everything: whether the save may begin, what it replaces, and
 //     what is left of failed saves, which it removes under the lock. Where a put can ask for a tag,
@@ -57,6 +59,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -194,11 +197,14 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
   take_tags(*location_, here, old_);
-  const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
+  std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
     try {
+      std::ranges::copy(here.remains, std::back_inserter(found));
       remove_leftover_files(*location_, found);
       old_.own = without(std::move(old_.own), found);
+      // Those of saves that were killed: each has left its note before it wrote.
+      if (!here.notes.begun.empty()) location_->discard_unfinished("", is_own_name);
     } catch (const Error& error) {
       log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
     }
@@ -280,6 +286,7 @@ void Transaction::put_switch(Deadline deadline) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before the checkpoint was published")
         .with_file(file.name);
   }
+  Deadline limit = claim_.while_held(*storage_, deadline);
   stage_ = Stage::kTried;
   std::optional<Error> first;  // failure
   auto wait = kBetweenSwitchTries;
@@ -287,10 +294,11 @@ void Transaction::put_switch(Deadline deadline) {
     if (first) pause(std::exchange(wait, 5 * wait), deadline);
     bool done = false;
     try {
-      done = first ? put_switch_again(tries, deadline)
+      if (first) limit = claim_.while_held(*storage_, deadline);
+      done = first ? put_switch_again(tries, limit)
                    : storage_->put_prepared(file.name, file.bytes,
                                             condition_of(old_, terms_, file.name),
-                                            temporary_of(file), deadline);
+                                            temporary_of(file), limit);
     } catch (const Error& error) {
       if (!first) first = error;
       continue;

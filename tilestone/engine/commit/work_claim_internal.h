@@ -1,6 +1,7 @@
 // The claim of a process on a part of a save: a lock of a file, which ends with the process.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ class WorkClaim {
   WorkClaim(std::shared_ptr<Storage> storage, std::string name)
       : storage_(std::move(storage)), name_(std::move(name)) {
     try {
-      lock_ = storage_->claim(name_);
+      lock_ = storage_->claim(name_, Deadline::after(std::chrono::seconds(0)));
     } catch (const Error& error) {
       log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
       if (error.code() == ErrorCode::kUnsupported) remove_files(*storage_, std::vector{name_});

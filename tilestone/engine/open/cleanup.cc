@@ -2,6 +2,7 @@
 #include <iterator>
 #include <random>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -164,16 +165,22 @@ std::set<std::string> Notes::ended(const std::string& existing) const {
 
 namespace {
 
+std::optional<Manifest> manifest_if_intact(Storage& storage, const std::string& name) {
+  try {
+    return Manifest::decode(read_file(storage, name, UINT64_MAX), name);
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
+    return std::nullopt;
+  }
+}
+
 // The data files that a manifest names; none if it can't be read.
 std::vector<std::string> data_files_of(Storage& storage, const std::string& manifest) {
   std::vector<std::string> files;
-  try {
-    const Manifest decoded = Manifest::decode(read_file(storage, manifest, UINT64_MAX), manifest);
-    for (const Receipt& receipt : decoded.receipts) {
-      for (const ReceiptFile& file : receipt.files) files.push_back(file.name);
-    }
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
+  const auto decoded = manifest_if_intact(storage, manifest);
+  if (!decoded) return files;
+  for (const Receipt& receipt : decoded->receipts) {
+    for (const ReceiptFile& file : receipt.files) files.push_back(file.name);
   }
   return files;
 }
@@ -332,6 +339,27 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::s
     return lost;
   }
   return std::nullopt;
+}
+
+std::vector<std::string> remains_of_index(Storage& storage, std::span<const std::string> names,
+                                          const Notes& notes) {
+  std::vector<std::string> remains;
+  for (const std::string& save_id : notes.begun) {
+    const std::string name = manifest_name(save_id);
+    if (notes.attempts.contains(save_id) || !contains_name(names, name)) continue;
+    const auto manifest = manifest_if_intact(storage, name);
+    if (!manifest || contains_name(names, switch_of(*manifest)) ||
+        !has_temporary_switch(names, *manifest)) {
+      continue;
+    }
+    for (const IndexSum& sum : manifest->index) {
+      if (is_own_name(sum.name) || !contains_name(names, sum.name)) continue;
+      const auto bytes = read_if_there(storage, sum.name);
+      const bool is_its = bytes && bytes->size() == sum.size && xxh3_64(*bytes) == sum.xxh3;
+      if (is_its) remains.push_back(sum.name);
+    }
+  }
+  return remains;
 }
 
 bool remove_files(Storage& storage, std::span<const std::string> names) {

@@ -109,6 +109,11 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced, const Notes& notes,
                                    const std::string& existing);
 
+// Of all files `names`: those with fixed names that saves which began here have put and that their
+// manifests describe, while their switch is still a temporary file.
+std::vector<std::string> remains_of_index(Storage& storage, std::span<const std::string> names,
+                                          const Notes& notes);
+
 // A save whose files may be those of a checkpoint that has lost its metadata file.
 struct LostCheckpoint {
   std::string save_id;

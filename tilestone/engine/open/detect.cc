@@ -246,11 +246,13 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
     here.names = list_all(storage);
     return identifying(here.names);
   });
-  here.of_checkpoint = std::move(found.names);
+  here.notes = read_notes(storage, here.names);
+  here.remains = remains_of_index(storage, here.names, here.notes);
+  here.names = without(std::move(here.names), here.remains);
+  here.of_checkpoint = without(std::move(found.names), here.remains);
   here.found = detect_as(storage, wanted, here.of_checkpoint);
   here.is_removed = contains_name(here.names, kRemovedName);
   if (!here.is_removed) here.foreign = find_foreign(here.names, read);
-  here.notes = read_notes(storage, here.names);
   return here;
 }
 

@@ -21,7 +21,10 @@ inline constexpr int kMaxOverwrites = 8;  // overwrites tolerated while one chec
 
 // What stands at a location, by one look, from which a save decides all that it has to.
 struct Standing {
-  std::vector<std::string> names;          // of all files, sorted
+  std::vector<std::string> names;          // of all files but `remains`, sorted
+  // Files that a killed save has put under names that each checkpoint of its dialect uses, without
+  // the last of them, the switch.
+  std::vector<std::string> remains;
   std::vector<std::string> of_checkpoint;  // see names_of_checkpoint()
   // Of the checkpoint; null: there is none of a known format, nor of the one that was asked for.
   DetectedFormat found;

@@ -142,7 +142,7 @@ class TorchSaveStorage final : public Storage {
   bool is_claimed(const std::string&) override { return false; }
 
   // one_file() refuses all of these.
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
     return file_->claim(name);
   }
   std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size,

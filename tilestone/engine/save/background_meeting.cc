@@ -14,11 +14,12 @@
 //
 // A staged save is renamed when it is published: the ranks hold its directory open (Storage::held).
 //
-// The coordinator dies: its lock is released by the system. A rank that waits finds the location
-// unlocked and no outcome, or its own receipt removed (by a later save, as a leftover), twice, a
-// pause between. Then it looks for the checkpoint itself: the coordinator may have published
-// before it died. Otherwise the save has failed. Where the storage has no locks, or a rank did not
-// see the lock in its call, this takes until the deadline.
+// The coordinator dies: its lock is released by the system, and a lease lapses. A rank that waits
+// finds the location unlocked and no outcome, or its own receipt removed (by a later save, as a
+// leftover), twice, a pause between. Then it looks for the checkpoint itself: the coordinator may
+// have published before it died. Otherwise the save has failed: nobody publishes who has lost a
+// lease. Where the storage has neither, or a rank did not see the lock in its call, this takes until
+// the deadline.
 //
 // Another rank dies: no receipt comes, and the save fails at the deadline. A rank that lives, but
 // can no longer write, tells the others in the session's next save (in_flight_internal.h).
@@ -47,7 +48,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 const std::string kFailedMessage = "failed", kEndedMessage = "ended";
-constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock
+constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock, in small worlds
 constexpr Seconds kTidyTime{1};
 
 }  // namespace
@@ -134,7 +135,8 @@ bool BackgroundMeeting::coordinator_is_gone() {
 std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
     Storage& location, const std::shared_ptr<const Format>& format, Deadline deadline) {
   const std::vector<std::string> own{comm_.name_of(rank_)};
-  Deadline patience = Deadline::after(kLookForCoordinator);
+  const Seconds between = std::max(kLookForCoordinator, Pauses(ranks_).longest());
+  Deadline patience = Deadline::after(between);
   bool was_gone = false;  // before the last look for the outcome
   for (Pauses pauses(ranks_);; pauses.next(deadline)) {
     if (auto found = read(kEndedMessage)) {
@@ -159,7 +161,7 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
           .with_hint("the checkpoint that was at the location before still stands");
     }
     was_gone = is_gone;
-    if (!is_gone) patience = Deadline::after(kLookForCoordinator);
+    if (!is_gone) patience = Deadline::after(between);
   }
 }
 

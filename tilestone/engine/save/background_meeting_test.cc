@@ -32,7 +32,7 @@ Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 struct SaveLocation {
   explicit SaveLocation(std::shared_ptr<Storage> inner = memory_storage())
       : storage(std::move(inner)) {
-    storage->directories()->make(std::string(kTilestoneDirectory));
+    if (Directories* const own = storage->directories()) own->make(std::string(kTilestoneDirectory));
     lock = storage->claim(std::string(kLockName));
   }
   // More than 3 ranks are groups.
@@ -158,6 +158,17 @@ TEST(BackgroundMeeting, ACoordinatorThatDiesIsMissedByItsLock) {
 }
 
 // Where a host does not see locks that another holds, a rank that looks can't know.
+TEST(BackgroundMeeting, ACoordinatorThatDiesIsMissedByItsLease) {
+  SaveLocation location(memory_objects());
+  BackgroundMeeting other = location.of(1, 2);
+  other.reserve();
+  other.leave(receipt_of(1), in_time());
+  location.lock.reset();
+  put_file(*location.storage, std::string(kLockName), as_bytes("which nobody renews"));
+  expect_error([&] { location.outcome_of(other); }, ErrorCode::kRankFailed,
+               "has ended before it published");
+}
+
 TEST(BackgroundMeeting, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
   SaveLocation location;
   location.lock.reset();

@@ -155,7 +155,9 @@ void try_to_begin(SavingByFiles& saving) noexcept {
   }
 }
 
+// No lease: each rank would have to renew one.
 void make_claim(SavingByFiles& saving) {
+  if (saving.planned.location->facts().claims_are_leases) return;
   std::string name = attempt_receipt_name(saving.attempt.head, saving.files.rank);
   name.resize(name.rfind('.'));
   saving.claim.emplace(saving.planned.location, name.append(kClaimSuffix));

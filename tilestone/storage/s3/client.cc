@@ -73,7 +73,10 @@ uint64_t number_of(const std::string& text) { return std::strtoull(text.c_str(),
 ObjectInfo info_of(const HttpAnswer& answer) {
   ObjectInfo info = {.etag = answer.header("etag"), .crc32 = answer.header(kCrc32Header)};
   info.size = number_of(answer.header("content-length"));
-  info.modified = parse_utc(answer.header("last-modified"), "%a, %d %b %Y %H:%M:%S");
+  constexpr const char* kForm = "%a, %d %b %Y %H:%M:%S";
+  info.modified = parse_utc(answer.header("last-modified"), kForm);
+  const auto now = parse_utc(answer.header("date"), kForm);
+  if (now && info.modified) info.age = std::chrono::duration<double>(*now - *info.modified);
   return info;
 }
 

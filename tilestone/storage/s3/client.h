@@ -81,6 +81,7 @@ struct ObjectInfo {
   uint64_t size = 0;
   std::string etag;
   std::optional<std::chrono::system_clock::time_point> modified;
+  std::optional<std::chrono::duration<double>> age;  // by the store's clock, in whole seconds
   std::string crc32;  // x-amz-checksum-crc32, if the store has kept one and it was asked for
 };
 

@@ -11,6 +11,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/s3/bucket_internal.h"
 
@@ -54,6 +55,7 @@ class S3Store : public Storage {
     facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
     facts.put_if_absent = bucket_->put_if_absent != Known::kNo;
     facts.put_if_tag = bucket_->put_if_tag != Known::kNo;
+    facts.claims_are_leases = true;
     facts.max_name_bytes = kMaxKeyBytes - std::min<uint64_t>(kMaxKeyBytes, root_.size());
     return facts;
   }
@@ -75,6 +77,7 @@ class S3Store : public Storage {
     if (!found) return std::nullopt;
     FileInfo info = info_of(found->size, found->modified);
     info.tag = found->etag;
+    if (found->age) info.least_age = found->age->count() - 1;  // both times are in whole seconds
     return info;
   }
 
@@ -137,14 +140,27 @@ class S3Store : public Storage {
     return bucket_->client.remove_if(key(name), tag, bounded(deadline)).wait();
   }
 
+  void discard_unfinished(const std::string& prefix,
+                          const std::function<bool(const std::string&)>& goes) override {
+    UploadPage page;
+    do {
+      page = bucket_->client.uploads(root_ + prefix, page.next, call_deadline()).wait();
+      for (const Upload& each : page.uploads) {
+        const std::string name = name_of(each.key);
+        if (!is_file_name(name) || !goes(name)) continue;
+        bucket_->client.abort(each.key, each.id, call_deadline()).wait();
+      }
+    } while (page.next);
+  }
+
   void settle(const std::string& name) override { check_directory_name(name); }
 
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
-    check_file_name(name);
-    throw Error(ErrorCode::kUnsupported, "files can't be locked in an object store")
-        .with_file(name);
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
+    return claim_lease(shared_from_this(), name, lease_period(), patience);
   }
-  bool is_claimed(const std::string& name) override { return stat(name) && claim(name) != nullptr; }
+  bool is_claimed(const std::string& name) override {
+    return is_leased(*this, name, lease_period());
+  }
 
  private:
   std::string key(const std::string& name) const {

@@ -34,6 +34,7 @@ INSTANTIATE_TEST_SUITE_P(S3, ObjectConformance, testing::ValuesIn(s3_cases()), s
 namespace s3::store_test {
 
 using testing::ElementsAre;
+using testing::UnorderedElementsAre;
 
 Deadline in_time() { return Deadline::after(std::chrono::seconds(30)); }
 
@@ -152,6 +153,34 @@ TEST(S3Store, ALockedObjectIsNoRemovedOne) {
   const auto store = s3_store({bucket, "p"}, config);
   const std::vector<std::string> names = {"a", "b"};
   expect_error([&] { store->remove(names); }, ErrorCode::kIo, "WORM");
+}
+
+// As it is left by a process that has died.
+TEST(S3Store, AnUnfinishedUploadIsDiscardedAndTheOthersGoOn) {
+  const auto above = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
+  const auto store = above->child("c");
+  const Bytes bytes = pattern_bytes(9 << 20);
+  const auto begin = [&](const std::string& name) {
+    auto file = store->create(name);
+    file->append(bytes);
+    return file;
+  };
+  const auto dead = begin("dead"), alive = begin("alive");
+  std::vector<std::string> seen;
+  const auto discard = [&] {
+    seen.clear();
+    store->discard_unfinished("", [&](const std::string& name) {
+      seen.push_back(name);
+      return name == "dead";
+    });
+  };
+  discard();
+  EXPECT_THAT(seen, UnorderedElementsAre("alive", "dead"));
+  discard();
+  EXPECT_THAT(seen, ElementsAre("alive"));
+  alive->sync(in_time());
+  EXPECT_THROW(dead->sync(in_time()), Error);
+  EXPECT_THAT(above->list(), ElementsAre("c/alive"));
 }
 
 // Counts requests on their way to the server.

@@ -1,0 +1,295 @@
+// A claim where nothing ends with its process: an object, which the process must renew.
+//
+//  1. Take: the object is put if absent. Its text has an id that nobody else has, and a number that
+//     grows, so each put of it has another tag.
+//  2. Renew: one thread of the process puts it again each period, if it still has the tag of the
+//     put before.
+//  3. Take over: the object has lapsed if the store's own clock says that it is kLapsed periods
+//     old, or if its tag has stayed the same for so long by the clock of who looks at it. Then it
+//     is put if it still has that tag. No clocks of two hosts are compared.
+//  4. Release: it is removed if it still has the tag of the last put.
+//
+// The holder is sure of its claim until kSure periods after it has begun its last put that has
+// succeeded. That ends before the lease can lapse, as the store has executed the put later than
+// that; a request that the holder has begun has a period's time to arrive. Then it must not change
+// what others may change under the claim, until it has renewed the lease: the tag is the same, so
+// nobody had it meanwhile. If the tag is another's, it has lost the claim for good.
+//
+// An answer that is lost: the object's text says whose it is. A crash at any point leaves nothing,
+// or an object that lapses. A store that ignores the condition of a removal removes what another
+// process has put between a look and the removal: the holder must be late by a period, and then
+// its successor finds at its next put that it has lost the claim.
+#include "tilestone/storage/lease.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/base/per_process.h"
+#include "tilestone/storage/names_internal.h"
+
+namespace tilestone {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr int kSure = 3, kLapsed = 4;  // periods
+constexpr uint64_t kMaxText = 1024;    // bytes
+
+std::atomic<double> the_period = 10;  // seconds
+
+// In the form of a save's id.
+std::string random_id() {
+  std::random_device random;
+  std::string id = "xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx";
+  for (char& c : id) {
+    if (c == 'x') c = "0123456789abcdef"[random() % 16];
+  }
+  return id;
+}
+
+class Lease;
+
+// Renews the leases of this process.
+class Renewals {
+ public:
+  void add(Lease& lease);
+  // Returns when the lease is not being renewed.
+  void remove(Lease& lease);
+
+ private:
+  void run(const std::stop_token& stop);
+
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::vector<Lease*> leases_;
+  Lease* renewed_ = nullptr;  // now
+  std::jthread thread_;       // while there are leases
+};
+
+// Never destroyed: a process may exit while it holds a claim.
+Renewals& renewals() {
+  static auto& the_renewals =
+      *new PerProcess<Renewals>([] { return std::make_unique<Renewals>(); });
+  return *the_renewals;
+}
+
+class Lease : public StorageClaim {
+ public:
+  Lease(std::shared_ptr<Storage> storage, std::string name, Seconds period)
+      : storage_(std::move(storage)), name_(std::move(name)), period_(period) {}
+  ~Lease() override {
+    if (!may_stand_ || process_ != ::getpid()) return;
+    interrupt_->request(
+        std::make_exception_ptr(Error(ErrorCode::kInterrupted, "the claim is released")));
+    renewals().remove(*this);
+    try {
+      release();
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("a claim stays until it lapses: ") + error.what());
+    }
+  }
+
+  // Puts the object under the condition. False: it does not hold.
+  bool take(const Condition& condition, const Deadline& patience) {
+    const bool is_short = patience.remaining() < kSure * period_;
+    may_stand_ = true;  // even if there is no answer
+    may_stand_ = put(condition, is_short ? Deadline::after(kSure * period_) : patience);
+    if (may_stand_) renewals().add(*this);
+    return may_stand_;
+  }
+
+  Deadline held_until(const Deadline& deadline) override {
+    if (process_ != ::getpid()) return Deadline::after(Seconds(0));
+    if (is_late()) renew(deadline);
+    return Deadline::after(sure_until_.load() - Clock::now());
+  }
+
+  // Called by the thread of the renewals, too.
+  void renew(const Deadline& deadline) {
+    const std::lock_guard lock(mutex_);
+    next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(period_);
+    try {
+      if (is_lost_ || put_again(deadline)) return;
+      is_lost_ = true;
+      sure_until_ = Clock::time_point();
+      log(LogLevel::kWarning, "another process has taken over the claim " + name_ + " at " +
+                                  storage_->describe() + ", which this one had not renewed in time");
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("a claim was not renewed: ") + error.what());
+    }
+  }
+  void renew_in_time() { renew(Deadline::after(period_).with_interrupt(interrupt_)); }
+  Clock::time_point next() const { return next_; }
+
+ private:
+  bool is_late() const { return Clock::now() >= sure_until_.load(); }
+
+  // Its tag is asked for while nobody else can have put it.
+  bool put(const Condition& condition, const Deadline& deadline) {
+    const auto began = Clock::now();
+    const std::string text = holder_ + ", number " + std::to_string(++number_);
+    tag_.clear();
+    if (!storage_->put(name_, as_bytes(text), condition, scratch_, deadline)) return false;
+    sure_until_ = began + std::chrono::duration_cast<Clock::duration>(kSure * period_);
+    next_ = began + std::chrono::duration_cast<Clock::duration>(period_);
+    if (const auto info = storage_->stat(name_); info && !is_late()) tag_ = info->tag;
+    return true;
+  }
+
+  bool put_again(const Deadline& deadline) {
+    if (!tag_.empty() && put(Condition::has(tag_), deadline)) return true;
+    tag_ = own_tag();
+    return !tag_.empty() && put(Condition::has(tag_), deadline);
+  }
+
+  // Of the object, if it is this lease's; else "".
+  std::string own_tag() {
+    const auto info = storage_->stat(name_);
+    if (!info) return "";
+    try {
+      const Bytes bytes = read_file(*storage_, name_, kMaxText);
+      return as_text(bytes).starts_with(holder_ + ",") ? info->tag : "";
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNotFound && error.code() != ErrorCode::kCorrupt) throw;
+      return "";
+    }
+  }
+
+  void release() {
+    if (is_lost_) return;
+    if (tag_.empty()) tag_ = own_tag();
+    if (!tag_.empty()) storage_->remove_if(name_, tag_, Deadline::after(period_));
+  }
+
+  const pid_t process_ = ::getpid();
+  const std::shared_ptr<Storage> storage_;
+  const std::string name_;
+  const Seconds period_;
+  const std::string id_ = random_id();
+  const std::string holder_ = this_process() + ", lease " + id_;
+  const std::string scratch_ = name_.substr(0, name_.rfind('/') + 1) + id_ + ".lease.tmp";
+  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // the release
+  bool may_stand_ = false;  // the object
+  std::atomic<Clock::time_point> sure_until_ = Clock::time_point();
+  std::atomic<Clock::time_point> next_ = Clock::time_point();  // renewal
+
+  std::mutex mutex_;  // of one renewal, and of what follows
+  std::string tag_;   // "": not known
+  int number_ = 0;
+  bool is_lost_ = false;
+};
+
+void Renewals::add(Lease& lease) {
+  const std::lock_guard lock(mutex_);
+  leases_.push_back(&lease);
+  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& s) { run(s); });
+  changed_.notify_all();
+}
+
+void Renewals::remove(Lease& lease) {
+  std::jthread last;
+  std::unique_lock lock(mutex_);
+  std::erase(leases_, &lease);
+  changed_.wait(lock, [&] { return renewed_ != &lease; });
+  if (!leases_.empty()) return;
+  thread_.request_stop();
+  last = std::move(thread_);
+  lock.unlock();  // then `last` is joined
+}
+
+void Renewals::run(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    const auto first = std::ranges::min_element(leases_, {}, &Lease::next);
+    const auto when = first == leases_.end() ? Clock::time_point::max() : (*first)->next();
+    if (Clock::now() < when) {
+      changed_.wait_until(lock, stop, std::min(when, Clock::now() + std::chrono::hours(1)),
+                          [] { return false; });
+      continue;
+    }
+    renewed_ = *first;
+    lock.unlock();
+    renewed_->renew_in_time();
+    lock.lock();
+    renewed_ = nullptr;
+    changed_.notify_all();
+  }
+}
+
+bool has_lapsed(const FileInfo& info, Seconds period) {
+  return info.least_age && Seconds(*info.least_age) >= kLapsed * period;
+}
+
+[[noreturn]] void fail_no_conditions(Storage& storage, const std::string& name) {
+  throw Error(ErrorCode::kUnsupported, "names can't be claimed in " + storage.describe() +
+                                           ": it has no conditional writes")
+      .with_file(name);
+}
+
+bool has_conditions(Storage& storage) {
+  const StorageFacts facts = storage.facts();
+  return facts.put_if_absent && facts.put_if_tag;
+}
+
+}  // namespace
+
+Seconds lease_period() { return Seconds(the_period.load()); }
+
+void set_lease_period(Seconds period) { the_period = period.count(); }
+
+// A first put with a condition finds out whether there are any.
+std::unique_ptr<StorageClaim> claim_lease(const std::shared_ptr<Storage>& storage,
+                                          const std::string& name, Seconds period,
+                                          const Deadline& patience) {
+  check_file_name(name);
+  if (!has_conditions(*storage)) fail_no_conditions(*storage, name);
+  auto lease = std::make_unique<Lease>(storage, name, period);
+  bool is_mine = lease->take(Condition::absent(), patience);
+  if (!has_conditions(*storage)) {
+    if (is_mine) lease.reset();
+    fail_no_conditions(*storage, name);
+  }
+  std::string seen;  // the tag at the first look
+  Clock::time_point since;
+  for (Seconds wait = period / 100; !is_mine; wait = std::min(1.5 * wait, period / 10)) {
+    const auto found = storage->stat(name);
+    if (!found) {
+      is_mine = lease->take(Condition::absent(), patience);
+      continue;
+    }
+    if (seen.empty()) {
+      seen = found->tag;
+      since = Clock::now();
+    }
+    if (found->tag != seen) return nullptr;  // its holder lives
+    if (has_lapsed(*found, period) || Clock::now() - since >= kLapsed * period) {
+      is_mine = lease->take(Condition::has(seen), patience);
+      continue;
+    }
+    if (patience.expired()) return nullptr;
+    pause(wait, patience);
+  }
+  return lease;
+}
+
+bool is_leased(Storage& storage, const std::string& name, Seconds period) {
+  check_file_name(name);
+  const auto found = storage.stat(name);
+  if (found && !has_conditions(storage)) fail_no_conditions(storage, name);
+  return found && !has_lapsed(*found, period);
+}
+
+}  // namespace tilestone
