@@ -126,7 +126,8 @@ class Lease : public StorageClaim {
       is_lost_ = true;
       sure_until_ = Clock::time_point();
       log(LogLevel::kWarning, "another process has taken over the claim " + name_ + " at " +
-                                  storage_->describe() + ", which this one had not renewed in time");
+                                  storage_->describe() +
+                                  ", which this one had not renewed in time");
     } catch (const Error& error) {
       log(LogLevel::kDebug, std::string("a claim was not renewed: ") + error.what());
     }
@@ -182,7 +183,7 @@ class Lease : public StorageClaim {
   const std::string holder_ = this_process() + ", lease " + id_;
   const std::string scratch_ = name_.substr(0, name_.rfind('/') + 1) + id_ + ".lease.tmp";
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // the release
-  bool may_stand_ = false;  // the object
+  bool may_stand_ = false;                                                      // the object
   std::atomic<Clock::time_point> sure_until_ = Clock::time_point();
   std::atomic<Clock::time_point> next_ = Clock::time_point();  // renewal
 
@@ -234,8 +235,8 @@ bool has_lapsed(const FileInfo& info, Seconds period) {
 }
 
 [[noreturn]] void fail_no_conditions(Storage& storage, const std::string& name) {
-  throw Error(ErrorCode::kUnsupported, "names can't be claimed in " + storage.describe() +
-                                           ": it has no conditional writes")
+  throw Error(ErrorCode::kUnsupported,
+              "names can't be claimed in " + storage.describe() + ": it has no conditional writes")
       .with_file(name);
 }
 

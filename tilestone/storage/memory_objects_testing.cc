@@ -98,8 +98,8 @@ std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
   if (!info) return info;
   if (const auto file = find(name)) {
     info->tag = tag_of(*file);
-    info->least_age = std::chrono::duration<double>(std::chrono::steady_clock::now() - file->made)
-                          .count();
+    info->least_age =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - file->made).count();
   }
   return info;
 }

@@ -45,8 +45,7 @@ class MemoryStorage : public Storage {
   Listing listing(const std::string& prefix, Depth depth) override;
   void remove(std::span<const std::string> names) override;
   void settle(const std::string& name) override;
-  std::unique_ptr<StorageClaim> claim(const std::string& name,
-                                      const Deadline& patience) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
   Entries entries() const;
@@ -96,8 +95,7 @@ class MemoryObjects : public MemoryStorage {
            const std::string& scratch, Deadline deadline) override;
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override;
   void settle(const std::string& name) override;
-  std::unique_ptr<StorageClaim> claim(const std::string& name,
-                                      const Deadline& patience) override;
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;
 
  private:

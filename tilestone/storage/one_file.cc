@@ -37,9 +37,7 @@ class OneFile final : public Storage {
     if (!name_.starts_with(prefix) || !directory_->stat(name_)) return {};
     return {{name_}, {}};
   }
-  std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override {
-    refuse();
-  }
+  std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override { refuse(); }
   bool is_claimed(const std::string&) override { return false; }
 
   std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {

@@ -235,10 +235,10 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // directories, the root always. Who has the claim may remove the file: the claim of a file
   // without a name is never given. Where claims are leases, the file is there while somebody has
   // the claim, and a process that has died may seem to have it: the call waits, until `patience`,
-  // for what shows that it lives or has lost its claim: less than a minute. Error(kUnsupported) if names can't be claimed here, which only
-  // trying can tell. In that case a save removes no leftovers, because they may belong to a running
-  // save, and logs this; gc refuses to run. The file may say, for people, who has the claim:
-  // "process 1 on node7 since DATE".
+  // for what shows that it lives or has lost its claim: less than a minute. Error(kUnsupported) if
+  // names can't be claimed here, which only trying can tell. In that case a save removes no
+  // leftovers, because they may belong to a running save, and logs this; gc refuses to run. The
+  // file may say, for people, who has the claim: "process 1 on node7 since DATE".
   virtual std::unique_ptr<StorageClaim> claim(const std::string& name,
                                               const Deadline& patience = Deadline::never()) = 0;
   // Whether anybody, including the caller, has the claim. It takes no claim and changes nothing, so

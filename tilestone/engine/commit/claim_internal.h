@@ -51,7 +51,8 @@ class Claim {
   // has no locks, logs that. `is_fresh`: kTilestoneDirectory is not known to exist.
   // Error(kAlreadyExists) where another process holds the lock.
   void take(Storage& location, bool is_fresh, const Deadline& deadline);
-  // False: the storage has no locks, or the claim is lost, so others may be at work at the location.
+  // False: the storage has no locks, or the claim is lost, so others may be at work at the
+  // location.
   bool is_held() const { return engine::is_held(lock_.get()); }
   // The deadline of a call that only the holder may make. Error(kIo) if the claim is lost.
   Deadline while_held(Storage& location, const Deadline& deadline) const;

@@ -75,7 +75,8 @@ class Cleaning {
     });
     for (const std::string& name : here.remains) {
       const auto info = storage_.stat(name);
-      if (info) found.push_back({name, info->size, "file of a killed save", "it was not published"});
+      if (info)
+        found.push_back({name, info->size, "file of a killed save", "it was not published"});
     }
     for (const Sibling& sibling : dead_) {
       found.push_back({kBeside + sibling.name, siblings_.size_of(sibling),

@@ -1,5 +1,5 @@
-// Saves and removals where there are no directories and renames, a put can ask for a tag, and claims
-// are leases.
+// Saves and removals where there are no directories and renames, a put can ask for a tag, and
+// claims are leases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

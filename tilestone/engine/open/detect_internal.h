@@ -21,7 +21,7 @@ inline constexpr int kMaxOverwrites = 8;  // overwrites tolerated while one chec
 
 // What stands at a location, by one look, from which a save decides all that it has to.
 struct Standing {
-  std::vector<std::string> names;          // of all files but `remains`, sorted
+  std::vector<std::string> names;  // of all files but `remains`, sorted
   // Files that a killed save has put under names that each checkpoint of its dialect uses, without
   // the last of them, the switch.
   std::vector<std::string> remains;

@@ -18,8 +18,8 @@
 // finds the location unlocked and no outcome, or its own receipt removed (by a later save, as a
 // leftover), twice, a pause between. Then it looks for the checkpoint itself: the coordinator may
 // have published before it died. Otherwise the save has failed: nobody publishes who has lost a
-// lease. Where the storage has neither, or a rank did not see the lock in its call, this takes until
-// the deadline.
+// lease. Where the storage has neither, or a rank did not see the lock in its call, this takes
+// until the deadline.
 //
 // Another rank dies: no receipt comes, and the save fails at the deadline. A rank that lives, but
 // can no longer write, tells the others in the session's next save (in_flight_internal.h).

@@ -32,7 +32,8 @@ Bytes receipt_of(int rank) { return Bytes(3, static_cast<std::byte>(rank)); }
 struct SaveLocation {
   explicit SaveLocation(std::shared_ptr<Storage> inner = memory_storage())
       : storage(std::move(inner)) {
-    if (Directories* const own = storage->directories()) own->make(std::string(kTilestoneDirectory));
+    if (Directories* const own = storage->directories())
+      own->make(std::string(kTilestoneDirectory));
     lock = storage->claim(std::string(kLockName));
   }
   // More than 3 ranks are groups.

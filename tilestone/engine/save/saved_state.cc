@@ -48,7 +48,9 @@ class UnkeptFiles : public Storage {
   Listing listing(const std::string&, Depth) override { return {}; }
   void remove(std::span<const std::string>) override {}
   void settle(const std::string&) override {}
-  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override { refuse(name); }
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
+    refuse(name);
+  }
   bool is_claimed(const std::string&) override { return false; }
 
  private:

@@ -2,10 +2,10 @@
 // rest of the key, as it is; keys that are no file names are not listed.
 //
 // What differs from a disk: a file exists when it is complete (WritableFile::sync()); claims are
-// leases (storage/lease.h); settle() has nothing to do. The first put with a condition finds out, with its
-// scratch file, which conditions the bucket has. Where it has no put if absent, one looks first,
-// and of two at the same time both succeed. Calls without a deadline, and puts whose deadline never
-// passes, end after a minute.
+// leases (storage/lease.h); settle() has nothing to do. The first put with a condition finds out,
+// with its scratch file, which conditions the bucket has. Where it has no put if absent, one looks
+// first, and of two at the same time both succeed. Calls without a deadline, and puts whose
+// deadline never passes, end after a minute.
 #pragma once
 
 #include <memory>
