@@ -33,6 +33,7 @@ void bind_comm(nb::module_& m);
 void bind_threads(nb::module_& m);
 void bind_options(nb::module_& m);
 void bind_places(nb::module_& m);
+void bind_stores(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 void bind_access(nb::module_& m);

@@ -19,6 +19,7 @@ NB_MODULE(_core, m) {
   bind_session(m);
   bind_options(m);
   bind_places(m);
+  bind_stores(m);
   bind_engine(m);
   bind_steps(m);
   bind_foreign_save(m);

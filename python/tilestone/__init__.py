@@ -22,6 +22,7 @@ from tilestone._calls.opening import Checkpoint, open
 from tilestone._calls.save_load import load, save
 from tilestone._calls.session import Session
 from tilestone._calls.stored_tensor import StoredTensor
+from tilestone._calls.stores import Store, register_store
 from tilestone._core import (
     Communicator,
     Damage,
@@ -107,6 +108,7 @@ __all__ = [
     "ShardedTensorFactory",
     "StepInfo",
     "StorageError",
+    "Store",
     "StoredTensor",
     "TimeoutError",
     "UnpublishedSave",
@@ -126,6 +128,7 @@ __all__ = [
     "open",
     "publish",
     "register_converter",
+    "register_store",
     "repair",
     "save",
     "solo",

@@ -897,6 +897,9 @@ def names_at(path: bytes) -> list[str]:
 def bytes_at(path: bytes, name: str, offset: int = 0, size: int | None = None) -> bytes | None:
     """The bytes of a file at a place; None if there is no such file."""
 
+def register_store(scheme: str, open: Callable[[str], object]) -> None:
+    """As tilestone.register_store. `open` returns a tilestone.Store."""
+
 class SaveResult:
     """What a save did."""
 

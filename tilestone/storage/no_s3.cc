@@ -4,6 +4,7 @@
 namespace tilestone {
 
 void check_store_url(const std::string& url) {
+  if (registered_opener(url)) return;
   throw Error(ErrorCode::kUnsupported, "this build of Tilestone has no S3")
       .with_file(url)
       .with_hint(
@@ -16,6 +17,7 @@ void set_spare_certificates(const std::string&) {}
 std::string object_store_problem() { return "this build of Tilestone has no S3"; }
 
 std::shared_ptr<Storage> object_store(const std::string& url) {
+  if (const StoreOpener open = registered_opener(url)) return open(url);
   check_store_url(url);
   return nullptr;
 }

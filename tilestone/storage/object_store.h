@@ -1,6 +1,8 @@
-// The object stores that this build knows, by their URLs: "s3://bucket/prefix", if it has S3.
+// The object stores that this process knows, by their URLs: "s3://bucket/prefix", if the build has
+// S3, and those of schemes that the program has registered.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -8,7 +10,14 @@
 
 namespace tilestone {
 
-// Whether the path is the URL of a kind of store that a build may know.
+// Opens the prefix that a URL names; may be called often, and from any thread.
+using StoreOpener = std::function<std::shared_ptr<Storage>(const std::string& url)>;
+// From now on the URLs "scheme://..." are places. Error(kInvalidArgument) for a scheme that can't
+// be given away. A second call for a scheme replaces its opener.
+void register_store(const std::string& scheme, StoreOpener open);
+StoreOpener registered_opener(const std::string& path);  // null: for no such URL
+
+// Whether the path is the URL of a kind of store that a build may know, or of a registered one.
 bool is_store_url(const std::string& path);
 // Error(kUnsupported) if this build does not know the store, and kInvalidArgument if the URL names
 // no bucket, or has "." or ".." between slashes.
@@ -17,7 +26,7 @@ void check_store_url(const std::string& url);
 std::shared_ptr<Storage> object_store(const std::string& url);
 // A file of certificates of authorities, for a system that has none.
 void set_spare_certificates(const std::string& file);
-// Why no object store can be used: no credentials are found, or this build knows none. "": one can.
+// Why S3 can't be used: no credentials are found, or this build knows none. "": one can.
 // May ask endpoints of the network.
 std::string object_store_problem();
 

@@ -8,7 +8,6 @@
 #include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/names_internal.h"
-#include "tilestone/storage/object_store.h"
 
 namespace tilestone {
 namespace {
@@ -155,8 +154,6 @@ std::shared_ptr<Storage> Storage::held() {
   }
   return shared_from_this();
 }
-
-bool is_store_url(const std::string& path) { return path.starts_with("s3://"); }
 
 bool Storage::stands() {
   const Directories* const own = directories();

@@ -7,7 +7,9 @@
 
 namespace tilestone {
 
-void check_store_url(const std::string& url) { s3::parse_url(url); }
+void check_store_url(const std::string& url) {
+  if (!registered_opener(url)) s3::parse_url(url);
+}
 
 void set_spare_certificates(const std::string& file) { s3::set_spare_bundle(file); }
 
@@ -22,6 +24,7 @@ std::string object_store_problem() {
 }
 
 std::shared_ptr<Storage> object_store(const std::string& url) {
+  if (const StoreOpener open = registered_opener(url)) return open(url);
   return s3::s3_store(s3::parse_url(url));
 }
 

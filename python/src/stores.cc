@@ -1,0 +1,430 @@
+// Object stores that are implemented in Python: a tilestone.Store, which has one function for each
+// thing that the engine does with a store. They are called with the GIL, from any thread, several
+// at a time; all else runs without it.
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include "python/src/bindings.h"
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/object_store.h"
+#include "tilestone/storage/read_ops_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+constexpr uint64_t kPartBytes = 8u << 20;  // of one write, and of one get of a larger range
+
+// The functions of a tilestone.Store.
+struct StoreCalls {
+  std::shared_ptr<const void> kept;  // keeps the rest alive
+  nb::handle stat, listing, get, put, create, remove;
+  bool has_tags;
+
+  explicit StoreCalls(nb::handle store)
+      : kept(keep_alive(store)),
+        stat(of(store, "stat")),
+        listing(of(store, "listing")),
+        get(of(store, "get")),
+        put(of(store, "put")),
+        create(of(store, "create")),
+        remove(of(store, "remove")),
+        has_tags(nb::cast<bool>(store.attr("has_tags"))) {}
+
+  // A field of a frozen dataclass stays as long as the object.
+  static nb::handle of(nb::handle store, const char* name) {
+    return nb::object(store.attr(name)).ptr();
+  }
+};
+
+Error error_from(const nb::python_error& raised, const std::string& call, const std::string& name) {
+  const Raised kept(raised);
+  if (kept.ends_the_program()) return error_of(raised, call);
+  const bool is_none = raised.matches(PyExc_FileNotFoundError);
+  Error error(is_none ? ErrorCode::kNotFound : ErrorCode::kIo,
+              "the store's " + call + " raised " + kept.what());
+  if (is_none) error.with_errno(ENOENT);
+  return error.with_file(name);
+}
+
+// Runs `work` with the GIL. `call` and `name` say in errors what was done with which file.
+template <typename Work>
+auto in_store(const char* call, const std::string& name, const Deadline& deadline, Work&& work) {
+  if (deadline.expired()) {
+    throw Error(ErrorCode::kTimeout, std::string("the deadline passed before the store's ") + call)
+        .with_file(name);
+  }
+  std::optional<std::invoke_result_t<Work&>> result;
+  run_in_python_here([&] {
+    try {
+      result.emplace(work());
+    } catch (const nb::python_error& raised) {
+      throw error_from(raised, call, name);
+    } catch (const std::bad_cast&) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  std::string("the store's ") + call + " returned an object of another type")
+          .with_file(name);
+    }
+  });
+  return *std::move(result);
+}
+
+// Of a Python object with a buffer, as long as this exists. Needs the GIL.
+class Borrowed {
+ public:
+  explicit Borrowed(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  ~Borrowed() { PyBuffer_Release(&buffer_); }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ByteView view() const {
+    return {static_cast<const std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+  }
+
+ private:
+  Py_buffer buffer_;
+};
+
+// Fills `target` with what is at `offset`.
+void get_range(const StoreCalls& calls, const std::string& name, const std::string& tag,
+               uint64_t offset, MutableByteView target, const Deadline& deadline) {
+  const size_t found = in_store("get", name, deadline, [&] {
+    const nb::object got = calls.get(python_text(name), offset, target.size(), python_text(tag));
+    const Borrowed bytes(got);
+    const nb::gil_scoped_release released;
+    if (bytes.view().size() == target.size())
+      std::memcpy(target.data(), bytes.view().data(), target.size());
+    return bytes.view().size();
+  });
+  if (found == target.size()) return;
+  throw Error(ErrorCode::kCorrupt, "the store's get returned " + std::to_string(found) +
+                                       " bytes at offset " + std::to_string(offset) +
+                                       " instead of " + std::to_string(target.size()))
+      .with_file(name);
+}
+
+bool put_whole(const StoreCalls& calls, const std::string& name, ByteView bytes,
+               const std::optional<std::string>& tag, const Deadline& deadline) {
+  return in_store("put", name, deadline, [&] {
+    const nb::object condition = tag ? python_text(*tag) : nb::none();
+    return nb::cast<bool>(calls.put(python_text(name), python_bytes(bytes), condition));
+  });
+}
+
+std::optional<FileInfo> stat_of(const StoreCalls& calls, const std::string& name,
+                                const Deadline& deadline) {
+  return in_store("stat", name, deadline, [&]() -> std::optional<FileInfo> {
+    const nb::object found = calls.stat(python_text(name));
+    if (found.is_none()) return std::nullopt;
+    auto [size, modified, tag] =
+        nb::cast<std::tuple<uint64_t, std::optional<double>, std::string>>(found);
+    return FileInfo{.size = size, .modified = modified, .tag = std::move(tag)};
+  });
+}
+
+// A small file is put in one call, a larger one through the store's writer.
+class StoreWriter : public WritableFile {
+ public:
+  StoreWriter(std::shared_ptr<const StoreCalls> calls, std::string name, Deadline deadline)
+      : calls_(std::move(calls)), name_(std::move(name)), deadline_(std::move(deadline)) {}
+
+  void append(Buffer buffer) override { append(buffer.view()); }
+  void append(ByteView bytes) override {
+    expect_open();
+    size_ += bytes.size();
+    while (!bytes.empty()) {
+      const size_t count = std::min<uint64_t>(bytes.size(), kPartBytes - part_.size());
+      part_.insert(part_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+      bytes = bytes.subspan(count);
+      if (part_.size() == kPartBytes) write_part();
+    }
+  }
+  void sync(Deadline deadline) override {
+    expect_open();
+    deadline_ = std::move(deadline);
+    finish();
+  }
+  void close() override {
+    expect_open();
+    if (!finished_) finish();
+    open_ = false;
+  }
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  void expect_open() const {
+    if (!open_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
+  }
+
+  void write_part() {
+    in_store("create", name_, deadline_, [&] {
+      if (writer_ == nullptr) writer_ = keep_alive(calls_->create(python_text(name_)));
+      kept_object(writer_).attr("write")(python_bytes(part_));
+      return true;
+    });
+    part_.clear();
+  }
+
+  void finish() {
+    finished_ = true;
+    if (writer_ == nullptr ? put_whole(*calls_, name_, part_, "", deadline_) : finish_parts())
+      return;
+    throw Error(ErrorCode::kAlreadyExists, "cannot create a file")
+        .with_file(name_)
+        .with_errno(EEXIST);
+  }
+
+  // Stores have no condition for the end of such an upload, so one looks before it.
+  bool finish_parts() {
+    if (stat_of(*calls_, name_, deadline_)) return false;
+    if (!part_.empty()) write_part();
+    return in_store("close", name_, deadline_, [&] {
+      kept_object(writer_).attr("close")();
+      return true;
+    });
+  }
+
+  const std::shared_ptr<const StoreCalls> calls_;
+  const std::string name_;
+  Deadline deadline_;
+  Bytes part_;
+  std::shared_ptr<const void> writer_;  // null: no part is written yet
+  uint64_t size_ = 0;
+  bool finished_ = false, open_ = true;
+};
+
+class StoreReadable : public ReadableFile {
+ public:
+  StoreReadable(const StoreCalls* its_calls, std::string name, FileInfo info)
+      : calls(its_calls), tag(std::move(info.tag)), name_(std::move(name)), size_(info.size) {}
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  const StoreCalls* const calls;  // only compared
+  const std::string tag;
+
+ private:
+  const std::string name_;
+  const uint64_t size_;
+};
+
+// The ops of one read, in pieces that run at the same time.
+class StoreReads {
+ public:
+  StoreReads(const StoreCalls& calls, std::span<const ReadOp> ops, const ReadOptions& options,
+             const ReadDone& done)
+      : calls_(calls), ops_(ops), options_(options), done_(done), left_(ops.size()) {
+    for (size_t i = 0; i < ops.size(); ++i) {
+      left_[i] = ops[i].size;
+      // An op without a target fits into one buffer.
+      const uint64_t step =
+          ops[i].target == nullptr ? std::max<uint64_t>(ops[i].size, 1) : kPartBytes;
+      uint64_t at = 0;
+      do {
+        pieces_.push_back({i, at, std::min(step, ops[i].size - at)});
+        at += step;
+      } while (at < ops[i].size);
+    }
+  }
+
+  void run() {
+    const auto one = [this](size_t index) { get(pieces_[index]); };
+    if (options_.threads != nullptr) return options_.threads->parallel_for(pieces_.size(), one);
+    for (size_t index = 0; index < pieces_.size(); ++index) one(index);
+  }
+
+ private:
+  struct Piece {
+    size_t op;
+    uint64_t offset, size;  // in the op
+  };
+
+  void get(const Piece& piece) {
+    const ReadOp& op = ops_[piece.op];
+    Buffer buffer;
+    if (op.target == nullptr && op.size > 0) buffer = options_.buffers->acquire(options_.deadline);
+    std::byte* const target = buffer ? buffer.data() : op.target;
+    const auto& file = static_cast<const StoreReadable&>(*op.file);
+    if (piece.size > 0) {
+      get_range(calls_, file.name(), file.tag, op.offset + piece.offset,
+                {target + piece.offset, piece.size}, options_.deadline);
+    }
+    if (left_[piece.op].fetch_sub(piece.size) > piece.size) return;
+    set_checksums(op, {target, op.size});
+    done_(piece.op, {target, op.size});
+  }
+
+  static void set_checksums(const ReadOp& op, ByteView bytes) {
+    if (op.crc32 == nullptr) return;
+    const uint64_t step = op.crc_bytes == 0 ? std::max<uint64_t>(op.size, 1) : op.crc_bytes;
+    uint32_t* out = op.crc32;
+    do {
+      const ByteView block = bytes.first(std::min<uint64_t>(step, bytes.size()));
+      *out++ = crc32(block);
+      bytes = bytes.subspan(block.size());
+    } while (!bytes.empty());
+  }
+
+  const StoreCalls& calls_;
+  const std::span<const ReadOp> ops_;
+  const ReadOptions& options_;
+  const ReadDone& done_;
+  std::vector<Piece> pieces_;
+  std::vector<std::atomic<uint64_t>> left_;  // bytes of each op
+};
+
+bool is_file_name(const std::string& name) {
+  try {
+    check_file_name(name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+class PythonStore : public Storage {
+ public:
+  PythonStore(std::string url, nb::handle store)
+      : url_(std::move(url)), calls_(std::make_shared<StoreCalls>(store)) {
+    while (url_.ends_with('/')) url_.pop_back();
+  }
+
+  StorageFacts facts() const override {
+    StorageFacts facts = {.description = url_};
+    facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
+    facts.put_if_tag = calls_->has_tags;
+    return facts;
+  }
+
+  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t,
+                                       const Deadline& deadline) override {
+    check_file_name(name);
+    return std::make_unique<StoreWriter>(calls_, name, deadline);
+  }
+
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    check_file_name(name);
+    auto info = stat_of(*calls_, name, Deadline::never());
+    if (!info) {
+      throw Error(ErrorCode::kNotFound, "cannot open a file").with_file(name).with_errno(ENOENT);
+    }
+    return std::make_unique<StoreReadable>(calls_.get(), name, *std::move(info));
+  }
+
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    for (const ReadOp& op : ops) {
+      const auto* const file = dynamic_cast<const StoreReadable*>(op.file);
+      check_read_op(op, options, file != nullptr && file->calls == calls_.get());
+    }
+    StoreReads(*calls_, ops, options, done).run();
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    check_file_name(name);
+    auto info = stat_of(*calls_, name, Deadline::never());
+    if (info && !calls_->has_tags) info->tag.clear();
+    return info;
+  }
+
+  Listing listing(const std::string& prefix, Depth depth) override {
+    using Files = std::vector<std::tuple<std::string, uint64_t, std::optional<double>>>;
+    auto [listed, directories] = in_store("listing", prefix, Deadline::never(), [&] {
+      return nb::cast<std::pair<Files, std::vector<std::string>>>(
+          calls_->listing(python_text(prefix), depth == Depth::kTree));
+    });
+    std::map<std::string, FileInfo> files;
+    for (auto& [name, size, modified] : listed) {
+      if (is_file_name(name)) files[name] = {.size = size, .modified = modified};
+    }
+    Listing found;
+    for (auto& [name, info] : files) {
+      found.files.push_back(name);
+      found.infos.push_back(std::move(info));
+    }
+    std::ranges::sort(directories);
+    found.directories = std::move(directories);
+    return found;
+  }
+
+  bool put(const std::string& name, ByteView bytes, const Condition& condition, const std::string&,
+           Deadline deadline) override {
+    check_file_name(name);
+    std::optional<std::string> tag;
+    if (!condition.is_always()) tag = condition.tag();
+    if (put_whole(*calls_, name, bytes, tag, deadline)) return true;
+    return !condition.is_always() && holds(name, bytes, deadline);
+  }
+
+  void remove(std::span<const std::string> names) override {
+    if (names.empty()) return;
+    for (const std::string& name : names) check_file_name(name);
+    in_store("remove", names.front(), Deadline::never(), [&] {
+      nb::list all;
+      for (const std::string& name : names) all.append(python_text(name));
+      calls_->remove(all);
+      return true;
+    });
+  }
+
+  bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
+    check_file_name(name);
+    const auto found = stat_of(*calls_, name, deadline);
+    if (found && calls_->has_tags && found->tag != tag) return false;
+    if (found) Storage::remove(name);
+    return true;
+  }
+
+  void settle(const std::string& name) override { check_directory_name(name); }
+
+  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+    check_file_name(name);
+    throw Error(ErrorCode::kUnsupported, "files can't be locked in an object store")
+        .with_file(name);
+  }
+  bool is_claimed(const std::string& name) override { return stat(name) && claim(name) != nullptr; }
+
+ private:
+  // Whether a put that was refused has been done before, and its answer was lost.
+  bool holds(const std::string& name, ByteView bytes, const Deadline& deadline) {
+    const auto found = stat_of(*calls_, name, deadline);
+    if (!found || found->size != bytes.size()) return false;
+    Bytes there(bytes.size());
+    if (there.empty()) return false;
+    get_range(*calls_, name, found->tag, 0, there, deadline);
+    return std::ranges::equal(there, bytes);
+  }
+
+  std::string url_;
+  std::shared_ptr<const StoreCalls> calls_;
+};
+
+void register_python_store(const std::string& scheme, nb::handle open) {
+  const std::shared_ptr<const void> kept = keep_alive(open);
+  register_store(scheme, [kept](const std::string& url) {
+    return in_store("opening", url, Deadline::never(), [&] {
+      return std::make_shared<PythonStore>(url, kept_object(kept)(python_text(url)));
+    });
+  });
+}
+
+}  // namespace
+
+void bind_stores(nb::module_& m) {
+  m.def("register_store", &register_python_store, "scheme"_a, "open"_a,
+        nb::sig("def register_store(scheme: str, open: collections.abc.Callable[[str], object])"
+                " -> None"),
+        "As tilestone.register_store. `open` returns a tilestone.Store.");
+}
+
+}  // namespace tilestone::python
