@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 KEY, SECRET, BUCKET = "AKIDTESTS", "SECRETTESTS", "tests"
@@ -43,6 +44,52 @@ def files_at(url: str) -> Any:
     return s3fs.S3FileSystem(
         key=KEY, secret=SECRET, endpoint_url=url, skip_instance_cache=True, use_listings_cache=False
     )
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """The variables by which a program finds a server."""
+    return {
+        "AWS_ENDPOINT_URL_S3": url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def without_conditions(folder: pathlib.Path) -> Iterator[dict[str, str]]:
+    """The environment of another server with a bucket, rclone, which ignores If-Match and
+    If-None-Match, and sums. Its files are in the folder."""
+    (folder / "data" / BUCKET).mkdir(parents=True)
+    address = f"127.0.0.1:{_free_ports(1)[0]}"
+    words = [
+        os.path.join(sysconfig.get_path("scripts"), "rclone"), "serve", "s3", str(folder / "data"),
+        "--addr", address, "--auth-key", f"{KEY},{SECRET}", "--config", os.devnull,
+        "--cache-dir", str(folder / "cache"), "--log-file", str(folder / "log"),
+    ]  # fmt: skip
+    process = subprocess.Popen(words, preexec_fn=_die_with_the_parent)
+    try:
+        _wait_for(process, f"http://{address}", folder / "log")
+        yield environment_of(f"http://{address}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(process: subprocess.Popen[bytes], url: str, log: pathlib.Path) -> None:
+    for _ in range(600):
+        if _answers(url) or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    assert _answers(url), log.read_text()[-2000:]
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=1).close()
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+    return True
 
 
 def _die_with_the_parent() -> None:
@@ -84,12 +131,8 @@ class Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which a program finds it."""
-        return {
-            "AWS_ENDPOINT_URL_S3": self.url, "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }  # fmt: skip
+        """As environment_of."""
+        return environment_of(self.url)
 
     def files(self) -> Any:
         """As files_at."""
@@ -113,20 +156,7 @@ class Server:
             self._process = subprocess.Popen(
                 words, stdout=log, stderr=log, preexec_fn=_die_with_the_parent
             )
-        for _ in range(600):
-            if self._answers() or self._process.poll() is not None:
-                break
-            time.sleep(0.05)
-        assert self._answers(), (self._folder / "log").read_text()[-2000:]
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(self.url, timeout=1).close()
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
-            return False
-        return True
+        _wait_for(self._process, self.url, self._folder / "log")
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -1,4 +1,5 @@
-"""Stores that a program brings along: examples/obstore_store.py over a disk, memory and a server."""
+"""Stores other than S3's: those that a program brings along (examples/obstore_store.py over a disk,
+memory and a server), and a server without conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import ranks
 import torch
-from object_server import BUCKET, KEY, SECRET, Server
+from object_server import BUCKET, KEY, SECRET, Server, without_conditions
 
 import tilestone
 
@@ -134,6 +135,25 @@ def test_what_a_store_raises_is_said(place: str) -> None:
     tilestone.register_store(scheme, lambda url: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(tilestone.StorageError, match="NoneType, not a tilestone.Store"):
         tilestone.save({"n": 1}, place)
+
+
+def test_without_conditions_a_save_goes_into_an_empty_place_only(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with without_conditions(tmp_path) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        place = f"s3://{BUCKET}/c"
+        tilestone.save({"w": torch.arange(1 << 16), "n": 1}, place)
+        assert "no conditional writes" in caplog.text
+        tilestone.async_save({"n": 2}, f"{place}2").result()
+        with pytest.raises(tilestone.UnsupportedError, match="no conditional writes"):
+            tilestone.save({"n": 3}, place, overwrite=True)
+        with pytest.raises(tilestone.UnsupportedError, match="conditional"):
+            tilestone.save({"n": 3}, f"{place}3", by_files=tilestone.ByFiles(0, 1, "one token"))
+        loaded = tilestone.load(place)
+        assert loaded["n"] == 1 and torch.equal(torch.as_tensor(loaded["w"]), torch.arange(1 << 16))
+        assert tilestone.load(f"{place}2") == {"n": 2}
 
 
 def test_fields_and_schemes_are_checked() -> None:
