@@ -11,6 +11,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/read_ops_internal.h"
@@ -302,7 +303,7 @@ class PythonStore : public Storage {
   StorageFacts facts() const override {
     StorageFacts facts = {.description = url_};
     facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
-    facts.put_if_tag = calls_->has_tags;
+    facts.put_if_tag = facts.claims_are_leases = calls_->has_tags;
     return facts;
   }
 
@@ -387,12 +388,15 @@ class PythonStore : public Storage {
 
   void settle(const std::string& name) override { check_directory_name(name); }
 
-  std::unique_ptr<StorageClaim> claim(const std::string& name) override {
+  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
     check_file_name(name);
-    throw Error(ErrorCode::kUnsupported, "files can't be locked in an object store")
-        .with_file(name);
+    if (calls_->has_tags) return claim_lease(shared_from_this(), name, lease_period(), patience);
+    throw Error(ErrorCode::kUnsupported, "a store without tags has no leases").with_file(name);
   }
-  bool is_claimed(const std::string& name) override { return stat(name) && claim(name) != nullptr; }
+  bool is_claimed(const std::string& name) override {
+    if (calls_->has_tags) return is_leased(*this, name, lease_period());
+    return stat(name) && claim(name, Deadline::never()) != nullptr;
+  }
 
  private:
   // Whether a put that was refused has been done before, and its answer was lost.
