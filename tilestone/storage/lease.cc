@@ -230,7 +230,9 @@ void Renewals::run(const std::stop_token& stop) {
   }
 }
 
+// An empty one is the file of a lock, which was copied with a directory.
 bool has_lapsed(const FileInfo& info, Seconds period) {
+  if (info.size == 0) return true;
   return info.least_age && Seconds(*info.least_age) >= kLapsed * period;
 }
 

@@ -400,6 +400,12 @@ TEST_P(ObjectConformance, AClaimOfADeadProcessLapses) {
   EXPECT_FALSE(lock->held_until(Deadline::never()).expired());
 }
 
+TEST_P(ObjectConformance, TheFileOfALockThatWasCopiedClaimsNothing) {
+  put_file(storage(), "lock", {});
+  EXPECT_FALSE(storage().is_claimed("lock"));
+  EXPECT_NE(storage().claim("lock", Deadline::after(std::chrono::seconds(0))), nullptr);
+}
+
 TEST_P(ObjectConformance, WhoHasLostAClaimKnowsItAndLeavesThatOfTheOther) {
   const ShortLeases leases;
   auto lock = storage().claim("lock");
