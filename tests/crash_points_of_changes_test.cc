@@ -163,7 +163,10 @@ void remove_step_everywhere(const std::function<void(SaveOptions&)>& choose,
   crash_everywhere(
       image, [](const Location& run) { RunDirectory(run).remove(kStep); },
       [&](const FileImage& left) {
-        const auto storage = make(left);
+        FileImage later = left;
+        if (make != &memory_storage)
+          later.erase(kStep + std::string("/.tilestone/lock"));  // lapsed
+        const auto storage = make(std::move(later));
         const RunDirectory run((Location(storage)));
         const auto found = run.find(7);
         const bool stands = found && found->state == StepState::kDurable;

@@ -155,6 +155,12 @@ FileImage rank_local_image() {
   return memory_image(*storage);
 }
 
+// Where the lease of who has died has lapsed.
+std::shared_ptr<Storage> lapsed_objects(FileImage image) {
+  image.erase(kPlace + "/.tilestone/lock");
+  return memory_objects(std::move(image));
+}
+
 struct Scenario {
   const char* name;
   FileImage before;
@@ -170,8 +176,8 @@ std::vector<Scenario> scenarios() {
           {"overwrite staged", saved_image(staged), staged},
           {"zarr over megatron", saved_image(staged), {"zarr", "megatron"}},
           {"rank-local replaced", rank_local_image()},
-          {"first in objects", {}, {}, &memory_objects},
-          {"overwrite in objects", saved_image({}), {}, &memory_objects}};
+          {"first in objects", {}, {}, &lapsed_objects},
+          {"overwrite in objects", saved_image({}), {}, &lapsed_objects}};
 }
 
 // The first element of the checkpoint; 0 if there is none. One that is not whole fails the test.

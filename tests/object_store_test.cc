@@ -198,7 +198,7 @@ std::vector<int> requests_of(const SaveOptions& options) {
 }
 
 TEST(Requests, OfSavesAndOfOpeningACheckpoint) {
-  EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(22), Le(5)));
+  EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(24), Le(5)));
 }
 
 // One in four requests, but no request twice in a row.
