@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -60,52 +60,57 @@ TEST(StoreCommunicator, AGroupsMessageThatIsTornIsNamed) {
   }
 }
 
-// Counts what a process asks for.
+// Counts what a process asks for: each name is a request.
 class Counted : public MessageStore {
  public:
   explicit Counted(std::shared_ptr<MessageStore> store) : store_(std::move(store)) {}
   bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) override {
+    ++requests;
     return store_->put_if_absent(name, bytes, deadline);
   }
   std::optional<Bytes> get(const std::string& name) override {
     names.insert(name);
-    ++gets;
+    ++requests;
     return store_->get(name);
   }
   std::vector<bool> exist(std::span<const std::string> asked) override {
     names.insert(asked.begin(), asked.end());
+    requests += static_cast<int>(asked.size());
     return store_->exist(asked);
   }
   void remove(std::span<const std::string> given) override { store_->remove(given); }
 
   std::set<std::string> names;
-  int gets = 0;
+  int requests = 0;
 
  private:
   const std::shared_ptr<MessageStore> store_;
 };
 
-TEST(StoreCommunicator, NobodyLooksForMoreThan256NamesAmong16384Ranks) {
-  constexpr int kRanks = kReduced ? 1024 : 16384;
-  const auto map = std::make_shared<MessageMap>();
-  size_t most = 0;
-  std::map<int, int> ranks_by_gets;
-  for (int rank = 0; rank < kRanks; ++rank) {
+TEST(StoreCommunicator, OnlyTheRequestsOfWhoJoinsAGroupGrowWithTheWorldAndByItsRoot) {
+  for (const int ranks : {64, 1024, kReduced ? 4096 : 16384}) {
+    SCOPED_TRACE(ranks);
+    const int root = static_cast<int>(std::sqrt(ranks));
+    const int groups = ranks > StoreCommunicator::Tree().most_names ? root : 1;
+    const auto map = std::make_shared<MessageMap>();
+    int leaders = 0, most = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto store = std::make_shared<Counted>(comm_testing::store_over(map));
+      StoreCommunicator comm(store, rank, ranks, {});
+      comm.leave(to_bytes("receipt"), Deadline::never());
+      comm.group_is_complete(Deadline::never());
+      if (store->requests > 6) ++leaders;
+      most = std::max(most, store->requests);
+    }
+    EXPECT_EQ(leaders, groups);
+    EXPECT_LE(most, 2 * (ranks / groups) + 6);
     const auto store = std::make_shared<Counted>(comm_testing::store_over(map));
-    StoreCommunicator comm(store, rank, kRanks, {});
-    comm.leave(to_bytes("receipt"), Deadline::never());
-    comm.group_is_complete(Deadline::never());
-    most = std::max(most, store->names.size());
-    ++ranks_by_gets[store->gets];
+    StoreCommunicator gatherer(store, -1, ranks, {});
+    ASSERT_TRUE(gatherer.is_complete(Deadline::never()));
+    EXPECT_EQ(gatherer.take().value().size(), static_cast<size_t>(ranks));
+    EXPECT_LE(store->requests, 2 * std::max(root, ranks / groups) + 1);
+    EXPECT_LE(store->names.size(), 256u);
   }
-  const auto store = std::make_shared<Counted>(comm_testing::store_over(map));
-  StoreCommunicator gatherer(store, -1, kRanks, {});
-  ASSERT_TRUE(gatherer.is_complete(Deadline::never()));
-  EXPECT_EQ(gatherer.take().value().size(), static_cast<size_t>(kRanks));
-  EXPECT_LE(std::max(most, store->names.size()), 256u);
-  // Who is not the last of its group reads no message: it looks twice for the group's.
-  EXPECT_LE(ranks_by_gets.rbegin()->first, 256);
-  EXPECT_GE(ranks_by_gets[2], kRanks - (kReduced ? 32 : 128));  // groups
 }
 
 }  // namespace tilestone::store_communicator_test
