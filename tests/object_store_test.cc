@@ -169,6 +169,13 @@ class Proxied {
   Location location() {
     return Location(s3::s3_store(s3::parse_url(place_), s3::seaweed().config_for(proxy_.url())));
   }
+  std::vector<s3::Upload> uploads() const {
+    const s3::Url url = s3::parse_url(place_);
+    s3::Client client(s3::seaweed().config(), url.bucket);
+    return client.uploads(url.prefix + "/", std::nullopt, Deadline::after(std::chrono::seconds(20)))
+        .wait()
+        .uploads;
+  }
   Location unharmed() const { return Location(place_); }
   int faults() const { return proxy_.faults(); }
 
@@ -247,7 +254,7 @@ TEST(Conditions, WithoutAnyACheckpointIsNotReplacedAndNothingIsSavedByFiles) {
 class Faults : public testing::TestWithParam<uint32_t> {};
 
 // With an odd seed the store answers nothing for longer than the save has time.
-TEST_P(Faults, OfASaveLeaveThePreviousCheckpointOrTheNewOne) {
+TEST_P(Faults, OfASaveLeaveThePreviousCheckpointOrTheNewOneAndNoUpload) {
   const uint32_t seed = GetParam();
   const int last = 5 + static_cast<int>(std::mt19937(seed)() % 40);
   std::atomic<int> requests = 0;
@@ -272,6 +279,7 @@ TEST_P(Faults, OfASaveLeaveThePreviousCheckpointOrTheNewOne) {
   EXPECT_TRUE(Checkpoint::open(place.unharmed()).verify().ok());
   save_large(place.unharmed(), 2, 7);
   EXPECT_EQ(step_of(Checkpoint::open(place.unharmed())), Value(7));
+  EXPECT_TRUE(place.uploads().empty());
   EXPECT_GT(place.faults(), 0);
 }
 

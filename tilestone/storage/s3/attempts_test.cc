@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -441,6 +442,25 @@ TEST(Attempts, CompletionIsReadToItsEndAndALostOneResolvedByTheObject) {
   EXPECT_EQ(complete(broken), std::nullopt);
   Script refused({refusal(200, "InvalidPart")});
   EXPECT_THAT(error_of([&] { complete(refused); }), IsError(ErrorCode::kIo, "", "InvalidPart"));
+}
+
+// libcurl repeats a request without a body, if the connection is one that was used before.
+TEST(Attempts, AnUploadIsNotBegunTwiceUnnoticed) {
+  const auto upload = [](const char* id) {
+    return fmt::format("<Upload><Key>k</Key><UploadId>{}</UploadId></Upload>", id);
+  };
+  const ServedAnswer begun = {
+      .body =
+          "<InitiateMultipartUploadResult><UploadId>2</UploadId></InitiateMultipartUploadResult>"};
+  const ServedAnswer both = {.body =
+                                 "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>" +
+                                 upload("1") + upload("2") + "</ListMultipartUploadsResult>"};
+  Script script({kStored, {.cut_after = 0}, begun, both, {.status = 204}});
+  Client client = script.client();
+  put_abc(client);
+  EXPECT_EQ(client.begin_upload("k", true, soon()).wait(), "2");
+  ASSERT_EQ(script.seen().size(), 5u);
+  EXPECT_TRUE(script.seen().back().has("uploadId=1"));
 }
 
 TEST(Attempts, RemovalAfterALostAnswerIsDone) {

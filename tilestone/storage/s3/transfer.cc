@@ -26,7 +26,8 @@ curl_socket_t open_socket(void*, curlsocktype, curl_sockaddr* address) {
 }
 
 // libcurl repeats a request by itself if a connection from its pool turns out to be dead. Whether
-// the server has executed the first one would then be unknown here.
+// the server has executed the first one would then be unknown here. (Of a body; one without is sent
+// on a connection of its own if it must not be executed twice.)
 int refuse_to_repeat(void*, curl_off_t, int) { return CURL_SEEKFUNC_FAIL; }
 
 size_t total_size(const std::vector<ByteView>& parts) {
@@ -83,6 +84,8 @@ void Transfer::set_method() {
   if (request_.method == "HEAD") return set(CURLOPT_NOBODY, 1L);
   set(CURLOPT_CUSTOMREQUEST, request_.method.c_str());
   if (request_.method != "PUT" && request_.method != "POST") return;
+  const bool has_body = total_size(request_.body) > 0;
+  if (request_.method == "POST" && !has_body) set(CURLOPT_FRESH_CONNECT, 1L);
   set(CURLOPT_UPLOAD, 1L);
   set(CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(total_size(request_.body)));
   set(CURLOPT_READFUNCTION, on_send);
