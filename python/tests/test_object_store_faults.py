@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sysconfig
 import threading
@@ -155,6 +156,22 @@ def test_a_missing_bucket_is_named(bucket: str, caplog: pytest.LogCaptureFixture
     ):
         text = str(error_of(call, caplog))
         assert "nobody-has-it" in text and "NoSuchBucket" in text and "404" in text
+
+
+@pytest.mark.parametrize("call", ["save", "async_save", "load"])
+def test_a_store_that_does_not_answer_ends_a_call_soon_after_its_timeout(
+    call: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, begin = f"{bucket}/x", time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(tilestone.CheckpointError, match="in time"):
+            {
+                "save": lambda: tilestone.save({"n": 1}, place, timeout=1),
+                "async_save": lambda: tilestone.async_save({"n": 1}, place, timeout=1).result(),
+                "load": lambda: tilestone.load(place, timeout=1),
+            }[call]()
+    assert time.monotonic() - begin < 30  # each look at an object would be tried for a minute
 
 
 def test_malformed_places_are_refused(bucket: str) -> None:

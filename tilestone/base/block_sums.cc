@@ -66,12 +66,16 @@ void BlockSummer::advance(uint64_t bytes, uint32_t crc) {
   filled_ = 0;
 }
 
-void BlockSummer::add(ByteView bytes) {
+uint32_t BlockSummer::add(ByteView bytes) {
+  uint32_t all = 0;
   while (!bytes.empty()) {
     const ByteView part = bytes.first(std::min<uint64_t>(bytes.size(), left()));
-    advance(part.size(), crc32(part, crc_));
+    const uint32_t crc = crc32(part);
+    add_crc(part.size(), crc);
+    all = crc32_combine(all, crc, part.size());
     bytes = bytes.subspan(part.size());
   }
+  return all;
 }
 
 void BlockSummer::add_crc(uint64_t bytes, uint32_t crc) {

@@ -39,8 +39,8 @@ class BlockSummer {
   uint32_t seed() const { return crc_; }
   // The next `bytes` (at most left()) were summed by the caller, continued from seed(), to `crc`.
   void advance(uint64_t bytes, uint32_t crc);
-  // Sums the next bytes, any number.
-  void add(ByteView bytes);
+  // Sums the next bytes, any number. Returns their own CRC-32.
+  uint32_t add(ByteView bytes);
   // The next `bytes` (at most left()) have this CRC-32 by themselves.
   void add_crc(uint64_t bytes, uint32_t crc);
   // After the last byte.

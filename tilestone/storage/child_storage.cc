@@ -16,7 +16,9 @@ class ChildWritable : public WritableFile {
 
   void append(Buffer buffer) override { file_->append(std::move(buffer)); }
   void append(ByteView bytes) override { file_->append(bytes); }
-  void append_kept(ByteView bytes) override { file_->append_kept(bytes); }
+  void append_kept(ByteView bytes, std::optional<uint32_t> crc32) override {
+    file_->append_kept(bytes, crc32);
+  }
   void sync(Deadline deadline) override { file_->sync(deadline); }
   void close() override { file_->close(); }
   uint64_t size() const override { return file_->size(); }
@@ -168,6 +170,10 @@ class ChildStorage : public Storage {
     return base_->claim(full, patience);
   }
   bool is_claimed(const std::string& name) override { return base_->is_claimed(file(name)); }
+
+  std::shared_ptr<Storage> until(const Deadline& deadline) override {
+    return child_storage(base_->until(deadline), directory_);
+  }
 
  private:
   std::string file(const std::string& name) const {

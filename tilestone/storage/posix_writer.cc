@@ -65,7 +65,7 @@ class PosixWriter : public WritableFile {
     });
   }
 
-  void append_kept(ByteView bytes) override {
+  void append_kept(ByteView bytes, std::optional<uint32_t> /*crc32*/) override {
     guarded([&] {
       if (bytes.empty()) return;
       if (!chosen_) choose(std::max<uint64_t>(expected_size_, bytes.size()));

@@ -221,6 +221,8 @@ bool Storage::put(const std::string& name, ByteView bytes, const Condition& cond
   }
 }
 
+std::shared_ptr<Storage> Storage::until(const Deadline&) { return shared_from_this(); }
+
 bool Storage::remove_if(const std::string& name, const std::string&, Deadline) {
   remove(name);
   return true;

@@ -76,7 +76,11 @@ class WritableFile {
   // Appends memory that the caller must keep unchanged until sync() has returned or the file is
   // destroyed. Under direct I/O the bytes are written without a copy if their address, their size
   // and the file's size so far are multiples of BufferPool::kAlignment. Otherwise they are copied.
-  virtual void append_kept(ByteView bytes) { append(bytes); }
+  // crc32: of the bytes, if it is known. An object store sends one for each 8 MiB of the file, and
+  // computes it again if an append goes beyond a multiple of these.
+  virtual void append_kept(ByteView bytes, std::optional<uint32_t> /*crc32*/ = std::nullopt) {
+    append(bytes);
+  }
   // Returns when every appended byte and the file's length are durable. In an object store the file
   // exists from now on, and what append() refuses elsewhere is refused here: kAlreadyExists. Must
   // not be called again after a failure: the file is then worthless (a second fsync may succeed
@@ -245,6 +249,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // it never makes claim() fail and it works on read-only storage. Error(kUnsupported) if the file
   // exists but names can't be claimed here.
   virtual bool is_claimed(const std::string& name) = 0;
+
+  // This storage for the calls of one save or load. Where a server may not answer, a call that
+  // takes no deadline ends with this one, but has a few seconds at least, so that what has failed
+  // can be cleaned. Without one it has a minute.
+  virtual std::shared_ptr<Storage> until(const Deadline& deadline);
 
   // The rest are short forms of the calls above.
 

@@ -164,7 +164,7 @@ class LoadByRounds::Loading {
         [&](Deadline) {
           if (const Error* const failed = std::get_if<Error>(&request)) throw *failed;
           asked_ = std::get<LoadView>(request);
-          location_ = followed(*asked_.location, options().reading);
+          location_ = followed(*asked_.location, options().reading).until(rounds_.deadline());
           check_options(options());
           threads_.emplace(thread_count(options().resources.threads));
           if (asked_.wanted != nullptr) empty_ = empty_places(*asked_.wanted, options());

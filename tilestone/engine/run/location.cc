@@ -192,6 +192,14 @@ Location Location::following_links() const {
   return Location(state_->path, options);
 }
 
+Location Location::until(const Deadline& deadline) const {
+  Location same(shared()->until(deadline));
+  same.state_->path = state_->path;
+  same.state_->options = state_->options;
+  same.state_->given = state_->given;
+  return same;
+}
+
 std::string Location::identity_or_empty() const noexcept {
   try {
     return identity();

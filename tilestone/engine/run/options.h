@@ -74,6 +74,8 @@ class Location {
   // The same location, where files are read through any symbolic link that leads out of the
   // directory (Reading::follow_links). A location made from a storage is returned as it is.
   Location following_links() const;
+  // The same location for one call: see Storage::until().
+  Location until(const Deadline& deadline) const;
 
  private:
   struct State;

@@ -268,8 +268,8 @@ void refuse(bool refused, const std::string& what, const std::string& hint) {
 SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& options, Deadline until)
     : files(checked(options).by_files.value()),
       deadline(until),
-      attempt(location.shared(), head_of(options), files.rank) {
-  planned.location = planned.storage = location.shared();
+      attempt(location.shared()->until(until), head_of(options), files.rank) {
+  planned.location = planned.storage = location.shared()->until(until);
   planned.result.save_id = attempt.head.save_id;
   SaveShare& share = planned.share;
   set_options(share, options);

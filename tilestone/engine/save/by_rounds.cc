@@ -211,6 +211,7 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
         "planning",
         [&](Deadline) {
           own = describe(request, rounds.comm().rank(), rounds.comm().size(), session);
+          own.location = own.location->until(rounds.deadline());
           own.terms.insert(own.terms.end(), more_terms.begin(), more_terms.end());
           return first_message(own);
         },

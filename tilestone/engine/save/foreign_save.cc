@@ -228,8 +228,8 @@ ForeignSave::ForeignSave(const Location& location, std::string save_id, bool ove
     : state_(std::make_unique<State>(State{location, std::move(save_id),
                                            engine::format_of(SaveOptions()), pytorch_dialect(),
                                            std::nullopt, ::getpid()})) {
-  state_->transaction.emplace(location.shared(), state_->format, state_->dialect, state_->save_id,
-                              overwrite);
+  state_->transaction.emplace(location.shared()->until(deadline), state_->format, state_->dialect,
+                              state_->save_id, overwrite);
   try {
     state_->transaction->begin(deadline);
   } catch (...) {

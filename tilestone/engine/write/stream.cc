@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = BufferPool::kAlignment;
 constexpr uint64_t kKeptFrom = 4u << 20;   // bytes; for smaller tensors a copy is cheaper
-constexpr uint64_t kKeptBlock = 8u << 20;  // bytes per write
+constexpr uint64_t kKeptBlock = 8u << 20;  // bytes per write, which ends at a multiple of these
 
 void check_segment(uint64_t expected, uint64_t found) {
   if (expected == found) return;
@@ -157,9 +157,9 @@ void FileStream::kept(ByteView bytes, BlockSummer& sums) {
   finish();
   while (!bytes.empty()) {
     check_time();
-    const ByteView block = bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock));
-    file_.append_kept(block);
-    sums.add(block);
+    const ByteView block =
+        bytes.first(std::min<uint64_t>(bytes.size(), kKeptBlock - position_ % kKeptBlock));
+    file_.append_kept(block, sums.add(block));
     position_ += block.size();
     context_.progress->add(block.size());
     bytes = bytes.subspan(block.size());

@@ -98,11 +98,12 @@ bool Place::take_clock(const HttpAnswer& answer, const Signature& used) {
   return true;
 }
 
-Attempts::Attempts(Place& place, Http& http, Request request, Deadline deadline)
+Attempts::Attempts(Place& place, Http& http, Request request, Deadline deadline, AtEnd at_end)
     : http_(http),
       place_(place),
       request_(std::move(request)),
       deadline_(std::move(deadline)),
+      at_end_(std::move(at_end)),
       process_(::getpid()) {}
 
 void Attempts::check() {
@@ -194,6 +195,7 @@ std::chrono::nanoseconds Attempts::pause() {
 }
 
 void Attempts::ended(std::exception_ptr error) {
+  if (at_end_) at_end_();
   const std::lock_guard lock(mutex_);
   ended_ = true;
   error_ = std::move(error);

@@ -94,7 +94,7 @@ class Place {
 
 class Attempts : public Exchange {
  public:
-  Attempts(Place& place, Http& http, Request request, Deadline deadline);
+  Attempts(Place& place, Http& http, Request request, Deadline deadline, AtEnd at_end = {});
 
   // On the caller's thread.
   Answer wait();
@@ -117,6 +117,7 @@ class Attempts : public Exchange {
   Place& place_;
   const Request request_;
   const Deadline deadline_;
+  const AtEnd at_end_;
   Deadline::Clock::time_point begun_;  // the first attempt
   std::minstd_rand chance_{std::random_device{}()};
   int attempts_ = 0, damaged_ = 0, corrections_ = 0;

@@ -1,6 +1,7 @@
 // What the stores of one bucket share, and the files that they write and read.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -14,8 +15,12 @@
 
 namespace tilestone::s3 {
 
-// For the calls of a storage that have no deadline of their own.
-inline Deadline call_deadline() { return Deadline::after(std::chrono::minutes(1)); }
+// For calls that have no deadline of their own, within one that has: see Storage::until().
+inline Deadline call_deadline(const Deadline& whole = Deadline::never()) {
+  using std::chrono::seconds;
+  return Deadline::after(
+      std::clamp<std::chrono::nanoseconds>(whole.remaining(), seconds(2), seconds(60)));
+}
 
 // For small requests: none is sent again and again for ever.
 inline Deadline bounded(const Deadline& deadline) {
@@ -23,7 +28,7 @@ inline Deadline bounded(const Deadline& deadline) {
 }
 
 inline constexpr uint64_t kPartBytes = 8u << 20;
-inline constexpr size_t kInProgress = 32;   // requests of one read, parts of one file
+inline constexpr size_t kInProgress = 16;   // requests of one read, parts of one file
 inline constexpr size_t kPartBuffers = 12;  // of kPartBytes, for what a file does not keep
 
 struct Bucket {
@@ -46,7 +51,7 @@ std::unique_ptr<WritableFile> new_upload(std::shared_ptr<Bucket> bucket, std::st
                                          const Deadline& deadline);
 
 std::unique_ptr<ReadableFile> open_object(std::shared_ptr<Bucket> bucket, std::string key,
-                                          std::string name);
+                                          std::string name, const Deadline& deadline);
 // Of files that a store with this root ("", "prefix/") has opened.
 void read_objects(const Bucket& bucket, const std::string& root, std::span<const ReadOp> ops,
                   const ReadOptions& options, const ReadDone& done);

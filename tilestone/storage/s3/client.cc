@@ -161,10 +161,11 @@ Client::Client(Config config, std::string bucket)
           [this] { return std::make_unique<Live>(config_, bucket_); })) {}
 Client::~Client() = default;
 
-std::shared_ptr<Attempts> Client::start(Request request, const Deadline& deadline) {
+std::shared_ptr<Attempts> Client::start(Request request, const Deadline& deadline, AtEnd at_end) {
   check_key(request.key);
   Live& live = live_->get();
-  auto attempts = std::make_shared<Attempts>(live.place, live.http, std::move(request), deadline);
+  auto attempts = std::make_shared<Attempts>(live.place, live.http, std::move(request), deadline,
+                                             std::move(at_end));
   live.http.start(attempts);
   return attempts;
 }
@@ -213,7 +214,7 @@ MaybeEtag Client::stored(const std::string& key, const std::vector<ByteView>& bo
 }
 
 Pending<std::string> Client::get(const std::string& key, uint64_t offset, MutableByteView into,
-                                 const std::string& etag, const Deadline& deadline) {
+                                 const std::string& etag, const Deadline& deadline, AtEnd at_end) {
   if (into.empty()) throw Error(ErrorCode::kInvalidArgument, "a read of no bytes").with_file(key);
   Request request = range_of(key, offset, into);
   if (!etag.empty()) request.headers["if-match"] = etag;
@@ -230,7 +231,7 @@ Pending<std::string> Client::get(const std::string& key, uint64_t offset, Mutabl
                 fmt::format("s3://{}/{} is too short: {} bytes were expected at {}, {} found",
                             bucket_, key, into.size(), offset, answer.http.received));
   };
-  return {start(std::move(request), deadline), finish};
+  return {start(std::move(request), deadline, std::move(at_end)), finish};
 }
 
 Pending<std::optional<WholeObject>> Client::get_whole(const std::string& key,
@@ -344,11 +345,11 @@ void Client::abort_others(const std::string& key, const std::string& id, const D
 
 Pending<std::string> Client::upload_part(const std::string& key, const std::string& id, int number,
                                          std::vector<ByteView> body, std::optional<uint32_t> crc32,
-                                         const Deadline& deadline) {
+                                         const Deadline& deadline, AtEnd at_end) {
   Request request = {.action = kUploadPart, .method = "PUT", .key = key, .body = std::move(body)};
   request.query = {{"partNumber", std::to_string(number)}, {"uploadId", id}};
   add_crc32(request, crc32);
-  return {start(std::move(request), deadline), etag_of};
+  return {start(std::move(request), deadline, std::move(at_end)), etag_of};
 }
 
 Pending<MaybeEtag> Client::complete(const std::string& key, const std::string& id,

@@ -74,6 +74,10 @@ class Pending {
   Finish finish_;
 };
 
+// Called when a request has ended, on the client's thread, so it must not wait for another one: its
+// Pending's wait() then returns soon.
+using AtEnd = std::function<void()>;
+
 // ETags, which are the tags of conditions, are as the store gives them, with their quotes.
 using MaybeEtag = std::optional<std::string>;
 
@@ -125,7 +129,7 @@ class Client {
   // object's ETag. With an `etag` the object must have it, else kMismatch. kIo if the object is
   // shorter.
   Pending<std::string> get(const std::string& key, uint64_t offset, MutableByteView into,
-                           const std::string& etag, const Deadline& deadline);
+                           const std::string& etag, const Deadline& deadline, AtEnd at_end = {});
   // An object of at most kMaxAnswer bytes; nullopt: there is none.
   Pending<std::optional<WholeObject>> get_whole(const std::string& key, const Deadline& deadline);
   // At most `most` bytes (up to kMaxAnswer) from the object's begin; nullopt: there is none.
@@ -155,7 +159,7 @@ class Client {
   // The ETag of the part. Numbers are 1 to 10,000; all parts but the last have at least 5 MiB.
   Pending<std::string> upload_part(const std::string& key, const std::string& id, int number,
                                    std::vector<ByteView> body, std::optional<uint32_t> crc32,
-                                   const Deadline& deadline);
+                                   const Deadline& deadline, AtEnd at_end = {});
   // The object's ETag; nullopt: the condition does not hold. Parts in order, with sizes. Error
   // (kNotFound) if there is no such upload and the object is another one: AWS says so too after a
   // conflict with another conditional write, and the upload must then begin anew.
@@ -170,7 +174,7 @@ class Client {
 
  private:
   struct Live;
-  std::shared_ptr<Attempts> start(Request request, const Deadline& deadline);
+  std::shared_ptr<Attempts> start(Request request, const Deadline& deadline, AtEnd at_end = {});
   MaybeEtag stored(const std::string& key, const std::vector<ByteView>& body,
                    const Deadline& deadline);
   MaybeEtag completed(const std::string& key, const std::vector<Part>& parts,

@@ -1,15 +1,19 @@
 // How files are read. Opening one brings its first bytes, so that a small file is read with one
 // request. Larger ranges are cut into pieces, of which many are in progress; threads that have
-// nothing to start wait for the oldest piece and sum it.
+// nothing to start take pieces that have come and sum them.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "tilestone/base/block_sums.h"
+#include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
@@ -19,7 +23,8 @@
 namespace tilestone::s3 {
 namespace {
 
-constexpr size_t kBeginning = 64u << 10;  // bytes
+constexpr size_t kBeginning = 64u << 10;    // bytes
+constexpr uint64_t kLeastPiece = 1u << 20;  // bytes, if a read is in several pieces
 
 class ReadableObject : public ReadableFile {
  public:
@@ -44,65 +49,79 @@ const ReadableObject& object_of(const ReadOp& op) {
   return static_cast<const ReadableObject&>(*op.file);
 }
 
-// Those of `bytes`, which begin at a multiple of the op's crc_bytes.
-void set_checksums(const ReadOp& op, uint64_t at, ByteView bytes) {
+uint64_t block_bytes(const ReadOp& op) { return op.crc_bytes == 0 ? op.size : op.crc_bytes; }
+
+void clear_checksums(const ReadOp& op) {
   if (op.crc32 == nullptr) return;
-  const uint64_t step = op.crc_bytes == 0 ? std::max<uint64_t>(op.size, 1) : op.crc_bytes;
-  uint32_t* out = op.crc32 + at / step;
-  do {
-    const ByteView block = bytes.first(std::min<uint64_t>(step, bytes.size()));
-    *out++ = crc32(block);
-    bytes = bytes.subspan(block.size());
-  } while (!bytes.empty());
+  std::fill_n(op.crc32, op.size == 0 ? 1 : block_count(op.size, block_bytes(op)), 0);
 }
 
-// The ops of one read. Each worker starts pieces, while there is room, and then ends the oldest.
+// Adds what the bytes from `at` on contribute to the checksums of their blocks. A block's is the
+// exclusive or of what its parts contribute, in any order.
+void add_checksums(const ReadOp& op, uint64_t at, ByteView bytes) {
+  if (op.crc32 == nullptr) return;
+  while (!bytes.empty()) {
+    const uint64_t block = at / block_bytes(op);
+    const uint64_t end = std::min(op.size, (block + 1) * block_bytes(op));
+    const ByteView part = bytes.first(std::min<uint64_t>(bytes.size(), end - at));
+    at += part.size();
+    std::atomic_ref(op.crc32[block]) ^= crc32_combine(crc32(part), 0, end - at);
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+// Where a piece from `begin` on ends. Objects are uploaded in parts, and a store answers fastest if
+// it needs one of them; but a request for a few bytes costs as much as one for more.
+uint64_t end_of_piece(uint64_t begin, uint64_t end) {
+  if (end - begin <= kPartBytes + kLeastPiece) return end;
+  return align_down(begin + kPartBytes + kLeastPiece, kPartBytes);
+}
+
+// The ops of one read. Each worker starts pieces, while there is room, and ends one that has come.
 class ObjectReads {
  public:
   ObjectReads(std::span<const ReadOp> ops, const ReadOptions& options, const ReadDone& done)
       : ops_(ops), options_(options), done_(done), states_(ops.size()) {}
+  ~ObjectReads() { stop(); }
 
   void work() {
-    while (auto piece = next()) {
-      try {
-        end(*piece);
-      } catch (...) {
-        const std::lock_guard lock(mutex_);
-        next_op_ = ops_.size();
-        in_progress_.clear();
-        throw;
-      }
+    try {
+      while (Pieces::node_type piece = next()) end(piece.mapped());
+    } catch (...) {
+      stop();
+      throw;
     }
   }
 
  private:
   struct Piece {
-    size_t op;
-    uint64_t offset, size;  // in the op
+    size_t op = 0;
+    uint64_t offset = 0, size = 0;  // in the op
     std::optional<Pending<std::string>> pending;
   };
+  using Pieces = std::map<uint64_t, Piece>;
   struct OpState {
     std::byte* target = nullptr;
     Buffer buffer;                  // of an op without a target
     std::atomic<uint64_t> left{0};  // bytes
   };
 
-  // Pieces hold whole blocks, unless these are larger.
-  static bool sums_at_end(const ReadOp& op) {
-    return op.crc_bytes == 0 || op.crc_bytes > kPartBytes;
-  }
-  static uint64_t piece_bytes(const ReadOp& op) {
-    return sums_at_end(op) ? kPartBytes : kPartBytes / op.crc_bytes * op.crc_bytes;
+  // Empty: all have come.
+  Pieces::node_type next() {
+    std::unique_lock lock(mutex_);
+    start();
+    changed_.wait(lock, [&] { return !came_.empty() || in_progress_.empty(); });
+    if (came_.empty()) return {};
+    Pieces::node_type piece = in_progress_.extract(came_.front());
+    came_.pop_front();
+    start();
+    if (in_progress_.empty()) changed_.notify_all();
+    return piece;
   }
 
-  std::optional<Piece> next() {
-    const std::lock_guard lock(mutex_);
+  void start() {
     while (in_progress_.size() < kInProgress && start_one()) {
     }
-    if (in_progress_.empty()) return std::nullopt;
-    Piece piece = std::move(in_progress_.front());
-    in_progress_.pop_front();
-    return piece;
   }
 
   // False: nothing is left, or there is no buffer before an op in progress has ended.
@@ -111,16 +130,20 @@ class ObjectReads {
     const ReadOp& op = ops_[next_op_];
     OpState& state = states_[next_op_];
     if (next_offset_ == 0 && !begin_op(op, state)) return false;
-    Piece piece = {next_op_, next_offset_, std::min(piece_bytes(op), op.size - next_offset_), {}};
     const ReadableObject& object = object_of(op);
-    const uint64_t at = op.offset + piece.offset;
-    if (piece.size > 0 && at + piece.size > object.beginning.bytes.size()) {
-      piece.pending.emplace(object.bucket->client.get(object.key, at,
-                                                      {state.target + piece.offset, piece.size},
-                                                      object.beginning.etag, options_.deadline));
+    const uint64_t at = op.offset + next_offset_;
+    const uint64_t size = end_of_piece(at, op.offset + op.size) - at;
+    const uint64_t number = next_piece_++;
+    Piece& piece =
+        in_progress_.emplace(number, Piece{next_op_, next_offset_, size, {}}).first->second;
+    if (size > 0 && at + size > object.beginning.bytes.size()) {
+      piece.pending.emplace(object.bucket->client.get(
+          object.key, at, {state.target + next_offset_, size}, object.beginning.etag,
+          options_.deadline, [this, number] { came(number); }));
+    } else {
+      came_.push_back(number);
     }
-    next_offset_ += piece.size;
-    in_progress_.push_back(std::move(piece));
+    next_offset_ += size;
     if (next_offset_ == op.size) {
       ++next_op_;
       next_offset_ = 0;
@@ -128,7 +151,15 @@ class ObjectReads {
     return true;
   }
 
+  void came(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    if (!in_progress_.contains(number)) return;
+    came_.push_back(number);
+    changed_.notify_one();
+  }
+
   bool begin_op(const ReadOp& op, OpState& state) {
+    clear_checksums(op);
     state.target = op.target;
     state.left = op.size;
     if (op.target != nullptr || op.size == 0) return true;
@@ -151,12 +182,21 @@ class ObjectReads {
       const Bytes& bytes = object_of(op).beginning.bytes;
       std::memcpy(target, bytes.data() + op.offset + piece.offset, piece.size);
     }
-    if (!sums_at_end(op)) set_checksums(op, piece.offset, {target, piece.size});
+    add_checksums(op, piece.offset, {target, piece.size});
     if (state.left.fetch_sub(piece.size) > piece.size) return;
-    const ByteView whole(state.target, op.size);
-    if (sums_at_end(op)) set_checksums(op, 0, whole);
-    done_(piece.op, whole);
+    done_(piece.op, {state.target, op.size});
     state.buffer = Buffer();
+  }
+
+  // Ends what is in progress, outside of the lock, which came() takes.
+  void stop() {
+    std::unique_lock lock(mutex_);
+    next_op_ = ops_.size();
+    came_.clear();
+    auto in_progress = std::exchange(in_progress_, {});
+    changed_.notify_all();
+    lock.unlock();
+    in_progress.clear();
   }
 
   static void wait_for_piece(Pending<std::string>& pending, const ReadOp& op) {
@@ -175,16 +215,18 @@ class ObjectReads {
   const ReadDone& done_;
   std::vector<OpState> states_;
   std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
   size_t next_op_ = 0;
-  uint64_t next_offset_ = 0;
-  std::deque<Piece> in_progress_;
+  uint64_t next_offset_ = 0, next_piece_ = 0;
+  Pieces in_progress_;
+  std::deque<uint64_t> came_;  // those of in_progress_ that have ended
 };
 
 }  // namespace
 
 std::unique_ptr<ReadableFile> open_object(std::shared_ptr<Bucket> bucket, std::string key,
-                                          std::string name) {
-  auto beginning = bucket->client.get_beginning(key, kBeginning, call_deadline()).wait();
+                                          std::string name, const Deadline& deadline) {
+  auto beginning = bucket->client.get_beginning(key, kBeginning, deadline).wait();
   if (!beginning) {
     throw Error(ErrorCode::kNotFound, "cannot open a file").with_file(name).with_errno(ENOENT);
   }

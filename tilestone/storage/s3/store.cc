@@ -45,8 +45,8 @@ FileInfo info_of(uint64_t size,
 
 class S3Store : public Storage {
  public:
-  S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
-      : bucket_(std::move(bucket)), root_(prefix.empty() ? "" : prefix + "/") {}
+  S3Store(std::shared_ptr<Bucket> bucket, std::string root, Deadline until = Deadline::never())
+      : bucket_(std::move(bucket)), root_(std::move(root)), until_(std::move(until)) {}
 
   StorageFacts facts() const override {
     StorageFacts facts;
@@ -65,7 +65,7 @@ class S3Store : public Storage {
     return new_upload(bucket_, key(name), name, expected_size, deadline);
   }
   std::unique_ptr<ReadableFile> open(const std::string& name) override {
-    return open_object(bucket_, key(name), name);
+    return open_object(bucket_, key(name), name, call_deadline(until_));
   }
   void read(std::span<const ReadOp> ops, const ReadOptions& options,
             const ReadDone& done) override {
@@ -73,7 +73,7 @@ class S3Store : public Storage {
   }
 
   std::optional<FileInfo> stat(const std::string& name) override {
-    const auto found = bucket_->client.head(key(name), false, call_deadline()).wait();
+    const auto found = bucket_->client.head(key(name), false, call_deadline(until_)).wait();
     if (!found) return std::nullopt;
     FileInfo info = info_of(found->size, found->modified);
     info.tag = found->etag;
@@ -87,7 +87,7 @@ class S3Store : public Storage {
     std::map<std::string, FileInfo> files;
     Listing found;
     do {
-      const ListPage page = bucket_->client.list(request, call_deadline()).wait();
+      const ListPage page = bucket_->client.list(request, call_deadline(until_)).wait();
       for (const Listed& each : page.objects) {
         const std::string name = name_of(each.key);
         if (is_file_name(name)) files.emplace(name, info_of(each.size, each.modified));
@@ -126,7 +126,7 @@ class S3Store : public Storage {
       const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(at);
       const size_t count = std::min(kMaxKeysToRemove, keys.size() - at);
       const std::vector<std::string> batch(begin, begin + static_cast<std::ptrdiff_t>(count));
-      const auto refused = bucket_->client.remove(batch, call_deadline()).wait();
+      const auto refused = bucket_->client.remove(batch, call_deadline(until_)).wait();
       if (!refused.empty() && !first) first = refused.front();
     }
     if (!first) return;
@@ -160,6 +160,10 @@ class S3Store : public Storage {
   }
   bool is_claimed(const std::string& name) override {
     return is_leased(*this, name, lease_period());
+  }
+
+  std::shared_ptr<Storage> until(const Deadline& deadline) override {
+    return std::make_shared<S3Store>(bucket_, root_, deadline);
   }
 
  private:
@@ -213,7 +217,10 @@ class S3Store : public Storage {
 
   const std::shared_ptr<Bucket> bucket_;
   const std::string root_;  // "", or the prefix and a slash
+  const Deadline until_;
 };
+
+std::string root_of(const Url& url) { return url.prefix.empty() ? "" : url.prefix + "/"; }
 
 // What may change how a bucket is reached.
 Environment relevant(Environment environment) {
@@ -255,12 +262,12 @@ Url parse_url(const std::string& url) {
 }
 
 std::shared_ptr<Storage> s3_store(const Url& url) {
-  return std::make_shared<S3Store>(shared_bucket(url.bucket), url.prefix);
+  return std::make_shared<S3Store>(shared_bucket(url.bucket), root_of(url));
 }
 
 std::shared_ptr<Storage> s3_store(const Url& url, Config config) {
   return std::make_shared<S3Store>(std::make_shared<Bucket>(std::move(config), url.bucket),
-                                   url.prefix);
+                                   root_of(url));
 }
 
 }  // namespace tilestone::s3

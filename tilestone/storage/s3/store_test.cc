@@ -1,13 +1,20 @@
 // The store over a real server: the conformance suite, and what only an object store has.
 #include "tilestone/storage/s3/store.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/s3/client.h"
 #include "tilestone/storage/s3/local_server_testing.h"
 #include "tilestone/storage/s3/real_server_testing.h"
@@ -33,6 +40,7 @@ INSTANTIATE_TEST_SUITE_P(S3, ObjectConformance, testing::ValuesIn(s3_cases()), s
 
 namespace s3::store_test {
 
+using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::UnorderedElementsAre;
 
@@ -221,6 +229,54 @@ TEST(S3Store, RequestsOfWritesAndReads) {
   EXPECT_THAT(counted.take(), ElementsAre("GET"));
   EXPECT_TRUE(same_bytes(read_file(*store, "large", large.size()), large));
   EXPECT_THAT(counted.take(), ElementsAre("GET", "GET", "GET", "GET"));
+}
+
+TEST(S3Store, ALargeReadIsCutWhereThePartsOfTheObjectBegin) {
+  std::mutex mutex;
+  std::set<std::string> ranges;
+  FaultProxy proxy(seaweed().url(), [&](const ServedRequest& request) {
+    const std::lock_guard lock(mutex);
+    if (request.method == "GET") ranges.insert(request.headers.at("range"));
+    return Fault::kNone;
+  });
+  const auto store = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config_for(proxy.url()));
+  constexpr uint64_t kMiB = 1 << 20;
+  const Bytes object = pattern_bytes(20 * kMiB);
+  put_file(*store, "f", object);
+  const auto file = store->open("f");
+  Bytes found(16 * kMiB + 5);
+  std::vector<uint32_t> sums(6, 1);
+  ReadOp op{file.get(), 3 * kMiB, found.size(), found.data(), sums.data(), 3 * kMiB};
+  ThreadPool threads(2);
+  ReadOptions options;
+  options.threads = &threads;
+  store->read({&op, 1}, options, [](size_t, ByteView) {});
+  const ByteView expected = ByteView(object).subspan(op.offset, op.size);
+  EXPECT_TRUE(same_bytes(found, expected));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const ByteView rest = expected.subspan(i * op.crc_bytes);
+    EXPECT_EQ(sums[i], crc32(rest.first(std::min<size_t>(rest.size(), op.crc_bytes)))) << i;
+  }
+  const auto range = [](uint64_t begin, uint64_t end) {
+    return fmt::format("bytes={}-{}", begin, end - 1);
+  };
+  EXPECT_THAT(ranges,
+              UnorderedElementsAre(range(0, 64 << 10), range(3 * kMiB, 8 * kMiB),
+                                   range(8 * kMiB, 16 * kMiB), range(16 * kMiB, 19 * kMiB + 5)));
+}
+
+TEST(S3Store, EveryCallOfASaveOrLoadEndsSoonAfterItsDeadline) {
+  LocalServer silent(
+      [](const ServedRequest&) { return ServedAnswer{.delay = std::chrono::minutes(1)}; });
+  Config config = seaweed().config_for(silent.url());
+  const auto store = s3_store({"bucket", "p"}, config)->child("c")->until(Deadline::after(0s));
+  std::vector<std::function<void()>> calls = {[&] { store->open("f"); }, [&] { store->stat("f"); },
+                                              [&] { store->list(); }, [&] { store->remove("f"); },
+                                              [&] { store->is_claimed("f"); }};
+  std::vector<std::jthread> threads;
+  for (const auto& call : calls) {
+    threads.emplace_back([&] { expect_error(call, ErrorCode::kTimeout, "1 attempts"); });
+  }
 }
 
 TEST(S3Store, AFileThatIsGivenUpLeavesNoUpload) {

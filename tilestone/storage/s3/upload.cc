@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -22,7 +24,7 @@ namespace {
 constexpr uint64_t kMaxParts = 10'000;
 
 uint64_t part_bytes(uint64_t expected_size) {
-  return std::max<uint64_t>(kPartBytes, align_up(expected_size / kMaxParts + 1, 1u << 20));
+  return align_up(std::max(kPartBytes, expected_size / kMaxParts + 1), kPartBytes);
 }
 
 // Bytes in their order, and the buffers that some of them are in.
@@ -30,12 +32,7 @@ struct Body {
   std::vector<ByteView> views;
   std::vector<std::shared_ptr<Buffer>> buffers;
   uint64_t size = 0;
-
-  uint32_t checksum() const {
-    uint32_t sum = 0;
-    for (const ByteView view : views) sum = crc32(view, sum);
-    return sum;
-  }
+  uint32_t crc32 = 0;
 };
 
 struct PartInProgress {
@@ -74,22 +71,25 @@ class NewObject : public WritableFile {
       while (!bytes.empty()) {
         const MutableByteView space = room();
         const size_t count = std::min({space.size(), bytes.size(), rest_of_part()});
-        std::memcpy(space.data(), bytes.data(), count);
+        const uint32_t sum = copy_crc32(space.first(count), bytes.first(count), next_.crc32);
         filled_->set_size(filled_->size() + count);
         if (next_.buffers.empty() || next_.buffers.back() != filled_) {
           next_.buffers.push_back(filled_);
         }
-        add(ByteView(space.first(count)));
+        add(space.first(count), sum);
         bytes = bytes.subspan(count);
       }
     });
   }
 
-  void append_kept(ByteView bytes) override {
+  void append_kept(ByteView bytes, std::optional<uint32_t> sum) override {
     guarded([&] {
+      if (sum && bytes.size() <= rest_of_part()) {
+        return add(bytes, crc32_combine(next_.crc32, *sum, bytes.size()));
+      }
       while (!bytes.empty()) {
         const size_t count = std::min(bytes.size(), rest_of_part());
-        add(bytes.first(count));
+        add(bytes.first(count), crc32(bytes.first(count), next_.crc32));
         bytes = bytes.subspan(count);
       }
     });
@@ -139,15 +139,17 @@ class NewObject : public WritableFile {
     filled_ = nullptr;
     BufferPool& pool = **bucket_->buffers;
     Buffer buffer = pool.try_acquire();
-    for (; !buffer && !in_progress_.empty(); buffer = pool.try_acquire()) end_oldest();
+    for (; !buffer && !in_progress_.empty(); buffer = pool.try_acquire()) end_one();
     if (!buffer) buffer = BufferPool::create(kPartBytes, kPartBytes)->acquire();
     buffer.set_size(0);
     filled_ = std::make_shared<Buffer>(std::move(buffer));
     return filled_->space();
   }
 
-  void add(ByteView bytes) {
+  // sum: of the part with these bytes.
+  void add(ByteView bytes, uint32_t sum) {
     next_.views.push_back(bytes);
+    next_.crc32 = sum;
     next_.size += bytes.size();
     size_ += bytes.size();
     if (next_.size == part_bytes_) send_part();
@@ -162,25 +164,35 @@ class NewObject : public WritableFile {
     }
     is_begun_ = true;
     if (id_.empty()) id_ = bucket_->client.begin_upload(key_, true, deadline_).wait();
-    while (in_progress_.size() >= kInProgress) end_oldest();
+    while (in_progress_.size() >= kInProgress) end_one();
     Body body = std::exchange(next_, {});
     const int number = static_cast<int>(parts_.size()) + 1;
-    parts_.push_back({number, "", body.checksum(), body.size});
-    auto etag =
-        bucket_->client.upload_part(key_, id_, number, body.views, parts_.back().crc32, deadline_);
-    in_progress_.push_back({std::move(body), std::move(etag)});
+    parts_.push_back({number, "", body.crc32, body.size});
+    auto etag = bucket_->client.upload_part(key_, id_, number, body.views, body.crc32, deadline_,
+                                            [this, number] { note_end(number); });
+    in_progress_.emplace(number, PartInProgress{std::move(body), std::move(etag)});
   }
 
-  void end_oldest() {
-    const size_t index = parts_.size() - in_progress_.size();
-    parts_[index].etag = in_progress_.front().etag.wait();
-    in_progress_.pop_front();
+  void note_end(int number) {
+    const std::lock_guard lock(mutex_);
+    ended_.push_back(number);
+    changed_.notify_one();
+  }
+
+  void end_one() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !ended_.empty(); });
+    const int number = ended_.front();
+    ended_.pop_front();
+    lock.unlock();
+    const auto part = in_progress_.extract(number);
+    parts_[static_cast<size_t>(number) - 1].etag = part.mapped().etag.wait();
   }
 
   // The name is a new one. So an existing object is somebody else's, whom the condition protects.
   void finish(const Deadline& deadline) {
     if (!id_.empty() && next_.size > 0) send_part();
-    while (!in_progress_.empty()) end_oldest();
+    while (!in_progress_.empty()) end_one();
     if (!make(deadline)) {
       throw Error(ErrorCode::kAlreadyExists, "cannot create a file")
           .with_file(name_)
@@ -210,7 +222,7 @@ class NewObject : public WritableFile {
   bool make_if(const Condition& condition, const Deadline& deadline) {
     Client& client = bucket_->client;
     const MaybeEtag etag =
-        id_.empty() ? client.put(key_, next_.views, condition, next_.checksum(), deadline).wait()
+        id_.empty() ? client.put(key_, next_.views, condition, next_.crc32, deadline).wait()
                     : client.complete(key_, id_, parts_, condition, deadline).wait();
     return etag.has_value();
   }
@@ -224,10 +236,13 @@ class NewObject : public WritableFile {
   Body next_;                       // of the next part
   std::string id_;                  // of the upload
   std::vector<Part> parts_;
-  std::deque<PartInProgress> in_progress_;  // the last of parts_
+  std::map<int, PartInProgress> in_progress_;  // by number
   std::exception_ptr failure_;
   bool is_begun_ = false;  // an upload, which has not ended
   bool is_finished_ = false, is_open_ = true;
+  std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
+  std::deque<int> ended_;  // numbers of parts in progress
 };
 
 }  // namespace
