@@ -1,11 +1,15 @@
 #include "tilestone/base/host.h"
 
+#include <pwd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <ctime>
+#include <cstdlib>
 #include <fstream>
+#include <vector>
 
 namespace tilestone {
 
@@ -35,6 +39,25 @@ uint64_t max_open_files() {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
   return limit.rlim_cur;
+}
+
+std::string home_directory(const std::string& user) {
+  if (user.empty()) {
+    const char* const home = std::getenv("HOME");
+    if (home != nullptr && home[0] == '/') return home;
+  }
+  constexpr size_t kMaxEntryBytes = 1u << 20;  // bytes of one user's entry
+  passwd entry;
+  passwd* found = nullptr;
+  for (std::vector<char> text(1u << 12); text.size() <= kMaxEntryBytes;
+       text.resize(2 * text.size())) {
+    const int error = user.empty()
+                          ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
+                          : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);
+    if (error == ERANGE) continue;
+    return found == nullptr || found->pw_dir == nullptr ? std::string() : found->pw_dir;
+  }
+  return {};
 }
 
 }  // namespace tilestone

@@ -1,4 +1,4 @@
-// Identifies the machine that a process runs on.
+// The machine that a process runs on, and what it gives the process.
 #pragma once
 
 #include <cstdint>
@@ -18,5 +18,9 @@ std::string this_process();
 
 // The limit of this process on open files (`ulimit -n`). UINT64_MAX: none, or not known.
 uint64_t max_open_files();
+
+// The home directory of a user, or of this process's if `user` is empty: $HOME if that is set. "":
+// not known.
+std::string home_directory(const std::string& user = "");
 
 }  // namespace tilestone

@@ -1,17 +1,13 @@
 #include "tilestone/engine/run/options.h"
 
-#include <pwd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
 #include <mutex>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
@@ -28,30 +24,10 @@ namespace fs = std::filesystem;
   throw Error(ErrorCode::kInvalidArgument, what).with_file(path);
 }
 
-// The home directory of a user, or of the caller if `user` is empty; empty if it is unknown.
-std::string home_of(const std::string& user) {
-  if (user.empty()) {
-    const char* const home = std::getenv("HOME");
-    if (home != nullptr && home[0] == '/') return home;
-  }
-  constexpr size_t kMaxEntryBytes = 1u << 20;  // bytes of one user's entry
-  passwd entry;
-  passwd* found = nullptr;
-  for (std::vector<char> text(1u << 12); text.size() <= kMaxEntryBytes;
-       text.resize(2 * text.size())) {
-    const int error = user.empty()
-                          ? ::getpwuid_r(::geteuid(), &entry, text.data(), text.size(), &found)
-                          : ::getpwnam_r(user.c_str(), &entry, text.data(), text.size(), &found);
-    if (error == ERANGE) continue;
-    return found == nullptr || found->pw_dir == nullptr ? std::string() : found->pw_dir;
-  }
-  return {};
-}
-
 std::string expand_home(const std::string& path) {
   if (path.front() != '~') return path;
   const size_t end = std::min(path.find('/'), path.size());
-  const std::string home = home_of(path.substr(1, end - 1));
+  const std::string home = home_directory(path.substr(1, end - 1));
   if (home.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the home directory of \"" + path.substr(0, end) + "\" is not known")

@@ -111,8 +111,8 @@ TEST(Attempts, WhatTheStoreCannotDoIsNotTriedAgain) {
 TEST(Attempts, MissingObjectIsAResultAndMissingBucketAnError) {
   Script script({refusal(404, "NoSuchKey"), refusal(404, "NoSuchBucket")});
   Client client = script.client();
-  EXPECT_FALSE(client.get_whole("k", soon()).wait());
-  EXPECT_THAT(error_of([&] { client.get_whole("k", soon()).wait(); }),
+  EXPECT_FALSE(client.get_beginning("k", soon()).wait());
+  EXPECT_THAT(error_of([&] { client.get_beginning("k", soon()).wait(); }),
               IsError(ErrorCode::kNotFound, "", "NoSuchBucket"));
 }
 
@@ -120,10 +120,10 @@ TEST(Attempts, A404WithoutACodeIsAGateways) {
   const ServedAnswer gateway = {.status = 404, .body = "default backend - 404"};
   Script back({gateway, {.body = "x"}});
   Client client = back.client();
-  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  EXPECT_EQ(as_text(client.get_beginning("k", soon()).wait()->bytes), "x");
   Script lasting({gateway});
   Client other = lasting.client();
-  EXPECT_THAT(error_of([&] { other.get_whole("k", soon()).wait(); }),
+  EXPECT_THAT(error_of([&] { other.get_beginning("k", soon()).wait(); }),
               IsError(ErrorCode::kIo, "", "404"));
   EXPECT_EQ(lasting.seen().size(), 3u);
   // The answer to HEAD does not show it.
@@ -139,9 +139,9 @@ TEST(Attempts, AnswersThatWereCutAreNone) {
   Script script({cut, kStored, cut, {.body = "x"}, cut, {.body = "123"}, no_length, {.body = "x"}});
   Client client = script.client();
   EXPECT_EQ(put_abc(client), "\"e\"");
-  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  EXPECT_EQ(as_text(client.get_beginning("k", soon()).wait()->bytes), "x");
   EXPECT_EQ(client.head("k", false, soon()).wait()->size, 3u);
-  EXPECT_EQ(as_text(client.get_whole("k", soon()).wait()->bytes), "x");
+  EXPECT_EQ(as_text(client.get_beginning("k", soon()).wait()->bytes), "x");
   EXPECT_EQ(script.seen().size(), 8u);
 }
 
@@ -191,9 +191,9 @@ TEST(Attempts, EndpointOfCredentialsThatHangsHoldsUpNothingElse) {
   Config config = quick_config(script.server().url());
   config.environment = {{"AWS_CONTAINER_CREDENTIALS_FULL_URI", endpoint.url() + "/"}};
   Client client(config, "bucket");
-  std::vector<Pending<std::optional<WholeObject>>> pending;
+  std::vector<Pending<std::optional<Beginning>>> pending;
   for (int i = 0; i < 30; ++i) {
-    pending.push_back(client.get_whole("k", Deadline::after(milliseconds(50))));
+    pending.push_back(client.get_beginning("k", Deadline::after(milliseconds(50))));
   }
   for (auto& each : pending) {
     EXPECT_THAT(error_of([&] { each.wait(); }), IsError(ErrorCode::kTimeout, "", "credentials"));
@@ -259,8 +259,8 @@ TEST(Attempts, InterruptEndsThemWithItsReason) {
   Script script({{.delay = milliseconds(60'000)}});
   Client client = script.client();
   const auto interrupt = std::make_shared<Interrupt>();
-  Pending<std::optional<WholeObject>> pending =
-      client.get_whole("k", Deadline::never().with_interrupt(interrupt));
+  Pending<std::optional<Beginning>> pending =
+      client.get_beginning("k", Deadline::never().with_interrupt(interrupt));
   interrupt->request(std::make_exception_ptr(std::runtime_error("Ctrl-C")));
   EXPECT_THROW(pending.wait(), std::runtime_error);
 }
@@ -285,7 +285,7 @@ TEST(Attempts, EndpointThatHasNeverAnsweredIsGivenUp) {
   Config config = quick_config(url);
   config.first_contact = milliseconds(20);
   Client client(config, "bucket");
-  const Error error = error_of([&] { client.get_whole("k", Deadline::never()).wait(); });
+  const Error error = error_of([&] { client.get_beginning("k", Deadline::never()).wait(); });
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
 }
 
@@ -305,7 +305,7 @@ TEST(Attempts, EndpointThatDoesNotConnectIsGivenUp) {
   Config config = quick_config("http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)));
   config.connect = config.first_contact = milliseconds(50);
   const Error error =
-      error_of([&] { Client(config, "bucket").get_whole("k", Deadline::never()).wait(); });
+      error_of([&] { Client(config, "bucket").get_beginning("k", Deadline::never()).wait(); });
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
   ::close(first);
   ::close(listener);
@@ -329,8 +329,8 @@ TEST(Attempts, ManyAreInProgressOnFewConnections) {
   Config config = quick_config(server.url());
   config.in_progress = kInProgress;
   Client client(config, "bucket");
-  std::vector<Pending<std::optional<WholeObject>>> pending;
-  for (int i = 0; i < 300; ++i) pending.push_back(client.get_whole(std::to_string(i), soon()));
+  std::vector<Pending<std::optional<Beginning>>> pending;
+  for (int i = 0; i < 300; ++i) pending.push_back(client.get_beginning(std::to_string(i), soon()));
   for (int i = 0; i < 300; ++i) {
     EXPECT_EQ(as_text(pending[i].wait()->bytes), "/bucket/" + std::to_string(i));
   }
@@ -500,7 +500,7 @@ TEST(Attempts, HeadersOfTheVariableGoWithTheirRequests) {
                    {kHeadersVariable, "x-amz-request-payer: requester; x-amz-acl: private"}});
   Client client(config, "bucket");
   put_abc(client);
-  client.get_whole("k", soon()).wait();
+  client.get_beginning("k", soon()).wait();
   EXPECT_EQ(script.seen()[0].headers["x-amz-acl"], "private");
   EXPECT_THAT(script.seen()[0].headers["authorization"], HasSubstr(";x-amz-acl;"));
   EXPECT_EQ(script.seen()[0].headers["x-amz-request-payer"], "requester");
@@ -512,7 +512,7 @@ TEST(Attempts, KeysAreSentLiterally) {
   Script script({{.body = "x"}});
   Client client = script.client();
   for (const char* const key : {"a//b", "/a", "a/../b", "./a", "a b+c%41"})
-    client.get_whole(key, soon()).wait();
+    client.get_beginning(key, soon()).wait();
   std::vector<std::string> targets;
   for (const ServedRequest& request : script.seen()) targets.push_back(request.target);
   EXPECT_THAT(targets, ElementsAre("/bucket/a//b", "/bucket//a", "/bucket/a/../b", "/bucket/./a",
@@ -524,8 +524,8 @@ TEST(Attempts, BucketInTheHostNameUnlessItCannotBe) {
   Config config = quick_config(script.server().url());
   config.endpoint.replace(config.endpoint.find("127.0.0.1"), 9, "localhost");
   config.path_style = false;
-  Client(config, "my-bucket").get_whole("k", soon()).wait();
-  Client(config, "my.bucket").get_whole("k", soon()).wait();
+  Client(config, "my-bucket").get_beginning("k", soon()).wait();
+  Client(config, "my.bucket").get_beginning("k", soon()).wait();
   EXPECT_THAT(script.seen()[0].headers["host"], HasSubstr("my-bucket.localhost:"));
   EXPECT_EQ(script.seen()[0].target, "/k");
   EXPECT_EQ(script.seen()[1].target, "/my.bucket/k");
@@ -550,7 +550,7 @@ TEST(Attempts, ProxysPasswordIsNotShown) {
   Config config = quick_config("http://store.invalid");
   config.environment["http_proxy"] = "foo://u:CANARY@h:1";
   config.first_contact = milliseconds(1);
-  const Error error = error_of([&] { Client(config, "bucket").get_whole("k", soon()).wait(); });
+  const Error error = error_of([&] { Client(config, "bucket").get_beginning("k", soon()).wait(); });
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "Unsupported proxy scheme"));
   EXPECT_THAT(error.what(), Not(HasSubstr("CANARY")));
 }

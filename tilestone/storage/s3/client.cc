@@ -234,18 +234,8 @@ Pending<std::string> Client::get(const std::string& key, uint64_t offset, Mutabl
   return {start(std::move(request), deadline, std::move(at_end)), finish};
 }
 
-Pending<std::optional<WholeObject>> Client::get_whole(const std::string& key,
-                                                      const Deadline& deadline) {
-  Request request = {.action = kGet, .method = "GET", .key = key, .accepted = {404}};
-  const auto finish = [](const Answer& answer) -> std::optional<WholeObject> {
-    if (!succeeded(answer)) return std::nullopt;
-    return WholeObject{to_bytes(answer.http.body), answer.http.header("etag")};
-  };
-  return {start(std::move(request), deadline), finish};
-}
-
-Pending<std::optional<Beginning>> Client::get_beginning(const std::string& key, size_t most,
-                                                        const Deadline& deadline) {
+Pending<std::optional<Beginning>> Client::get_beginning(const std::string& key,
+                                                        const Deadline& deadline, size_t most) {
   Request request = {.action = kGet, .method = "GET", .key = key, .accepted = {404, 416}};
   request.headers["range"] = fmt::format("bytes=0-{}", most - 1);
   const auto finish = [](const Answer& answer) -> std::optional<Beginning> {

@@ -89,11 +89,6 @@ struct ObjectInfo {
   std::string crc32;  // x-amz-checksum-crc32, if the store has kept one and it was asked for
 };
 
-struct WholeObject {
-  Bytes bytes;
-  std::string etag;
-};
-
 // The first bytes of an object.
 struct Beginning {
   Bytes bytes;
@@ -130,11 +125,9 @@ class Client {
   // shorter.
   Pending<std::string> get(const std::string& key, uint64_t offset, MutableByteView into,
                            const std::string& etag, const Deadline& deadline, AtEnd at_end = {});
-  // An object of at most kMaxAnswer bytes; nullopt: there is none.
-  Pending<std::optional<WholeObject>> get_whole(const std::string& key, const Deadline& deadline);
   // At most `most` bytes (up to kMaxAnswer) from the object's begin; nullopt: there is none.
-  Pending<std::optional<Beginning>> get_beginning(const std::string& key, size_t most,
-                                                  const Deadline& deadline);
+  Pending<std::optional<Beginning>> get_beginning(const std::string& key, const Deadline& deadline,
+                                                  size_t most = kMaxAnswer);
   // nullopt: there is none. checksum: asks for crc32, for which KMS wants permission to decrypt.
   Pending<std::optional<ObjectInfo>> head(const std::string& key, bool checksum,
                                           const Deadline& deadline);

@@ -59,7 +59,7 @@ class S3Server : public testing::TestWithParam<Abilities> {
     return put(key, as_bytes(text), condition);
   }
   std::string text(const std::string& key) {
-    const auto found = client_->get_whole(key, in_time()).wait();
+    const auto found = client_->get_beginning(key, in_time()).wait();
     return found ? std::string(as_text(found->bytes)) : "(none)";
   }
   std::vector<std::string> keys(const ListRequest& request = {}) {
@@ -124,7 +124,7 @@ TEST_P(S3Server, WrongKeysAreRefusedWithoutSecrets) {
   Config config = GetParam().server().config();
   config.environment["AWS_SECRET_ACCESS_KEY"] = "CANARY";
   Client client(config, bucket_);
-  const Error error = error_of([&] { client.get_whole("k", in_time()).wait(); });
+  const Error error = error_of([&] { client.get_beginning("k", in_time()).wait(); });
   EXPECT_THAT(error, IsError(ErrorCode::kIo, "", bucket_, "403", "SignatureDoesNotMatch"));
   EXPECT_THAT(error.what(), testing::Not(testing::HasSubstr("CANARY")));
 }
@@ -320,7 +320,7 @@ TEST(S3Tls, NeedsACertificateThatIsKnown) {
   server.create_bucket("bucket");
   EXPECT_TRUE(client.put("k", {as_bytes("x")}, {}, {}, in_time()).wait());
   Client stranger(server.config(), "bucket");
-  EXPECT_THAT(error_of([&] { stranger.get_whole("k", in_time()).wait(); }),
+  EXPECT_THAT(error_of([&] { stranger.get_beginning("k", in_time()).wait(); }),
               IsError(ErrorCode::kIo, "", "GetObject", "certificate", "AWS_CA_BUNDLE"));
 }
 
@@ -330,7 +330,7 @@ TEST(S3Restart, RequestsGoOnWhenTheServerIsBack) {
   server.create_bucket("bucket");
   client.put("k", {as_bytes("x")}, {}, {}, in_time()).wait();
   server.kill_now();
-  auto pending = client.get_whole("k", in_time());
+  auto pending = client.get_beginning("k", in_time());
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   server.start();
   EXPECT_EQ(as_text(pending.wait()->bytes), "x");

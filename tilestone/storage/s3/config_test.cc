@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pwd.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -89,6 +91,14 @@ TEST_F(ConfigTest, VariablesComeBeforeTheProfile) {
 TEST_F(ConfigTest, ProfileThatDoesNotExistIsAnError) {
   EXPECT_THAT(error_of([&] { config_from(with({{"AWS_PROFILE", "gone"}})); }),
               IsError(ErrorCode::kNotFound, "", "gone"));
+}
+
+TEST(ProcessEnvironment, WithoutHomeTheUsersIsTaken) {
+  const std::string before = std::getenv("HOME");
+  ::unsetenv("HOME");
+  const Environment environment = process_environment();
+  ::setenv("HOME", before.c_str(), 1);
+  EXPECT_EQ(environment.at("HOME"), ::getpwuid(::geteuid())->pw_dir);
 }
 
 // As HOME is another user's in many containers.

@@ -98,7 +98,7 @@ void run_seed(uint32_t seed, const std::string& bucket) {
   for (auto& put : puts) EXPECT_TRUE(put.wait());
   const bool won = mine.wait().has_value(), lost = other.wait().has_value();
   EXPECT_NE(won, lost);
-  EXPECT_EQ(as_text(client.get_whole(prefix + "switch", long_enough()).wait()->bytes),
+  EXPECT_EQ(as_text(client.get_beginning(prefix + "switch", long_enough()).wait()->bytes),
             won ? "mine" : "other");
 
   const std::string id = client.begin_upload(prefix + "m", true, long_enough()).wait();
@@ -158,7 +158,7 @@ TEST(S3Faults, EachFaultOfAConditionalPut) {
                     .wait());
     EXPECT_FALSE(
         client.put(key, {as_bytes("other")}, Condition::absent(), {}, long_enough()).wait());
-    EXPECT_EQ(as_text(client.get_whole(key, long_enough()).wait()->bytes), "mine");
+    EXPECT_EQ(as_text(client.get_beginning(key, long_enough()).wait()->bytes), "mine");
   }
 }
 

@@ -23,7 +23,7 @@ TEST(Fork, ChildHasConnectionsOfItsOwn) {
                              {"AWS_ENDPOINT_URL", server.url()}}),
                 "bucket");
   put_one(client);
-  auto pending = client.get_whole("k", in_time());
+  auto pending = client.get_beginning("k", in_time());
   const pid_t child = ::fork();
   if (child == 0) {
     bool good = put_one(client) == "e";

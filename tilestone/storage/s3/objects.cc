@@ -226,7 +226,7 @@ class ObjectReads {
 
 std::unique_ptr<ReadableFile> open_object(std::shared_ptr<Bucket> bucket, std::string key,
                                           std::string name, const Deadline& deadline) {
-  auto beginning = bucket->client.get_beginning(key, kBeginning, deadline).wait();
+  auto beginning = bucket->client.get_beginning(key, deadline, kBeginning).wait();
   if (!beginning) {
     throw Error(ErrorCode::kNotFound, "cannot open a file").with_file(name).with_errno(ENOENT);
   }

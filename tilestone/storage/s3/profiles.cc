@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/host.h"
 #include "tilestone/storage/s3/encode.h"
 
 namespace tilestone::s3 {
@@ -74,6 +75,7 @@ Environment process_environment() {
     if (equals != std::string_view::npos)
       out.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
+  out.emplace("HOME", home_directory());  // if it is not set
   return out;
 }
 
