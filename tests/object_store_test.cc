@@ -208,6 +208,16 @@ TEST(Requests, OfSavesAndOfOpeningACheckpoint) {
   EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(24), Le(5)));
 }
 
+TEST(Requests, WhoPublishesLooksForTheRanksFilesByAListing) {
+  std::atomic<int> looks = 0;
+  Proxied place([&](const s3::ServedRequest& request) {
+    if (request.method == "HEAD" && request.has(".distcp")) ++looks;
+    return s3::Fault::kNone;
+  });
+  save_rows(place.location(), 4, 3);
+  EXPECT_EQ(looks, 0);
+}
+
 // One in four requests, but no request twice in a row.
 class RandomFaults {
  public:

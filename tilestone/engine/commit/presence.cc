@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "tilestone/base/error.h"
@@ -30,6 +31,18 @@ struct Expected {
   std::optional<uint64_t> found;  // size in bytes as found; nullopt if the file is missing
 };
 
+using Sizes = std::unordered_map<std::string, uint64_t>;
+
+// In an object store 1,000 names and their sizes are one request. nullopt: look at each file.
+std::optional<Sizes> listed_sizes(Storage& storage) {
+  if (storage.directories() != nullptr) return std::nullopt;
+  const Listing all = storage.listing("", Depth::kTree);
+  if (all.infos.size() != all.files.size()) return std::nullopt;
+  Sizes sizes;
+  for (size_t i = 0; i < all.files.size(); ++i) sizes.emplace(all.files[i], all.infos[i].size);
+  return sizes;
+}
+
 // Opens the file instead of calling stat, so that a network file system asks its server. In an
 // object store that would read it.
 std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
@@ -49,12 +62,18 @@ std::optional<uint64_t> size_of(Storage& storage, const std::string& name) {
 std::vector<Expected> missing_of(Storage& storage, std::vector<Expected> expected,
                                  ThreadPool* threads, Deadline deadline) {
   std::vector<char> missing(expected.size(), 0);
+  const auto sizes = expected.size() > 1 ? listed_sizes(storage) : std::nullopt;
+  const auto find = [&](const std::string& name) {
+    if (!sizes) return size_of(storage, name);
+    const auto found = sizes->find(name);
+    return found == sizes->end() ? std::nullopt : std::optional(found->second);
+  };
   const auto look = [&](size_t i) {
     if (deadline.expired()) {
       throw Error(ErrorCode::kTimeout, "the deadline passed while looking for the ranks' files")
           .with_file(expected[i].file->name);
     }
-    expected[i].found = size_of(storage, expected[i].file->name);
+    expected[i].found = find(expected[i].file->name);
     missing[i] = expected[i].found == expected[i].file->size ? 0 : 1;
   };
   if (threads != nullptr) {
