@@ -6,8 +6,8 @@
 
 #include <cerrno>
 #include <climits>
-#include <ctime>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <vector>
 

@@ -39,6 +39,9 @@ class OneFile final : public Storage {
   }
   std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override { refuse(); }
   bool is_claimed(const std::string&) override { return false; }
+  std::shared_ptr<Storage> until(const Deadline& deadline) override {
+    return std::make_shared<OneFile>(directory_->until(deadline), name_);
+  }
 
   std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {
     refuse();

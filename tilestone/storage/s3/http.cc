@@ -32,9 +32,6 @@ class Http::Loop {
     std::unique_ptr<Transfer> transfer;
     ExchangePtr exchange;
   };
-  struct CloseMulti {
-    void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
-  };
 
   void run();
   bool take_new();  // false: the end
@@ -49,7 +46,7 @@ class Http::Loop {
 
   const HttpSettings settings_;
   const size_t in_progress_;
-  const std::unique_ptr<CURLM, CloseMulti> multi_;
+  const std::unique_ptr<CURLM, CURLMcode (*)(CURLM*)> multi_;
   std::multimap<Clock::time_point, ExchangePtr> waiting_;  // by when the next attempt is due
   std::map<CURL*, Running> running_;
   std::vector<std::unique_ptr<Transfer>> idle_;
@@ -103,13 +100,12 @@ Http::Http(HttpSettings settings, size_t in_progress)
     : loop_(std::make_unique<Loop>(std::move(settings), in_progress)) {}
 Http::~Http() = default;
 void Http::start(std::shared_ptr<Exchange> exchange) { loop_->start(std::move(exchange)); }
-
 void Http::check_now() { loop_->check_now(); }
 
 Http::Loop::Loop(HttpSettings settings, size_t in_progress)
     : settings_(std::move(settings)),
       in_progress_(in_progress),
-      multi_(make_multi(in_progress)),
+      multi_(make_multi(in_progress), curl_multi_cleanup),
       thread_([this] { run(); }) {}
 
 Http::Loop::~Loop() {

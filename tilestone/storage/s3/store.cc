@@ -45,8 +45,8 @@ FileInfo info_of(uint64_t size,
 
 class S3Store : public Storage {
  public:
-  S3Store(std::shared_ptr<Bucket> bucket, std::string root, Deadline until = Deadline::never())
-      : bucket_(std::move(bucket)), root_(std::move(root)), until_(std::move(until)) {}
+  S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
+      : bucket_(std::move(bucket)), root_(prefix.empty() ? "" : prefix + "/") {}
 
   StorageFacts facts() const override {
     StorageFacts facts;
@@ -119,14 +119,12 @@ class S3Store : public Storage {
   }
 
   void remove(std::span<const std::string> names) override {
-    std::vector<std::string> keys;
-    for (const std::string& name : names) keys.push_back(key(name));
     std::optional<NotDeleted> first;
-    for (size_t at = 0; at < keys.size(); at += kMaxKeysToRemove) {
-      const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(at);
-      const size_t count = std::min(kMaxKeysToRemove, keys.size() - at);
-      const std::vector<std::string> batch(begin, begin + static_cast<std::ptrdiff_t>(count));
-      const auto refused = bucket_->client.remove(batch, call_deadline(until_)).wait();
+    for (size_t at = 0; at < names.size(); at += kMaxKeysToRemove) {
+      std::vector<std::string> keys;
+      for (size_t i = at; i < std::min(names.size(), at + kMaxKeysToRemove); ++i)
+        keys.push_back(key(names[i]));
+      const auto refused = bucket_->client.remove(keys, call_deadline(until_)).wait();
       if (!refused.empty() && !first) first = refused.front();
     }
     if (!first) return;
@@ -144,11 +142,11 @@ class S3Store : public Storage {
                           const std::function<bool(const std::string&)>& goes) override {
     UploadPage page;
     do {
-      page = bucket_->client.uploads(root_ + prefix, page.next, call_deadline()).wait();
+      page = bucket_->client.uploads(root_ + prefix, page.next, call_deadline(until_)).wait();
       for (const Upload& each : page.uploads) {
         const std::string name = name_of(each.key);
         if (!is_file_name(name) || !goes(name)) continue;
-        bucket_->client.abort(each.key, each.id, call_deadline()).wait();
+        bucket_->client.abort(each.key, each.id, call_deadline(until_)).wait();
       }
     } while (page.next);
   }
@@ -163,7 +161,9 @@ class S3Store : public Storage {
   }
 
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
-    return std::make_shared<S3Store>(bucket_, root_, deadline);
+    auto same = std::make_shared<S3Store>(*this);
+    same->until_ = deadline;
+    return same;
   }
 
  private:
@@ -217,10 +217,8 @@ class S3Store : public Storage {
 
   const std::shared_ptr<Bucket> bucket_;
   const std::string root_;  // "", or the prefix and a slash
-  const Deadline until_;
+  Deadline until_ = Deadline::never();
 };
-
-std::string root_of(const Url& url) { return url.prefix.empty() ? "" : url.prefix + "/"; }
 
 // What may change how a bucket is reached.
 Environment relevant(Environment environment) {
@@ -262,12 +260,12 @@ Url parse_url(const std::string& url) {
 }
 
 std::shared_ptr<Storage> s3_store(const Url& url) {
-  return std::make_shared<S3Store>(shared_bucket(url.bucket), root_of(url));
+  return std::make_shared<S3Store>(shared_bucket(url.bucket), url.prefix);
 }
 
 std::shared_ptr<Storage> s3_store(const Url& url, Config config) {
   return std::make_shared<S3Store>(std::make_shared<Bucket>(std::move(config), url.bucket),
-                                   root_of(url));
+                                   url.prefix);
 }
 
 }  // namespace tilestone::s3

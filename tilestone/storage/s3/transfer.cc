@@ -26,8 +26,8 @@ curl_socket_t open_socket(void*, curlsocktype, curl_sockaddr* address) {
 }
 
 // libcurl repeats a request by itself if a connection from its pool turns out to be dead. Whether
-// the server has executed the first one would then be unknown here. (Of a body; one without is sent
-// on a connection of its own if it must not be executed twice.)
+// the server has executed the first one would then be unknown here. It does not ask before it
+// repeats a request without a body: a POST, which does something twice then, has a fresh one.
 int refuse_to_repeat(void*, curl_off_t, int) { return CURL_SEEKFUNC_FAIL; }
 
 size_t total_size(const std::vector<ByteView>& parts) {

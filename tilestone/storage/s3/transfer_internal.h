@@ -22,12 +22,6 @@ class Transfer {
   HttpAnswer end(CURLcode code);
 
  private:
-  struct FreeHandle {
-    void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
-  };
-  struct FreeList {
-    void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-  };
   template <typename T>
   void set(CURLoption option, T value);
   void set_method();
@@ -45,8 +39,8 @@ class Transfer {
   static size_t on_header(char* data, size_t size, size_t count, void* self);
 
   const HttpSettings settings_;
-  std::unique_ptr<CURL, FreeHandle> handle_;
-  std::unique_ptr<curl_slist, FreeList> list_;
+  std::unique_ptr<CURL, void (*)(CURL*)> handle_{nullptr, curl_easy_cleanup};
+  std::unique_ptr<curl_slist, void (*)(curl_slist*)> list_{nullptr, curl_slist_free_all};
   std::array<char, CURL_ERROR_SIZE> problem_ = {};
   HttpRequest request_;
   HttpAnswer answer_;

@@ -168,15 +168,14 @@ class NewObject : public WritableFile {
     Body body = std::exchange(next_, {});
     const int number = static_cast<int>(parts_.size()) + 1;
     parts_.push_back({number, "", body.crc32, body.size});
-    auto etag = bucket_->client.upload_part(key_, id_, number, body.views, body.crc32, deadline_,
-                                            [this, number] { note_end(number); });
+    const auto at_end = [this, number] {
+      const std::lock_guard lock(mutex_);
+      ended_.push_back(number);
+      changed_.notify_one();
+    };
+    auto etag =
+        bucket_->client.upload_part(key_, id_, number, body.views, body.crc32, deadline_, at_end);
     in_progress_.emplace(number, PartInProgress{std::move(body), std::move(etag)});
-  }
-
-  void note_end(int number) {
-    const std::lock_guard lock(mutex_);
-    ended_.push_back(number);
-    changed_.notify_one();
   }
 
   void end_one() {
