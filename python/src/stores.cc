@@ -113,14 +113,6 @@ void get_range(const StoreCalls& calls, const std::string& name, const std::stri
       .with_file(name);
 }
 
-bool put_whole(const StoreCalls& calls, const std::string& name, ByteView bytes,
-               const std::optional<std::string>& tag, const Deadline& deadline) {
-  return in_store("put", name, deadline, [&] {
-    const nb::object condition = tag ? python_text(*tag) : nb::none();
-    return nb::cast<bool>(calls.put(python_text(name), python_bytes(bytes), condition));
-  });
-}
-
 std::optional<FileInfo> stat_of(const StoreCalls& calls, const std::string& name,
                                 const Deadline& deadline) {
   return in_store("stat", name, deadline, [&]() -> std::optional<FileInfo> {
@@ -129,6 +121,26 @@ std::optional<FileInfo> stat_of(const StoreCalls& calls, const std::string& name
     auto [size, modified, tag] =
         nb::cast<std::tuple<uint64_t, std::optional<double>, std::string>>(found);
     return FileInfo{.size = size, .modified = modified, .tag = std::move(tag)};
+  });
+}
+
+// Whether a put that was refused has been done before, and its answer was lost. Nobody else puts
+// the same bytes; but a file may be created twice with the same.
+bool holds(const StoreCalls& calls, const std::string& name, ByteView bytes,
+           const Deadline& deadline) {
+  const auto found = stat_of(calls, name, deadline);
+  if (!found || bytes.empty() || found->size != bytes.size()) return false;
+  Bytes there(bytes.size());
+  get_range(calls, name, found->tag, 0, there, deadline);
+  return std::ranges::equal(there, bytes);
+}
+
+// `tag`: as that of Store.put. False: its condition does not hold.
+bool put_whole(const StoreCalls& calls, const std::string& name, ByteView bytes,
+               const std::optional<std::string>& tag, const Deadline& deadline) {
+  return in_store("put", name, deadline, [&] {
+    const nb::object condition = tag ? python_text(*tag) : nb::none();
+    return nb::cast<bool>(calls.put(python_text(name), python_bytes(bytes), condition));
   });
 }
 
@@ -143,10 +155,15 @@ class StoreWriter : public WritableFile {
     expect_open();
     size_ += bytes.size();
     while (!bytes.empty()) {
+      if (part_.empty() && bytes.size() >= kPartBytes) {
+        write_part(bytes.first(kPartBytes));
+        bytes = bytes.subspan(kPartBytes);
+        continue;
+      }
       const size_t count = std::min<uint64_t>(bytes.size(), kPartBytes - part_.size());
       part_.insert(part_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
       bytes = bytes.subspan(count);
-      if (part_.size() == kPartBytes) write_part();
+      if (part_.size() == kPartBytes) write_collected();
     }
   }
   void sync(Deadline deadline) override {
@@ -167,12 +184,15 @@ class StoreWriter : public WritableFile {
     if (!open_) throw Error(ErrorCode::kInvalidArgument, "the file is closed").with_file(name_);
   }
 
-  void write_part() {
+  void write_part(ByteView part) {
     in_store("create", name_, deadline_, [&] {
       if (writer_ == nullptr) writer_ = keep_alive(calls_->create(python_text(name_)));
-      kept_object(writer_).attr("write")(python_bytes(part_));
+      kept_object(writer_).attr("write")(python_bytes(part));
       return true;
     });
+  }
+  void write_collected() {
+    write_part(part_);
     part_.clear();
   }
 
@@ -188,7 +208,7 @@ class StoreWriter : public WritableFile {
   // Stores have no condition for the end of such an upload, so one looks before it.
   bool finish_parts() {
     if (stat_of(*calls_, name_, deadline_)) return false;
-    if (!part_.empty()) write_part();
+    if (!part_.empty()) write_collected();
     return in_store("close", name_, deadline_, [&] {
       kept_object(writer_).attr("close")();
       return true;
@@ -363,8 +383,8 @@ class PythonStore : public Storage {
     check_file_name(name);
     std::optional<std::string> tag;
     if (!condition.is_always()) tag = condition.tag();
-    if (put_whole(*calls_, name, bytes, tag, deadline)) return true;
-    return !condition.is_always() && holds(name, bytes, deadline);
+    return put_whole(*calls_, name, bytes, tag, deadline) ||
+           (tag && holds(*calls_, name, bytes, deadline));
   }
 
   void remove(std::span<const std::string> names) override {
@@ -399,16 +419,6 @@ class PythonStore : public Storage {
   }
 
  private:
-  // Whether a put that was refused has been done before, and its answer was lost.
-  bool holds(const std::string& name, ByteView bytes, const Deadline& deadline) {
-    const auto found = stat_of(*calls_, name, deadline);
-    if (!found || found->size != bytes.size()) return false;
-    Bytes there(bytes.size());
-    if (there.empty()) return false;
-    get_range(*calls_, name, found->tag, 0, there, deadline);
-    return std::ranges::equal(there, bytes);
-  }
-
   std::string url_;
   std::shared_ptr<const StoreCalls> calls_;
 };

@@ -122,6 +122,19 @@ def test_a_checkpoint_is_replaced_and_its_readers_get_an_error(place: str) -> No
     assert tilestone.load(place)["w"].sum() == 0
 
 
+def test_a_put_whose_answer_was_lost_is_recognised(place: str) -> None:
+    store = memory()
+
+    def put(name: str, data: bytes, tag: str | None) -> bool:
+        return store.put(name, data, tag) and (not tag or store.put(name, data, tag))
+
+    forgetful = dataclasses.replace(store, put=put)
+    tilestone.register_store(place.partition("://")[0], lambda url: forgetful)
+    for number in (1, 2):
+        tilestone.save({"n": number, "w": torch.ones(1000)}, place, overwrite=True)
+        assert tilestone.load(place)["n"] == number
+
+
 def test_what_a_store_raises_is_said(place: str) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError("no such account")
