@@ -4,9 +4,9 @@
 //     grows, so each put of it has another tag.
 //  2. Renew: one thread of the process puts it again each period, if it still has the tag of the
 //     put before.
-//  3. Take over: the object has lapsed if the store's own clock says that it is kLapsed periods
-//     old, or if its tag has stayed the same for so long by the clock of who looks at it. Then it
-//     is put if it still has that tag. No clocks of two hosts are compared.
+//  3. Take over: the object has lapsed if its tag has stayed the same for kLapsed periods by the
+//     clock of who looks at it; or for kWatched, if the store's own clock says that it is kLapsed
+//     periods old. Then it is put if it still has that tag. No clocks of two hosts are compared.
 //  4. Release: it is removed if it still has the tag of the last put.
 //
 // The holder is sure of its claim until kSure periods after it has begun its last put that has
@@ -29,6 +29,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -46,6 +47,8 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kSure = 3, kLapsed = 4;  // periods
+constexpr double kWatched = 1.5;       // at least: the two times of an age may be of two clocks
+constexpr Seconds kSilent{1};          // who waits longer says so
 constexpr uint64_t kMaxText = 1024;    // bytes
 
 std::atomic<double> the_period = 10;  // seconds
@@ -72,9 +75,11 @@ class Renewals {
  private:
   void run(const std::stop_token& stop);
 
+  std::mutex threads_;  // of add() and remove(): a second thread never begins before the first ends
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::vector<Lease*> leases_;
+  uint64_t added_ = 0;
   Lease* renewed_ = nullptr;  // now
   std::jthread thread_;       // while there are leases
 };
@@ -97,8 +102,9 @@ class Lease : public StorageClaim {
     renewals().remove(*this);
     try {
       release();
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, std::string("a claim stays until it lapses: ") + error.what());
+    } catch (...) {
+      log(LogLevel::kDebug,
+          std::string("a claim stays until it lapses: ") + current_error().what());
     }
   }
 
@@ -122,13 +128,16 @@ class Lease : public StorageClaim {
     const std::lock_guard lock(mutex_);
     next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(period_);
     try {
+      is_cut_off_ = false;
       if (is_lost_ || put_again(deadline)) return;
       is_lost_ = true;
       sure_until_ = Clock::time_point();
       log(LogLevel::kWarning, "another process has taken over the claim " + name_ + " at " +
                                   storage_->describe() +
                                   ", which this one had not renewed in time");
-    } catch (const Error& error) {
+    } catch (...) {
+      const Error error = current_error();
+      is_cut_off_ = error.code() != ErrorCode::kInterrupted;
       log(LogLevel::kDebug, std::string("a claim was not renewed: ") + error.what());
     }
   }
@@ -150,10 +159,15 @@ class Lease : public StorageClaim {
     return true;
   }
 
+  // An earlier put of its own, whose answer was lost, may come late. False: it is lost.
   bool put_again(const Deadline& deadline) {
-    if (!tag_.empty() && put(Condition::has(tag_), deadline)) return true;
-    tag_ = own_tag();
-    return !tag_.empty() && put(Condition::has(tag_), deadline);
+    constexpr int kTries = 4;
+    for (int tries = 0; tries < kTries; ++tries) {
+      if (tag_.empty()) tag_ = own_tag();
+      if (tag_.empty()) return false;
+      if (put(Condition::has(tag_), deadline)) return true;
+    }
+    throw Error(ErrorCode::kIo, "it changes again and again").with_file(name_);
   }
 
   // Of the object, if it is this lease's; else "".
@@ -170,9 +184,12 @@ class Lease : public StorageClaim {
   }
 
   void release() {
-    if (is_lost_) return;
-    if (tag_.empty()) tag_ = own_tag();
-    if (!tag_.empty()) storage_->remove_if(name_, tag_, Deadline::after(period_));
+    if (is_lost_ || is_cut_off_) return;
+    for (int tries = 0; tries < 2; ++tries) {
+      if (tag_.empty()) tag_ = own_tag();
+      if (tag_.empty() || storage_->remove_if(name_, tag_, Deadline::after(period_))) return;
+      tag_.clear();
+    }
   }
 
   const pid_t process_ = ::getpid();
@@ -190,17 +207,24 @@ class Lease : public StorageClaim {
   std::mutex mutex_;  // of one renewal, and of what follows
   std::string tag_;   // "": not known
   int number_ = 0;
-  bool is_lost_ = false;
+  bool is_lost_ = false, is_cut_off_ = false;  // by the last request
 };
 
 void Renewals::add(Lease& lease) {
+  const std::lock_guard threads(threads_);
   const std::lock_guard lock(mutex_);
+  try {
+    if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& s) { run(s); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kIo, std::string("no thread can renew a claim: ") + error.what());
+  }
   leases_.push_back(&lease);
-  if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& s) { run(s); });
+  ++added_;
   changed_.notify_all();
 }
 
 void Renewals::remove(Lease& lease) {
+  const std::lock_guard threads(threads_);
   std::jthread last;
   std::unique_lock lock(mutex_);
   std::erase(leases_, &lease);
@@ -218,7 +242,7 @@ void Renewals::run(const std::stop_token& stop) {
     const auto when = first == leases_.end() ? Clock::time_point::max() : (*first)->next();
     if (Clock::now() < when) {
       changed_.wait_until(lock, stop, std::min(when, Clock::now() + std::chrono::hours(1)),
-                          [] { return false; });
+                          [&, before = added_] { return added_ != before; });
       continue;
     }
     renewed_ = *first;
@@ -230,9 +254,10 @@ void Renewals::run(const std::stop_token& stop) {
   }
 }
 
-// An empty one is the file of a lock, which was copied with a directory.
+// Of a lock: it was copied with a directory.
+bool is_empty(const FileInfo& info) { return info.size == 0; }
+
 bool has_lapsed(const FileInfo& info, Seconds period) {
-  if (info.size == 0) return true;
   return info.least_age && Seconds(*info.least_age) >= kLapsed * period;
 }
 
@@ -267,6 +292,7 @@ std::unique_ptr<StorageClaim> claim_lease(const std::shared_ptr<Storage>& storag
   }
   std::string seen;  // the tag at the first look
   Clock::time_point since;
+  bool has_said = false;
   for (Seconds wait = period / 100; !is_mine; wait = std::min(1.5 * wait, period / 10)) {
     const auto found = storage->stat(name);
     if (!found) {
@@ -278,11 +304,18 @@ std::unique_ptr<StorageClaim> claim_lease(const std::shared_ptr<Storage>& storag
       since = Clock::now();
     }
     if (found->tag != seen) return nullptr;  // its holder lives
-    if (has_lapsed(*found, period) || Clock::now() - since >= kLapsed * period) {
+    const Seconds watched = Clock::now() - since;
+    const double enough = has_lapsed(*found, period) ? kWatched : kLapsed;
+    if (is_empty(*found) || watched >= enough * period) {
       is_mine = lease->take(Condition::has(seen), patience);
       continue;
     }
     if (patience.expired()) return nullptr;
+    if (!has_said && watched >= kSilent) {
+      has_said = true;
+      log(LogLevel::kInfo, "waiting until it shows whether the process lives that has claimed " +
+                               name + " at " + storage->describe());
+    }
     pause(wait, patience);
   }
   return lease;
@@ -292,7 +325,7 @@ bool is_leased(Storage& storage, const std::string& name, Seconds period) {
   check_file_name(name);
   const auto found = storage.stat(name);
   if (found && !has_conditions(storage)) fail_no_conditions(storage, name);
-  return found && !has_lapsed(*found, period);
+  return found && !is_empty(*found) && !has_lapsed(*found, period);
 }
 
 }  // namespace tilestone

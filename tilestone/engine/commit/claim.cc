@@ -64,6 +64,11 @@ bool is_held(StorageClaim* lock) {
   return lock != nullptr && !lock->held_until(Deadline::after(kToRenew)).expired();
 }
 
+void remove_claim(Storage& location, std::unique_ptr<StorageClaim>& lock) {
+  if (!location.facts().claims_are_leases) location.remove(std::string(kLockName));
+  lock.reset();
+}
+
 bool has_only_lock(Storage& location) {
   const Listing own = location.listing(std::string(kTilestoneDirectory) + "/", Depth::kLevel);
   return own.directories.empty() &&
@@ -71,14 +76,13 @@ bool has_only_lock(Storage& location) {
 }
 
 // The file of the lock goes first, under the lock: who waits for it then sees that its file has no
-// name (Storage::claim()). The directory goes only if it is empty, because saves by files take
-// no lock.
+// name (Storage::claim()). That of a lease goes with it. The directory goes only if it is empty,
+// because saves by files take no lock.
 void remove_lock_directory(Storage& location, std::unique_ptr<StorageClaim>& lock) {
   try {
     if (lock != nullptr) {
       if (!has_only_lock(location)) return;
-      location.remove(std::string(kLockName));
-      lock.reset();
+      remove_claim(location, lock);
     }
     location.tidy(std::string(kTilestoneDirectory));
   } catch (const Error& error) {

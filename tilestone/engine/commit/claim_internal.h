@@ -23,6 +23,8 @@ std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(
     Storage& location, const Deadline& patience = Deadline::never());
 // Whether it was taken, and is not lost (StorageClaim::held_until()). Null: it is not.
 bool is_held(StorageClaim* lock);
+// Releases the lock and removes its file. A lease's goes only if it is still the caller's.
+void remove_claim(Storage& location, std::unique_ptr<StorageClaim>& lock);
 // Whether the location's kTilestoneDirectory holds nothing but the lock.
 bool has_only_lock(Storage& location);
 // Releases the lock of the location and removes kTilestoneDirectory, if nothing else is in it. For

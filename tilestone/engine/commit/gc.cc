@@ -73,7 +73,8 @@ class Cleaning {
       found.push_back({name, 0, kUnfinished, "its save has ended"});
       return false;
     });
-    for (const std::string& name : here.remains) {
+    remains_ = here.remains;
+    for (const auto& [name, tag] : remains_) {
       const auto info = storage_.stat(name);
       if (info)
         found.push_back({name, info->size, "file of a killed save", "it was not published"});
@@ -109,10 +110,12 @@ class Cleaning {
     remove_siblings();
     finish_removal(storage_);
     for (const Leftover& file : found) {
-      const bool is_other = file.name.starts_with(kBeside) || file.what == kUnfinished;
+      const bool is_other = file.name.starts_with(kBeside) || file.what == kUnfinished ||
+                            remains_.contains(file.name);
       if (!is_note(file.name) && !is_other) remove(file.name);
     }
-    go_through_uploads([](const std::string&) { return true; });
+    go_through_uploads([&](const std::string&) { return is_held(lock_.get()); });
+    if (is_held(lock_.get())) remove_remains(storage_, remains_);
     // Notes are removed last, once the other files are durably removed. Without kReplacedName,
     // replaced rank-local metadata would be beside an ordinary index and make it ambiguous. Without
     // a save's note, its data files could not be recognized as leftovers.
@@ -143,12 +146,14 @@ class Cleaning {
     }
   }
 
-  // Those of saves that may not still be published.
+  // Those of saves that began here and may not still be published. Others may be copies' that are
+  // being made.
   void go_through_uploads(const std::function<bool(const std::string&)>& goes) {
     try {
       storage_.discard_unfinished("", [&](const std::string& name) {
         const auto own = parse_tilestone_name(name);
-        return own && !open_.contains(own->save_id) && goes(name);
+        const bool began_here = own && (force_ || ended_.contains(own->noted));
+        return began_here && !open_.contains(own->save_id) && goes(name);
       });
     } catch (const Error& error) {
       log(LogLevel::kWarning,
@@ -254,6 +259,7 @@ class Cleaning {
   ExistingCheckpoint existing_;
   std::vector<Sibling> dead_;
   std::optional<Replaced> replaced_;
+  Remains remains_;
   std::set<std::string> removed_;       // files of a checkpoint whose removal has begun
   std::set<std::string> ended_;         // saves whose files may be removed
   std::set<std::string> unread_;        // notes that could not be read

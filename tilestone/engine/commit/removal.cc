@@ -193,8 +193,8 @@ class Without {
 class Remover {
  public:
   // `standing`: what was at the name of the index before the plan was made.
-  Remover(Storage& storage, Plan plan, Condition standing)
-      : storage_(storage), plan_(std::move(plan)), standing_(std::move(standing)) {
+  Remover(Storage& storage, Plan plan, Condition standing, StorageClaim& lock)
+      : storage_(storage), plan_(std::move(plan)), standing_(std::move(standing)), lock_(lock) {
     const auto& files = plan_.kept.files;
     kept_files_.insert(files.begin(), files.end());
   }
@@ -209,9 +209,14 @@ class Remover {
       roll_back();
       throw;
     }
+    const Deadline limit = lock_.held_until(Deadline::never());
+    if (limit.expired()) {  // others may have removed what was made
+      roll_back();
+      fail_under_way(storage_, "a save", "try again when it has ended");
+    }
     // If this fails, nobody can know which index will be there after a reboot: remove nothing.
     if (!storage_.put(index_.name, index_.bytes, standing_, temporary_name(save_id_, "metadata"),
-                      Deadline::never())) {
+                      limit)) {
       roll_back();
       fail_under_way(storage_, "a save", "try again when it has ended");
     }
@@ -332,6 +337,7 @@ class Remover {
   Storage& storage_;
   Plan plan_;
   const Condition standing_;
+  StorageClaim& lock_;
   const std::string save_id_ = random_save_id();
   std::set<std::string> kept_files_;
   IndexFile index_;
@@ -373,7 +379,7 @@ Removal remove_keys(const Location& location, std::string_view prefix,
   const Condition standing = engine::index_of(*storage, plan);
   plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {{}, {}, 0, true};
-  return engine::Remover(*storage, std::move(plan), standing).run();
+  return engine::Remover(*storage, std::move(plan), standing, *lock).run();
 }
 
 }  // namespace tilestone

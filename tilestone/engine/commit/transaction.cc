@@ -60,7 +60,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -150,7 +149,7 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 
 // Nothing is made at a location that the first look refuses.
 void Transaction::begin(Deadline deadline) {
-  end_removal(*location_);
+  end_removal(*location_, deadline);
   const Standing before = look();
   const bool is_staged = needs_staging(*location_, before, terms_);
   expect_directories(*location_, *terms_.format, !is_staged);
@@ -198,14 +197,18 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
   take_tags(*location_, here, old_);
-  std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
+  const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
     try {
-      std::ranges::copy(here.remains, std::back_inserter(found));
+      remove_remains(*location_, here.remains);
       remove_leftover_files(*location_, found);
       old_.own = without(std::move(old_.own), found);
       // Those of saves that were killed: each has left its note before it wrote.
-      if (!here.notes.begun.empty()) location_->discard_unfinished("", is_own_name);
+      const auto is_dead = [&](const std::string& name) {
+        const auto own = parse_tilestone_name(name);
+        return own && here.notes.begun.contains(own->save_id) && claim_.is_held();
+      };
+      if (!here.notes.begun.empty()) location_->discard_unfinished("", is_dead);
     } catch (const Error& error) {
       log(LogLevel::kWarning, std::string("leftovers of earlier saves stay: ") + error.what());
     }

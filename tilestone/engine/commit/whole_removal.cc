@@ -239,9 +239,9 @@ bool finish_removal(Storage& place) {
   return is_same;
 }
 
-void end_removal(Storage& place) {
+void end_removal(Storage& place, const Deadline& patience) {
   if (!place.stat(std::string(kRemovedName))) return;
-  const auto lock = lock_if_possible(place);
+  const auto lock = lock_if_possible(place, patience);
   if (lock && *lock == nullptr) fail_under_way(place, "a removal", "try again when it has ended");
   finish_removal(place);
 }

@@ -28,6 +28,6 @@ std::optional<std::vector<std::string>> files_of_removal(Storage& place);
 bool finish_removal(Storage& place);
 // The same, for a save that is about to begin here: takes the claim. Error(kAlreadyExists) where
 // another process holds it.
-void end_removal(Storage& place);
+void end_removal(Storage& place, const Deadline& patience = Deadline::never());
 
 }  // namespace tilestone::engine

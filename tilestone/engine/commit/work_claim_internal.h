@@ -25,7 +25,8 @@ class WorkClaim {
     }
   }
   ~WorkClaim() {
-    if (lock_ != nullptr) remove_files(*storage_, std::vector{name_});
+    const bool is_file = lock_ != nullptr && !storage_->facts().claims_are_leases;
+    if (is_file) remove_files(*storage_, std::vector{name_});
   }
   WorkClaim(const WorkClaim&) = delete;
   WorkClaim& operator=(const WorkClaim&) = delete;

@@ -341,9 +341,12 @@ std::optional<LostCheckpoint> find_lost(Storage& storage, std::span<const std::s
   return std::nullopt;
 }
 
-std::vector<std::string> remains_of_index(Storage& storage, std::span<const std::string> names,
-                                          const Notes& notes) {
-  std::vector<std::string> remains;
+void remove_remains(Storage& storage, const Remains& remains) {
+  for (const auto& [name, tag] : remains) storage.remove_if(name, tag, Deadline::never());
+}
+
+Remains remains_of_index(Storage& storage, std::span<const std::string> names, const Notes& notes) {
+  Remains remains;
   for (const std::string& save_id : notes.begun) {
     const std::string name = manifest_name(save_id);
     if (notes.attempts.contains(save_id) || !contains_name(names, name)) continue;
@@ -354,9 +357,10 @@ std::vector<std::string> remains_of_index(Storage& storage, std::span<const std:
     }
     for (const IndexSum& sum : manifest->index) {
       if (is_own_name(sum.name) || !contains_name(names, sum.name)) continue;
+      const auto info = storage.stat(sum.name);  // before it is read
       const auto bytes = read_if_there(storage, sum.name);
       const bool is_its = bytes && bytes->size() == sum.size && xxh3_64(*bytes) == sum.xxh3;
-      if (is_its) remains.push_back(sum.name);
+      if (is_its && info) remains.emplace(sum.name, info->tag);
     }
   }
   return remains;

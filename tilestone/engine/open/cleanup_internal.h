@@ -111,8 +111,11 @@ std::vector<std::string> leftovers(std::span<const std::string> names,
 
 // Of all files `names`: those with fixed names that saves which began here have put and that their
 // manifests describe, while their switch is still a temporary file.
-std::vector<std::string> remains_of_index(Storage& storage, std::span<const std::string> names,
-                                          const Notes& notes);
+// With their tags, "" where there are none.
+using Remains = std::map<std::string, std::string>;
+Remains remains_of_index(Storage& storage, std::span<const std::string> names, const Notes& notes);
+// Removes those that still have their tags, so that no file of a later save goes.
+void remove_remains(Storage& storage, const Remains& remains);
 
 // A save whose files may be those of a checkpoint that has lost its metadata file.
 struct LostCheckpoint {

@@ -248,8 +248,10 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
   });
   here.notes = read_notes(storage, here.names);
   here.remains = remains_of_index(storage, here.names, here.notes);
-  here.names = without(std::move(here.names), here.remains);
-  here.of_checkpoint = without(std::move(found.names), here.remains);
+  const auto remains = [&](const std::string& name) { return here.remains.contains(name); };
+  here.of_checkpoint = std::move(found.names);
+  std::erase_if(here.names, remains);
+  std::erase_if(here.of_checkpoint, remains);
   here.found = detect_as(storage, wanted, here.of_checkpoint);
   here.is_removed = contains_name(here.names, kRemovedName);
   if (!here.is_removed) here.foreign = find_foreign(here.names, read);

@@ -24,7 +24,7 @@ struct Standing {
   std::vector<std::string> names;  // of all files but `remains`, sorted
   // Files that a killed save has put under names that each checkpoint of its dialect uses, without
   // the last of them, the switch.
-  std::vector<std::string> remains;
+  Remains remains;
   std::vector<std::string> of_checkpoint;  // see names_of_checkpoint()
   // Of the checkpoint; null: there is none of a known format, nor of the one that was asked for.
   DetectedFormat found;

@@ -158,7 +158,9 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
                       (is_late ? "has left no outcome of the save before the deadline"
                                : "has ended before it published the save"))
           .with_rank(0)
-          .with_hint("the checkpoint that was at the location before still stands");
+          .with_hint(
+              "the checkpoint that was at the location before still stands, unless rank 0 "
+              "lives and only can't reach the location");
     }
     was_gone = is_gone;
     if (!is_gone) patience = Deadline::after(between);

@@ -116,8 +116,7 @@ class StepRemoval {
 
   void remove_folder() {
     if (!has_no_files_but_lock(*held_)) return;
-    held_->remove(std::string(kLockName));
-    lock_.reset();
+    engine::remove_claim(*held_, lock_);
     run_->tidy(name_);
     run_->settle("");
   }
