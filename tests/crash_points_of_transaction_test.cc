@@ -177,7 +177,8 @@ std::vector<Scenario> scenarios() {
           {"zarr over megatron", saved_image(staged), {"zarr", "megatron"}},
           {"rank-local replaced", rank_local_image()},
           {"first in objects", {}, {}, &lapsed_objects},
-          {"overwrite in objects", saved_image({}), {}, &lapsed_objects}};
+          {"overwrite in objects", saved_image({}), {}, &lapsed_objects},
+          {"overwrite of fixed names in objects", saved_image(staged), staged, &lapsed_objects}};
 }
 
 // The first element of the checkpoint; 0 if there is none. One that is not whole fails the test.
@@ -283,7 +284,7 @@ TEST_P(CrashPointsOfTransaction, OneThatIsAbandonedAtAnyFailureLeavesTheOldCheck
   EXPECT_GT(counts.old, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CrashPointsOfTransaction, testing::Range<size_t>(0, 8));
+INSTANTIATE_TEST_SUITE_P(All, CrashPointsOfTransaction, testing::Range<size_t>(0, 9));
 
 TEST(Transaction, EachStepMayComeFromAnotherThread) {
   const auto storage = memory_storage(saved_image({}));

@@ -23,6 +23,9 @@ NewIndex describe_save(SaveToIndex save, const Format& format, const Dialect& di
   metadata.writer = save.writer;
   metadata.dialect = dialect.read_as();
   add_replica_names(metadata, save.replicas);
+  if (save.dialect_follows) {
+    for (IndexFile& file : save.of_dialect) file.role = IndexRole::kAfter;
+  }
   NewIndex made;
   made.index = merge_index(format.encode_index(metadata), std::move(save.of_dialect));
   made.files.insert(metadata.files.begin(), metadata.files.end());

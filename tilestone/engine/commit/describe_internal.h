@@ -26,9 +26,10 @@ struct SaveToIndex {
   std::string writer = {};                             // "Tilestone 0.1.0"
   std::map<std::string, std::string> attributes = {};  // of the checkpoint
   Index of_dialect = {};                               // Dialect::encode_index() on rank 0
-  std::set<std::string> remains = {};                  // Manifest::remains
-  ReplicaNames replicas = {};                          // second names to add to the index
-  bool inventory = false;                              // fill NewIndex::inventory
+  bool dialect_follows = false;        // its files come after the format's switch, which decides
+  std::set<std::string> remains = {};  // Manifest::remains
+  ReplicaNames replicas = {};          // second names to add to the index
+  bool inventory = false;              // fill NewIndex::inventory
   const Value* common = nullptr;  // the common state, for the inventory; null: the dialect has none
 };
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
@@ -57,6 +58,7 @@ class Cleaning {
         here.found.format == nullptr && safetensors_format()->detect(here.of_checkpoint);
     if (converted) here.found = {safetensors_format(), pytorch_dialect()};
     existing_ = read_existing(storage_, here);
+    if (lock_ != nullptr) finish_index(storage_, here, existing_.save_id);
     const Notes& notes = here.notes;
     const auto removed = here.is_removed ? files_of_removal(storage_) : std::nullopt;
     if (removed) removed_ = {removed->begin(), removed->end()};

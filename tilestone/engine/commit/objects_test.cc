@@ -148,15 +148,17 @@ TEST(Objects, OfTwoSavesTheSecondSaysWhoWasFirstAndLosesNothing) {
   }
 }
 
-TEST(Objects, FixedNamesGoIntoAnEmptyPlaceOnlyAndZarrNowhere) {
+TEST(Objects, FixedNamesReplaceThoseOfTheSameDialectAndZarrGoesNowhere) {
   const auto store = memory_objects();
   SaveOptions megatron = replacing();
   megatron.dialect = megatron_dialect();
   save_at(store, kOld, megatron);
-  expect_rows(Location(store), kOld, 1);
-  expect_error([&] { save_at(store, kNew, megatron); }, ErrorCode::kUnsupported, "prefix");
-  expect_error([&] { save_at(store, kNew, replacing()); }, ErrorCode::kUnsupported, "prefix");
-  expect_rows(Location(store), kOld, 1);
+  const size_t files = store->list().size();
+  save_at(store, kNew, megatron);
+  expect_rows(Location(store), kNew, 1);
+  EXPECT_THAT(store->list(), testing::SizeIs(files));
+  expect_error([&] { save_at(store, kOther, replacing()); }, ErrorCode::kUnsupported, "prefix");
+  expect_rows(Location(store), kNew, 1);
   SaveOptions zarr;
   zarr.format = zarr_format();
   const auto empty = memory_objects();
@@ -194,6 +196,41 @@ TEST(Objects, WhatAKilledSaveLeavesIsRemovedByGcAndByTheNextSave) {
       if (!exists || cleans) {
         EXPECT_TRUE(find_leftovers(Location(store)).empty());
       }
+    }
+  }
+  set_log_level(level);
+}
+
+// Of the two checkpoints one is whole for every reader of ours, whichever files stand.
+TEST(Objects, AKilledReplacementOfFilesWithFixedNamesLeavesTheOldOrTheNewCheckpoint) {
+  const LogLevel level = set_log_level(LogLevel::kOff);
+  SaveOptions megatron = replacing();
+  megatron.dialect = megatron_dialect();
+  bool is_killed = true;
+  for (uint64_t at = 0; is_killed; ++at) {
+    for (const bool cleans : {false, true}) {
+      SCOPED_TRACE(at);
+      const auto store = memory_objects();
+      save_at(store, kOld, megatron);
+      const size_t files = store->list().size();
+      const auto disk = FaultDisk::create(store, [&](const StorageCall& call) {
+        return call.index == at ? FaultAction::die_after() : FaultAction::pass();
+      });
+      is_killed = false;
+      try {
+        save_at(disk->storage(), kNew, megatron);
+      } catch (const Error&) {
+        is_killed = true;
+      }
+      const int64_t stands = step_of(Checkpoint::open(Location(store))).as_int();
+      EXPECT_TRUE(stands == kOld || stands == kNew);
+      EXPECT_TRUE(is_killed || stands == kNew);
+      expect_rows(Location(store), stands, 1);
+      if (cleans) remove_leftovers(Location(store));
+      if (!cleans) save_at(store, kOther, megatron);
+      expect_rows(Location(store), cleans ? stands : kOther, 1);
+      EXPECT_TRUE(Checkpoint::open(Location(store)).verify().ok());
+      EXPECT_THAT(store->list(), testing::SizeIs(files));
     }
   }
   set_log_level(level);

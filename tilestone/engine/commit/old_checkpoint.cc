@@ -96,7 +96,7 @@ void expect_no_directory_of_index(Storage& location, const Format& format) {
 // directory as a checkpoint. Our readers do not accept it either once the new .metadata exists,
 // because the manifest names the dialect (check_dialect() in open/opening.cc).
 bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms) {
-  if (terms.dialect->shares_directory()) return false;
+  if (terms.dialect->shares_directory() || replaces_one_by_one(location, here, terms)) return false;
   const DetectedFormat& found = here.found;
   if (!has_fixed_names(*terms.format, *terms.dialect) && !here.foreign &&
       !(found.format && has_fixed_names(*found.format, *found.dialect))) {
@@ -107,6 +107,26 @@ bool needs_staging(Storage& location, const Standing& here, const SaveTerms& ter
     return in_tilestone_directory(name) || is_own_name(name);
   };
   return location.parent() || !std::ranges::all_of(here.names, is_apart);
+}
+
+bool replaces_one_by_one(Storage& location, const Standing& here, const SaveTerms& terms) {
+  const DetectedFormat& found = here.found;
+  return terms.overwrite && found.format != nullptr && terms.dialect->has_fixed_names() &&
+         !terms.format->has_fixed_names() && found.format->name() == terms.format->name() &&
+         found.dialect->name() == terms.dialect->name() && location.facts().put_if_tag;
+}
+
+void finish_index(Storage& location, const Standing& here, const std::string& existing) {
+  if (here.found.dialect == nullptr || !location.facts().put_if_tag) return;
+  for (const std::string& file : here.found.dialect->index_files(here.of_checkpoint)) {
+    const std::string copy = temporary_of(existing, file);
+    if (!contains_name(here.names, copy)) continue;
+    const auto standing = location.stat(file);
+    const auto bytes = read_if_there(location, copy);
+    if (!standing || !bytes) continue;
+    location.put(file, *bytes, Condition::has(standing->tag), temporary_name(existing, "copy"),
+                 Deadline::never());
+  }
 }
 
 void take_tags(Storage& location, const Standing& here, OldCheckpoint& old) {

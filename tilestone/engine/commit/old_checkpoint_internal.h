@@ -32,8 +32,13 @@ void expect_no_directory_of_index(Storage& location, const Format& format);
 // directory, the save can be made in place, because the switch is published last.
 bool needs_staging(Storage& location, const Standing& here, const SaveTerms& terms);
 
+// Whether the save is one in place all the same, and puts the files with fixed names one by one:
+// where a put can ask for a tag, over a checkpoint of the same format and dialect.
+bool replaces_one_by_one(Storage& location, const Standing& here, const SaveTerms& terms);
+
 // What a save in place replaces and removes.
 struct OldCheckpoint {
+  bool one_by_one = false;           // replaces_one_by_one()
   std::set<std::string> files;       // data files and manifest
   std::set<std::string> rank_local;  // its metadata files, if it is a rank-local checkpoint
   // The saves that wrote these files, and this one if its files have other names than its id, as
@@ -61,6 +66,10 @@ std::vector<std::string> take_stock(Storage& location, const Standing& here, con
 std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
                                          const std::set<std::string>& made,
                                          const std::string& switch_name, bool has_claim);
+
+// Completes the save `existing` that has put its switch, and was killed before it had put all files
+// that follow. The caller holds the claim.
+void finish_index(Storage& location, const Standing& here, const std::string& existing);
 
 // ---- Rank-local checkpoints (replaced_rank_local.cc)
 

@@ -23,11 +23,13 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
 #include "tilestone/format/megatron_mark.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 
 namespace tilestone {
 namespace engine {
@@ -376,6 +378,10 @@ Removal remove_keys(const Location& location, std::string_view prefix,
   engine::Plan plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {};
   const auto lock = engine::wait_for_lock(*storage, options);
+  if (storage->facts().put_if_tag) {
+    const engine::Standing here = engine::look_at(*storage, torch_dist_format());
+    engine::finish_index(*storage, here, engine::read_existing(*storage, here).save_id);
+  }
   const Condition standing = engine::index_of(*storage, plan);
   plan = engine::plan_removal(storage, prefix);
   if (plan.keys.empty()) return {{}, {}, 0, true};

@@ -53,6 +53,13 @@
 // it is durable, or another's, and then the save has failed. If no try succeeds, the error says
 // that it is not known whether the checkpoint exists. Step 2 of the next save or gc decides.
 //
+// Files with fixed names where there are no directories (replaces_one_by_one()). Into an empty
+// place they are put before the switch, if absent. A checkpoint of the same dialect is replaced one
+// by one: the format's file, which names the save, is the switch, and the dialect's follow it. Step
+// 5 puts copies of these under the save's own names, which readers take where the standing file is
+// not the one that the manifest describes. After a crash the next save or gc puts them
+// (finish_index()).
+//
 // A save that fails before step 6 when no rank writes any more, and whose data files are gone,
 // removes its note, and then the directories that it made. Nobody who waits for the lock takes a
 // removed file for it (Storage::claim()).
@@ -78,14 +85,6 @@ namespace {
 constexpr std::chrono::seconds kOthersRemove{1};  // their files, after a failure
 constexpr int kSwitchTries = 3;
 constexpr std::chrono::duration<double> kBetweenSwitchTries{0.01};  // five times longer each time
-
-// "metadata" for ".metadata", "zarray" for "a/b/.zarray". Different files may share a result, since
-// only one temporary file of them exists at a time. None is called like the manifest's or
-// kReplacedName's, which exist beside the switch's.
-std::string base_name(const std::string& name) {
-  const std::string last = name.substr(name.rfind('/') + 1);
-  return last.substr(std::min(last.find_first_not_of('.'), last.size()));
-}
 
 bool holds_files(Storage& storage, const std::string& save_id) {
   return std::ranges::any_of(storage.list(), [&](const std::string& name) {
@@ -196,6 +195,8 @@ void Transaction::begin_in_place(bool is_fresh, Deadline deadline) {
   if (needs_staging(*location_, here, terms_)) fail_under_way(*location_);
   location_->settle("");
   finish_replacement(*location_, *terms_.format, here);
+  old_.one_by_one = replaces_one_by_one(*location_, here, terms_);
+  if (old_.one_by_one) finish_index(*location_, here, read_existing(*location_, here).save_id);
   take_tags(*location_, here, old_);
   const std::vector<std::string> found = take_stock(*location_, here, terms_, old_);
   if (claim_.is_held()) {
@@ -223,6 +224,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   given.save.save_id = terms_.save_id;
   given.save.writer = writer_name();
   given.save.inventory = given.step != nullptr;
+  given.save.dialect_follows = old_.one_by_one;
   new_ = describe_save(std::move(given.save), *terms_.format, *terms_.dialect);
   if (given.step != nullptr) compare_with_before(*given.step, new_.inventory);
   step_ = std::move(given.step);
@@ -234,6 +236,10 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
     const std::string name = manifest_name(terms_.save_id);
     new_.files.insert(name);
     storage_->publish(name, temporary_name(terms_.save_id, "manifest"), new_.manifest, false,
+                      deadline);
+  }
+  for (const IndexFile& file : files_that_follow()) {
+    storage_->publish(temporary_of(file), temporary_name(terms_.save_id, "copy"), file.bytes, false,
                       deadline);
   }
   if (!old_.rank_local.empty()) {
@@ -262,8 +268,17 @@ void Transaction::commit(Deadline deadline) {
   if (!staging_) publish(IndexRole::kAfter, deadline);
 }
 
+// Of which copies are put before the switch.
+std::vector<IndexFile> Transaction::files_that_follow() const {
+  std::vector<IndexFile> files;
+  std::ranges::copy_if(new_.index, std::back_inserter(files), [&](const IndexFile& file) {
+    return old_.one_by_one && file.role == IndexRole::kAfter;
+  });
+  return files;
+}
+
 std::string Transaction::temporary_of(const IndexFile& file) const {
-  return temporary_name(terms_.save_id, base_name(file.name));
+  return engine::temporary_of(terms_.save_id, file.name);
 }
 
 // Once more after a failure. A further try never takes a file that an earlier one may have left
@@ -272,7 +287,7 @@ bool Transaction::put_switch_again(int tries, Deadline deadline) {
   const IndexFile& file = switch_file(new_.index);
   std::string scratch = temporary_of(file);
   if (!storage_->stat(scratch)) {
-    scratch = temporary_name(terms_.save_id, base_name(file.name) + "-" + std::to_string(tries));
+    scratch = engine::temporary_of(terms_.save_id, file.name + "-" + std::to_string(tries));
     storage_->prepare_put(scratch, file.bytes, deadline);
   }
   const auto info = storage_->stat(file.name);
@@ -358,6 +373,7 @@ void Transaction::clean_in_place() {
   std::vector<std::string> gone =
       files_to_remove(old_, terms_, new_.files, switch_file(new_.index).name, claim_.is_held());
   gone.push_back(note_name(terms_.save_id));
+  for (const IndexFile& file : files_that_follow()) gone.push_back(temporary_of(file));
   remove_leftover_files(*location_, gone);
   if (claim_.is_held()) remove_directories_of_replaced(*location_, old_);
 }
@@ -371,6 +387,7 @@ void Transaction::abandon(bool none_writes) {
   const auto remove = [&](const std::string& file) { return remove_files(*storage_, {&file, 1}); };
   const bool has_none = !new_.files.contains(manifest) || remove(manifest);
   if (has_none && !new_.index.empty()) remove(temporary_of(switch_file(new_.index)));
+  for (const IndexFile& file : files_that_follow()) remove(temporary_of(file));
   // Before its note is left, no rank has written.
   if (stage_ != Stage::kNew && (!none_writes || !remove_note())) return;
   claim_.give_up(*location_);

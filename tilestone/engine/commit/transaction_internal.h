@@ -76,6 +76,7 @@ class Transaction {
   void put_switch(Deadline deadline);
   bool put_switch_again(int tries, Deadline deadline);
   void clean_in_place();
+  std::vector<IndexFile> files_that_follow() const;
   std::string temporary_of(const IndexFile& file) const;
   bool published_is_ours() const;
   bool remove_note();

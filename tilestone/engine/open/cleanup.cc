@@ -68,9 +68,7 @@ std::string switch_of(const Manifest& manifest) {
 // Whether the save was ended before it had published its switch, which is a temporary file until
 // then.
 bool has_temporary_switch(std::span<const std::string> names, const Manifest& manifest) {
-  const std::string name = switch_of(manifest);
-  const std::string base = name.substr(std::min(name.find_first_not_of('.'), name.size()));
-  const std::string temporary = temporary_name(manifest.save_id, base);
+  const std::string temporary = temporary_of(manifest.save_id, switch_of(manifest));
   return std::find(names.begin(), names.end(), temporary) != names.end();
 }
 
@@ -248,6 +246,11 @@ std::string temporary_name(std::string_view save_id, std::string_view what) {
   std::string name(kTilestoneDirectory);
   name.append("/").append(save_id).append(".").append(what).append(kTemporarySuffix);
   return name;
+}
+
+std::string temporary_of(std::string_view save_id, std::string_view file) {
+  const std::string_view last = file.substr(file.rfind('/') + 1);
+  return temporary_name(save_id, last.substr(std::min(last.find_first_not_of('.'), last.size())));
 }
 
 std::string random_save_id() {

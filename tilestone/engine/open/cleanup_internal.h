@@ -34,6 +34,9 @@ bool in_tilestone_directory(std::string_view name);
 
 // The name of the temporary file through which a save publishes `what` ("manifest").
 std::string temporary_name(std::string_view save_id, std::string_view what);
+// For a file of the save's index: "metadata" for ".metadata", "zarray" for "a/b/.zarray". Different
+// files may share a name.
+std::string temporary_of(std::string_view save_id, std::string_view file);
 
 // A random UUID, version 4, as text.
 std::string random_save_id();

@@ -124,6 +124,31 @@ void read_manifest(Storage& storage, std::span<const std::string> names,
   }
 }
 
+// None if the manifest is damaged, which whoever opens the checkpoint reports.
+std::vector<IndexSum> sums_in(ByteView manifest, const std::string& file) {
+  try {
+    const uint64_t head = std::min<uint64_t>(manifest.size(), manifest_head_bytes(manifest, file));
+    return decode_manifest_head(manifest.first(head), file).index;
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
+    return {};
+  }
+}
+
+// Where a save has put the switch, and then puts files with fixed names one by one over those of
+// the checkpoint that it replaces, it has left copies of them (commit/transaction.cc).
+void read_what_follows(Storage& storage, DescribingFiles& description) {
+  if (description.manifest.empty()) return;
+  for (const IndexSum& sum : sums_in(description.manifest, description.manifest_file)) {
+    const auto found = description.files.contents.find(sum.name);
+    if (sum.role != IndexRole::kAfter || found == description.files.contents.end()) continue;
+    Bytes& bytes = found->second;
+    if (bytes.size() == sum.size && xxh3_64(bytes) == sum.xxh3) continue;
+    auto copy = read_if_there(storage, temporary_of(description.metadata->save_id, sum.name));
+    bytes = copy ? *std::move(copy) : read_file(storage, sum.name, kAnySize);  // put meanwhile
+  }
+}
+
 // Reads the index among these names, and its manifest if there is one.
 DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
                           std::vector<std::string> names, Receipts receipts) {
@@ -158,6 +183,7 @@ DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
     return description;
   }
   read_manifest(storage, names, description);
+  if (found.dialect->has_fixed_names()) read_what_follows(storage, description);
   return description;
 }
 
