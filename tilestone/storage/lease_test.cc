@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -30,13 +31,14 @@ TEST(Lease, EachRenewalHasAnotherTag) {
   EXPECT_TRUE(is_had(*lock));
 }
 
-// The put is executed, and its answer is lost: the object's text says whose it is.
+// The put is executed, then or later, and its answer is lost: the object's text says whose it is.
 TEST(Lease, ARenewalWhoseAnswerIsLostLosesNoClaim) {
-  for (const bool done : {false, true}) {
+  for (const FaultAction& action :
+       {FaultAction::fail(EIO), FaultAction::fail_after(EIO), FaultAction::fail_late(EIO, 1),
+        FaultAction::fail_late(EIO, 3), FaultAction::fail_late(EIO, 4)}) {
     std::atomic<int> puts = 0;
     const auto disk = FaultDisk::create(memory_objects(), [&](const StorageCall& call) {
-      if (call.op != StorageOp::kPut || ++puts != 2) return FaultAction::pass();
-      return done ? FaultAction::fail_after(EIO) : FaultAction::fail(EIO);
+      return call.op == StorageOp::kPut && ++puts == 2 ? action : FaultAction::pass();
     });
     auto lock = claim_lease(disk->storage(), "lock", kPeriod, Deadline::never());
     while (puts < 4) std::this_thread::sleep_for(kPeriod / 4);
@@ -99,6 +101,22 @@ TEST(Lease, AForkedChildHasNoClaimAndItsEndTakesNoneAway) {
 size_t threads_now() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+TEST(Lease, AClaimThatIsTakenWhileOthersAreReleasedIsRenewed) {
+  const auto store = memory_objects();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const std::string name = "lock" + std::to_string(i);
+      for (int round = 0; round < 50; ++round) store->claim(name);
+      const auto last = store->claim(name);
+      const std::string tag = store->stat(name)->tag;
+      while (store->stat(name)->tag == tag) std::this_thread::sleep_for(kPeriod / 4);
+      EXPECT_TRUE(is_had(*last));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Lease, AThreadRunsOnlyWhileAClaimIsHeld) {
