@@ -95,6 +95,12 @@ Bytes decide(MessageStore& store, const std::string& name, ByteView mine, Deadli
       .with_file(store.file_of(name));
 }
 
+std::vector<std::optional<Bytes>> MessageStore::get_all(std::span<const std::string> names) {
+  std::vector<std::optional<Bytes>> messages;
+  for (const std::string& name : names) messages.push_back(get(name));
+  return messages;
+}
+
 // ---- Messages of single ranks
 
 Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
@@ -123,24 +129,36 @@ void StoreCommunicator::keep(Bytes mine) {
 bool StoreCommunicator::find_group(int group) {
   const int begin = begin_of(group), count = end_of(group) - begin;
   const int first = next_rank_ >= begin && next_rank_ < begin + count ? next_rank_ - begin : 0;
-  const auto find_each = [&](const auto& find) {
-    for (int i = 0; i < count; ++i) {
-      next_rank_ = begin + (first + i) % count;
-      if (!find(next_rank_)) return false;
-    }
-    return true;
-  };
-  const auto see = [&](int rank) {
-    auto seen = seen_[static_cast<size_t>(rank)];
-    if (!seen) seen = store_->exist(std::vector{name_of(rank)}).front();
-    return static_cast<bool>(seen);
-  };
-  const auto read = [&](int rank) {
-    auto& found = found_[static_cast<size_t>(rank)];
-    if (!found) found = store_->get(name_of(rank));
-    return found.has_value();
-  };
-  return find_each(see) && find_each(read);
+  const bool at_once = store_->finds_many();
+  const std::vector<bool> there =
+      at_once ? store_->exist(names_of(group)) : std::vector<bool>(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    const int number = (first + i) % count;
+    next_rank_ = begin + number;
+    auto seen = seen_[static_cast<size_t>(next_rank_)];
+    seen = seen || there[static_cast<size_t>(number)] ||
+           (!at_once && store_->exist(std::vector{name_of(next_rank_)}).front());
+    if (!seen) return false;
+  }
+  return read_group(group);
+}
+
+bool StoreCommunicator::read_group(int group) {
+  std::vector<int> unread;
+  std::vector<std::string> names;
+  for (int rank = begin_of(group); rank < end_of(group); ++rank) {
+    if (found_[static_cast<size_t>(rank)]) continue;
+    unread.push_back(rank);
+    names.push_back(name_of(rank));
+  }
+  std::vector<std::optional<Bytes>> messages = store_->get_all(names);
+  bool all = true;
+  for (size_t i = 0; i < unread.size(); ++i) {
+    if (!messages[i]) next_rank_ = unread[i];
+    all = all && messages[i];
+    found_[static_cast<size_t>(unread[i])] = std::move(messages[i]);
+  }
+  return all;
 }
 
 // ---- Joined messages
@@ -150,9 +168,13 @@ bool StoreCommunicator::is_joined(int group) {
 }
 
 std::optional<std::vector<Bytes>> StoreCommunicator::joined(int group) {
-  const std::string name = group_name(group);
-  const auto bytes = store_->get(name);
+  return split(group, store_->get(group_name(group)));
+}
+
+std::optional<std::vector<Bytes>> StoreCommunicator::split(int group,
+                                                           const std::optional<Bytes>& bytes) {
   if (!bytes) return std::nullopt;
+  const std::string name = group_name(group);
   std::vector<Bytes> messages = split_messages(*bytes, store_->file_of(name));
   const auto ranks = static_cast<size_t>(end_of(group) - begin_of(group));
   if (messages.size() == ranks) return messages;
@@ -207,16 +229,15 @@ bool StoreCommunicator::all_joined() {
 
 std::optional<std::vector<Bytes>> StoreCommunicator::take() {
   std::vector<Bytes> messages;
-  for (int group = 0; group < groups(); ++group) {
-    std::optional<std::vector<Bytes>> of_group;
-    if (joins_) {
-      of_group = joined(group);
-      if (!of_group) return std::nullopt;
-    } else {
-      of_group.emplace();
-      for (std::optional<Bytes>& one : found_) of_group->push_back(std::move(one).value());
-    }
+  const std::vector<std::string> names = group_names();
+  std::vector<std::optional<Bytes>> joined = store_->get_all(names);
+  for (size_t group = 0; group < joined.size(); ++group) {
+    auto of_group = split(static_cast<int>(group), std::exchange(joined[group], std::nullopt));
+    if (!of_group) return std::nullopt;
     std::move(of_group->begin(), of_group->end(), std::back_inserter(messages));
+  }
+  for (std::optional<Bytes>& one : found_) {
+    if (!joins_) messages.push_back(std::move(one).value());
   }
   found_.assign(found_.size(), std::nullopt);
   return messages;
@@ -226,20 +247,6 @@ std::optional<Bytes> StoreCommunicator::message_of(int rank) {
   if (auto message = joined_message_of(rank)) return message;
   if (auto message = store_->get(name_of(rank))) return message;
   return joined_message_of(rank);
-}
-
-std::vector<std::optional<Bytes>> StoreCommunicator::messages_so_far() {
-  std::vector<std::optional<Bytes>> found;
-  for (int group = 0; group < groups(); ++group) {
-    if (auto messages = joins_ ? joined(group) : std::nullopt) {
-      std::move(messages->begin(), messages->end(), std::back_inserter(found));
-      continue;
-    }
-    for (int rank = begin_of(group); rank < end_of(group); ++rank) {
-      found.push_back(message_of(rank));
-    }
-  }
-  return found;
 }
 
 std::vector<int> StoreCommunicator::missing(bool of_all) {

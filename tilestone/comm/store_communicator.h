@@ -44,6 +44,9 @@ class MessageStore {
   virtual bool put_if_absent(const std::string& name, ByteView bytes, Deadline deadline) = 0;
   virtual std::optional<Bytes> get(const std::string& name) = 0;  // nullopt: there is none
   virtual std::vector<bool> exist(std::span<const std::string> names) = 0;
+  // The same as get() and exist() for many names of one group, where requests are slow.
+  virtual std::vector<std::optional<Bytes>> get_all(std::span<const std::string> names);
+  virtual bool finds_many() const { return false; }  // exist() costs as much as for one name
   // A name without a message is no failure.
   virtual void remove(std::span<const std::string> names) = 0;
   virtual std::string file_of(const std::string& name) const { return name; }  // for errors
@@ -82,13 +85,11 @@ class StoreCommunicator {
   bool has_groups() const { return joins_; }
   // Whether all groups' messages are joined. Joins none. False in a world without groups.
   bool all_joined();
-  // The messages by rank, once is_complete(); then this object has found none. nullopt: they were
-  // removed since.
+  // The messages by rank, once is_complete(), or all_joined(); then this object has found none.
+  // nullopt: a group is not joined, or its message was removed since.
   std::optional<std::vector<Bytes>> take();
   // The message of a rank that counts; nullopt: there is none.
   std::optional<Bytes> message_of(int rank);
-  // The same of all ranks, whose group's message is read once.
-  std::vector<std::optional<Bytes>> messages_so_far();
   // Whether this process has seen the rank's message itself, and not joined with others.
   bool has(int rank) const { return seen_[static_cast<size_t>(rank)]; }
   // The ranks without a message, looked for by name: of all groups, or of the first that lacks one.
@@ -107,8 +108,10 @@ class StoreCommunicator {
   static std::string group_name(int group) { return std::to_string(group) + "/all"; }
   bool is_joined(int group);
   bool find_group(int group);
+  bool read_group(int group);
   bool complete(int group, Deadline deadline, const Before& before);
   std::optional<std::vector<Bytes>> joined(int group);
+  std::optional<std::vector<Bytes>> split(int group, const std::optional<Bytes>& bytes);
   std::optional<Bytes> joined_message_of(int rank);
 
   const std::shared_ptr<MessageStore> store_;

@@ -233,7 +233,7 @@ def publish(
 
     A rank-local checkpoint (torch_rank_local, or torch's use_collectives=False) becomes an ordinary
     one: `.metadata` names each replica once, the data files do not change, and the ranks' metadata
-    files are removed. If torch saved it, its data is read once and it gets a new save id; nothing
+    files are removed. It gets a new save id. If torch saved it, its data is read once; nothing
     may save to the directory meanwhile. Replicas that differ raise MismatchError with their key,
     and a missing or damaged rank or file raises CorruptError; the directory is then not changed.
 

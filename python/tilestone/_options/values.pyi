@@ -44,10 +44,10 @@ class ByFiles(Value):
             written its part. The last rank to write then publishes, and SaveResult.published says
             whether that was this rank.
         torch_rank_local: As with torch's use_collectives=False, each rank writes everything that it
-            holds, replicas included, and publishes its own `__RANK.metadata` as soon as its data is
-            durable; torch's ranks can load these files. `wait` then waits until all ranks have done
-            so, and `published` of the result says whether they have. `publish` turns such a
-            checkpoint into an ordinary one."""
+            holds, replicas included, and `__RANK.metadata` describes what it has written. Torch's
+            ranks can load these files. They appear once all ranks have written, which `wait` waits
+            for, and `published` of the result says. `publish` turns such a checkpoint into an
+            ordinary one."""
 
     rank: int | None = ...
     world_size: int | None = ...

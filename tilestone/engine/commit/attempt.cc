@@ -8,33 +8,38 @@
 //  2. Until it has reported, a rank shows by a claim that it works. It writes data files, whose
 //     names are new, syncs them and their directory, and leaves its receipt, durably. A rank that
 //     was restarted finds its receipt and writes nothing; the data files of a second process of a
-//     rank are leftovers. (attempt_receipts.cc)
+//     rank are leftovers.
 //  3. A process that finds all receipts of a group opens every data file that they name, and joins
 //     them. A process that finds all groups joined does what only one need do: it merges the
 //     receipts, checks coverage, and publishes the manifest. Several may do so at the same time:
 //     they write the same bytes. A publisher's claim shows that one is at work; who waits goes on
 //     for it once the claim has lapsed.
 //  4. The publisher leaves the outcome "published", unless there is an outcome.
-//  5. It publishes the index's switch, never over another one. The rename is the commit. A process
-//     that finds the outcome "published" and no switch does this step. (For an index of several
-//     files, as in Megatron-Core's dialect, see attempt_publish.cc.)
-//  6. It notes in the outcome that the switch was published, and removes head and directory.
+//  5. It publishes the files of the index, never over another file: the switch alone, or several
+//     files (attempt_publish.cc). A process that finds the outcome "published" and not all files
+//     does this step.
+//  6. It notes in the outcome that all are there, and removes head and directory.
+//
+// In torch's rank-local mode each rank writes all that it holds, and the index is the metadata of
+// each rank, made from its receipt. No manifest is made, and of step 6 only the note: the receipts
+// stay for readers. On request, publish_rank_local.cc makes an ordinary checkpoint of it.
 //
 // A failure is an outcome, too. A rank that can't join or write, or a publisher that finds that the
-// receipts can't become a checkpoint (check_or_end), leaves its error as the outcome, unless
-// there is one. So the save has failed for all ranks, with one error, and for good: a further try
-// has another number or token. A rank that dies leaves no outcome and may come again. abandon()
-// leaves the outcome "abandoned", if the attempt was seen unchanged for a period and a receipt is
-// missing. Nothing of an attempt is removed before there is an outcome, but what a rank has written
-// that has left no receipt.
+// receipts can't become a checkpoint (check_or_end), leaves its error as the outcome, unless there
+// is one. So the save has failed for all ranks, with one error, and for good: a further try has
+// another number or token. Nothing of the index was made before. A rank that dies leaves no outcome
+// and may come again. abandon() leaves the outcome "abandoned", if the attempt was seen unchanged
+// for a period and a receipt is missing. Nothing of an attempt is removed before there is an
+// outcome, but what a rank has written that has left no receipt.
 //
 // Races:
-//  - Two publishers: the switch is never replaced. The second one finds it with its own save id.
-//  - A publisher that stalls: before step 4, it finds the outcome when it continues. The outcome is
-//    never removed, so it can't be made again. Between steps 4 and 5, others publish. In step 5, it
-//    finds another checkpoint's switch. Or others have published and cleaned: before it renames a
-//    temporary file it looks for the head, which goes before the directory. Either the head is
-//    gone, or the temporary file will be gone when it is renamed. Then it changes nothing.
+//  - Two publishers: no file of the index is replaced. The second one finds its own bytes there.
+//  - A publisher that stalls: others publish, and the checkpoint may be replaced or removed since.
+//    Before it renames a temporary file it looks for the head, which goes before the directory.
+//    Either the head is gone, or the temporary file will be gone when it is renamed. In an object
+//    store it looks again once it has made a file: the head goes only once the outcome says that
+//    all are published, so without a head, and without that or the manifest, it removes the file
+//    again. (Killed between the two, it leaves an index without files, which readers refuse.)
 //  - A receipt that comes late: after a failure, no process merges it. Its data files are leftovers
 //    because of the outcome.
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it
@@ -43,38 +48,59 @@
 //    the attempt's directory again, so who finds that the save is over removes it.
 //  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
 //    first switch counts, and the other attempt fails with kAlreadyExists. If one of them is
-//    rank-local, the second is refused when it joins.
+//    rank-local, the second is refused when it joins, and an ordinary one that finds a rank's
+//    metadata before its outcome.
 //  - Saves with a communicator: one that begins later refuses while an attempt is open. One that
 //    began before holds the lock, and the attempt refuses to begin. If both begin at once, at least
 //    one sees the other: the save looks for attempts after it has taken the lock, and the attempt's
 //    first rank looks for the lock after its head exists; then the attempt fails. Where the storage
 //    has no locks, the save with a communicator looks once more just before its switch.
 //
-// A crash at any point: before step 5 there is no switch, and the location had no checkpoint
+// A crash at any point: before step 5 there is no index, and the location had no checkpoint
 // before. Receipts that are durable count, and their ranks need not write again. In step 5 all
-// files that the switch names are durable, because a receipt is published after its data, and the
+// files that the index names are durable, because a receipt is published after its data, and the
 // manifest before the switch. A file that another process made may not be synced yet, so it is
 // synced before any step relies on it.
 #include "tilestone/engine/commit/attempt_internal.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
-#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/open/message_files_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/data_file_name.h"
+#include "tilestone/format/foreign.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
+
+// ---- How it ends
+
 namespace {
 
+// Another save's switch was published first and gc has removed this save's files, or a later save
+// has replaced the checkpoint.
+[[noreturn]] void fail_no_checkpoint(const Attempt& attempt) {
+  throw Error(ErrorCode::kAlreadyExists, "the save " + attempt.id() +
+                                             " has ended, and its checkpoint does not exist at " +
+                                             attempt.location->describe())
+      .with_file(outcome_name(attempt.id()))
+      .with_hint("save under another token or number, to a path that has no checkpoint");
+}
+
+// Other processes may be reading the directory, or cleaning too.
 template <typename Work>
 void try_to_clean(const Work& work) {
   try {
     work();
   } catch (const Error& error) {
-    // Other processes may be reading the directory, or cleaning too.
     log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
   }
 }
@@ -88,12 +114,6 @@ Attempt::Attempt(std::shared_ptr<Storage> at, AttemptHead terms, int number)
       format(format_named(head.format)),
       dialect(save_dialect_named(head.dialect)),
       meeting(std::make_shared<StoreCommunicator>(meeting_of(*location, head, rank))) {}
-
-bool prevents_publishing(ErrorCode code) {
-  return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
-         code == ErrorCode::kInvalidArgument || code == ErrorCode::kCorrupt ||
-         code == ErrorCode::kAlreadyExists;
-}
 
 bool has_begun(const Attempt& attempt) {
   return attempt.location->stat(attempt_name(attempt.id())).has_value();
@@ -109,24 +129,10 @@ void fail_abandoned(const Attempt& attempt) {
       .with_hint("save again under another number or token, or to another path");
 }
 
-void fail_no_checkpoint(const Attempt& attempt) {
-  throw Error(ErrorCode::kAlreadyExists, "the save " + attempt.id() +
-                                             " has ended, and its checkpoint does not exist at " +
-                                             attempt.location->describe())
-      .with_file(outcome_name(attempt.id()))
-      .with_hint("save under another token or number, to a path that has no checkpoint");
-}
-
 bool end_failed(const Attempt& attempt, const Error& error, Deadline deadline) {
   Error left = error;
   if (attempt.rank >= 0) left.with_rank(attempt.rank);
-  if (decide_failed(*attempt.location, attempt.id(), left, deadline) == Outcome::kPublished) {
-    return false;
-  }
-  // This process may have other terms than the ranks that have begun the attempt.
-  const auto begun = read_head(*attempt.location, attempt.id());
-  if (begun && begun->rank_local) withdraw_rank_metadata(Attempt(attempt.location, *begun));
-  return true;
+  return decide_failed(*attempt.location, attempt.id(), left, deadline) == Outcome::kAbandoned;
 }
 
 bool outcome_is_published(const Attempt& attempt) {
@@ -137,6 +143,7 @@ bool outcome_is_published(const Attempt& attempt) {
 
 bool switch_is_published(const Attempt& attempt) {
   if (!switch_was_noted(*attempt.location, attempt.id())) return false;
+  if (attempt.head.rank_local && has_begun(attempt)) return true;
   if (!attempt.location->stat(manifest_name(attempt.id()))) fail_no_checkpoint(attempt);
   return true;
 }
@@ -156,22 +163,220 @@ bool is_finished(const Attempt& attempt) {
   return true;
 }
 
-bool was_published(const Attempt& attempt) {
-  if (!outcome_is_published(attempt)) return false;
-  if (is_finished(attempt)) return true;
-  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
-  if (!existing.found || existing.save_id != attempt.id()) return false;
-  if (!existing.rank_local.empty()) return false;
-  clean(attempt);
-  return true;
-}
-
 void clean(const Attempt& attempt) {
   try_to_clean([&] {
     note_switch(*attempt.location, attempt.id(), Deadline::never());
+    if (attempt.head.rank_local) return;
     remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
     attempt.location->remove_tree(attempt_directory(attempt.id()));
   });
+}
+
+// ---- Joining
+
+namespace {
+
+// A rank-local attempt must be the only open one. Ordinary ones may be open side by side. A damaged
+// head does not prevent this save: if its ranks have published metadata, refuse_rank_metadata()
+// finds that before the switch.
+bool may_be_open_beside(const Attempt& attempt, const std::string& save_id) {
+  if (attempt.head.rank_local) return false;
+  try {
+    const auto head = read_head(*attempt.location, save_id);
+    return !head || !head->rank_local;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt) throw;
+    return true;
+  }
+}
+
+void refuse_other_attempts(const Attempt& attempt, const Notes& notes) {
+  for (const std::string& other : notes.open(false)) {
+    if (other == attempt.id() || may_be_open_beside(attempt, other)) continue;
+    throw Error(ErrorCode::kAlreadyExists, "the save " + other + " at " +
+                                               attempt.location->describe() +
+                                               ", without a communicator, is not published yet")
+        .with_file(attempt_name(other))
+        .with_hint(
+            "save elsewhere, or end that save: `tilestone publish`, or `tilestone gc "
+            "--abandon` if its ranks are dead");
+  }
+}
+
+// Where files of the index have fixed names (attempt_publish.cc).
+void refuse_fixed_names(const Attempt& attempt, const Standing& here) {
+  Storage& storage = *attempt.location;
+  const auto first =
+      attempt.format->detect(here.names) ? partly_published_by(storage) : std::nullopt;
+  if (first) {
+    throw Error(ErrorCode::kAlreadyExists,
+                "the save " + *first + " is being published at " + storage.describe())
+        .with_hint("`tilestone publish` completes it if nobody does; save elsewhere");
+  }
+  if (!attempt.dialect->has_fixed_names()) return;
+  for (const std::string& name : attempt.dialect->index_files(here.names)) {
+    throw Error(ErrorCode::kAlreadyExists,
+                "a file with a name that this save needs exists at " + storage.describe())
+        .with_file(name)
+        .with_hint("save elsewhere, or move the file: a failed save may have left it");
+  }
+}
+
+void refuse_others(const Attempt& attempt) {
+  Storage& storage = *attempt.location;
+  const auto refuse = [&](const std::string& what, const std::string& hint,
+                          const std::string& more = "") {
+    throw Error(ErrorCode::kAlreadyExists, what + " " + storage.describe() + more).with_hint(hint);
+  };
+  const Standing here = look_at(storage, attempt.format);
+  refuse_other_attempts(attempt, here.notes);
+  if (here.is_removed) {
+    refuse("a removal is under way at", "`tilestone gc` ends it if nobody does; save elsewhere");
+  }
+  if (here.foreign || here.found.format != nullptr) {
+    refuse("a checkpoint exists at",
+           "a save without a communicator can't replace a checkpoint: save elsewhere");
+  }
+  refuse_fixed_names(attempt, here);
+  if (is_saved_to(storage)) {
+    refuse("a save with a communicator is under way at", "save elsewhere", lock_holder(storage));
+  }
+}
+
+void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
+  const AttemptHead& head = attempt.head;
+  if (other == head) return;
+  const auto differ = [&](const std::string& what, const std::string& here,
+                          const std::string& there) {
+    if (here == there) return;
+    throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + what + ": " + here +
+                                          " here, " + there + " on the rank that began the save")
+        .with_file(attempt_name(head.save_id))
+        .with_hint("use one token per run of a job, and the same options on all its ranks");
+  };
+  differ("world_size", std::to_string(head.world_size), std::to_string(other.world_size));
+  differ("format", head.format, other.format);
+  differ("dialect", head.dialect, other.dialect);
+  differ("the version", head.writer, other.writer);
+  differ("torch_rank_local", head.rank_local ? "true" : "false",
+         other.rank_local ? "true" : "false");
+  const auto differing = [](const AttemptHead& of) {
+    return differing_text(static_cast<Checks::Differing>(of.common_differs));
+  };
+  differ("checks.common_differs", differing(head), differing(other));
+  differ("attributes", attributes_text(head.attributes), attributes_text(other.attributes));
+  differ("the token", std::to_string(head.token), std::to_string(other.token));
+  differ("number", std::to_string(head.number), std::to_string(other.number));
+}
+
+// Leaves this rank's terms as the head, and returns the head that counts. Looks for other saves
+// before, and again once the head exists: it may happen that neither of two continues. What is
+// refused may be this save's: another rank has begun it meanwhile, or all have completed it.
+AttemptHead begin(const Attempt& attempt, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  try {
+    refuse_others(attempt);
+  } catch (const Error&) {
+    if (auto begun = read_head(storage, attempt.id())) return *std::move(begun);
+    throw;
+  }
+  // Also where it was there before, and has gone.
+  if (Directories* const directories = storage.directories()) directories->make("");
+  DurableMessages messages(attempt.location, attempt.id());
+  bool is_first = false;  // or may be
+  const Bytes counts = decide(messages, kHeadMessage, attempt.head.encode(), deadline, &is_first);
+  if (!storage.facts().put_if_absent) {  // the put has shown it
+    storage.remove(attempt_name(attempt.id()));
+    throw Error(ErrorCode::kUnsupported, "ranks can't save by files to " + storage.describe() +
+                                             ": the store has no conditional writes")
+        .with_hint("save with a communicator");
+  }
+  try {
+    if (is_first) refuse_others(attempt);
+  } catch (const Error&) {
+    if (!read_outcome(storage, attempt.id())) throw;
+  }
+  return AttemptHead::decode(counts, attempt_name(attempt.id()));
+}
+
+}  // namespace
+
+// While this rank stalls, a second run of it and the other ranks may complete the save. Syncs the
+// head, because the rank that made it may have died before it was durable.
+bool join(const Attempt& attempt, Deadline deadline) {
+  const bool is_over = is_finished(attempt);
+  auto head = read_head(*attempt.location, attempt.id());
+  if (is_over && head) expect_same_head(attempt, *head);
+  if (is_over) return false;
+  try {
+    if (!head) head = begin(attempt, deadline);
+  } catch (const Error&) {
+    if (is_finished(attempt)) return false;
+    throw;
+  }
+  expect_same_head(attempt, *head);
+  attempt.location->settle(std::string(kTilestoneDirectory));
+  attempt.location->settle("");
+  return !is_finished(attempt);
+}
+
+// ---- A rank's receipt
+
+namespace {
+
+// After the save has ended: whether the checkpoint has this receipt, and not that of another
+// process of this rank. True if its manifest was removed since. No two processes give a data file
+// the same name.
+bool is_in_manifest(const Attempt& attempt, int rank, const AttemptReceipt& left) {
+  const auto published = published_receipt_of(attempt, rank);
+  if (!published) return true;
+  const std::vector<ReceiptFile> own = Receipt::decode(left.receipt).files,
+                                 &others = published->files;
+  if (own.empty()) return others.empty();
+  return std::any_of(own.begin(), own.end(), [&](const ReceiptFile& file) {
+    return std::any_of(others.begin(), others.end(),
+                       [&](const ReceiptFile& other) { return other.name == file.name; });
+  });
+}
+
+}  // namespace
+
+int first_free_file(const Attempt& attempt, int rank, int count) {
+  int first = 0;
+  for (int number = 0; number < first + count; ++number) {
+    const std::string name = data_file_name(attempt.id(), rank, number);
+    if (attempt.location->stat(name)) first = number + 1;
+  }
+  return first;
+}
+
+// Once the save is published its receipts are removed, and one that is left then counts for nobody.
+bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
+                   Deadline deadline) {
+  const Bytes mine = left.encode();
+  try {
+    if (attempt.meeting->leave(mine, deadline) != mine) return false;
+  } catch (const Error&) {
+    if (!outcome_is_published(attempt)) throw;
+  }
+  const bool ended = read_outcome(*attempt.location, attempt.id()) == Outcome::kPublished;
+  return !ended || is_in_manifest(attempt, rank, left);
+}
+
+std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank) {
+  const auto bytes = attempt.meeting->message_of(rank);
+  if (!bytes) return std::nullopt;
+  return AttemptReceipt::decode(*bytes, attempt.meeting->file_of(rank));
+}
+
+std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank) {
+  const std::string name = manifest_name(attempt.id());
+  const auto bytes = read_if_there(*attempt.location, name);
+  if (!bytes) return std::nullopt;
+  Manifest manifest = Manifest::decode(*bytes, name);
+  const auto number = static_cast<size_t>(rank);
+  if (number >= manifest.receipts.size()) return std::nullopt;
+  return std::move(manifest.receipts[number]);
 }
 
 }  // namespace tilestone::engine

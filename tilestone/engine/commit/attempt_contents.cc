@@ -10,7 +10,6 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/attempt_parts_internal.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/plan/contents.h"
@@ -46,8 +45,7 @@ std::map<uint64_t, std::string> written_keys(const Receipt& receipt) {
   return keys;
 }
 
-}  // namespace
-
+// As checks.common_differs says: throws, logs, or does nothing.
 void report_differing(const Attempt& attempt, const std::string& what, int rank) {
   const auto common_differs = static_cast<Checks::Differing>(attempt.head.common_differs);
   if (common_differs == Checks::Differing::kError) {
@@ -130,6 +128,15 @@ void expect_same_contents(const Attempt& attempt, const AllLeft& all) {
     differing.erase(common);
   }
   tell_of_differing(differing, common_differs, attempt.dialect->name());
+}
+
+}  // namespace
+
+void expect_one_state(const Attempt& attempt, const AllLeft& all) {
+  expect_same_lists(attempt, all);
+  expect_same_keys(all);
+  expect_all_objects(all);
+  expect_same_contents(attempt, all);
 }
 
 // Names what only some of its declared holders have. Receipts' sums of hashes show only that there

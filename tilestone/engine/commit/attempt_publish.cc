@@ -1,4 +1,5 @@
-// Steps 4 and 5 of the protocol in attempt.cc: the outcome is made, and the index published.
+// Steps 3 to 5 of the protocol in attempt.cc: receipts are merged, the outcome is made, and the
+// index published.
 //
 // In a dialect whose index has files with fixed names (Megatron-Core's, with common.pt and
 // metadata.json beside .metadata), one step can't switch the three files, and two attempts would
@@ -41,199 +42,68 @@
 // A crash at any point: before b as in attempt.cc. From b on each file is durable before the next
 // one is made, and the next publisher starts again with a.
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <optional>
+#include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/attempt_parts_internal.h"
+#include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
 #include "tilestone/engine/commit/work_claim_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
+#include "tilestone/engine/open/rank_local_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
 
+using Seconds = std::chrono::duration<double>;
+
 constexpr int kRanksLookedForAgain = 64;
+constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
+constexpr Seconds kLongestWait{0.5};
+constexpr int kMostClaimedLooks = 10;
+constexpr Seconds kTakeOver{3};   // wait before looking for a publisher; plus a random time
+constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
 
-std::string base_of(const std::string& name) {
-  const std::string last = name.substr(name.rfind('/') + 1);
-  return last.substr(std::min(last.find_first_not_of('.'), last.size()));
+// ---- Errors
+
+// Whether an error of this code, thrown while an attempt is published, is permanent: the cause is
+// what the ranks have left, or another checkpoint that was published first. Then no process can
+// publish the attempt.
+bool prevents_publishing(ErrorCode code) {
+  return code == ErrorCode::kMismatch || code == ErrorCode::kCoverage ||
+         code == ErrorCode::kInvalidArgument || code == ErrorCode::kCorrupt ||
+         code == ErrorCode::kAlreadyExists;
 }
 
-void refuse_metadata_of_group(const Attempt& attempt, std::vector<Receipt> receipts, Deadline) {
-  check_or_end(attempt, [&] {
-    refuse_rank_metadata(attempt, receipts.front().rank, receipts.back().rank + 1);
-  });
-}
-
-// False: another process has published it, and is removing the groups.
-bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
-  {
-    if (!has_begun(attempt)) return false;
-    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
-    auto all = read_merged(attempt);
-    if (!all) return false;
-    expect_files_again(attempt, *all, look, threads, deadline);
-    const NewIndex made = check_or_end(attempt, [&] {
-      NewIndex index = describe_checked(attempt, *std::move(all));
-      refuse_rank_metadata(attempt, 0, std::min(attempt.head.world_size, kRanksLookedForAgain));
-      expect_first(attempt);
-      return index;
-    });
-    publish_manifest(attempt, made.manifest, deadline);
-    publish_index(attempt, made.index, deadline);
-  }
-  clean(attempt);
-  return true;
-}
-
-// Others may have published, and have removed the attempt's directory, which a temporary file then
-// has made anew.
-void expect_not_cleaned(const Attempt& attempt) {
-  if (has_begun(attempt)) return;
-  attempt.location->remove_tree(attempt_directory(attempt.id()));
-  throw Error(ErrorCode::kNotFound, "the save " + attempt.id() + " has ended meanwhile")
-      .with_file(attempt_name(attempt.id()));
-}
-
-bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
-  const auto found = read_if_there(*attempt.location, name);
-  return found && std::ranges::equal(*found, bytes);
-}
-
-[[noreturn]] void fail_foreign(const Attempt& attempt, const IndexFile& file) {
-  expect_first(attempt);  // then the file belongs to another save
-  throw Error(ErrorCode::kAlreadyExists,
-              "the save " + attempt.id() + " can't publish a file of its index at " +
-                  attempt.location->describe() + ": another file has its name")
-      .with_file(file.name)
-      .with_hint("move that file away; then `tilestone publish` completes the save");
-}
-
-}  // namespace
-
-bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
-  if (is_finished(attempt)) return true;
-  return unless_published(attempt, [&] {
-    if (!merge_groups(attempt, look, refuse_metadata_of_group, threads, deadline)) {
-      return was_published(attempt);
-    }
-    return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
-  });
-}
-
-bool can_be_published(const Attempt& attempt, Deadline deadline) {
-  constexpr int kThreads = 0;  // the default
+// What `step` returns. An error that prevents publishing ends the attempt. Not to be used where
+// data files are looked for: a file server may show one later, and then the attempt can be
+// published.
+template <typename Step>
+auto check_or_end(const Attempt& attempt, const Step& step) {
   try {
-    const auto nothing = [](const Attempt&, std::vector<Receipt>, Deadline) {};
-    if (!merge_groups(attempt, Look::kAll, nothing, kThreads, deadline)) return true;
-    auto all = read_merged(attempt);
-    if (!all) return true;  // somebody is publishing it
-    expect_files_again(attempt, *all, Look::kAgain, kThreads, deadline);
-    describe_checked(attempt, *std::move(all));
-    return true;
+    return step();
   } catch (const Error& error) {
-    if (!prevents_publishing(error.code())) throw;
-    return false;
+    if (prevents_publishing(error.code())) end_failed(attempt, error, Deadline::never());
+    throw;
   }
 }
 
-void expect_files_again(const Attempt& attempt, const AllLeft& all, Look look, int threads,
-                        Deadline deadline) {
-  if (look != Look::kAgain || read_outcome(*attempt.location, attempt.id())) return;
-  expect_files(*attempt.location, all.receipts, threads, deadline);
-}
-
-// The rank that begins a save lists the location, which is fresh then. Later a listing would have
-// an entry for each rank, so the names are asked for: those of a group when it is merged, and those
-// of the first ranks again before the switch.
-void refuse_rank_metadata(const Attempt& attempt, int begin, int end) {
-  for (int rank = begin; rank < end; ++rank) {
-    const std::string name = attempt.format->rank_index_name(rank);
-    if (name.empty()) return;
-    if (!attempt.location->stat(name)) continue;
-    throw Error(ErrorCode::kAlreadyExists, "the save " + attempt.id() + " can't be published at " +
-                                               attempt.location->describe() +
-                                               ": metadata of a rank-local save is there")
-        .with_file(name)
-        .with_hint("save elsewhere, or move those files away and save under another number");
-  }
-}
-
-void publish_manifest(const Attempt& attempt, const Bytes& manifest, Deadline deadline) {
-  attempt.location->settle(attempt_directory(attempt.id()));
-  publish_unless_there(attempt, manifest_name(attempt.id()),
-                       attempt_temporary(attempt.id(), "manifest"), manifest, deadline);
-}
-
-void publish_index(const Attempt& attempt, const Index& index, Deadline deadline) {
-  if (decide(*attempt.location, attempt.id(), Outcome::kPublished, deadline) ==
-      Outcome::kAbandoned) {
-    fail_abandoned(attempt);
-  }
-  publish_files(attempt, index, deadline.without_interrupt());
-}
-
-bool publish_unless_there(const Attempt& attempt, const std::string& name,
-                          const std::string& temp_name, ByteView bytes, Deadline deadline) {
-  try {
-    attempt.location->prepare_put(temp_name, bytes, deadline);
-    expect_not_cleaned(attempt);
-    if (attempt.location->put_prepared(name, bytes, Condition::absent(), temp_name, deadline)) {
-      return true;
-    }
-  } catch (const Error&) {
-    remove_files(*attempt.location, std::vector{temp_name});
-    // A request whose answer was lost may have been done, or another process may have done it.
-    if (!holds(attempt, name, bytes)) throw;
-  }
-  remove_files(*attempt.location, std::vector{temp_name});
-  const size_t slash = name.rfind('/');
-  attempt.location->settle(slash == std::string::npos ? "" : name.substr(0, slash));
-  return false;
-}
-
-bool publish_or_find(const Attempt& attempt, const IndexFile& file, Deadline deadline) {
-  return publish_unless_there(attempt, file.name,
-                              attempt_temporary(attempt.id(), base_of(file.name)), file.bytes,
-                              deadline) ||
-         holds(attempt, file.name, file.bytes);
-}
-
-// ---- The files of the index
-
-Index files_of_dialect(const Attempt& attempt, AttemptReceipt& of_rank_0) {
-  const Dialect& dialect = *attempt.dialect;
-  std::vector<std::string> names;
-  for (const IndexFile& file : of_rank_0.of_dialect) names.push_back(file.name);
-  std::sort(names.begin(), names.end());
-  const bool known = dialect.index_files(names) == names;
-  if (known && dialect.has_fixed_names() != names.empty()) return std::move(of_rank_0.of_dialect);
-  throw Error(ErrorCode::kCorrupt,
-              "the receipt of rank 0 lacks the index files of the dialect " + attempt.head.dialect)
-      .with_rank(0);
-}
-
-void publish_files(const Attempt& attempt, const Index& index, Deadline deadline) {
-  const IndexFile& first = index.front();
-  for (const IndexFile& file : index) {
-    const auto existing =
-        &file == &first ? std::nullopt : read_if_there(*attempt.location, file.name);
-    if (existing && *existing != file.bytes) fail_foreign(attempt, file);
-  }
-  if (!publish_or_find(attempt, first, deadline)) fail_not_first(attempt, first.name);
-  for (const IndexFile& file : index) {
-    if (&file == &first) continue;
-    if (!publish_or_find(attempt, file, Deadline::never())) fail_foreign(attempt, file);
-  }
-}
-
-void fail_not_first(const Attempt& attempt, const std::string& file) {
+[[noreturn]] void fail_not_first(const Attempt& attempt, const std::string& file) {
   const auto first = partly_published_by(*attempt.location);
   const std::string at = attempt.location->describe();
   Error error(
@@ -249,10 +119,13 @@ void fail_not_first(const Attempt& attempt, const std::string& file) {
   throw std::move(error).with_file(file);
 }
 
-// Looks up one name as long as there is no index, because many ranks wait.
+// Another save may have become the checkpoint while this one waited for its ranks. Looks up one
+// name as long as there is no index, because many ranks wait.
 void expect_first(const Attempt& attempt) {
-  const std::string name = attempt.format->encode_index({}).front().name;
-  if (!attempt.location->stat(name) || switch_is_published(attempt)) return;
+  const std::string name = name_of_index(attempt.head);
+  if (!attempt.location->stat(name)) return;
+  if (attempt.head.rank_local) fail_not_first(attempt, name);
+  if (switch_is_published(attempt)) return;
   std::optional<std::string> first = partly_published_by(*attempt.location);
   if (!first) {
     try {
@@ -263,6 +136,374 @@ void expect_first(const Attempt& attempt) {
     }
   }
   if (first && *first != attempt.id()) fail_not_first(attempt, name);
+}
+
+// Refuses if one of these ranks has metadata here, of another save or copied: beside an ordinary
+// index it would be ambiguous. Metadata of this save is there once the outcome exists, or of an
+// older build that had none. The rank that begins a save lists the location, which is fresh then.
+// Later a listing would have an entry for each rank, so the names are asked for: those of a group
+// when it is merged, and those of the first ranks again before the switch.
+void refuse_rank_metadata(const Attempt& attempt, std::span<const Receipt> of_ranks) {
+  for (const Receipt& receipt : of_ranks) {
+    const std::string name = attempt.format->rank_index_name(receipt.rank);
+    if (name.empty()) return;
+    const auto found = read_if_there(*attempt.location, name);
+    if (!found) continue;
+    if (attempt.head.rank_local && *found == describe_rank(receipt, *attempt.format).bytes)
+      continue;
+    throw Error(ErrorCode::kAlreadyExists, "the save " + attempt.id() + " can't be published at " +
+                                               attempt.location->describe() +
+                                               ": metadata of a rank-local save is there")
+        .with_file(name)
+        .with_hint("save elsewhere, or move those files away and save under another number");
+  }
+}
+
+// ---- Receipts
+
+Receipt checked_receipt(const Attempt& attempt, int rank, ByteView encoded) {
+  Receipt receipt = Receipt::decode(encoded);
+  if (receipt.rank == rank && receipt.save_id == attempt.id()) return receipt;
+  throw Error(ErrorCode::kCorrupt, "the file has the receipt of rank " +
+                                       std::to_string(receipt.rank) + " of the save " +
+                                       receipt.save_id)
+      .with_file(attempt.meeting->file_of(rank));
+}
+
+// `messages`: of adjacent ranks from `first` on, the results of AttemptReceipt::encode().
+AllLeft decode_left(const Attempt& attempt, const std::vector<Bytes>& messages, int first = 0) {
+  AllLeft all;
+  for (const Bytes& bytes : messages) {
+    const int rank = first + static_cast<int>(all.left.size());
+    all.left.push_back(AttemptReceipt::decode(bytes, attempt.meeting->file_of(rank)));
+    all.receipts.push_back(checked_receipt(attempt, rank, all.left.back().receipt));
+    all.encoded.push_back(std::move(all.left.back().receipt));
+  }
+  return all;
+}
+
+// Merges the groups that are complete; `before` gets the receipts of each. Returns whether all are.
+// kAgain: as kAll.
+using BeforeMerging = std::function<void(const std::vector<Receipt>& receipts)>;
+bool merge_groups(const Attempt& attempt, Look look, const BeforeMerging& before, int threads,
+                  Deadline deadline) {
+  const auto check = [&](int first, std::span<const std::optional<Bytes>> messages) {
+    std::vector<Bytes> left;
+    for (const std::optional<Bytes>& one : messages) left.push_back(*one);
+    const std::vector<Receipt> receipts = decode_left(attempt, left, first).receipts;
+    expect_files(*attempt.location, receipts, threads, deadline);
+    if (before) before(receipts);
+  };
+  StoreCommunicator& meeting = *attempt.meeting;
+  if (look != Look::kOwn) return meeting.is_complete(deadline, check);
+  // Of the processes that complete a group, the last one sees that all are joined.
+  return meeting.group_is_complete(deadline, check) &&
+         (!meeting.has_groups() || meeting.all_joined());
+}
+
+// Once all groups are merged. nullopt: they were published and removed since.
+std::optional<AllLeft> read_merged(const Attempt& attempt) {
+  const auto messages = attempt.meeting->take();
+  return messages ? std::optional(decode_left(attempt, *messages)) : std::nullopt;
+}
+
+// ---- What is published
+
+Index files_of_dialect(const Attempt& attempt, AttemptReceipt& of_rank_0) {
+  const Dialect& dialect = *attempt.dialect;
+  std::vector<std::string> names;
+  for (const IndexFile& file : of_rank_0.of_dialect) names.push_back(file.name);
+  std::sort(names.begin(), names.end());
+  const bool known = dialect.index_files(names) == names;
+  if (known && dialect.has_fixed_names() != names.empty()) return std::move(of_rank_0.of_dialect);
+  throw Error(ErrorCode::kCorrupt,
+              "the receipt of rank 0 lacks the index files of the dialect " + attempt.head.dialect)
+      .with_rank(0);
+}
+
+// The ordinary save's checks, then the files that describe the checkpoint. Errors: those of
+// receipts that contradict each other.
+NewIndex describe_checked(const Attempt& attempt, AllLeft all) {
+  const AttemptHead& head = attempt.head;
+  expect_one_state(attempt, all);
+  ReplicaNames replicas;
+  for (const AttemptReceipt& one : all.left) merge_replica_names(replicas, one.replicas);
+  SaveToIndex save{.receipts = std::move(all.receipts),
+                   .encoded = all.encoded,
+                   .copies = CopyPolicy::kAccept,
+                   .save_id = head.save_id,
+                   .writer = head.writer,
+                   .attributes = head.attributes,
+                   .of_dialect = files_of_dialect(attempt, all.left.front()),
+                   .replicas = std::move(replicas)};
+  try {
+    return describe_save(std::move(save), *attempt.format, *attempt.dialect);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kMismatch && error.key().empty()) expect_declared(all);
+    throw;
+  }
+}
+
+// Of a rank-local save: the metadata of each rank.
+NewIndex describe_ranks(const Attempt& attempt, AllLeft all) {
+  NewIndex made;
+  for (Receipt& receipt : all.receipts) {
+    made.index.push_back(describe_rank(std::move(receipt), *attempt.format));
+  }
+  return made;
+}
+
+// ---- Publishing
+
+bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
+  const auto found = read_if_there(*attempt.location, name);
+  return found && std::ranges::equal(*found, bytes);
+}
+
+// The attempt's directory may have been made anew by a temporary file.
+[[noreturn]] void fail_ended(const Attempt& attempt) {
+  attempt.location->remove_tree(attempt_directory(attempt.id()));
+  throw Error(ErrorCode::kNotFound, "the save " + attempt.id() + " has ended meanwhile")
+      .with_file(attempt_name(attempt.id()));
+}
+
+// After this process has made a file in an object store. Others may have published the save before,
+// and its checkpoint may have been replaced or removed since. If they did so after this file was
+// made, it stands.
+void expect_not_over(const Attempt& attempt, const std::string& name, ByteView bytes) {
+  Storage& storage = *attempt.location;
+  if (has_begun(attempt)) return;
+  if (switch_was_noted(storage, attempt.id()) && storage.stat(manifest_name(attempt.id()))) return;
+  const auto info = storage.stat(name);
+  if (info && holds(attempt, name, bytes)) {
+    storage.remove_if(name, info->tag, Deadline::never());
+  }
+  fail_ended(attempt);
+}
+
+// Makes the file, or accepts the one that is there, and syncs its directory: the process that made
+// it may have died before it was durable. Returns false if that file has other bytes.
+bool publish_or_find(const Attempt& attempt, const std::string& name, ByteView bytes,
+                     Deadline deadline) {
+  Storage& storage = *attempt.location;
+  const size_t slash = name.rfind('/') + 1;  // 0 without one
+  const std::string base = name.substr(std::min(name.find_first_not_of('.', slash), name.size()));
+  const std::string scratch = attempt_temporary(attempt.id(), base);
+  bool made = false;
+  try {
+    if (storage.directories() != nullptr) {
+      storage.prepare_put(scratch, bytes, deadline);
+      if (!has_begun(attempt)) fail_ended(attempt);
+      made = storage.put_prepared(name, bytes, Condition::absent(), scratch, deadline);
+    } else {
+      made = storage.put(name, bytes, Condition::absent(), scratch, deadline);
+    }
+  } catch (const Error&) {
+    remove_files(storage, std::vector{scratch});
+    // A request whose answer was lost may have been done, or another process may have done it.
+    if (!holds(attempt, name, bytes)) throw;
+  }
+  if (made && storage.directories() == nullptr) expect_not_over(attempt, name, bytes);
+  if (made) return true;
+  remove_files(storage, std::vector{scratch});
+  storage.settle(name.substr(0, std::max<size_t>(slash, 1) - 1));
+  return holds(attempt, name, bytes);
+}
+
+[[noreturn]] void fail_foreign(const Attempt& attempt, const IndexFile& file) {
+  expect_first(attempt);  // then the file belongs to another save
+  throw Error(ErrorCode::kAlreadyExists,
+              "the save " + attempt.id() + " can't publish a file of its index at " +
+                  attempt.location->describe() + ": another file has its name")
+      .with_file(file.name)
+      .with_hint("move that file away; then `tilestone publish` completes the save");
+}
+
+void publish_rank_file(const Attempt& attempt, const IndexFile& file, Deadline deadline) {
+  if (holds(attempt, file.name, file.bytes)) return;
+  if (publish_or_find(attempt, file.name, file.bytes, deadline)) return;
+  throw Error(ErrorCode::kAlreadyExists, "the metadata of a rank does not belong to the save " +
+                                             attempt.id() + ", or is damaged")
+      .with_file(file.name)
+      .with_hint(
+          "if it is only damaged, remove it and publish again: the receipt of its rank is kept; "
+          "if a later save wrote it, the older save can't be published");
+}
+
+void publish_files(const Attempt& attempt, const Index& index, int threads, Deadline deadline) {
+  if (attempt.head.rank_local) {
+    return ThreadPool(files_at_once(thread_count(threads)))
+        .parallel_for(index.size(),
+                      [&](size_t rank) { publish_rank_file(attempt, index[rank], deadline); });
+  }
+  const IndexFile& first = index.front();
+  for (const IndexFile& file : index) {
+    const auto existing =
+        &file == &first ? std::nullopt : read_if_there(*attempt.location, file.name);
+    if (existing && *existing != file.bytes) fail_foreign(attempt, file);
+  }
+  if (!publish_or_find(attempt, first.name, first.bytes, deadline)) {
+    fail_not_first(attempt, first.name);
+  }
+  for (const IndexFile& file : index) {
+    if (&file == &first) continue;
+    if (!publish_or_find(attempt, file.name, file.bytes, Deadline::never())) {
+      fail_foreign(attempt, file);
+    }
+  }
+}
+
+void expect_files_again(const Attempt& attempt, const AllLeft& all, int threads,
+                        Deadline deadline) {
+  // Of a published save, a later one may have removed the files.
+  if (read_outcome(*attempt.location, attempt.id())) return;
+  expect_files(*attempt.location, all.receipts, threads, deadline);
+}
+
+// False: another process has published it, and is removing the groups.
+bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
+  {
+    if (!has_begun(attempt)) return false;
+    const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
+    auto all = read_merged(attempt);
+    if (!all) return false;
+    if (look == Look::kAgain) expect_files_again(attempt, *all, threads, deadline);
+    const NewIndex made = check_or_end(attempt, [&] {
+      if (attempt.head.rank_local) return describe_ranks(attempt, *std::move(all));
+      const auto again = std::min<size_t>(all->receipts.size(), kRanksLookedForAgain);
+      refuse_rank_metadata(attempt, std::span(all->receipts).first(again));
+      return describe_checked(attempt, *std::move(all));
+    });
+    check_or_end(attempt, [&] { expect_first(attempt); });
+    if (!made.manifest.empty()) {
+      attempt.location->settle(attempt_directory(attempt.id()));
+      publish_or_find(attempt, manifest_name(attempt.id()), made.manifest, deadline);
+    }
+    if (decide(*attempt.location, attempt.id(), Outcome::kPublished, deadline) ==
+        Outcome::kAbandoned) {
+      fail_abandoned(attempt);
+    }
+    publish_files(attempt, made.index, threads, deadline.without_interrupt());
+  }
+  clean(attempt);
+  return true;
+}
+
+// Whether files of the attempt are gone because it was published: just now, or earlier with step 6
+// interrupted.
+bool was_published(const Attempt& attempt) {
+  if (!outcome_is_published(attempt)) return false;
+  if (is_finished(attempt)) return true;
+  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
+  if (!existing.found || existing.save_id != attempt.id()) return false;
+  if (!existing.rank_local.empty()) return false;
+  clean(attempt);
+  return true;
+}
+
+// ---- Waiting
+
+// The factor for the pauses of one rank. It limits the load that all ranks together put on a file
+// server.
+double load_factor(const AttemptHead& head) {
+  return std::max(1.0, static_cast<double>(head.world_size) / kManyRanks);
+}
+
+// A random time up to `most`, so that not all ranks take over at once.
+Seconds random_time(Seconds most) {
+  std::random_device random;
+  return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
+}
+
+// Looks only at the groups up to the first incomplete one, because every rank of a large job does
+// this at the same time.
+[[noreturn]] void fail_missing(const Attempt& attempt) {
+  const std::vector<int> missing = attempt.meeting->missing(false);
+  if (missing.empty()) {
+    throw Error(ErrorCode::kTimeout, "the save " + attempt.id() +
+                                         " was not published before the deadline, though all ranks "
+                                         "have written")
+        .with_hint("`tilestone publish` makes it the checkpoint");
+  }
+  const bool one = missing.size() == 1;
+  throw Error(ErrorCode::kTimeout, ranks_text(missing) +
+                                       " had not written when the deadline of the save " +
+                                       attempt.id() + " passed")
+      .with_rank(missing.front())
+      .with_hint(std::string("the other ranks' files are kept: ") +
+                 (one ? "this rank" : "these ranks") +
+                 " can save again under the same token, or `tilestone gc --abandon` ends the save; "
+                 "ranks that say this of one another see different directories at one path");
+}
+
+// Throws unless the attempt was published just now, so that the files that seem missing were
+// removed.
+void fail_at_deadline(const Attempt& attempt) {
+  try {
+    expect_first(attempt);
+    fail_missing(attempt);
+  } catch (const Error&) {
+    if (!switch_is_published(attempt)) throw;
+  }
+}
+
+}  // namespace
+
+bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
+  const bool looks_at_all = look == Look::kAgain && attempt.head.rank_local;
+  if (is_finished(attempt) && !looks_at_all) return true;
+  const auto refuse = [&](const std::vector<Receipt>& receipts) {
+    check_or_end(attempt, [&] {
+      refuse_rank_metadata(attempt, receipts);
+      expect_first(attempt);
+    });
+  };
+  try {
+    if (!merge_groups(attempt, look, refuse, threads, deadline)) return was_published(attempt);
+    return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
+  } catch (const Error& error) {
+    // Another process may have published it, and removed the files that this one was reading.
+    if (error.code() != ErrorCode::kAlreadyExists && switch_is_published(attempt)) return true;
+    throw;
+  }
+}
+
+bool can_be_published(const Attempt& attempt, Deadline deadline) {
+  constexpr int kThreads = 0;  // the default
+  try {
+    if (!merge_groups(attempt, Look::kAll, {}, kThreads, deadline)) return true;
+    auto all = read_merged(attempt);
+    if (!all) return true;  // somebody is publishing it
+    expect_files_again(attempt, *all, kThreads, deadline);
+    if (!attempt.head.rank_local) describe_checked(attempt, *std::move(all));
+    return true;
+  } catch (const Error& error) {
+    if (!prevents_publishing(error.code())) throw;
+    return false;
+  }
+}
+
+void wait_published(const Attempt& attempt, int threads, Deadline deadline) {
+  const double factor = load_factor(attempt.head);
+  const auto next_takeover = [&] {
+    return Deadline::after(kTakeOver + random_time(3 * factor * kTakeOver));
+  };
+  Deadline patience = next_takeover();
+  int claimed_looks = 0;
+  for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, factor * kLongestWait)) {
+    if (outcome_is_published(attempt) && switch_is_published(attempt)) return;
+    if (deadline.expired()) return fail_at_deadline(attempt);
+    if (patience.expired()) {
+      expect_first(attempt);
+      // Tries all groups: the ranks of another group may have died, or returned, after they
+      // reported. A publisher that is stopped keeps its claim; two do no harm.
+      const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id())) ||
+                         ++claimed_looks > kMostClaimedLooks;
+      if (tries && publish_if_complete(attempt, Look::kAll, threads, deadline)) return;
+      patience = next_takeover();
+    }
+    pause(std::min(wait, Seconds(deadline.remaining())), deadline);
+  }
 }
 
 }  // namespace tilestone::engine

@@ -65,11 +65,9 @@ class Cleaning {
     if (!existing_.found && !force_) refuse_lost(names, notes);
     replaced_ =
         find_replaced(storage_, converted ? *safetensors_format() : *format_, here.of_checkpoint);
-    ended_ = notes.ended(existing_.save_id);
+    ended_ = notes.ended(existing_.save_id, !existing_.rank_local.empty());
     unread_ = notes.unread;
-    // A rank-local checkpoint does not end its save, which may yet be published as an ordinary one.
     open_ = notes.open(!existing_.save_id.empty() && existing_.rank_local.empty());
-    for (const std::string& save_id : open_) ended_.erase(save_id);
     std::vector<Leftover> found;
     go_through_uploads([&](const std::string& name) {
       found.push_back({name, 0, kUnfinished, "its save has ended"});

@@ -32,8 +32,7 @@ std::set<std::string> open_attempts(Storage& location, const Standing& here, boo
   const bool rank_local = !existing.rank_local.empty();
   std::set<std::string> open = notes.open(existing.found && !rank_local);
   if (!existing.found) return open;
-  const bool undecided = notes.undecided.contains(existing.save_id);
-  if (rank_local && undecided && overwrite) open.erase(existing.save_id);
+  if (rank_local && overwrite) open.erase(existing.save_id);
   const auto replaced = notes.replaces.find(existing.save_id);
   if (replaced == notes.replaces.end()) return open;
   for (const std::string& save_id : replaced->second) open.erase(save_id);
@@ -201,7 +200,8 @@ std::vector<std::string> take_stock(Storage& location, const Standing& here, con
       return {};
     }
   }
-  return leftovers(old.own, old.files, old.notes, existing.save_id);
+  return leftovers(old.own, old.files, old.notes,
+                   old.notes.ended(existing.save_id, !existing.rank_local.empty()));
 }
 
 std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTerms& terms,
@@ -217,7 +217,7 @@ std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTer
   if (has_claim) {
     Notes notes = old.notes;
     notes.add(terms.save_id, old.saves);
-    for (std::string& name : leftovers(old.own, made, notes, terms.save_id)) {
+    for (std::string& name : leftovers(old.own, made, notes, notes.ended(terms.save_id))) {
       // Ranks of this save may still look for its receipts.
       if (parse_tilestone_name(name)->save_id != terms.save_id) gone.insert(std::move(name));
     }

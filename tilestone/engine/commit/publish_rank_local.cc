@@ -1,13 +1,15 @@
-// Turns each rank's metadata into the receipt that the rank would have left if Tilestone had
-// written its files. The receipt needs the size of each file and the checksums of each item, so all
-// data is read once. The rest is an ordinary save that replaces a rank-local checkpoint
-// (replaced_rank_local.cc), except that its data files are those of the replaced checkpoint.
+// An ordinary save that replaces a rank-local checkpoint (replaced_rank_local.cc), except that its
+// data files are those of the replaced checkpoint. Where no receipts of ranks are left, because
+// stock torch has made it, or it was copied without its hidden files, each rank's metadata is
+// turned into the receipt that the rank would have left. It needs the size of each file and the
+// checksums of each item, so all data is read once.
 //
 // A manifest states where the elements of an item begin, and implies that they are in C order. If
 // an item of stock torch has them in another order, no manifest is published.
 #include "tilestone/engine/commit/publish_rank_local_internal.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,6 +25,7 @@
 #include "tilestone/engine/read/range_reader_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/format/manifest.h"
 #include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
@@ -224,9 +227,24 @@ void expect_unchanged(const Found& before, const Found& now) {
 struct ReadReceipts {
   std::vector<Receipt> receipts;  // by rank
   bool in_c_order = true;
+  std::map<std::string, std::string> attributes = {};
 };
+
+// What the ranks have left. Of an object that several ranks have, the receipt of the lowest says so
+// and those of the others have a copy (manifest_of_receipts()).
+ReadReceipts receipts_of_manifest(const DescribingFiles& description, const std::string& save_id) {
+  Manifest manifest = Manifest::decode(description.manifest, description.manifest_file);
+  for (Receipt& receipt : manifest.receipts) {
+    receipt.save_id = save_id;
+    for (Receipt::Object& copy : receipt.object_copies) receipt.objects.push_back(std::move(copy));
+    receipt.object_copies.clear();
+  }
+  return {std::move(manifest.receipts), true, std::move(manifest.attributes)};
+}
+
 ReadReceipts read_receipts(const Found& found, const std::string& save_id, int threads,
                            Deadline deadline) {
+  if (!found.description.manifest.empty()) return receipts_of_manifest(found.description, save_id);
   const Format& format = *found.format.format;
   const DirectoryFiles& files = found.description.files;
   const auto world = static_cast<int>(format.rank_local_files(files.names).size());
@@ -262,18 +280,25 @@ bool is_rank_local_at(const Location& location) {
   }
 }
 
-std::string publish_rank_local(const Location& location, int threads, Deadline deadline) {
+std::string publish_rank_local(const Location& location, int threads, Deadline deadline,
+                               Checks::Differing differing) {
   const std::string save_id = random_save_id();
   const Found found = find_rank_local(location);
   const Format& format = *found.format.format;
   ReadReceipts read = read_receipts(found, save_id, threads, deadline);
   DroppedObjects dropped = drop_equal_objects(read.receipts);
-  if (dropped.rank >= 0) log(LogLevel::kWarning, dropped.differing);
+  if (dropped.rank >= 0 && differing == Checks::Differing::kError) {
+    throw Error(ErrorCode::kMismatch, dropped.differing).with_rank(dropped.rank);
+  }
+  if (dropped.rank >= 0 && differing == Checks::Differing::kWarn) {
+    log(LogLevel::kWarning, dropped.differing);
+  }
   std::vector<Bytes> encoded;
   for (const Receipt& receipt : read.receipts) encoded.push_back(receipt.encode());
   SaveToIndex save{.receipts = std::move(read.receipts),
                    .encoded = encoded,
                    .copies = CopyPolicy::kAccept,
+                   .attributes = std::move(read.attributes),
                    .of_dialect = found.format.dialect->encode_index(Items(), format),
                    .remains = std::move(dropped.remains)};
   describe_save(save, format, *found.format.dialect);  // refuses before anything is written

@@ -1,5 +1,5 @@
-// Turns a rank-local checkpoint into an ordinary one where no attempt of ours describes it: one of
-// stock torch (use_collectives=False), or one of ours that was copied without its hidden files.
+// Turns a rank-local checkpoint into an ordinary one: one of ours, or of stock torch
+// (use_collectives=False).
 #pragma once
 
 #include <string>
@@ -13,8 +13,10 @@ namespace tilestone::engine {
 // errors of opening it.
 bool is_rank_local_at(const Location& location);
 
-// Returns the new save id. Reads every item once. Throws the same errors as publish() in
-// unpublished.h.
-std::string publish_rank_local(const Location& location, int threads, Deadline deadline);
+// Returns the new save id. Reads every item once, unless the ranks' receipts are there.
+// `differing`: what to do about an object that differs between ranks. Throws the
+// same errors as publish() in unpublished.h.
+std::string publish_rank_local(const Location& location, int threads, Deadline deadline,
+                               Checks::Differing differing = Checks::Differing::kWarn);
 
 }  // namespace tilestone::engine

@@ -63,9 +63,9 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
 }
 
 [[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
-  const bool one = state.missing_count == 1;
+  const bool one = state.missing.size() == 1;
   throw Error(ErrorCode::kRankFailed, "the save " + save_id + " can't be published: " +
-                                          std::to_string(state.missing_count) + " of its ranks " +
+                                          std::to_string(state.missing.size()) + " of its ranks " +
                                           (one ? "has" : "have") + " not written (" +
                                           engine::ranks_text(state.missing) + ")")
       .with_rank(state.missing.front())
@@ -86,7 +86,7 @@ Image image_of(Storage& storage, const std::string& save_id) {
     if (info) image.files.emplace(name, std::pair(info->size, info->modified.value_or(0)));
   };
   for (const std::string& name : storage.list(engine::attempt_directory(save_id) + "/")) {
-    add(name);  // ranks of earlier builds renew a file there
+    add(name);
     image.alive |= name.ends_with(engine::kClaimSuffix) && engine::is_claimed(storage, name);
   }
   for (const std::string& name : storage.list_files(save_id)) add(name);
@@ -112,71 +112,20 @@ void check_seconds(const char* name, double seconds) {
               std::string(name) + " must be a number of seconds that is at least 0");
 }
 
-// nullopt: there is no head, or it is damaged; then sets `*damage` to the error's text.
-std::optional<AttemptHead> intact_head(Storage& storage, const std::string& save_id,
-                                       std::string* damage) {
-  try {
-    return engine::read_head(storage, save_id);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt) throw;
-    *damage = error.what();
-    return std::nullopt;
-  }
-}
-
-// Of a save whose head is not there, or damaged: `damage`. nullopt: as below.
-std::optional<UnpublishedSave> describe_without_head(Storage& storage, UnpublishedSave save,
-                                                     const std::string& damage) {
-  const AttemptState state = engine::look_without_head(storage, save.save_id);
-  if (state.outcome == Outcome::kPublished) return std::nullopt;
-  save.abandoned = state.outcome.has_value();
-  save.missing_count = 1;
-  if (state.failed) save.failure = state.failed->what();
-  save.text = engine::attempt_text(save.save_id, 0, state);
-  if (!damage.empty() && !save.abandoned) {
-    save.text = "the save " + save.save_id + " is not published, and can't be: " + damage;
-  }
-  return save;
-}
-
-// nullopt: the save has been published, or is being published just now.
-std::optional<UnpublishedSave> describe_intact(const Location& location,
-                                               const std::string& save_id) {
-  Storage& storage = location.storage();
+UnpublishedSave described(const std::string& save_id, const AttemptState& state) {
   UnpublishedSave save;
   save.save_id = save_id;
-  if (engine::switch_was_noted(storage, save_id)) return std::nullopt;  // gc removes what is left
-  std::string damage;
-  const auto head = intact_head(storage, save_id, &damage);
-  if (!head) return describe_without_head(storage, std::move(save), damage);
-  AttemptState state = engine::look_at(storage, *head, SIZE_MAX);
-  if (state.missing_count > 0 && !storage.stat(engine::attempt_name(save_id))) {
-    if (engine::read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
-  }
-  save.world_size = head->world_size;
-  save.format = head->format;
-  save.dialect = head->dialect;
-  save.missing_count = state.missing_count;
   save.abandoned = state.outcome == Outcome::kAbandoned;
   if (state.failed) save.failure = state.failed->what();
-  save.text = engine::attempt_text(save_id, head->world_size, state);
-  state.missing.resize(std::min(state.missing.size(), kNamedMissing));
-  save.missing = std::move(state.missing);
+  save.text = engine::attempt_text(save_id, state);
+  save.missing_count = state.head ? state.missing.size() : 1;
+  save.missing = state.missing;
+  save.missing.resize(std::min(save.missing.size(), kNamedMissing));
+  if (!state.head) return save;
+  save.world_size = state.head->world_size;
+  save.format = state.head->format;
+  save.dialect = state.head->dialect;
   return save;
-}
-
-// describe_intact() that also describes saves whose files are damaged.
-std::optional<UnpublishedSave> describe(const Location& location, const std::string& save_id) {
-  try {
-    return describe_intact(location, save_id);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
-    UnpublishedSave save;
-    save.save_id = save_id;
-    save.missing_count = 1;
-    save.text = "the save " + save_id + " is not published, and can't be: " + error.what();
-    return save;
-  }
 }
 
 }  // namespace
@@ -195,13 +144,14 @@ std::vector<UnpublishedSave> find_unpublished(const Location& location,
     }
     std::vector<UnpublishedSave> found;
     for (const std::string& save_id : attempts_at(storage)) {
-      auto save = describe(location, save_id);
-      if (!save) continue;
+      const auto state = engine::look_at_attempt(storage, save_id);
+      if (!state) continue;
+      UnpublishedSave save = described(save_id, *state);
       const auto first = before.find(save_id);
       const bool same = first != before.end() && !has_changed(storage, save_id, first->second);
-      if (options.watch > 0 && !same) save->alive = true;
-      if (same && options.watch >= kSilentPeriod) save->alive = false;
-      found.push_back(*std::move(save));
+      if (options.watch > 0 && !same) save.alive = true;
+      if (same && options.watch >= kSilentPeriod) save.alive = false;
+      found.push_back(std::move(save));
     }
     return found;
   } catch (...) {
@@ -219,13 +169,16 @@ std::string publish(const Location& location, const PublishOptions& options) {
     }
     const std::string save_id = choose_save(location, options.save_id);
     Attempt attempt(location.shared(), head_of(location.storage(), save_id));
-    const auto publishes = attempt.head.rank_local ? engine::publish_rank_local_if_complete
-                                                   : engine::publish_if_complete;
-    while (!publishes(attempt, engine::Look::kAgain, options.threads, deadline)) {
-      const AttemptState state = engine::look_at(location.storage(), attempt.head, kNamedMissing);
+    if (attempt.head.rank_local && !engine::look_at_attempt(location.storage(), save_id)) {
+      throw Error(ErrorCode::kNotFound, "the save " + save_id + " at " + location.describe() +
+                                            " is an ordinary checkpoint already")
+          .with_hint("`tilestone gc` removes what is left of its ranks' metadata");
+    }
+    while (!publish_if_complete(attempt, engine::Look::kAgain, options.threads, deadline)) {
       // Between the two looks, the last rank may have reported, or another process published.
-      if (state.missing_count > 0 && state.outcome != Outcome::kPublished) {
-        fail_incomplete(save_id, state);
+      const auto state = engine::look_at_attempt(location.storage(), save_id);
+      if (state && !state->missing.empty() && state->outcome != Outcome::kPublished) {
+        fail_incomplete(save_id, *state);
       }
       if (deadline.expired()) {
         throw Error(ErrorCode::kTimeout, "the save " + save_id +
@@ -233,7 +186,9 @@ std::string publish(const Location& location, const PublishOptions& options) {
                                              "ranks have written");
       }
     }
-    return save_id;
+    if (!attempt.head.rank_local) return save_id;
+    return engine::publish_rank_local(location, options.threads, deadline,
+                                      static_cast<Checks::Differing>(attempt.head.common_differs));
   } catch (...) {
     rethrow_cause();
   }
@@ -244,8 +199,8 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     check_seconds("period", options.period);
     Storage& storage = location.storage();
     const std::string save_id = choose_save(location, options.save_id);
-    std::string damage;
-    const auto head = intact_head(storage, save_id, &damage);
+    const auto state = engine::look_at_attempt(storage, save_id);
+    const auto head = state ? state->head : std::nullopt;  // a damaged one can be abandoned
     const Image before = image_of(storage, save_id);
     wait_for(options.period, options.interrupt);
     if (has_changed(storage, save_id, before)) {
@@ -262,11 +217,6 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
     if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
         Outcome::kPublished) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
-    }
-    if (head && head->rank_local) engine::withdraw_rank_metadata(Attempt(location.shared(), *head));
-    if (!damage.empty()) {
-      log(LogLevel::kWarning,
-          "ranks of the abandoned save may have left metadata of their own: " + damage);
     }
     return save_id;
   } catch (...) {

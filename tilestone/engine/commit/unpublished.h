@@ -49,13 +49,13 @@ struct PublishOptions {
 // Publishes a save that all ranks have written, and returns its save id. The checkpoint is the
 // same, byte for byte, whichever process publishes it.
 //
-// A rank-local checkpoint (ByFiles::torch_rank_local) becomes an ordinary one. `.metadata` names
-// the lowest rank's replicas, the data files stay as they are, and the ranks' metadata files are
-// removed. A rank-local checkpoint of stock torch (use_collectives=False) gets a new save id, and
-// its items are read once, to check that its replicas are equal and its files are intact. That is
-// refused while a save is under way, with kCorrupt where ranks or elements are missing or damaged,
-// with kMismatch naming the key where replicas differ, and with kUnsupported where an item is
-// compressed. If tensors are not in C order in its files, no manifest is written.
+// A rank-local checkpoint (ByFiles::torch_rank_local) becomes an ordinary one with a new save id.
+// `.metadata` names the lowest rank's replicas, the data files stay as they are, and the ranks'
+// metadata files are removed. The items of one of stock torch (use_collectives=False) are read
+// once, to check that its replicas are equal and its files are intact. That is refused while a save
+// is under way, with kCorrupt where ranks or elements are missing or damaged, with kMismatch naming
+// the key where replicas differ, and with kUnsupported where an item is compressed. If tensors are
+// not in C order in its files, no manifest is written.
 //
 // Errors: kNotFound where there is no unpublished save, or none with this id; kInvalidArgument
 // where there are several and no id is given; kRankFailed where ranks have not written (it names

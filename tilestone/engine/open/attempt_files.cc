@@ -12,6 +12,8 @@
 #include "tilestone/engine/open/sealed_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/format/format.h"
+#include "tilestone/format/known/known.h"
 
 namespace tilestone::engine {
 namespace {
@@ -307,59 +309,60 @@ void note_switch(Storage& storage, const std::string& save_id, Deadline deadline
 
 // ---- Saying what it is
 
-AttemptState look_without_head(Storage& storage, const std::string& save_id) {
+std::string name_of_index(const AttemptHead& head) {
+  return format_named(head.format)->encode_index({}).front().name;
+}
+
+std::optional<AttemptState> look_at_attempt(Storage& storage, const std::string& save_id) {
   AttemptState state;
-  if (auto found = outcome_of(storage, save_id)) {
-    state.outcome = found->outcome;
-    state.failed = std::move(found->failure);
+  bool is_noted = false;
+  try {
+    is_noted = switch_was_noted(storage, save_id);
+    if (auto found = outcome_of(storage, save_id)) {
+      state.outcome = found->outcome;
+      state.failed = std::move(found->failure);
+    }
+    state.head = read_head(storage, save_id);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCorrupt && error.code() != ErrorCode::kUnsupported) throw;
+    state.damage = error.what();
+    return state;
   }
+  // A rank-local checkpoint can become an ordinary one, once.
+  const bool stays =
+      state.head && state.head->rank_local && !storage.stat(name_of_index(*state.head));
+  if (is_noted && !stays) return std::nullopt;
+  if (!state.head && state.outcome == Outcome::kPublished) return std::nullopt;
+  if (!state.head) return state;
+  state.missing = meeting_of(storage, *state.head).missing(true);
+  // It may have been published during the look.
+  const bool is_gone = !state.missing.empty() && !storage.stat(attempt_name(save_id));
+  if (is_gone && read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
   return state;
 }
 
-AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names) {
-  AttemptState state = look_without_head(storage, head.save_id);
-  state.missing = meeting_of(storage, head).missing(true);
-  state.missing_count = state.missing.size();
-  state.missing.resize(std::min(state.missing.size(), names));
-  return state;
-}
-
-std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state) {
+std::string attempt_text(const std::string& save_id, const AttemptState& state) {
   const std::string save = "the save " + save_id;
   if (state.outcome == Outcome::kAbandoned) {
     return save +
            (state.failed ? " has failed: " + std::string(state.failed->what()) : " was abandoned") +
            "; `tilestone gc --delete` removes its files";
   }
-  if (world_size == 0) {
-    return save + " has only begun: its number of ranks is not known yet";
-  }
-  const std::string ranks = std::to_string(world_size) + (world_size == 1 ? " rank" : " ranks");
-  if (state.missing_count == 0) {
+  if (!state.damage.empty()) return save + " is not published, and can't be: " + state.damage;
+  if (!state.head) return save + " has only begun: its number of ranks is not known yet";
+  const int world = state.head->world_size;
+  const std::string ranks = std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  if (state.missing.empty()) {
     return save + " is not published yet, though all of its " + ranks +
            " have written; `tilestone publish` makes it the checkpoint, or says why that can't be";
   }
-  const bool one = state.missing_count == 1;
-  return save + " is not published: " + std::to_string(state.missing_count) + " of its " + ranks +
+  const bool one = state.missing.size() == 1;
+  return save + " is not published: " + std::to_string(state.missing.size()) + " of its " + ranks +
          (one ? " has" : " have") + " not written (" + ranks_text(state.missing, kNamedMissing) +
          (one ? "); it" : "); they") +
          " may still be writing, or save again under the same token; if " +
          (one ? "it is" : "they are") + " dead, `tilestone gc --abandon` ends the save";
 }
-
-namespace {
-
-// The sentence for one attempt; "" if it has been published.
-std::string text_of(Storage& storage, const std::string& save_id) {
-  const auto head = read_head(storage, save_id);
-  if (!head) {
-    const AttemptState state = look_without_head(storage, save_id);
-    return state.outcome == Outcome::kPublished ? "" : attempt_text(save_id, 0, state);
-  }
-  return attempt_text(save_id, head->world_size, look_at(storage, *head, SIZE_MAX));
-}
-
-}  // namespace
 
 std::string unpublished_text(Storage& storage, const std::set<std::string>& saves) {
   std::string first;
@@ -367,7 +370,8 @@ std::string unpublished_text(Storage& storage, const std::set<std::string>& save
   for (const std::string& save_id : saves) {
     std::string text;
     try {
-      text = text_of(storage, save_id);
+      const auto state = look_at_attempt(storage, save_id);
+      if (state) text = attempt_text(save_id, *state);
     } catch (const Error& error) {
       text = "the save " + save_id + " is not published, and can't be: " + error.what();
     }

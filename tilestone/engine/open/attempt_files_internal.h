@@ -113,19 +113,21 @@ void note_switch(Storage& storage, const std::string& save_id, Deadline deadline
 // The error with which it has failed; nullopt: it was published, abandoned, or has no outcome.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
 
-// The state of an attempt according to its files.
+// Of the index that makes an ordinary checkpoint: the first file.
+std::string name_of_index(const AttemptHead& head);
+
+// The state of an attempt according to its files, each of which is looked up by its name.
 struct AttemptState {
-  std::optional<Outcome> outcome;
-  size_t missing_count = 0;  // ranks that have left no receipt
-  std::vector<int> missing;  // the lowest of them
-  std::optional<Error> failed;
+  std::optional<AttemptHead> head;  // nullopt: it is damaged, or not there
+  std::optional<Outcome> outcome = std::nullopt;
+  std::optional<Error> failed = std::nullopt;
+  std::string damage = {};        // the error of head or outcome, which can't be read
+  std::vector<int> missing = {};  // the ranks that have left no receipt
 };
-// Looks up each file by its name. `names`: how many missing ranks to name.
-AttemptState look_at(Storage& storage, const AttemptHead& head, size_t names);
-AttemptState look_without_head(Storage& storage, const std::string& save_id);
-// The state of the save and what can be done about it, as a sentence. `world_size`: 0 if the
-// attempt has no head. `state.missing` has all missing ranks, or as many as are to be named.
-std::string attempt_text(const std::string& save_id, int world_size, const AttemptState& state);
+// nullopt: there is nothing left to publish.
+std::optional<AttemptState> look_at_attempt(Storage& storage, const std::string& save_id);
+// The state of the save and what can be done about it, as a sentence.
+std::string attempt_text(const std::string& save_id, const AttemptState& state);
 // The same for the first of `saves` that is not published yet, and how many others there are; "" if
 // all are published.
 std::string unpublished_text(Storage& storage, const std::set<std::string>& saves);

@@ -151,11 +151,12 @@ std::set<std::string> Notes::open(bool has_checkpoint) const {
   return saves;
 }
 
-std::set<std::string> Notes::ended(const std::string& existing) const {
+std::set<std::string> Notes::ended(const std::string& existing, bool is_rank_local) const {
   std::set<std::string> saves = begun;
   // For another writer's checkpoint `existing` is "" too. Then the files of all attempts that are
   // not abandoned stay.
-  for (const std::string& save_id : open(!existing.empty())) saves.erase(save_id);
+  const bool has_checkpoint = !existing.empty() && !is_rank_local;
+  for (const std::string& save_id : open(has_checkpoint)) saves.erase(save_id);
   const auto found = replaces.find(existing);
   if (found != replaces.end()) saves.insert(found->second.begin(), found->second.end());
   return saves;
@@ -307,8 +308,7 @@ bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended) {
 
 std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced, const Notes& notes,
-                                   const std::string& existing) {
-  const std::set<std::string> ended = notes.ended(existing);
+                                   const std::set<std::string>& ended) {
   std::vector<std::string> found;
   for (const std::string& name : names) {
     if (referenced.contains(name) || notes.unread.contains(name)) continue;

@@ -90,8 +90,9 @@ struct Notes {
   // What the note of a save says: `names` as for leave_note().
   void add(const std::string& save_id, const std::set<std::string>& names);
   // The saves whose files may be removed unless the existing checkpoint names them. `existing`: the
-  // save id of that checkpoint, "" if there is none or another writer made it.
-  std::set<std::string> ended(const std::string& existing) const;
+  // save id of that checkpoint, "" if there is none or another writer made it. A rank-local one
+  // does not end its save, which may yet become an ordinary one.
+  std::set<std::string> ended(const std::string& existing, bool is_rank_local = false) const;
   // Saves without a communicator that may still become the checkpoint of the location: those
   // without an outcome and, if no checkpoint exists there (`has_checkpoint` is false), all that are
   // not abandoned.
@@ -107,10 +108,10 @@ std::set<std::string> recorded_saves(Storage& storage, std::span<const std::stri
 
 // Whether a file is a leftover. `ended`: Notes::ended(). The existing checkpoint must not name it.
 bool is_leftover(const TilestoneName& own, const std::set<std::string>& ended);
-// Those of `names` that are leftovers and not among `referenced`. `existing`: see Notes::ended().
+// Those of `names` that are leftovers and not among `referenced`. `ended`: as above.
 std::vector<std::string> leftovers(std::span<const std::string> names,
                                    const std::set<std::string>& referenced, const Notes& notes,
-                                   const std::string& existing);
+                                   const std::set<std::string>& ended);
 
 // Of all files `names`: those with fixed names that saves which began here have put and that their
 // manifests describe, while their switch is still a temporary file.

@@ -39,7 +39,7 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
                                        manifest_name(live)};
   Notes notes;
   notes.begun = {dead, live};
-  EXPECT_THAT(leftovers(names, {names[2], names[4]}, notes, ""),
+  EXPECT_THAT(leftovers(names, {names[2], names[4]}, notes, notes.ended("")),
               testing::ElementsAre(names[1], names[3]));
 }
 
@@ -48,7 +48,7 @@ TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
   const std::vector<std::string> names{data_file_name(id, 0, 0), manifest_name(id)};
   Notes notes;
   notes.begun = {random_save_id()};
-  EXPECT_THAT(leftovers(names, {}, notes, ""), testing::IsEmpty());
+  EXPECT_THAT(leftovers(names, {}, notes, notes.ended("")), testing::IsEmpty());
 }
 
 TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
@@ -73,8 +73,8 @@ TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText
   const std::vector<std::string> names{own, replaced, data_file_name("copy-" + id, 0, 0),
                                        data_file_name("hint-" + old, 0, 0)};
   const Notes notes = read_notes(*storage, storage->list());
-  EXPECT_THAT(leftovers(names, {}, notes, ""), testing::ElementsAre(own));
-  EXPECT_THAT(leftovers(names, {}, notes, id), testing::ElementsAre(own, replaced));
+  EXPECT_THAT(leftovers(names, {}, notes, notes.ended("")), testing::ElementsAre(own));
+  EXPECT_THAT(leftovers(names, {}, notes, notes.ended(id)), testing::ElementsAre(own, replaced));
 }
 
 }  // namespace tilestone::engine::cleanup_test

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/sealed_internal.h"
+#include "tilestone/format/index.h"
 
 namespace tilestone::engine {
 namespace {
 
 constexpr uint8_t kMessageVersion = 2;
+constexpr size_t kRequestsAtOnce = 16;
 constexpr std::string_view kMessagePart = ".receipt-";
 constexpr std::string_view kEndedOfOlder = ".ended";  // the outcome, in version 1
 
@@ -34,8 +37,29 @@ std::optional<Bytes> FileMessages::get(const std::string& name) {
 
 std::vector<bool> FileMessages::exist(std::span<const std::string> names) {
   std::vector<bool> there;
-  for (const std::string& name : names) there.push_back(storage().stat(file_of(name)).has_value());
+  if (!finds_many() || names.size() < 2) {
+    for (const auto& name : names) there.push_back(storage().stat(file_of(name)).has_value());
+    return there;
+  }
+  std::string prefix = file_of(names.front());
+  std::vector<std::string> files;
+  for (const std::string& name : names) {
+    files.push_back(file_of(name));
+    prefix.resize(
+        static_cast<size_t>(std::ranges::mismatch(prefix, files.back()).in1 - prefix.begin()));
+  }
+  const std::vector<std::string> listed = storage().list_files(prefix);
+  for (const std::string& file : files) there.push_back(contains_name(listed, file));
   return there;
+}
+
+std::vector<std::optional<Bytes>> FileMessages::get_all(std::span<const std::string> names) {
+  if (!finds_many() || names.size() < 2) return MessageStore::get_all(names);
+  std::vector<std::optional<Bytes>> messages(names.size());
+  ThreadPool(std::min(names.size(), kRequestsAtOnce)).parallel_for(names.size(), [&](size_t i) {
+    messages[i] = get(names[i]);
+  });
+  return messages;
 }
 
 void FileMessages::remove(std::span<const std::string> names) {

@@ -31,6 +31,9 @@ class FileMessages : public MessageStore {
 
   std::optional<Bytes> get(const std::string& name) override;
   std::vector<bool> exist(std::span<const std::string> names) override;
+  // Of an object store: one listing, and requests side by side.
+  std::vector<std::optional<Bytes>> get_all(std::span<const std::string> names) override;
+  bool finds_many() const override { return storage_->directories() == nullptr; }
   void remove(std::span<const std::string> names) override;
   std::string file_of(const std::string& name) const override = 0;
   const std::string& save_id() const { return save_id_; }

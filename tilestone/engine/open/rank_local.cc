@@ -47,11 +47,9 @@ class ReceiptCollector {
 
   // Both return false if a receipt is missing.
   bool add_all() {
-    for (const std::optional<Bytes>& left : meeting_.messages_so_far()) {
-      if (!left) return false;
-      add(*left);
-    }
-    return true;
+    const auto all = meeting_.take();
+    for (size_t rank = 0; all && rank < all->size(); ++rank) add((*all)[rank]);
+    return all.has_value();
   }
   bool add_only(int rank) {
     if (rank >= head_.world_size) return false;

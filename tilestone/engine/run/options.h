@@ -138,9 +138,9 @@ struct ByFiles {
   // this rank.
   bool wait = true;
   // As with torch's use_collectives=False, each rank writes everything that it holds, replicas
-  // included, and publishes its own `__RANK.metadata` as soon as its data is durable; torch's ranks
-  // can load these files. `wait` then waits until all ranks have done so, and `published` of the
-  // result says whether they have. `publish` turns such a checkpoint into an ordinary one.
+  // included, and `__RANK.metadata` describes what it has written. Torch's ranks can load these
+  // files. They appear once all ranks have written, which `wait` waits for, and `published` of the
+  // result says. `publish` turns such a checkpoint into an ordinary one.
   bool torch_rank_local = false;
 };
 

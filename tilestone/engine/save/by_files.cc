@@ -114,44 +114,35 @@ void plan_locally(PlannedShare& planned, const RequestView& asked, SessionParts*
 
 // ---- Joining
 
-// Ends the save for all its ranks. Returns false if it was published, or is complete, or if that is
-// unknown.
+// Of a failure before any rank has begun: whether the others wait for this rank. They find out
+// themselves that something else is at the location, where then nothing is left.
+bool is_for_all(const SavingByFiles& saving, const Deadline& deadline) {
+  if (saving.files.world_size == 1) return false;
+  try {
+    return join(saving.attempt, deadline);
+  } catch (const Error& error) {
+    return error.code() != ErrorCode::kAlreadyExists;
+  }
+}
+
+// Ends the save for all its ranks, whether or not one has begun it. Returns false if it was
+// published, or is complete, or if that is unknown.
 bool end_all(SavingByFiles& saving, const Error& error) noexcept {
   saving.claim.reset();
   Storage& location = *saving.planned.location;
+  const Deadline soon = Deadline::after(kFailureTime);
   try {
     const auto begun = read_head(location, saving.attempt.id());
     if (begun && meeting_of(location, *begun).missing(false).empty()) return false;
     // What this rank has reported, now or before a restart, is whole without it.
     if (begun && receipt_of(saving.attempt, saving.files.rank)) return false;
-    return end_failed(saving.attempt, error, Deadline::after(kFailureTime));
+    if (!begun && !is_for_all(saving, soon)) return false;
+    return end_failed(saving.attempt, error, soon);
   } catch (...) {
     log(LogLevel::kWarning,
         std::string("the other ranks of a save can't be notified of this rank's failure: ") +
             current_error().what());
     return false;
-  }
-}
-
-// This rank can't take part, and will not write. Nothing is to be said where the save has not
-// begun: the other ranks find out themselves what is at the location.
-void end_before_writing(SavingByFiles& saving, const Error& error) noexcept {
-  try {
-    if (!has_begun(saving.attempt)) return;
-  } catch (const Error&) {
-    // Unknown: try to end it.
-  }
-  end_all(saving, error);
-}
-
-// Begins the save if nobody has, so that the other ranks learn of this rank's failure.
-void try_to_begin(SavingByFiles& saving) noexcept {
-  if (saving.files.world_size == 1) return;
-  try {
-    join(saving.attempt, Deadline::after(kFailureTime));
-  } catch (...) {
-    log(LogLevel::kDebug,
-        std::string("a rank that can't save can't begin: ") + current_error().what());
   }
 }
 
@@ -168,10 +159,10 @@ void make_claim(SavingByFiles& saving) {
 std::optional<AttemptReceipt> join(SavingByFiles& saving) {
   const Attempt& attempt = saving.attempt;
   saving.is_done = !join(attempt, saving.deadline);
-  if (saving.is_done) return std::nullopt;
+  if (saving.is_done && !saving.files.torch_rank_local) return std::nullopt;
   auto before = receipt_of(attempt, saving.files.rank);
   saving.is_reported = before.has_value();
-  if (!saving.is_reported) make_claim(saving);
+  if (!saving.is_done && !saving.is_reported) make_claim(saving);
   return before;
 }
 
@@ -282,15 +273,11 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
   refuse_by_files(saving.planned.share);
   std::optional<AttemptReceipt> before;
-  bool planned = false;
   try {
     plan_locally(saving.planned, expect_made(request), session);
-    planned = true;
     before = join(saving);
   } catch (...) {
-    const Error error = current_error();
-    if (!planned) try_to_begin(saving);
-    end_before_writing(saving, error);
+    end_all(saving, current_error());
     throw;
   }
   if (!saving.is_done && !saving.is_reported) return;
@@ -329,7 +316,6 @@ void report_step(SavingByFiles& saving) {
       saving.is_reported = true;
     }
     saving.claim.reset();
-    if (saving.files.torch_rank_local) publish_rank_metadata(saving.attempt, rank, saving.deadline);
   } catch (...) {
     saving.claim.reset();
     // Others can go on with a receipt. It may have been left although its call has failed: this
@@ -344,13 +330,10 @@ SaveResult publish_step(SavingByFiles& saving) {
   SaveResult& result = saving.planned.result;
   if (saving.is_done) return result;
   const int threads = saving.planned.share.options.resources.threads;
-  const bool rank_local = saving.files.torch_rank_local;
   try {
-    result.published = (rank_local ? merge_rank_local : publish_if_complete)(
-        saving.attempt, Look::kOwn, threads, saving.deadline);
+    result.published = publish_if_complete(saving.attempt, Look::kOwn, threads, saving.deadline);
     if (result.published || !saving.files.wait) return result;
-    (rank_local ? wait_merged_rank_local : wait_published)(saving.attempt, threads,
-                                                           saving.deadline);
+    wait_published(saving.attempt, threads, saving.deadline);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCoverage && error.hint().empty()) {
       error.with_hint(

@@ -196,21 +196,19 @@ TEST(RankLocalSave, TheRanksOfAnAbandonedSaveAreNotMissingInTheOneThatCameAfterI
   expect_state(storage);
 }
 
-TEST(RankLocalSave, ARanksMetadataExistsOnceItHasWrittenAndReadersNameTheRanksThatAreMissing) {
+TEST(RankLocalSave, RanksHaveMetadataOnceAllHaveWrittenAndReadersNameThoseThatHaveNot) {
   const auto storage = memory_storage();
   const Location location(storage);
-  EXPECT_FALSE(save(state_of(1, 3), location, rank_local(1)).published);
-  EXPECT_TRUE(has(storage, "__1.metadata"));
-  EXPECT_FALSE(has(storage, "__0.metadata"));
   const auto open = [&] { Checkpoint::open(location); };
-  expect_part(text_of(ErrorCode::kNotFound, open), "ranks 0 and 2 of 3 have no metadata");
+  EXPECT_FALSE(save(state_of(1, 3), location, rank_local(1)).published);
+  expect_part(text_of(ErrorCode::kNotFound, open), "2 of its 3 ranks have not written");
   EXPECT_FALSE(save(state_of(0, 3), location, rank_local(0)).published);
-  expect_part(text_of(ErrorCode::kNotFound, open), "rank 2 of 3 has no metadata");
-  EXPECT_TRUE(find_leftovers(location).empty());
+  EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, "__1.metadata"));
   LoadOptions own;
-  own.own_rank = 2;
-  expect_part(text_of(ErrorCode::kNotFound, [&] { load(state_of(2, 0), location, own); }),
-              "rank 2 of 3");
+  own.own_rank = 1;
+  expect_part(text_of(ErrorCode::kNotFound, [&] { load(state_of(1, 0), location, own); }),
+              "1 of its 3 ranks has not written (rank 2)");
+  EXPECT_TRUE(find_leftovers(location).empty());
   EXPECT_EQ(find_unpublished(location).front().missing, std::vector<int>{2});
   expect_part(text_of(ErrorCode::kRankFailed, [&] { publish(location); }), "rank 2");
   SaveOptions last = rank_local(2);
@@ -222,12 +220,38 @@ TEST(RankLocalSave, ARanksMetadataExistsOnceItHasWrittenAndReadersNameTheRanksTh
   // Repeating the save does nothing, and nothing of it is a leftover.
   EXPECT_EQ(save(state_of(1, 3), location, rank_local(1)).bytes_written, 0u);
   EXPECT_TRUE(find_leftovers(location).empty());
+  // Its success is a verdict: no failure and nobody who abandons it takes it away.
+  AbandonOptions at_once;
+  at_once.period = 0;
+  text_of(ErrorCode::kUnsupported, [&] { abandon(location, at_once); });
+  expect_state(storage);
+}
+
+// The last rank dies at any call. Then readers name a rank, or find the checkpoint.
+TEST(RankLocalSave, WhereThePublisherDiesPublishingCompletesIt) {
+  for (int at = 1, died = 1; died != 0; ++at) {
+    const auto storage = memory_storage();
+    for (const int rank : {0, 1}) save_rank(storage, rank);
+    int calls = 0;
+    const auto disk = FaultDisk::create(storage, [&](const StorageCall&) {
+      return ++calls == at ? FaultAction::die() : FaultAction::pass();
+    });
+    try {
+      save_rank(disk->storage(), 2);
+      died = calls >= at ? 1 : 0;
+    } catch (const Error&) {
+    }
+    save_rank(storage, 2);
+    publish(Location(storage));
+    expect_ordinary(storage);
+    if (HasFailure()) return;
+  }
 }
 
 TEST(RankLocalSave, PublishingMakesItOrdinaryWithReplicasNamedOnce) {
   const auto storage = saved();
   const std::string id = Checkpoint::open(Location(storage)).metadata().save_id;
-  EXPECT_EQ(publish(Location(storage)), id);
+  EXPECT_NE(publish(Location(storage)), id);
   expect_ordinary(storage);
 }
 
@@ -342,9 +366,13 @@ TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreDistinguished) {
   // Metadata of ranks of two different saves in one directory.
   FileImage image = memory_image(*saved_without_hidden_files());
   const auto other = memory_storage();
-  save(state_of(1, 3), Location(other), rank_local(1, "another run of it"));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    save(state_of(rank, 3), Location(other), rank_local(rank, "another run of it"));
+  }
   for (auto& [name, bytes] : memory_image(*other)) {
-    if (!name.starts_with(".tilestone")) image[name] = bytes;
+    if (!name.starts_with(".tilestone") && name.find("__1") != std::string::npos) {
+      image[name] = bytes;
+    }
   }
   expect_part(
       text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(memory_storage(image))); }),

@@ -3,19 +3,25 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
-#include "tilestone/plan/texts_internal.h"
 #include "tilestone/state/content_hash.h"
 
 namespace tilestone::engine {
 namespace {
+
+constexpr uint64_t kHasSum = uint64_t{1} << 32;  // so that no checksum counts as "not known"
+
+// What a rank holds or has written: ids tell keys, dtypes, shapes and boxes apart.
+struct ReportedItem {
+  std::string_view key;  // "": not known
+  uint64_t content = 0;  // 0: not known
+};
+using ReportedItems = std::map<uint64_t, ReportedItem>;
 
 [[noreturn]] void fail_other_state(int rank, std::string_view key, const std::string& what) {
   throw Error(ErrorCode::kMismatch,
@@ -25,164 +31,101 @@ namespace {
       .with_hint("use another number to save another state");
 }
 
-class Comparison {
- public:
-  Comparison(const Receipt& receipt, const AttemptReceipt* left, const SaveShare& share)
-      : receipt_(receipt), left_(left), share_(share), plan_(share.local) {
-    for (const PlanTensor& tensor : plan_.tensors) tensors_.emplace(tensor.key, &tensor);
-    for (const PlanObject& object : plan_.objects) objects_.emplace(object.key, &object);
-    for (const Receipt::Tensor& tensor : receipt.tensors) before_.emplace(tensor.key, &tensor);
-    for (const Receipt::Object& object : receipt.objects) written_.insert(object.key);
+// All of `part` is in `whole`, with the same content where that is known.
+void expect_within(const ReportedItems& part, const ReportedItems& whole, int rank,
+                   const std::string& otherwise) {
+  for (const auto& [id, item] : part) {
+    if (!whole.contains(id)) fail_other_state(rank, item.key, otherwise);
   }
+  for (const auto& [id, item] : part) {
+    const ReportedItem& other = whole.at(id);
+    if (item.content == 0 || other.content == 0 || item.content == other.content) continue;
+    fail_other_state(rank, item.key.empty() ? other.key : item.key,
+                     "another value, or other elements");
+  }
+}
 
-  void expect_same() const {
-    expect_reported_keys();
-    expect_planned_keys();
-    if (left_ != nullptr) expect_held();
-    expect_written();
-    expect_objects();
-    expect_elements();
-    if (receipt_.state == 0 || receipt_.state == state_of(share_)) return;
-    fail("", "other values or tensors that another rank writes");
-  }
+void expect_equal(const ReportedItems& then, const ReportedItems& now, int rank) {
+  expect_within(now, then, rank, "nothing then, or something else");
+  expect_within(then, now, rank, "nothing now, or something else");
+}
 
- private:
-  [[noreturn]] void fail(std::string_view key, const std::string& what) const {
-    fail_other_state(receipt_.rank, key, what);
+// `sums`: checksums of elements instead of the contents that ranks compare.
+ReportedItems written_items(const Receipt& receipt, bool sums) {
+  ReportedItems items;
+  for (const Receipt::Object& object : receipt.objects) {
+    items[id_of(object.key)] = {object.key, sums ? 0 : object.content};
   }
-  [[noreturn]] void fail(std::string_view key, const std::string& then,
-                         const std::string& now) const {
-    fail(key, then + " then, but " + now + " now");
+  for (const Receipt::Chunk& chunk : receipt.chunks) {
+    if (chunk.box.empty()) continue;
+    const Receipt::Tensor& tensor = receipt.tensors[chunk.tensor];
+    items[id_of(PlanTensor{tensor.key, tensor.dtype, tensor.global_shape}, chunk.box)] = {
+        tensor.key, sums ? kHasSum | chunk.at.checksums.payload_crc32 : 0};
   }
+  return items;
+}
 
-  // Everything in the receipt, which has all that this rank wrote, is still there.
-  void expect_reported_keys() const {
-    for (const auto& [key, tensor] : before_) {
-      const std::string then = described(tensor->dtype, tensor->global_shape);
-      const auto now = tensors_.find(key);
-      if (now == tensors_.end()) fail(key, then, objects_.contains(key) ? "an object" : "nothing");
-      const PlanTensor& found = *now->second;
-      if (found.dtype == tensor->dtype && found.global_shape == tensor->global_shape) continue;
-      fail(key, then, described(found.dtype, found.global_shape));
-    }
-    for (const std::string_view key : written_) {
-      if (objects_.contains(key)) continue;
-      fail(key, "an object", tensors_.contains(key) ? "a tensor" : "nothing");
-    }
+void add_objects(ReportedItems& items, const LocalSavePlan& plan) {
+  for (const PlanObject& object : plan.objects) {
+    items[id_of(object.key)] = {object.key, object.content};
   }
+}
 
-  // What this rank would write now and has not: the receipt of its own tensors has each key.
-  void expect_planned_keys() const {
-    if (left_ != nullptr) return;  // expect_held() knows more
-    for (const uint32_t i : share_.assignment.chunks) {
-      const PlanTensor& tensor = plan_.tensors[plan_.chunks[i].tensor];
-      if (before_.contains(tensor.key)) continue;
-      fail(tensor.key, "nothing", described(tensor.dtype, tensor.global_shape));
-    }
+void add_chunk(ReportedItems& items, const LocalSavePlan& plan, const PlanChunk& chunk) {
+  if (chunk.box.empty()) return;
+  const PlanTensor& tensor = plan.tensors[chunk.tensor];
+  items[id_of(tensor, chunk.box)] = {tensor.key, chunk.content};
+}
+
+// Compares what it holds, whoever writes it. Most keys of then are known only if it wrote them.
+void expect_held(const AttemptReceipt& left, const ReportedItems& written, const SaveShare& share) {
+  ReportedItems then, now;
+  for (const HeldContent& held : left.held) {
+    const auto known = written.find(held.id);
+    then[held.id] = {known == written.end() ? "" : known->second.key, held.content};
   }
+  add_objects(now, share.local);
+  for (const PlanChunk& chunk : share.local.chunks) add_chunk(now, share.local, chunk);
+  expect_equal(then, now, share.rank);
+}
 
-  // Compares what it holds, whoever writes it.
-  void expect_held() const {
-    std::set<uint64_t> then, now;
-    for (const HeldContent& held : left_->held) then.insert(held.id);
-    for (const PlanObject& object : plan_.objects) {
-      now.insert(id_of(object.key));
-      if (!then.contains(id_of(object.key))) fail(object.key, "nothing", "an object");
-    }
-    for (const PlanChunk& chunk : plan_.chunks) {
-      if (chunk.box.empty()) continue;
-      const PlanTensor& tensor = plan_.tensors[chunk.tensor];
-      const uint64_t id = id_of(tensor, chunk.box);
-      now.insert(id);
-      if (then.contains(id)) continue;
-      fail(tensor.key, "another tensor, or nothing",
-           described(tensor.dtype, tensor.global_shape) + ", box " + to_string(chunk.box));
-    }
-    if (now.size() < then.size()) fail("", "a tensor or object that it does not have now");
-    expect_contents();
+// Its part must be the same: otherwise another rank's state was another one. An object may also be
+// in a file of the index.
+void expect_assigned(const ReportedItems& written, const SaveShare& share) {
+  ReportedItems now;
+  for (const uint32_t i : share.assignment.chunks) {
+    add_chunk(now, share.local, share.local.chunks[i]);
   }
+  expect_within(now, written, share.rank, "nothing then, or something else");
+  add_objects(now, share.local);
+  expect_within(written, now, share.rank, "nothing now, or something else");
+}
 
-  void expect_contents() const {
-    std::map<uint64_t, uint64_t> then;
-    for (const HeldContent& held : left_->held) then.emplace(held.id, held.content);
-    const auto compare = [&](uint64_t id, uint64_t content, const std::string& key,
-                             const char* what) {
-      const uint64_t before = then[id];
-      if (before != 0 && content != 0 && before != content) fail(key, what);
-    };
-    for (const PlanObject& object : plan_.objects) {
-      compare(id_of(object.key), object.content, object.key, "an object with another value");
-    }
-    for (const PlanChunk& chunk : plan_.chunks) {
-      const PlanTensor& tensor = plan_.tensors[chunk.tensor];
-      if (chunk.box.empty()) continue;
-      compare(id_of(tensor, chunk.box), chunk.content, tensor.key, "other elements");
-    }
+// Reads all elements that the rank has written.
+void expect_elements(const Receipt& receipt, const SaveShare& share) {
+  std::map<std::string_view, std::vector<const Piece*>> pieces;
+  for (const TensorItem& item : share.items.tensors) {
+    for (const Piece& piece : item.pieces) pieces[item.key].push_back(&piece);
   }
-
-  // Its part must be the same: otherwise another rank's state was another one.
-  void expect_written() const {
-    for (const Receipt::Chunk& chunk : receipt_.chunks) {
-      const std::string& key = receipt_.tensors[chunk.tensor].key;
-      if (!chunk.box.empty() && !piece_of(key, chunk.box)) {
-        fail(key, "box " + to_string(chunk.box), "other boxes");
-      }
-    }
-    const auto has_elements = [](const auto& chunk) { return !chunk.box.empty(); };
-    const auto then = std::count_if(receipt_.chunks.begin(), receipt_.chunks.end(), has_elements);
-    const auto now = std::count_if(share_.assignment.chunks.begin(), share_.assignment.chunks.end(),
-                                   [&](uint32_t i) { return !plan_.chunks[i].box.empty(); });
-    if (then != now) {
-      fail("", std::to_string(then) + " boxes", std::to_string(now));
-    }
-  }
-
-  void expect_objects() const {
-    for (const Receipt::Object& object : receipt_.objects) {
-      const uint64_t now = objects_.at(object.key)->content;
-      if (object.content == 0 || now == 0 || object.content == now) continue;
-      fail(object.key, "an object with another value");
-    }
-  }
-
-  // Reads all elements that the rank has written.
-  void expect_elements() const {
-    for (const auto* chunks : {&receipt_.chunks, &receipt_.copies}) {
-      for (const Receipt::Chunk& chunk : *chunks) {
-        const std::string& key = receipt_.tensors[chunk.tensor].key;
-        const Piece* const piece = piece_of(key, chunk.box);
-        if (piece == nullptr || chunk.box.empty()) continue;
-        uint32_t crc = 0;
-        for_each_block(piece->data, [&](ByteView block) { crc = crc32(block, crc); });
-        if (crc != chunk.at.checksums.payload_crc32) fail(key, "other elements");
+  for (const auto* chunks : {&receipt.chunks, &receipt.copies}) {
+    for (const Receipt::Chunk& chunk : *chunks) {
+      const std::string& key = receipt.tensors[chunk.tensor].key;
+      const std::vector<const Piece*>& of_key = pieces[key];
+      const auto piece = std::ranges::find(of_key, chunk.box, &Piece::box);
+      if (piece == of_key.end() || chunk.box.empty()) continue;
+      uint32_t crc = 0;
+      for_each_block((*piece)->data, [&](ByteView block) { crc = crc32(block, crc); });
+      if (crc != chunk.at.checksums.payload_crc32) {
+        fail_other_state(share.rank, key, "other elements");
       }
     }
   }
+}
 
-  const Piece* piece_of(std::string_view key, const Box& box) const {
-    if (pieces_.empty()) {
-      for (const TensorItem& item : share_.items.tensors) {
-        for (const Piece& piece : item.pieces) pieces_[item.key].push_back(&piece);
-      }
-    }
-    const auto found = pieces_.find(key);
-    if (found == pieces_.end()) return nullptr;
-    for (const Piece* piece : found->second) {
-      if (piece->box == box) return piece;
-    }
-    return nullptr;
-  }
-
-  const Receipt& receipt_;
-  const AttemptReceipt* const left_;
-  const SaveShare& share_;
-  const LocalSavePlan& plan_;
-  std::map<std::string_view, const PlanTensor*> tensors_;
-  std::map<std::string_view, const PlanObject*> objects_;
-  std::map<std::string_view, const Receipt::Tensor*> before_;
-  std::set<std::string_view> written_;  // objects
-  mutable std::map<std::string_view, std::vector<const Piece*>> pieces_;
-};
+void expect_state(uint64_t then, uint64_t now, int rank) {
+  if (then == 0 || now == 0 || then == now) return;
+  fail_other_state(rank, "", "other values, or tensors that another rank writes");
+}
 
 }  // namespace
 
@@ -197,29 +140,16 @@ uint64_t state_of(const SaveShare& share) {
 
 void expect_reported_state(const Receipt& receipt, const AttemptReceipt* left,
                            const SaveShare& share) {
-  Comparison(receipt, left, share).expect_same();
+  const ReportedItems written = written_items(receipt, false);
+  if (left != nullptr) expect_held(*left, written, share);
+  expect_assigned(written, share);
+  expect_elements(receipt, share);
+  expect_state(receipt.state, state_of(share), share.rank);
 }
 
 void expect_same_receipt(const Receipt& counted, const Receipt& own) {
-  std::map<std::pair<std::string_view, Box>, uint32_t> written;
-  for (const Receipt::Chunk& chunk : counted.chunks) {
-    written.emplace(std::pair(std::string_view(counted.tensors[chunk.tensor].key), chunk.box),
-                    chunk.at.checksums.payload_crc32);
-  }
-  for (const Receipt::Chunk& chunk : own.chunks) {
-    const std::string& key = own.tensors[chunk.tensor].key;
-    const auto found = written.find(std::pair(std::string_view(key), chunk.box));
-    if (found == written.end()) fail_other_state(own.rank, key, "other boxes");
-    if (found->second != chunk.at.checksums.payload_crc32) {
-      fail_other_state(own.rank, key, "other elements");
-    }
-  }
-  if (counted.chunks.size() != own.chunks.size()) {
-    fail_other_state(own.rank, "", "tensors that it does not have now");
-  }
-  if (counted.state != 0 && own.state != 0 && counted.state != own.state) {
-    fail_other_state(own.rank, "", "other values or tensors");
-  }
+  expect_equal(written_items(counted, true), written_items(own, true), own.rank);
+  expect_state(counted.state, own.state, own.rank);
 }
 
 }  // namespace tilestone::engine

@@ -339,26 +339,6 @@ TEST(SaveByFilesAgain, ARankThatReportsDuringTheLastLookIsNotSaidToBeMissing) {
   expect_in("this rank can save again", error);
 }
 
-TEST(SaveByFilesAgain, AbandoningARankLocalSaveReadsEachGroupsFileOnce) {
-  constexpr int kRanks = 100;
-  const auto inner = memory_storage();
-  StateDict state;
-  state["step"] = Value(int64_t{7});
-  for (int rank = 0; rank + 1 < kRanks; ++rank) {
-    save(state, Location(inner), rank_local(rank, kRanks));
-  }
-  std::atomic<int> opened = 0;
-  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
-    if (call.op == StorageOp::kOpen && call.name.ends_with("/merged")) ++opened;
-    return FaultAction::pass();
-  });
-  abandon(Location(disk->storage()), {.period = 0});
-  EXPECT_GE(opened, 9);
-  EXPECT_LE(opened, 30);  // one per complete group; the last group has no receipt
-  EXPECT_FALSE(inner->stat("__0.metadata"));
-  EXPECT_FALSE(inner->stat("__98.metadata"));
-}
-
 // ---- The next try
 
 TEST(SaveByFilesAgain, TheNextNumberGoesOnWhereARanksStateWasRefused) {

@@ -101,7 +101,6 @@ TEST_F(SaveByFilesBeside, AFirstRankLooksForTheLockAgainOnceItsHeadExists) {
 TEST_F(SaveByFilesBeside, AnOrdinarySaveDoesNotBeginBesideAnOpenRankLocalOne) {
   const Location location(memory_storage());
   save(row_state(0, 2), location, rank_local(0, 2));
-  location.storage().remove("__0.metadata");
   expect_error(ErrorCode::kAlreadyExists, "the save " + id_of() + " at ",
                [&] { save(row_state(0, 2), location, by_files(0, 2, kOther)); });
 }
@@ -111,7 +110,9 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
   const Location location(storage);
   save(row_state(0, 2), location, by_files(0, 2));
   const auto elsewhere = memory_storage();
-  save(row_state(0, 2, 9), Location(elsewhere), rank_local(0, 2));
+  for (const int rank : {0, 1}) {
+    save(row_state(rank, 2, 9), Location(elsewhere), rank_local(rank, 2));
+  }
   const auto file = storage->create("__0.metadata");
   file->append(ByteView(read_file(*elsewhere, "__0.metadata", UINT64_MAX)));
   file->close();
@@ -120,34 +121,21 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
   EXPECT_EQ(engine::read_failed(*storage, id_of()).value().file(), "__0.metadata");
 }
 
-// Rank 1 publishes its metadata when rank 0 is about to end the save.
-TEST_F(SaveByFilesBeside, ASaveThatFailsTakesBackWhatARankPublishedMeanwhile) {
+// Rank 1 writes when rank 0 is about to end the save.
+TEST_F(SaveByFilesBeside, ARankLocalSaveThatFailsHasNoMetadataAtAnyTime) {
   const auto inner = memory_storage();
   const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
     if (gives_name(call, ".outcome")) {
       save(row_state(1, 2), Location(inner), rank_local(1, 2, 0));
-      EXPECT_TRUE(inner->stat("__1.metadata"));
     }
+    EXPECT_FALSE(inner->stat("__0.metadata") || inner->stat("__1.metadata"));
     return FaultAction::pass();
   });
   expect_error(ErrorCode::kInvalidArgument, "hollow",
                [&] { save(hollow_state(), Location(disk->storage()), rank_local(0, 2, 0)); });
   EXPECT_FALSE(inner->stat("__1.metadata"));
-}
-
-// Rank 1 has looked for the outcome, and then publishes its metadata.
-TEST_F(SaveByFilesBeside, ARankThatPublishesLateTakesItBack) {
-  const auto inner = memory_storage();
-  const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
-    if (gives_name(call, "__1.metadata")) {
-      expect_error(ErrorCode::kInvalidArgument, "hollow",
-                   [&] { save(hollow_state(), Location(inner), rank_local(0, 2)); });
-    }
-    return FaultAction::pass();
-  });
-  expect_error(ErrorCode::kInvalidArgument, "hollow",
-               [&] { save(row_state(1, 2), Location(disk->storage()), rank_local(1, 2)); });
-  EXPECT_FALSE(inner->stat("__1.metadata"));
+  for (const int rank : {0, 1}) save(row_state(rank, 2), Location(inner), rank_local(rank, 2, 1));
+  expect_rows(Location(inner), 3, 2);
 }
 
 // ---- Durability

@@ -80,12 +80,12 @@ std::shared_ptr<FaultDisk> failing_once(const std::shared_ptr<Storage>& inner,
 
 // ---- What the other ranks learn
 
-// Rank 0 has joined, and waits for a rank that fails at any of its calls before it begins to write.
-TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHaveJoined) {
+// A rank fails at any of its calls before it begins to write. `joined_before`: rank 0 has joined.
+void expect_error_of_joining(bool joined_before) {
   int failures = 0;
   for (uint64_t at = 0;; ++at) {
     const auto inner = memory_storage();
-    save(row_state(0, 2), Location(inner), by_files(0, 2));
+    if (joined_before) save(row_state(0, 2), Location(inner), by_files(0, 2));
     const auto disk = FaultDisk::create(inner, [&](const StorageCall& call) {
       return call.index == at ? FaultAction::fail(EIO) : FaultAction::pass();
     });
@@ -105,6 +105,13 @@ TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHa
     EXPECT_EQ(left->code(), ErrorCode::kIo) << left->what();
   }
   EXPECT_GT(failures, 3);
+}
+
+TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatHaveJoined) {
+  expect_error_of_joining(true);
+}
+TEST(SaveByFilesFailures, TheErrorOfARankThatFailsWhileItJoinsReachesThoseThatJoinLater) {
+  expect_error_of_joining(false);
 }
 
 TEST(SaveByFilesFailures, TheErrorInOneRanksOptionsReachesTheOthers) {
@@ -271,23 +278,25 @@ TEST(SaveByFilesFailures, ARankThatHasBegunShowsThatItWorksUntilItReportsOrLeave
 
 // ---- Saves with a communicator
 
-TEST(SaveByFilesFailures, AnOverwritingSaveLeavesARankLocalOneAloneThatIsBeingPublished) {
-  const auto inner = memory_storage();
-  const Location location(inner);
-  for (const int rank : {0, 1}) save(row_state(rank, 2), location, rank_local(rank, 2));
-  const auto disk = failing_once(
-      inner, [](const StorageCall& call) { return names(call, ".metadata"); }, FaultAction::die());
-  error_of([&] { publish(Location(disk->storage())); });
-  ASSERT_EQ(engine::read_outcome(*inner, save_id()), engine::Outcome::kPublished);
-  SaveOptions over;
-  over.overwrite = true;
-  const Error error = error_of([&] { save(row_state(0, 1, 9), location, over); });
-  EXPECT_EQ(error.code(), ErrorCode::kAlreadyExists) << error.what();
-  expect_in("`tilestone publish` completes it", error.what());
-  publish(location);
-  expect_rows(location, 3, 2);
-  save(row_state(0, 1, 9), location, over);
-  expect_rows(location, 9, 1);
+TEST(SaveByFilesFailures, ARankLocalOneWhosePublishingDiedStandsAndIsPublishedOrReplaced) {
+  for (const bool replaced : {false, true}) {
+    const auto inner = memory_storage();
+    const Location location(inner);
+    for (const int rank : {0, 1}) save(row_state(rank, 2), location, rank_local(rank, 2));
+    const auto disk = failing_once(
+        inner, [](const StorageCall& call) { return names(call, ".metadata"); },
+        FaultAction::die());
+    error_of([&] { publish(Location(disk->storage())); });
+    expect_rows(location, 3, 2);
+    SaveOptions over;
+    over.overwrite = true;
+    if (replaced)
+      save(row_state(0, 1, 9), location, over);
+    else
+      publish(location);
+    expect_rows(location, replaced ? 9 : 3, replaced ? 1 : 2);
+    EXPECT_FALSE(inner->stat("__0.metadata"));
+  }
 }
 
 }  // namespace tilestone::save_by_files_failures_test

@@ -117,6 +117,30 @@ TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallPutsNothingIntoALaterCheckpoint
   }
 }
 
+// Meanwhile its twin publishes, and the step is removed.
+TEST(SaveByFilesHostile, ARankThatStallsAtAnyCallBringsNoRemovedCheckpointBack) {
+  for (const bool objects : {false, true}) {
+    bool stalled = true;
+    for (uint64_t at = 0; stalled; ++at) {
+      SCOPED_TRACE("call " + std::to_string(at));
+      const auto inner = objects ? memory_objects() : memory_storage();
+      uint64_t calls = 0;
+      const auto disk = FaultDisk::create(inner, [&](const StorageCall&) {
+        if (calls++ != at) return FaultAction::pass();
+        for (const int rank : {0, 1}) save_rank(Location(inner), rank, 2, 3);
+        inner->remove(inner->list());
+        for (const std::string& name : inner->list_directories()) inner->remove_tree(name);
+        return FaultAction::pass();
+      });
+      save_rank(Location(inner), 0, 2, 3);
+      thrown([&] { save_rank(Location(disk->storage(1)), 1, 2, 3); });
+      stalled = calls > at;
+      EXPECT_EQ(inner->stat(".metadata").has_value(), !stalled);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(SaveByFilesHostile, AReceiptThatDoesNotCountIsNotCountedAsWritten) {
   const auto inner = memory_storage();
   bool twin = false;
