@@ -269,13 +269,14 @@ bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
 
 // After this process has made a file in an object store. Others may have published the save before,
 // and its checkpoint may have been replaced or removed since. If they did so after this file was
-// made, it stands.
+// made, it stands. A file that does not name the save may be that of a later one, and stays.
 void expect_not_over(const Attempt& attempt, const std::string& name, ByteView bytes) {
   Storage& storage = *attempt.location;
   if (has_begun(attempt)) return;
   if (switch_was_noted(storage, attempt.id()) && storage.stat(manifest_name(attempt.id()))) return;
+  const bool names_save = as_text(bytes).find(attempt.id()) != std::string_view::npos;
   const auto info = storage.stat(name);
-  if (info && holds(attempt, name, bytes)) {
+  if (info && names_save && holds(attempt, name, bytes)) {
     storage.remove_if(name, info->tag, Deadline::never());
   }
   fail_ended(attempt);
