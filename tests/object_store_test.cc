@@ -1,4 +1,5 @@
 // What is done at a directory is done in an object store, too: one in memory, and SeaweedFS.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <random>
 #include <string>
 
+#include "tilestone/base/thread_pool.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/unpublished.h"
@@ -184,28 +186,38 @@ class Proxied {
   s3::FaultProxy proxy_;
 };
 
+// Counts the requests to a place.
+class Counted {
+ public:
+  Location location() { return place_.location(); }
+  int taken() { return count_.exchange(0); }
+
+ private:
+  std::atomic<int> count_ = 0;
+  Proxied place_{[this](const s3::ServedRequest&) {
+    ++count_;
+    return s3::Fault::kNone;
+  }};
+};
+
 // How many requests are sent by a save to an empty place, by one over it, and by opening the
 // checkpoint and reading one small tensor.
 std::vector<int> requests_of(const SaveOptions& options) {
-  std::atomic<int> count = 0;
-  Proxied place([&](const s3::ServedRequest&) {
-    ++count;
-    return s3::Fault::kNone;
-  });
+  Counted place;
   std::vector<int> taken;
   SaveOptions again = options;
   again.overwrite = true;
   save(row_state(0, 1), place.location(), options);
-  taken.push_back(count.exchange(0));
+  taken.push_back(place.taken());
   save(row_state(0, 1), place.location(), again);
-  taken.push_back(count.exchange(0));
+  taken.push_back(place.taken());
   Checkpoint::open(place.location()).read("w");
-  taken.push_back(count.exchange(0));
+  taken.push_back(place.taken());
   return taken;
 }
 
 TEST(Requests, OfSavesAndOfOpeningACheckpoint) {
-  EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(24), Le(5)));
+  EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(24), Le(4)));
 }
 
 TEST(Requests, WhoPublishesLooksForTheRanksFilesByAListing) {
@@ -216,6 +228,52 @@ TEST(Requests, WhoPublishesLooksForTheRanksFilesByAListing) {
   });
   save_rows(place.location(), 4, 3);
   EXPECT_EQ(looks, 0);
+}
+
+// The third step is the first that removes one. SeaweedFS goes on listing its folder, at which
+// later steps look.
+TEST(Requests, OfAManagersSteps) {
+  Counted place;
+  CheckpointManager manager(place.location(), {.keep = Keep{.last = 2}});
+  std::vector<int> taken;
+  for (uint64_t step = 1; step <= 3; ++step) {
+    place.taken();
+    manager.save(step, row_state(0, 1), {{"loss", 0.5}});
+    manager.wait();
+    taken.push_back(place.taken());
+  }
+  EXPECT_THAT(taken, ElementsAre(Le(27), Le(23), Le(36)));
+}
+
+// A page of a list has a thousand names, and the folders are a thousand and one.
+TEST(Requests, OfARunWithAThousandSteps) {
+  Counted place;
+  const Location run = place.location();
+  {
+    CheckpointManager manager(run);
+    manager.save(1, row_state(0, 1), {{"loss", 0.5}});
+    manager.wait();
+  }
+  const std::string first = run.storage().list(".tilestone/steps/").front();
+  const auto put = [&](const std::string& name) {
+    run.storage().put(name, {}, Condition::always(), name + ".tmp", Deadline::never());
+  };
+  ThreadPool pool(16);
+  pool.parallel_for(999, [&](size_t i) {
+    const std::string step = fmt::format("{:08}", i + 2);
+    put("step-" + step + "/.metadata");
+    std::string hint = first;
+    hint.replace(hint.find("00000001,1,"), 11, fmt::format("{},{},", step, i + 2));
+    put(hint);
+  });
+  place.taken();
+  const RunDirectory listed(run);
+  EXPECT_EQ(listed.latest(), 1000u);
+  EXPECT_THAT(place.taken(), Le(3));
+  EXPECT_EQ(listed.best({"loss", Best::Mode::kMin, 1}), 1000u);
+  EXPECT_THAT(place.taken(), Le(3));
+  EXPECT_EQ(steps_of_run(listed)->size(), 1000u);  // as `tilestone ls RUN`
+  EXPECT_THAT(place.taken(), Le(3));
 }
 
 // One in four requests, but no request twice in a row.

@@ -42,7 +42,6 @@ void bind_step_info(nb::module_& m) {
                    "The program that saved it.")
       .def_ro("bytes", &StepInfo::bytes, "Bytes of all its files.")
       .def_ro("time", &StepInfo::time, "When it was saved, in seconds since 1970; None: not known.")
-      .def_ro("attributes", &StepInfo::attributes)
       .def_ro("metrics", &StepInfo::metrics, "The metrics that were given when it was saved.")
       .def_prop_ro(
           "line", [](const StepInfo& info) { return python_text(run_name(info.lineage)); },

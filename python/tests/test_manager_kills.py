@@ -124,7 +124,7 @@ class Judge:
                 manager.save(LAST + 1, new_state())
             kept = [10, 20, 30, LAST, LAST + 1]
         names = [f"step-{step:08}" for step in kept]
-        assert sorted(os.listdir(run)) == names
+        assert sorted(os.listdir(run)) == [".tilestone", *names]
         for name in names:
             with tilestone.open(run / name) as opened:
                 assert opened.verify().ok

@@ -167,4 +167,4 @@ assert torch.equal(tilestone.load("run/step-00000100")["model"]["weight"], model
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir(tmp_path / "run")) == ["step-00000100"]
+    assert sorted(os.listdir(tmp_path / "run")) == [".tilestone", "step-00000100"]

@@ -1541,9 +1541,6 @@ class StepInfo:
         """When it was saved, in seconds since 1970; None: not known."""
 
     @property
-    def attributes(self) -> dict[str, str]: ...
-
-    @property
     def metrics(self) -> dict[str, float]:
         """The metrics that were given when it was saved."""
 

@@ -192,8 +192,7 @@ Json json_of(const StepInfo& step) {
   return out;
 }
 
-Json list_run(const RunDirectory& run, const LsOptions& options) {
-  const std::vector<StepInfo> steps = run.steps();
+Json list_run(const std::vector<StepInfo>& steps, const LsOptions& options) {
   if (!options.patterns.empty() && options.at.paths.size() == 1) {
     throw Error(ErrorCode::kInvalidArgument, "\"" + options.patterns.front() +
                                                  "\" is neither a path nor a step's key: this is a "
@@ -246,9 +245,9 @@ int ls(const LsOptions& given) {
   Json all = Json::array();
   const auto list = [&](const std::string& path) {
     if (several && !options.json) fmt::print("{}:\n", printable(path));
-    Json out = options.at.is_run(path)
-                   ? list_run(options.at.run(path), options)
-                   : list_checkpoint(location_of(path, options.at.follow_links), options);
+    const auto steps = steps_of_run(options.at.run(path));
+    Json out = steps ? list_run(*steps, options)
+                     : list_checkpoint(location_of(path, options.at.follow_links), options);
     if (several) out["path"] = path;
     all.push_back(std::move(out));
     return kOk;

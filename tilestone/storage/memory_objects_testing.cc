@@ -105,6 +105,7 @@ std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
 }
 
 Listing MemoryObjects::listing(const std::string& prefix, Depth depth) {
+  if (depth == Depth::kAtOnce) depth = Depth::kTree;
   Listing found = MemoryStorage::listing(prefix, depth);
   for (const std::string& name : found.files) {
     const auto file = find(name);

@@ -161,17 +161,20 @@ struct FileInfo {
 
 // The names that start with a prefix, sorted.
 struct Listing {
-  std::vector<std::string> files;
+  std::vector<std::string> files = {};
   // Of the files, in their order and without tags. Empty where a list of names says no more.
   std::vector<FileInfo> infos = {};
   // Directories, without a slash at the end. Links are not listed.
-  std::vector<std::string> directories;
+  std::vector<std::string> directories = {};
+  bool is_whole = true;  // false: of Depth::kAtOnce, if one request does not list it
 };
 
 enum class Depth : uint8_t {
-  kTree,   // all files of the whole tree, and no directories
-  kLevel,  // files and directories that have no '/' after the prefix: "a/.b" finds those directly
-           // in "a". Only this directory is read.
+  kTree,    // all files of the whole tree, and no directories
+  kLevel,   // files and directories that have no '/' after the prefix: "a/.b" finds those directly
+            // in "a". Only this directory is read.
+  kAtOnce,  // kTree, as of one instant, where one request lists that: of an object store with few
+            // files there. Otherwise nothing.
 };
 
 class Storage;

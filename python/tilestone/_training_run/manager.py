@@ -225,11 +225,10 @@ class CheckpointManager:
             )
         _core.refuse_url(directory)
         self._directory = os.path.expanduser(os.fsdecode(directory))
-        made = None if keep is None else keep.made()
         self._run = _core.ManagedRun(
             directory,
             valid.whole("every", every, 64),
-            made if self._comm.rank == 0 else None,  # which prunes for all
+            None if keep is None else keep.made(),
             valid.word("name", name),
             valid.flag("strict", strict),
         )

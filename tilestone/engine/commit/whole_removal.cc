@@ -9,7 +9,8 @@
 //     settled. From then on there is none for other programs. Where there are tags, one that has a
 //     fixed name is replaced by kGone if it still has its tag, and then removed under that of
 //     kGone.
-//  5. The other files of the list are removed, and settled.
+//  5. The other files of the list are removed, and settled. In an object store those of step 4 that
+//     have no fixed name go with them.
 //  6. The mark is removed.
 //
 // A crash before step 3 changes nothing. After it, whoever claims the place next goes on at step 4
@@ -31,6 +32,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
@@ -123,9 +125,24 @@ std::optional<Mark> read_mark(Storage& place) {
   return bytes ? std::optional(Mark::decode(*bytes)) : std::nullopt;
 }
 
+// Whether all files there are of the one save whose checkpoint stands, which has ended.
+bool is_of_one_save(const Standing& here) {
+  std::set<std::string> saves;
+  bool has_manifest = false;
+  for (const std::string& name : here.names) {
+    const auto own = parse_tilestone_name(name);
+    if (!own) continue;
+    if (own->kind != kManifestKind && own->kind != kDataKind) return false;
+    has_manifest |= own->kind == kManifestKind;
+    saves.insert(own->save_id);
+  }
+  return has_manifest && saves.size() == 1 && here.found.format != nullptr;
+}
+
 // Without those that belong to saves of which the checkpoint among these names has no file. If that
 // can't be read: without those of saves that have left a note, which may be under way.
 std::vector<std::string> without_other_saves(Storage& place, const Standing& here) {
+  if (is_of_one_save(here)) return here.names;
   std::set<std::string> saves;
   bool is_read = true;
   try {
@@ -166,8 +183,9 @@ void remove_settled(Storage& place, const std::vector<std::string>& names) {
   }
 }
 
-// A process that comes late, when the place has been saved to anew, finds no kGone there.
-void remove_describing(Storage& place, const Mark& mark) {
+// A process that comes late, when the place has been saved to anew, finds no kGone there. Once
+// files with fixed names are gone, the others describe nothing, and go at once.
+void remove_marked(Storage& place, const Mark& mark) {
   std::vector<std::string> names = mark.describing;
   for (const auto& [name, tag] : mark.tags) {
     const auto info = place.stat(name);
@@ -175,6 +193,8 @@ void remove_describing(Storage& place, const Mark& mark) {
     if (now && as_text(*now) == kGone) place.remove_if(name, info->tag, Deadline::never());
     std::erase(names, name);
   }
+  if (mark.tags.empty()) remove_settled(place, std::exchange(names, {}));
+  names.insert(names.end(), mark.others.begin(), mark.others.end());
   remove_settled(place, names);
 }
 
@@ -231,10 +251,7 @@ bool finish_removal(Storage& place) {
   const auto mark = read_mark(place);
   if (!mark) return true;
   const bool is_same = !lacks_a_manifest(place, *mark) && replace_describing(place, *mark);
-  if (is_same) {
-    remove_describing(place, *mark);
-    remove_settled(place, mark->others);
-  }
+  if (is_same) remove_marked(place, *mark);
   place.remove(std::string(kRemovedName));
   return is_same;
 }

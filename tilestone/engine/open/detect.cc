@@ -13,6 +13,15 @@
 namespace tilestone::engine {
 namespace {
 
+// Those of all names that list_of_checkpoint() lists.
+std::vector<std::string> identifying(std::vector<std::string> names) {
+  if (contains_name(names, kMegatronConfig)) return names;
+  std::erase_if(names, [](const std::string& name) {
+    return !in_tilestone_directory(name) && name.find('/') != std::string::npos;
+  });
+  return names;
+}
+
 // The names that identify a checkpoint. Lists subdirectories only if there is a metadata.json,
 // beside which arrays may have directories of their own. So a large tree without a checkpoint is
 // not walked, and unreadable directories in it do no harm.
@@ -20,6 +29,8 @@ namespace {
 // Tilestone's own names are listed first. An attempt ends by publishing its switch at the top level
 // and then removing its head, so in this order either the head or the switch is seen.
 std::vector<std::string> list_of_checkpoint(Storage& storage) {
+  Listing at_once = storage.listing("", Depth::kAtOnce);
+  if (at_once.is_whole) return identifying(std::move(at_once.files));
   const std::vector<std::string> own = storage.list(std::string(kTilestoneDirectory) + "/");
   std::vector<std::string> names = storage.list_files();
   if (contains_name(names, kMegatronConfig)) return storage.list();
@@ -124,15 +135,6 @@ std::vector<std::string> list_all(Storage& storage) {
   std::erase_if(names, in_tilestone_directory);
   names.insert(names.end(), own.begin(), own.end());
   std::sort(names.begin(), names.end());
-  return names;
-}
-
-// Those of all names that list_of_checkpoint() lists.
-std::vector<std::string> identifying(std::vector<std::string> names) {
-  if (contains_name(names, kMegatronConfig)) return names;
-  std::erase_if(names, [](const std::string& name) {
-    return !in_tilestone_directory(name) && name.find('/') != std::string::npos;
-  });
   return names;
 }
 

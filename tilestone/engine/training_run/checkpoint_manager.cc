@@ -38,7 +38,7 @@ bool CheckpointManager::save(uint64_t step, const StateDict& state,
   const auto write = [&](const std::string& folder, std::shared_ptr<RunStep> begun) {
     options.step = std::move(begun);
     session_.save(state, run_.directory().at(folder), options);
-    if (options_.comm.is_coordinator()) run_.prune_after(step);
+    run_.prune_after(step);
   };
   return run_.save(options_.comm, step, metrics, force, options.overwrite, limit,
                    {difference, write});

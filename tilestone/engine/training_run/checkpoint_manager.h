@@ -32,6 +32,8 @@
 
 namespace tilestone {
 
+struct Listing;
+
 // A step and its checkpoint's save id ("": not known).
 struct StepId {
   uint64_t step = 0;
@@ -77,11 +79,11 @@ struct StepInfo {
   std::string dialect = {};  // "pytorch"
   std::string writer = {};   // "Tilestone 0.1.0"
   uint64_t bytes = 0;        // of all files
-  std::optional<double> time = std::nullopt;  // when it was saved, in seconds since 1970
-  std::map<std::string, std::string> attributes = {};
+  std::optional<double> time = std::nullopt;   // when it was saved, in seconds since 1970
   std::map<std::string, double> metrics = {};  // that were given to CheckpointManager::save
   std::string save_id = {};                    // of the checkpoint; "": not known
   Lineage lineage = {};
+  std::string hint = {};  // the file in the run's directory that says all this; "": there is none
 };
 
 // The lines of a run's directory, and which steps are kept. Pure functions: they see no storage.
@@ -165,10 +167,10 @@ class RunDirectory {
   // The folders that steps have, ascending by step; of two with the same step, the one that the
   // pattern names comes last. Opens no checkpoint. None if there is no directory.
   std::vector<StepInfo> list() const;
-  // The same with save id and lineage, as the heads of the manifests say. `state` is kDamaged if
-  // one can't be read; otherwise it is not known.
+  // The same with save id and lineage, as hints say (hints.cc), or else the heads of the manifests.
+  // `state` is kDamaged if one can't be read; otherwise it is not known.
   std::vector<StepInfo> list_lineages() const;
-  // The same, with everything that the checkpoints say.
+  // The same, with everything that the checkpoints say. Those with hints are not opened.
   std::vector<StepInfo> steps() const;
   // What the folder of a step holds.
   StepInfo look(const StepInfo& listed) const;
@@ -183,7 +185,8 @@ class RunDirectory {
                                  const std::vector<std::string>& damaged = {},
                                  std::vector<std::string>* lost = nullptr) const;
 
-  // The same without an error for damaged steps, and without logging what is skipped.
+  // The same without an error for damaged steps, and without logging what is skipped. A hint is
+  // believed, as in steps().
   std::optional<uint64_t> latest() const;
   // The best durable step of that line; nullopt if none has the metric.
   std::optional<uint64_t> best(const Best& best) const;
@@ -202,11 +205,13 @@ class RunDirectory {
   // files of unfinished steps below `below`, and their folders. What somebody uses stays. Failures
   // are logged.
   void remove_remains(uint64_t below) const;
-  // Removes the durable steps that `keep` does not keep (steps_to_prune), and remains, and in kept
-  // steps that are not in `known` what a save that was killed had replaced. Does nothing, with a
-  // warning, unless `saved` is durable. Failures are logged. Returns the removed steps. `known`:
-  // what looks at durable steps have found, by name; filled, so that each checkpoint is looked at
-  // once.
+  // Leaves the hint of a step that was saved. Failures are logged.
+  void note(uint64_t saved) const;
+  // The same. Then removes the durable steps that `keep` does not keep (steps_to_prune), and
+  // remains, and in kept steps that are not in `known` what a save that was killed had replaced.
+  // Does nothing, with a warning, unless `saved` is durable. Failures are logged. Returns the
+  // removed steps. `known`: what looks at durable steps have found, by name; filled, so that each
+  // checkpoint is looked at once.
   std::vector<uint64_t> prune(uint64_t saved, const Keep& keep,
                               std::map<std::string, StepInfo>& known) const;
 
@@ -215,10 +220,28 @@ class RunDirectory {
   std::vector<Leftover> remove_leftovers(bool force = false) const;
 
  private:
-  std::vector<StepInfo> durable_steps(std::map<std::string, StepInfo>& known) const;
+  friend std::optional<std::vector<StepInfo>> steps_of_run(const RunDirectory& run);
+
+  using Known = std::map<std::string, StepInfo>;
+  // What two listings show.
+  struct Contents {
+    std::vector<StepInfo> steps;     // of those with hints, what these say
+    std::vector<std::string> idle;   // hints that say nothing: their steps are gone
+    std::vector<std::string> files;  // of the directory itself
+    std::set<std::string> hidden;    // names of steps with hidden folders
+  };
+  Contents contents() const;
+  std::vector<StepInfo> steps_among(const Listing& listed) const;
+  StepInfo noted(uint64_t saved, Contents& here) const;
+  std::vector<StepInfo> durable_steps(Contents& here, Known& known) const;
+  std::vector<const StepInfo*> superseded(std::vector<StepInfo>& durable, const std::string& newest,
+                                          const Keep& keep, Known& known) const;
+  Removed remove(const std::string& name, const std::string& hint,
+                 const std::function<bool(Storage& folder)>& may_go) const;
   std::vector<Leftover> leftovers(bool remove, bool force) const;
-  std::set<std::string> hidden() const;
   bool is_removed(const std::string& name) const;
+  void end_removals(const Contents& here) const;
+  void remove_remains(const Contents& here, uint64_t below) const;
   void remove_unfinished(const std::string& name) const;
   void remove_replaced(const std::string& name) const;
 
@@ -228,6 +251,8 @@ class RunDirectory {
 
 // Whether the directory holds steps and is not a checkpoint itself.
 bool is_run_directory(const RunDirectory& run);
+// RunDirectory::steps(), if it is one.
+std::optional<std::vector<StepInfo>> steps_of_run(const RunDirectory& run);
 
 // What a durable step holds, for the comparison with a later one.
 Inventory inventory_of(const Location& location);
@@ -285,8 +310,8 @@ class ManagedRun {
             bool force, bool overwrite, const Limit& limit, const SaveWork& work);
   // The last of these steps did not become durable.
   void failed();
-  // On rank 0, once the step is durable: prunes in a thread of its own. Returns at once. May be
-  // called from any thread.
+  // Once the step is durable: rank 0 leaves its hint and prunes, in a thread of its own. Returns at
+  // once. May be called from any thread.
   void prune_after(uint64_t step);
   // Waits until nothing is being pruned.
   void wait();

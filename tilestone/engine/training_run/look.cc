@@ -6,6 +6,7 @@
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/training_run/hints_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/foreign.h"
@@ -50,6 +51,14 @@ std::optional<double> newest_time(const Seen& seen, const std::vector<std::strin
     if (found != seen.times.end()) newest = std::max(newest.value_or(0), found->second);
   }
   return newest;
+}
+
+// Whether the files of a step have the size that its hint says. A store is not asked.
+bool is_as_hinted(Storage& storage, const StepInfo& hinted) {
+  if (storage.directories() == nullptr) return true;
+  const Sizes sizes = see(storage).sizes;
+  return sum_of_sizes(sizes) == hinted.bytes && sizes.contains(manifest_name(hinted.save_id)) &&
+         !is_saved_to(storage);
 }
 
 // Looks for items whose file is missing or too short, and that have no copy elsewhere.
@@ -127,10 +136,12 @@ void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Sto
   info.format = opened.format->name();
   info.dialect = opened.dialect->name();
   info.writer = opened.metadata.writer;
-  if (opened.manifest) info.attributes = opened.manifest->attributes;
   info.save_id = opened.metadata.save_id;
-  info.lineage = lineage_of(info.attributes);
-  info.metrics = metrics_of(info.attributes);
+  info.lineage = {};
+  if (opened.manifest) {
+    info.lineage = lineage_of(opened.manifest->attributes);
+    info.metrics = metrics_of(opened.manifest->attributes);
+  }
   info.time = newest_time(seen, opened.files.names);
   look.lost_manifest = has_lost_manifest(opened);
   if (look.lost_manifest) {
@@ -188,14 +199,14 @@ void describe_remains(Look& look, const Error& error, const Seen& seen, Storage&
 
 }  // namespace
 
-Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
+namespace {
+
+// Without the line of what is no checkpoint, or can't be read.
+Look look_into(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};
   StepInfo& info = look.info;
-  read_lineage(*storage, info);
-  info.state = StepState::kUnfinished;
-  info.problem.clear();
   const Seen seen = see(*storage);
-  info.is_saved_to = is_saved_to(*storage);
+  info.is_saved_to = contains_name(seen.names, kLockName) && is_saved_to(*storage);
   info.bytes = sum_of_sizes(seen.sizes);
   info.time = newest_time(seen, seen.names);
   if (contains_name(seen.names, kRemovedName)) {
@@ -234,6 +245,35 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   return look;
 }
 
-bool may_be_checkpoint(Storage& storage) { return any_checkpoint(storage, *torch_dist_format()); }
+}  // namespace
+
+Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed) {
+  Look look = look_into(storage, std::move(listed));
+  if (look.info.bytes == 0 || !look.info.save_id.empty()) return look;
+  StepInfo said;
+  read_lineage(*storage, said);
+  look.info.save_id = said.save_id;
+  look.info.lineage = said.lineage;
+  return look;
+}
+
+Look look_or_believe(const RunDirectory& run, const StepInfo& listed) {
+  Look look{listed};
+  const bool is_believed = !listed.hint.empty() &&
+                           is_as_hinted(run.at(listed.name).storage(), listed) &&
+                           add_metrics(run.location().storage(), look.info);
+  return is_believed ? look : look_at(run.at(listed.name).shared(), listed);
+}
+
+bool may_be_checkpoint(Storage& storage) {
+  return may_be_checkpoint(storage, storage.list_files());
+}
+
+// Every format has a file at the top, and a metadata.json stands for those below it.
+bool may_be_checkpoint(Storage& storage, std::span<const std::string> files) {
+  const bool may_be = torch_dist_format()->detect(files) || contains_name(files, kMegatronConfig) ||
+                      detect(storage, files).format != nullptr;
+  return may_be && any_checkpoint(storage, *torch_dist_format());
+}
 
 }  // namespace tilestone::engine

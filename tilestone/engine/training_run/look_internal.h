@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
@@ -19,6 +21,9 @@ struct Look {
 // listing the folder.
 Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed);
 
+// By its hint, if it has one that can be believed.
+Look look_or_believe(const RunDirectory& run, const StepInfo& listed);
+
 // Fills the save id and the lineage from the heads of the manifests there, and opens no checkpoint.
 // Of several manifests, as a killed save leaves them, the one with the highest ordinal counts. If
 // one can't be read, `state` is kDamaged and `problem` says why.
@@ -26,5 +31,7 @@ void read_lineage(Storage& storage, StepInfo& info);
 
 // Whether there is something that may be a checkpoint: one that exists or is damaged. Opens none.
 bool may_be_checkpoint(Storage& storage);
+// The same, where these files are directly there.
+bool may_be_checkpoint(Storage& storage, std::span<const std::string> files);
 
 }  // namespace tilestone::engine

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -168,7 +169,8 @@ Bytes decided_on_same_steps(const RunDirectory& run, const Communicator& comm, c
 struct ManagedRun::State {
   RunDirectory directory;
   RunOptions options;
-  std::unique_ptr<PerProcess<engine::Pruning>> pruning = nullptr;  // if anything is removed
+  std::unique_ptr<PerProcess<engine::Pruning>> pruning;
+  std::atomic<bool> leads = false;              // this is rank 0
   std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
   bool is_last_saved = false;
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
@@ -244,12 +246,15 @@ struct ManagedRun::State {
                     line.front()->step, where, beside->step, what, beside->step));
   }
 
-  // Whether the checkpoint in the step's folder is of a branch that the run has left.
+  // Whether the checkpoint in the step's folder is of a branch that the run has left. It says so
+  // itself: a hint may be of an older one.
   bool replaces(const std::vector<StepInfo>& steps, const Line& line) {
     const auto same = std::find_if(steps.begin(), steps.end(), [&](const StepInfo& each) {
       return each.name == line.front()->name;
     });
     if (same == steps.end() || !is_abandoned(*same, line)) return false;
+    const StepInfo standing = directory.look(*same);
+    if (standing.state == StepState::kDurable && !is_abandoned(standing, line)) return false;
     if (!std::exchange(has_said_replaced, true)) {
       log(LogLevel::kWarning,
           fmt::format("{} in {} is of a branch that this run has left; it is replaced, and so are "
@@ -301,7 +306,7 @@ struct ManagedRun::State {
   std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
     if (last != step) return "";
     const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
-      if (pruning) pruning->get().wait();  // it may hold the step's lock
+      pruning->get().wait();  // it may hold the step's lock
       end_last();
       const auto found = directory.find(step);
       if (!found || found->state != StepState::kDurable) return Bytes();
@@ -319,7 +324,7 @@ struct ManagedRun::State {
     decided_by_rank_0(comm, kAgain, deadline, [&] {
       if (metrics.empty()) return Bytes();
       engine::set_attributes(directory.at(folder).shared(), attributes_of(metrics), deadline);
-      if (pruning) pruning->get().after(step);
+      pruning->get().after(step);
       return Bytes();
     });
     is_last_saved = true;
@@ -437,13 +442,11 @@ ManagedRun::ManagedRun(Location location, RunOptions options) {
   }
   if (options.keep) check_keep(*options.keep);
   RunDirectory directory(std::move(location), options.name);
-  state_ = std::make_unique<State>(State{std::move(directory), std::move(options)});
-  if (state_->options.keep) {
-    const auto make = [run = state_->directory, keep = *state_->options.keep] {
-      return std::make_unique<engine::Pruning>(run, keep);
-    };
-    state_->pruning = std::make_unique<PerProcess<engine::Pruning>>(make);
-  }
+  const auto make = [run = directory, keep = options.keep] {
+    return std::make_unique<engine::Pruning>(run, keep);
+  };
+  auto pruning = std::make_unique<PerProcess<engine::Pruning>>(make);
+  state_.reset(new State{std::move(directory), std::move(options), std::move(pruning)});
 }
 
 ManagedRun::~ManagedRun() = default;
@@ -485,6 +488,7 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
           .with_hint(Hint{{"", "overwrite", "true", " replaces it"}});
     }
   }
+  state_->leads = comm.is_coordinator();
   state_->make_room(comm, step, limit);
   auto begun = state_->begin(comm, step, metrics);
   try {
@@ -531,15 +535,11 @@ void ManagedRun::failed() {
 }
 
 void ManagedRun::prune_after(uint64_t step) {
-  if (state_->pruning) state_->pruning->get().after(step);
+  if (state_->leads) state_->pruning->get().after(step);
 }
 
-void ManagedRun::wait() {
-  if (state_->pruning) state_->pruning->get().wait();
-}
+void ManagedRun::wait() { state_->pruning->get().wait(); }
 
-void ManagedRun::end() {
-  if (state_->pruning) state_->pruning->get().end();
-}
+void ManagedRun::end() { state_->pruning->get().end(); }
 
 }  // namespace tilestone

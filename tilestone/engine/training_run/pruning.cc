@@ -44,7 +44,8 @@ void Pruning::serve() {
     busy_ = true;
     lock.unlock();
     std::erase_if(known_, [&](const auto& each) { return again.contains(each.second.step); });
-    run_.prune(saved, keep_, known_);  // logs its failures
+    if (keep_) run_.prune(saved, *keep_, known_);  // logs its failures
+    if (!keep_) run_.note(saved);
     lock.lock();
     busy_ = false;
     changed_.notify_all();

@@ -1,4 +1,5 @@
-// Pruning in the background, so that deleting never delays a training step.
+// What follows a save, in the background, so that it never delays a training step: the step's hint,
+// and pruning.
 #pragma once
 
 #include <condition_variable>
@@ -18,21 +19,23 @@ namespace tilestone::engine {
 // and what was asked for.
 class Pruning {
  public:
-  Pruning(RunDirectory run, Keep keep) : run_(std::move(run)), keep_(std::move(keep)) {}
+  // nullopt: nothing is pruned.
+  Pruning(RunDirectory run, std::optional<Keep> keep)
+      : run_(std::move(run)), keep_(std::move(keep)) {}
   ~Pruning();
   Pruning(const Pruning&) = delete;
   Pruning& operator=(const Pruning&) = delete;
 
-  // Prunes soon, once, after the newest of the steps that were given, which are looked at again.
+  // Begins soon, once for the newest of the steps that were given, which are looked at again.
   void after(uint64_t saved);
-  void wait();  // until nothing is pruned and nothing was asked for
-  void end();   // the same; from then on nothing is pruned
+  void wait();  // until nothing is done and nothing was asked for
+  void end();   // the same; from then on nothing is done
 
  private:
   void serve();
 
   const RunDirectory run_;
-  const Keep keep_;
+  const std::optional<Keep> keep_;
   std::map<std::string, StepInfo> known_;  // used by the thread only
   std::mutex mutex_;
   std::condition_variable changed_;

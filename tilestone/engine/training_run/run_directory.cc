@@ -11,13 +11,16 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
+#include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/look_around_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
+#include "tilestone/engine/training_run/hints_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/index.h"
+#include "tilestone/format/manifest.h"
 
 namespace tilestone {
 namespace {
@@ -83,17 +86,19 @@ bool is_among(const Names& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+using LookAt = std::function<engine::Look(const StepInfo&)>;
+
 // Looks at the steps that a run may continue from, in the order in which they count, until `take`
 // returns true: the line with the highest ordinal, the newest step first. A step that is no
 // checkpoint does not count. After a damaged one, also one of `damaged`, at which nobody looks,
 // only those follow that it continues.
 void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& damaged,
-            const std::function<bool(const engine::Look&)>& take) {
+            const LookAt& look, const std::function<bool(const engine::Look&)>& take) {
   while (const StepInfo* tip = tip_of(steps)) {
     const auto at = steps.begin() + (tip - steps.data());
     bool is_damaged = is_among(damaged, at->name);
     if (!is_damaged) {
-      engine::Look seen = engine::look_at(run.at(at->name).shared(), *at);
+      engine::Look seen = look(*at);
       if (seen.info.state == StepState::kDurable && seen.info.lineage != at->lineage) {
         *at = std::move(seen.info);  // a killed save had left a manifest beside the checkpoint's
         continue;
@@ -171,8 +176,11 @@ RunDirectory::RunDirectory(Location location, const std::string& pattern)
 Location RunDirectory::at(const std::string& name) const { return location_.within(name); }
 
 std::vector<StepInfo> RunDirectory::list() const {
+  return steps_among(location_.storage().listing("", Depth::kLevel));
+}
+
+std::vector<StepInfo> RunDirectory::steps_among(const Listing& listed) const {
   std::vector<StepInfo> found;
-  const Listing listed = location_.storage().listing("", Depth::kLevel);
   const auto note = [&](const std::string& name, bool is_link) {
     const auto step = names_.step_of(name);
     if (step && (!is_link || is_linked_folder(at(name)))) {
@@ -189,9 +197,31 @@ std::vector<StepInfo> RunDirectory::list() const {
   return found;
 }
 
+// The hints are listed first: so the folder of each is seen, if it has not been removed since.
+RunDirectory::Contents RunDirectory::contents() const {
+  Storage& run = location_.storage();
+  engine::Hints hints = engine::read_hints(run);
+  const Listing listed = run.listing("", Depth::kLevel);
+  Contents here{steps_among(listed), std::move(hints.void_files), listed.files, {}};
+  for (StepInfo& each : here.steps) {
+    const auto found = each.is_link ? hints.steps.end() : hints.steps.find(each.name);
+    if (found == hints.steps.end()) continue;
+    const std::string manifest = manifest_name(found->second.save_id);
+    if (run.directories() != nullptr && !at(each.name).storage().stat(manifest)) continue;
+    found->second.step = each.step;
+    each = std::move(hints.steps.extract(found).mapped());
+  }
+  for (const auto& [name, hinted] : hints.steps) here.idle.push_back(hinted.hint);
+  for (const std::string& name : listed.directories) {
+    const auto sibling = engine::parse_sibling_name(name);
+    if (sibling && names_.step_of(sibling->location)) here.hidden.insert(sibling->location);
+  }
+  return here;
+}
+
 std::vector<StepInfo> RunDirectory::steps() const {
-  std::vector<StepInfo> found;
-  for (const StepInfo& listed : list()) found.push_back(look(listed));
+  std::vector<StepInfo> found = contents().steps;
+  for (StepInfo& each : found) each = engine::look_or_believe(*this, each).info;
   return found;
 }
 
@@ -289,8 +319,10 @@ class Newest {
 }  // namespace
 
 std::vector<StepInfo> RunDirectory::list_lineages() const {
-  std::vector<StepInfo> listed = list();
-  for (StepInfo& each : listed) engine::read_lineage(at(each.name).storage(), each);
+  std::vector<StepInfo> listed = contents().steps;
+  for (StepInfo& each : listed) {
+    if (each.hint.empty()) engine::read_lineage(at(each.name).storage(), each);
+  }
   return listed;
 }
 
@@ -299,14 +331,18 @@ std::optional<StepInfo> RunDirectory::newest(bool fallback, const Names& damaged
   const std::vector<StepInfo> steps = list_lineages();
   if (steps.empty()) warn_of_other_checkpoints(location_);
   Newest newest(*this, fallback);
-  follow(*this, steps, damaged, [&](const engine::Look& seen) { return newest.take(seen); });
+  const auto look = [&](const StepInfo& listed) {
+    return engine::look_at(at(listed.name).shared(), listed);
+  };
+  follow(*this, steps, damaged, look, [&](const engine::Look& seen) { return newest.take(seen); });
   newest.take_unknown(steps, damaged);
   return newest.result(lost);
 }
 
 std::optional<uint64_t> RunDirectory::latest() const {
   std::optional<uint64_t> found;
-  follow(*this, list_lineages(), {}, [&](const engine::Look& seen) {
+  const auto look = [&](const StepInfo& each) { return engine::look_or_believe(*this, each); };
+  follow(*this, list_lineages(), {}, look, [&](const engine::Look& seen) {
     if (seen.info.state == StepState::kDurable) found = seen.info.step;
     return found.has_value();
   });
@@ -324,6 +360,15 @@ std::optional<uint64_t> RunDirectory::best(const Best& best) const {
 
 bool is_run_directory(const RunDirectory& run) {
   return !run.list().empty() && !engine::may_be_checkpoint(run.location().storage());
+}
+
+std::optional<std::vector<StepInfo>> steps_of_run(const RunDirectory& run) {
+  std::optional<std::vector<StepInfo>> found;
+  RunDirectory::Contents here = run.contents();
+  if (here.steps.empty()) return found;
+  if (engine::may_be_checkpoint(run.location().storage(), here.files)) return found;
+  for (StepInfo& each : here.steps) each = engine::look_or_believe(run, each).info;
+  return std::move(here.steps);
 }
 
 }  // namespace tilestone

@@ -26,6 +26,7 @@
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/engine/training_run/hints_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/format/index.h"
 #include "tilestone/format/manifest.h"
@@ -61,21 +62,22 @@ class StepRemoval {
 
   // `may_go`: asked under the lock, unless the removal has begun before.
   Removed run(const std::function<bool(Storage& folder)>& may_go) {
-    if (!is_directory(*run_, name_)) return not_a_directory();
+    const bool has_directories = run_->directories() != nullptr;
+    if (has_directories && !is_directory(*run_, name_)) return not_a_directory();
     bool begun = false, was_marked = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
-      was_marked = is_marked();
       bool may = true;
       begun = engine::begin_removal(*held_, lock_ != nullptr, [&](Storage& folder) {
         return may = !may_go || may_go(folder);
       });
       if (!may) return Removed::kNot;
+      was_marked = !begun;
       if (!engine::finish_removal(*held_)) {
         log_kept(name_, *run_, "it was saved anew meanwhile");
         return Removed::kNot;
       }
-      remove_folder();
+      if (has_directories) remove_folder();
     } catch (const Error& error) {
       const bool is_gone = error.code() == ErrorCode::kNotFound;
       // What can't be removed is said once, not by each later pruning.
@@ -154,6 +156,14 @@ bool has_note(Storage& folder) {
 // replaces it, and was killed, leaves the older manifest. Where the index can't be read, or names
 // none, the manifests count.
 bool is_still(Storage& folder, const std::string& save_id) {
+  // A save puts its manifest before its switch, so the only one is of what stands.
+  std::vector<std::string> manifests =
+      folder.list_files(std::string(engine::kTilestoneDirectory) + "/");
+  std::erase_if(manifests, [](const std::string& name) {
+    const auto own = engine::parse_in_tilestone_directory(name);
+    return !own || own->kind != engine::kManifestKind;
+  });
+  if (may_have_manifest(save_id) && manifests == std::vector{manifest_name(save_id)}) return true;
   try {
     const std::string standing = engine::read_existing(folder, torch_dist_format()).save_id;
     if (may_have_manifest(standing)) {
@@ -187,17 +197,20 @@ void or_log(const std::string& what, const std::function<void()>& work) {
 
 Removed RunDirectory::remove(const std::string& name,
                              const std::function<bool(Storage& folder)>& may_go) const {
-  return StepRemoval(location_.shared(), name).run(may_go);
+  return remove(name, "", may_go);
 }
 
-// The names whose hidden folders exist.
-std::set<std::string> RunDirectory::hidden() const {
-  std::set<std::string> names;
-  for (const std::string& name : location_.storage().list_directories(".")) {
-    const auto sibling = engine::parse_sibling_name(name);
-    if (sibling && names_.step_of(sibling->location)) names.insert(sibling->location);
-  }
-  return names;
+// Its hint goes just before the mark is put. "": it is not known whether there is one.
+Removed RunDirectory::remove(const std::string& name, const std::string& hint,
+                             const std::function<bool(Storage& folder)>& may_go) const {
+  return StepRemoval(location_.shared(), name).run([&](Storage& folder) {
+    if (may_go && !may_go(folder)) return false;
+    Storage& run = location_.storage();
+    std::vector<std::string> hints{hint};
+    if (hint.empty()) hints = engine::hints_of(run, name);
+    if (!hints.empty()) run.remove(hints);
+    return true;
+  });
 }
 
 // Whether the removal of the step has begun, and not ended.
@@ -223,14 +236,17 @@ void RunDirectory::remove_replaced(const std::string& name) const {
          });
 }
 
-void RunDirectory::end_removals() const {
-  for (const StepInfo& listed : list()) {
+void RunDirectory::end_removals() const { end_removals(contents()); }
+
+void RunDirectory::end_removals(const Contents& here) const {
+  for (const StepInfo& listed : here.steps) {
+    if (listed.state == StepState::kDurable || listed.is_link) continue;
     or_log("a removed folder of " + listed.name + " in " + location_.describe() + " stays", [&] {
       const auto never = [](Storage&) { return false; };  // not what was saved there since
-      if (!listed.is_link && is_removed(listed.name)) remove(listed.name, never);
+      if (is_removed(listed.name)) remove(listed.name, never);
     });
   }
-  for (const std::string& name : hidden()) {
+  for (const std::string& name : here.hidden) {
     or_log("a removed folder of " + name + " in " + location_.describe() + " stays", [&] {
       const auto folder = location_.storage().child(name);
       const engine::Siblings siblings(*folder);
@@ -239,36 +255,108 @@ void RunDirectory::end_removals() const {
   }
 }
 
-void RunDirectory::remove_remains(uint64_t below) const {
-  end_removals();
+void RunDirectory::remove_remains(uint64_t below) const { remove_remains(contents(), below); }
+
+void RunDirectory::remove_remains(const Contents& here, uint64_t below) const {
+  end_removals(here);
   const std::string where = " in " + location_.describe() + " stays";
-  for (const StepInfo& listed : list()) {
-    if (listed.step >= below || listed.is_link) continue;
+  for (const StepInfo& listed : here.steps) {
+    if (listed.step >= below || listed.is_link || listed.state == StepState::kDurable) continue;
     or_log("the unfinished " + listed.name + where, [&] {
       if (!engine::may_be_checkpoint(at(listed.name).storage())) remove_unfinished(listed.name);
     });
   }
 }
 
-std::vector<StepInfo> RunDirectory::durable_steps(std::map<std::string, StepInfo>& known) const {
+// Says also in `here` which steps are durable. What is only believed is not known.
+std::vector<StepInfo> RunDirectory::durable_steps(Contents& here, Known& known) const {
   std::vector<StepInfo> durable;
-  std::map<std::string, StepInfo> still;
-  for (const StepInfo& listed : list_lineages()) {
+  Known still;
+  for (StepInfo& listed : here.steps) {
     const auto found = known.find(listed.name);
+    if (listed.hint.empty() && found != known.end()) {
+      engine::read_lineage(at(listed.name).storage(), listed);
+    }
     // A step may have been saved anew. Another program's checkpoint has no manifest.
     const bool is_known =
         found != known.end() && (listed.save_id.empty() || listed.save_id == found->second.save_id);
-    StepInfo info = is_known ? found->second : look(listed);
+    StepInfo info = is_known ? found->second : engine::look_or_believe(*this, listed).info;
+    listed.state = info.state;
     if (info.state != StepState::kDurable) continue;
-    still.emplace(info.name, info);
+    const bool is_believed = info.hint == listed.hint && !listed.hint.empty();
+    info.hint = listed.hint;
+    if (is_known || !is_believed || location_.storage().directories() != nullptr) {
+      still.emplace(info.name, info);
+    }
     durable.push_back(std::move(info));
   }
   known = std::move(still);
   return durable;
 }
 
+// Those that go. Before any does, those that stay as the last ones of the line are looked at: a
+// hint is not enough to rely on them.
+std::vector<const StepInfo*> RunDirectory::superseded(std::vector<StepInfo>& durable,
+                                                      const std::string& newest, const Keep& keep,
+                                                      Known& known) const {
+  for (;;) {
+    const auto tip = std::ranges::find(durable, newest, &StepInfo::name);
+    if (tip == durable.end()) return {};  // it was removed meanwhile
+    auto goes = steps_to_prune(durable, *tip, keep, seconds_now());
+    Line line = line_of(durable, *tip);
+    line.resize(std::min(line.size(), keep.last));
+    const auto unseen = std::ranges::find_if(
+        line, [&](const StepInfo* each) { return !known.contains(each->name); });
+    if (goes.empty() || unseen == line.end()) return goes;
+    const auto at = durable.begin() + (*unseen - durable.data());
+    StepInfo info = look(*at);
+    if (info.state == StepState::kDurable) {
+      info.hint = at->hint;
+      known.insert_or_assign(info.name, info);
+      *at = std::move(info);
+    } else {
+      durable.erase(at);
+    }
+  }
+}
+
+void RunDirectory::note(uint64_t saved) const {
+  try {
+    Contents here = contents();
+    noted(saved, here);
+  } catch (const Error& error) {  // as after a save that has failed
+    log(LogLevel::kDebug, fmt::format("step {} gets no hint: {}", saved, error.what()));
+  }
+}
+
+// What the step that was saved is, which must be durable. Leaves its hint, and removes idle ones.
+StepInfo RunDirectory::noted(uint64_t saved, Contents& here) const {
+  StepInfo info;
+  StepInfo* listed = nullptr;
+  for (StepInfo& each : here.steps) {
+    if (each.step == saved) listed = &each;
+  }
+  if (listed != nullptr) info = look(*listed);
+  if (info.state != StepState::kDurable) {
+    throw Error(ErrorCode::kNotFound,
+                fmt::format("step {} is not durable ({})", saved,
+                            listed != nullptr ? info.problem : std::string("it has no folder")));
+  }
+  or_log("hints of steps in " + location_.describe() + " are missing", [&] {
+    Storage& run = location_.storage();
+    const std::string hint = info.is_link ? "" : engine::hint_name(run, info);
+    if (!listed->hint.empty() && listed->hint != hint) here.idle.push_back(listed->hint);
+    if (!here.idle.empty()) run.remove(here.idle);
+    if (!hint.empty() && listed->hint != hint) engine::put_hint(run, info, hint);
+    info.hint = hint;
+  });
+  listed->hint = info.hint;
+  listed->save_id = info.save_id;
+  return info;
+}
+
 Removed RunDirectory::remove(const StepInfo& seen) const {
-  return remove(seen.name, [&](Storage& folder) {
+  return remove(seen.name, seen.hint, [&](Storage& folder) {
     const bool is_same = is_still(folder, seen.save_id);
     if (!is_same) log_kept(seen.name, location_.storage(), "it was saved anew meanwhile");
     return is_same;
@@ -280,43 +368,37 @@ std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,
   std::vector<uint64_t> removed;
   or_log("older steps in " + location_.describe() + " stay", [&] {
     check_keep(keep);
-    const auto newest = find(saved);
-    if (!newest || newest->state != StepState::kDurable) {
-      throw Error(ErrorCode::kNotFound,
-                  fmt::format("step {} is not durable ({})", saved,
-                              newest ? newest->problem : std::string("it has no folder")));
-    }
-    known.insert_or_assign(newest->name, *newest);
+    Contents here = contents();
+    const StepInfo newest = noted(saved, here);
+    known.insert_or_assign(newest.name, newest);
     // Another process may have saved it, and died before its last sync.
-    at(newest->name).storage().settle("");
+    at(newest.name).storage().settle("");
     location_.storage().settle("");
-    const std::map<std::string, StepInfo> before = known;
-    const std::vector<StepInfo> durable = durable_steps(known);
-    const auto tip = std::find_if(durable.begin(), durable.end(),
-                                  [&](const StepInfo& each) { return each.name == newest->name; });
-    if (tip == durable.end()) return;  // it was removed meanwhile
-    const auto superseded = steps_to_prune(durable, *tip, keep, seconds_now());
+    const Known before = known;
+    std::vector<StepInfo> durable = durable_steps(here, known);
+    const auto goes = superseded(durable, newest.name, keep, known);
     for (const StepInfo& info : durable) {
-      if (std::find(superseded.begin(), superseded.end(), &info) != superseded.end()) {
+      if (std::ranges::find(goes, &info) != goes.end()) {
         if (remove(info) == Removed::kNow) removed.push_back(info.step);
-      } else if (!before.contains(info.name) && !info.is_link) {
+      } else if (known.contains(info.name) && !before.contains(info.name) && !info.is_link) {
         remove_replaced(info.name);
       }
     }
-    remove_remains(saved);
+    remove_remains(here, saved);
   });
   return removed;
 }
 
 std::vector<Leftover> RunDirectory::leftovers(bool remove, bool force) const {
-  std::set<std::string> names = hidden();
-  for (const StepInfo& listed : list()) names.insert(listed.name);
+  const Contents here = contents();
+  std::set<std::string> names = here.hidden;
+  for (const StepInfo& listed : here.steps) names.insert(listed.name);
   const uint64_t newest = latest().value_or(0);
   std::vector<Leftover> found;
   for (const std::string& name : names) {
     or_log("the leftovers of " + name + " are not known", [&] {
       const Location step = at(name);
-      if (step.storage().list().empty() && !hidden().contains(name)) return;
+      if (step.storage().list().empty() && !here.hidden.contains(name)) return;
       const bool removed = is_removed(name);
       const bool superseded = names_.step_of(name) < newest;
       const bool all = force || (superseded && all_began_here(step.storage()));

@@ -97,6 +97,7 @@ class S3Store : public Storage {
         if (is_file_name(name)) found.directories.push_back(std::move(name));
       }
       request.next = page.next;
+      if (depth == Depth::kAtOnce && !page.next.empty()) return {.is_whole = false};
     } while (!request.next.empty());
     for (auto& [name, info] : files) {
       found.files.push_back(name);
