@@ -66,6 +66,7 @@ class CountingStorage : public Storage {
     return inner_->stat(name);
   }
   Listing listing(const std::string& prefix, Depth depth) override {
+    if (depth == Depth::kAtOnce && inner_->directories() != nullptr) return {.is_whole = false};
     Listing found = inner_->listing(prefix, depth);
     count(prefix, found.files);
     return found;

@@ -349,6 +349,8 @@ class FaultStorage : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
+    // No call of a file system.
+    if (depth == Depth::kAtOnce && directories() != nullptr) return {.is_whole = false};
     Listing found;
     state_.perform(call(StorageOp::kList, prefix),
                    [&] { found = state_.inner->listing(prefix, depth); });
