@@ -359,6 +359,7 @@ class PythonStore : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
+    if (depth == Depth::kAtOnce) return {.is_whole = false};
     using Files = std::vector<std::tuple<std::string, uint64_t, std::optional<double>>>;
     auto [listed, directories] = in_store("listing", prefix, Deadline::never(), [&] {
       return nb::cast<std::pair<Files, std::vector<std::string>>>(
