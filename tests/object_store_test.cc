@@ -21,6 +21,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/save/async_save.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/format/dialect/dialect.h"
 #include "tilestone/storage/s3/client.h"
 #include "tilestone/storage/s3/local_server_testing.h"
 #include "tilestone/storage/s3/real_server_testing.h"
@@ -218,6 +219,16 @@ std::vector<int> requests_of(const SaveOptions& options) {
 
 TEST(Requests, OfSavesAndOfOpeningACheckpoint) {
   EXPECT_THAT(requests_of({}), ElementsAre(Le(20), Le(24), Le(4)));
+}
+
+TEST(Requests, OfOpeningACheckpointOfMegatron) {
+  Counted place;
+  SaveOptions options;
+  options.dialect = megatron_dialect();
+  save(row_state(0, 1), place.location(), options);
+  place.taken();
+  Checkpoint::open(place.location()).read("w");
+  EXPECT_THAT(place.taken(), Le(6));
 }
 
 TEST(Requests, WhoPublishesLooksForTheRanksFilesByAListing) {
