@@ -228,7 +228,7 @@ TEST(Requests, OfOpeningACheckpointOfMegatron) {
   save(row_state(0, 1), place.location(), options);
   place.taken();
   Checkpoint::open(place.location()).read("w");
-  EXPECT_THAT(place.taken(), Le(6));
+  EXPECT_THAT(place.taken(), Le(7));
 }
 
 TEST(Requests, WhoPublishesLooksForTheRanksFilesByAListing) {
