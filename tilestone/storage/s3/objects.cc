@@ -109,24 +109,22 @@ class ObjectReads {
   // Empty: all have come.
   Pieces::node_type next() {
     std::unique_lock lock(mutex_);
-    start();
-    changed_.wait(lock, [&] { return !came_.empty() || in_progress_.empty(); });
+    while (start_one()) {
+    }
+    changed_.wait(
+        lock, [&] { return !came_.empty() || (in_progress_.empty() && next_op_ == ops_.size()); });
     if (came_.empty()) return {};
     Pieces::node_type piece = in_progress_.extract(came_.front());
     came_.pop_front();
-    start();
+    while (start_one()) {
+    }
     if (in_progress_.empty()) changed_.notify_all();
     return piece;
   }
 
-  void start() {
-    while (in_progress_.size() < kInProgress && start_one()) {
-    }
-  }
-
-  // False: nothing is left, or there is no buffer before an op in progress has ended.
+  // False: nothing is left, or there is no room or buffer before an op that has begun has ended.
   bool start_one() {
-    if (next_op_ == ops_.size()) return false;
+    if (next_op_ == ops_.size() || in_progress_.size() == kInProgress) return false;
     const ReadOp& op = ops_[next_op_];
     OpState& state = states_[next_op_];
     if (next_offset_ == 0 && !begin_op(op, state)) return false;
@@ -164,10 +162,9 @@ class ObjectReads {
     state.left = op.size;
     if (op.target != nullptr || op.size == 0) return true;
     state.buffer = options_.buffers->try_acquire();
-    if (!state.buffer) {
-      if (!in_progress_.empty()) return false;
-      state.buffer = options_.buffers->acquire(options_.deadline);
-    }
+    if (!state.buffer && (!in_progress_.empty() || held_ > 0)) return false;
+    if (!state.buffer) state.buffer = options_.buffers->acquire(options_.deadline);
+    ++held_;
     state.target = state.buffer.data();
     return true;
   }
@@ -185,18 +182,18 @@ class ObjectReads {
     add_checksums(op, piece.offset, {target, piece.size});
     if (state.left.fetch_sub(piece.size) > piece.size) return;
     done_(piece.op, {state.target, op.size});
+    held_ -= state.buffer ? 1 : 0;
     state.buffer = Buffer();
   }
 
   // Ends what is in progress, outside of the lock, which came() takes.
   void stop() {
-    std::unique_lock lock(mutex_);
+    Pieces in_progress;
+    const std::lock_guard lock(mutex_);
     next_op_ = ops_.size();
     came_.clear();
-    auto in_progress = std::exchange(in_progress_, {});
+    in_progress.swap(in_progress_);
     changed_.notify_all();
-    lock.unlock();
-    in_progress.clear();
   }
 
   static void wait_for_piece(Pending<std::string>& pending, const ReadOp& op) {
@@ -214,7 +211,8 @@ class ObjectReads {
   const ReadOptions& options_;
   const ReadDone& done_;
   std::vector<OpState> states_;
-  std::mutex mutex_;  // guards the following
+  std::atomic<size_t> held_{0};  // buffers
+  std::mutex mutex_;             // guards the following
   std::condition_variable changed_;
   size_t next_op_ = 0;
   uint64_t next_offset_ = 0, next_piece_ = 0;

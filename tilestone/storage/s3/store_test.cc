@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -13,7 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/s3/client.h"
 #include "tilestone/storage/s3/local_server_testing.h"
@@ -263,6 +266,33 @@ TEST(S3Store, ALargeReadIsCutWhereThePartsOfTheObjectBegin) {
   EXPECT_THAT(ranges,
               UnorderedElementsAre(range(0, 64 << 10), range(3 * kMiB, 8 * kMiB),
                                    range(8 * kMiB, 16 * kMiB), range(16 * kMiB, 19 * kMiB + 5)));
+}
+
+// A worker of the read needs a buffer while another one has the only one, or has failed with it.
+TEST(S3Store, OneBufferIsEnoughForAllOpsOfARead) {
+  const auto store = s3_store({fresh_bucket(seaweed()), "p"}, seaweed().config());
+  const Bytes object = pattern_bytes(1 << 20);
+  put_file(*store, "f", object);
+  const auto file = store->open("f");
+  std::vector<ReadOp> ops;
+  for (uint64_t at = 0; at < object.size(); at += 100'000) {
+    ops.push_back({file.get(), at, std::min<uint64_t>(object.size() - at, 50'000)});
+  }
+  ThreadPool threads(3);
+  for (ThreadPool* const used : {static_cast<ThreadPool*>(nullptr), &threads}) {
+    ReadOptions options;
+    options.threads = used;
+    options.buffers = BufferPool::create(1 << 20, 1 << 20);
+    options.deadline = in_time();
+    std::atomic<size_t> right = 0;
+    const auto compare = [&](size_t op, ByteView bytes) {
+      right += same_bytes(bytes, ByteView(object).subspan(ops[op].offset, ops[op].size)) ? 1 : 0;
+    };
+    store->read(ops, options, compare);
+    EXPECT_EQ(right, ops.size());
+    const auto fail = [](size_t, ByteView) { throw Error(ErrorCode::kCorrupt, "first"); };
+    expect_error([&] { store->read(ops, options, fail); }, ErrorCode::kCorrupt, "first");
+  }
 }
 
 TEST(S3Store, EveryCallOfASaveOrLoadEndsSoonAfterItsDeadline) {
