@@ -9,6 +9,8 @@ them. A process that was forked after it has used a store can't use one: obstore
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import obstore
@@ -20,17 +22,29 @@ import tilestone
 
 def register(scheme: str, **configuration: Any) -> None:
     """For URLs that obstore knows: "az", "gs", "abfss", ... The configuration is that of its stores."""
+    # A put must end within 10 seconds: 3 + 1 until its last try begins, and 6 for that.
+    puts = {
+        **configuration,
+        "client_options": {**configuration.get("client_options", {}), "timeout": "6s"},
+        "retry_config": {
+            "retry_timeout": timedelta(seconds=3),
+            "backoff": {"max_backoff": timedelta(seconds=1)},
+        },
+    }
 
     def opened(url: str) -> tilestone.Store:
         place, _, prefix = url.partition("://")[2].partition("/")
-        return store_at(from_url(f"{scheme}://{place}", **configuration), prefix)
+        root = f"{scheme}://{place}"
+        return store_at(from_url(root, **configuration), prefix, from_url(root, **puts))
 
     tilestone.register_store(scheme, opened)
 
 
-def store_at(store: ObjectStore, prefix: str = "") -> tilestone.Store:
-    """A prefix of one of obstore's stores."""
-    functions = _Functions(store, prefix.strip("/"))
+def store_at(
+    store: ObjectStore, prefix: str = "", puts: ObjectStore | None = None
+) -> tilestone.Store:
+    """A prefix of one of obstore's stores. `puts`: the same with a limit for a put."""
+    functions = _Functions(store, prefix.strip("/"), puts or store)
     return tilestone.Store(
         stat=functions.stat,
         listing=functions.listing,
@@ -43,8 +57,8 @@ def store_at(store: ObjectStore, prefix: str = "") -> tilestone.Store:
 
 
 class _Functions:
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, prefix: str, puts: ObjectStore) -> None:
+        self._store, self._puts = store, puts
         self._root = f"{prefix}/" if prefix else ""
 
     def stat(self, name: str) -> tuple[int, float | None, str] | None:
@@ -52,7 +66,8 @@ class _Functions:
             found = obstore.head(self._store, self._root + name)
         except FileNotFoundError:
             return None
-        return found["size"], found["last_modified"].timestamp(), found["e_tag"] or ""
+        tag = json.dumps([found["e_tag"], found["version"]]) if found["e_tag"] else ""
+        return found["size"], found["last_modified"].timestamp(), tag
 
     def listing(
         self, prefix: str, deep: bool
@@ -74,16 +89,19 @@ class _Functions:
     def get(self, name: str, offset: int, size: int, tag: str) -> obstore.Bytes:
         options: dict[str, Any] = {"range": (offset, offset + size)}
         if tag:
-            options["if_match"] = tag
+            options["if_match"] = json.loads(tag)[0]
         try:
             return obstore.get(self._store, self._root + name, options=options).bytes()
         except PreconditionError as error:
             raise FileNotFoundError(f"{name} was replaced while it was read") from error
 
     def put(self, name: str, data: bytes, tag: str | None) -> bool:
-        mode: Any = "overwrite" if tag is None else {"e_tag": tag} if tag else "create"
+        mode: Any = "create" if tag == "" else "overwrite"
+        if tag:  # Google's store asks for the version, others for the ETag
+            named = zip(("e_tag", "version"), json.loads(tag), strict=True)
+            mode = {name: value for name, value in named if value}
         try:
-            obstore.put(self._store, self._root + name, data, mode=mode, use_multipart=False)
+            obstore.put(self._puts, self._root + name, data, mode=mode, use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
             return False
         return True

@@ -53,16 +53,29 @@ nb::tuple write(const nb::bytes& path, const std::string& save_id, int rank, int
                         places_of(written.chunks));
 }
 
-ForeignSave begin(const nb::bytes& path, std::string save_id, bool overwrite, double seconds) {
+// The thread that renews its claim may need the GIL to end.
+struct HeldSave : ForeignSave {
+  explicit HeldSave(ForeignSave&& begun) : ForeignSave(std::move(begun)) {}
+  HeldSave(HeldSave&&) noexcept = default;
+  ~HeldSave() {
+    try {
+      without_gil([&] { const ForeignSave ended = std::move(*this); }, WithoutGil::kShort);
+    } catch (...) {
+      // The interpreter is ending: it is destroyed all the same.
+    }
+  }
+};
+
+HeldSave begin(const nb::bytes& path, std::string save_id, bool overwrite, double seconds) {
   const Entered entered;
   const Location location(path_of(path));
   const Deadline deadline = end_after(seconds);
-  return without_gil([&](const Stop& stop) {
+  return HeldSave(without_gil([&](const Stop& stop) {
     return ForeignSave(location, std::move(save_id), overwrite, deadline.with_interrupt(stop));
-  });
+  }));
 }
 
-void commit(ForeignSave& save, const std::vector<nb::bytes>& receipts, int world_size,
+void commit(HeldSave& save, const std::vector<nb::bytes>& receipts, int world_size,
             const nb::bytes& index, const std::vector<std::string>& files, double seconds) {
   const Entered entered;
   std::vector<Bytes> owned;
@@ -77,7 +90,7 @@ void commit(ForeignSave& save, const std::vector<nb::bytes>& receipts, int world
 }  // namespace
 
 void bind_foreign_save(nb::module_& m) {
-  nb::class_<ForeignSave>(m, "ForeignSave", "The coordinator's part of a save that torch plans.")
+  nb::class_<HeldSave>(m, "ForeignSave", "The coordinator's part of a save that torch plans.")
       .def(nb::new_(&begin), "path"_a, "save_id"_a, "overwrite"_a, "seconds"_a)
       .def_prop_ro("save_id", &ForeignSave::save_id)
       .def_prop_ro("staging", &ForeignSave::staging,
@@ -85,9 +98,7 @@ void bind_foreign_save(nb::module_& m) {
       .def("commit", &commit, "receipts"_a, "world_size"_a, "index"_a, "files"_a, "seconds"_a)
       .def(
           "abandon",
-          [](ForeignSave& save, bool none_writes) {
-            without_gil([&] { save.abandon(none_writes); });
-          },
+          [](HeldSave& save, bool none_writes) { without_gil([&] { save.abandon(none_writes); }); },
           "none_writes"_a);
   m.def("write_foreign", &write, "path"_a, "save_id"_a, "rank"_a, "world_size"_a, "staging"_a,
         "first_file"_a, "encoded"_a, "chunks"_a, "resources"_a, "seconds"_a,

@@ -78,6 +78,17 @@ def bucket(object_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
+def short_leases() -> Iterator[None]:
+    """A claim of a process that has died lapses within a second, or three by the server's clock."""
+    from tilestone import _core
+
+    set_period = _core._set_lease_period  # type: ignore[attr-defined]
+    set_period(0.2)
+    yield
+    set_period(10)
+
+
+@pytest.fixture
 def two_hosts() -> Iterator[hosts.Hosts]:
     """Two hosts with a fast link."""
     made = hosts.Hosts()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import sys
+import threading
+import time
 import uuid
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from object_server import BUCKET, KEY, SECRET, Server, without_conditions
 
 import tilestone
+from tilestone import _core
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
@@ -120,6 +124,39 @@ def test_a_checkpoint_is_replaced_and_its_readers_get_an_error(place: str) -> No
         with pytest.raises(tilestone.NotFoundError):
             opened.read("w")
     assert tilestone.load(place)["w"].sum() == 0
+
+
+def test_a_tag_of_the_example_has_all_that_a_store_may_ask_for() -> None:
+    import obstore
+    from obstore.store import MemoryStore
+    from obstore_store import store_at
+
+    objects = MemoryStore()
+    store = store_at(objects, "p")
+    assert store.put("f", b"1", "")
+    found, head = store.stat("f"), obstore.head(objects, "p/f")
+    assert found is not None
+    assert json.loads(found[2]) == [head["e_tag"], head["version"]]
+    assert bytes(store.get("f", 0, 1, found[2])) == b"1"
+    assert [store.put("f", b"2", found[2]) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_a_save_that_torch_plans_is_dropped_while_its_claim_is_renewed(place: str) -> None:
+    store, renewing = memory(), threading.Event()
+
+    def put(name: str, data: bytes, tag: str | None) -> bool:
+        if tag:
+            renewing.set()
+            time.sleep(0.5)
+        return store.put(name, data, tag)
+
+    slow = dataclasses.replace(store, put=put)
+    tilestone.register_store(place.partition("://")[0], lambda url: slow)
+    begun = _core.ForeignSave(place.encode(), str(uuid.uuid4()), False, 60)
+    assert renewing.wait(60)
+    del begun
+    tilestone.save({"n": 1}, place)
 
 
 def test_a_put_whose_answer_was_lost_is_recognised(place: str) -> None:

@@ -12,7 +12,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -26,7 +26,6 @@ from torch.distributed import checkpoint as stock
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 import tilestone
-from tilestone import _core
 from tilestone.dcp import _enable
 
 
@@ -38,15 +37,6 @@ def unfinished(server: Server, bucket: str) -> list[str]:
 
 
 LARGE = 24 << 20  # bytes: several parts
-
-
-@pytest.fixture
-def short_leases() -> Iterator[None]:
-    """A claim of a process that has died lapses within a second, or three by the server's clock."""
-    set_period = _core._set_lease_period  # type: ignore[attr-defined]
-    set_period(0.2)
-    yield
-    set_period(10)
 
 
 @pytest.mark.usefixtures("short_leases")

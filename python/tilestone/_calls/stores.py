@@ -26,6 +26,9 @@ class Store:
     several threads at once. What they raise ends the call with a StorageError, a FileNotFoundError
     with a NotFoundError. They must end by themselves: their client's timeouts count.
 
+    A put must have ended, and have no effect later, within 10 seconds from its call, retries
+    included: one that goes on longer may publish a checkpoint whose files another job has removed.
+
     A write must be whole or not there, and seen by every reader from then on. `tag` is the store's
     word for the content of a file (an ETag).
 
