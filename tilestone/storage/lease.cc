@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -147,6 +148,14 @@ class Lease : public StorageClaim {
  private:
   bool is_late() const { return Clock::now() >= sure_until_.load(); }
 
+  // For calls that take no deadline: a store that does not answer must not keep the process's other
+  // leases waiting.
+  std::shared_ptr<Storage> in_time(const Deadline& deadline) {
+    deadline.expired();  // throws where the claim is released
+    return storage_->until(Deadline::after(std::min<Seconds>(deadline.remaining(), period_))
+                               .with_interrupt(deadline.interrupt()));
+  }
+
   // Its tag is asked for while nobody else can have put it.
   bool put(const Condition& condition, const Deadline& deadline) {
     const auto began = Clock::now();
@@ -155,7 +164,7 @@ class Lease : public StorageClaim {
     if (!storage_->put(name_, as_bytes(text), condition, scratch_, deadline)) return false;
     sure_until_ = began + std::chrono::duration_cast<Clock::duration>(kSure * period_);
     next_ = began + std::chrono::duration_cast<Clock::duration>(period_);
-    if (const auto info = storage_->stat(name_); info && !is_late()) tag_ = info->tag;
+    if (const auto info = in_time(deadline)->stat(name_); info && !is_late()) tag_ = info->tag;
     return true;
   }
 
@@ -163,7 +172,7 @@ class Lease : public StorageClaim {
   bool put_again(const Deadline& deadline) {
     constexpr int kTries = 4;
     for (int tries = 0; tries < kTries; ++tries) {
-      if (tag_.empty()) tag_ = own_tag();
+      if (tag_.empty()) tag_ = own_tag(deadline);
       if (tag_.empty()) return false;
       if (put(Condition::has(tag_), deadline)) return true;
     }
@@ -171,11 +180,12 @@ class Lease : public StorageClaim {
   }
 
   // Of the object, if it is this lease's; else "".
-  std::string own_tag() {
-    const auto info = storage_->stat(name_);
+  std::string own_tag(const Deadline& deadline) {
+    const auto store = in_time(deadline);
+    const auto info = store->stat(name_);
     if (!info) return "";
     try {
-      const Bytes bytes = read_file(*storage_, name_, kMaxText);
+      const Bytes bytes = read_file(*store, name_, kMaxText);
       return as_text(bytes).starts_with(holder_ + ",") ? info->tag : "";
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kNotFound && error.code() != ErrorCode::kCorrupt) throw;
@@ -185,9 +195,10 @@ class Lease : public StorageClaim {
 
   void release() {
     if (is_lost_ || is_cut_off_) return;
+    const Deadline end = Deadline::after(period_);
     for (int tries = 0; tries < 2; ++tries) {
-      if (tag_.empty()) tag_ = own_tag();
-      if (tag_.empty() || storage_->remove_if(name_, tag_, Deadline::after(period_))) return;
+      if (tag_.empty()) tag_ = own_tag(end);
+      if (tag_.empty() || storage_->remove_if(name_, tag_, end)) return;
       tag_.clear();
     }
   }
@@ -261,6 +272,25 @@ bool has_lapsed(const FileInfo& info, Seconds period) {
   return info.least_age && Seconds(*info.least_age) >= kLapsed * period;
 }
 
+struct Watched {
+  std::string tag;
+  Clock::time_point since, last;  // of the looks that have found it
+};
+
+// How long this process has seen the object with its tag, if it has looked in each period. Not
+// every store knows ages.
+Seconds watched_for(const Storage& storage, const std::string& name, const std::string& tag,
+                    Seconds period) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& all = *new std::map<std::pair<std::string, std::string>, Watched>;
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex);
+  Watched& watched = all[{storage.describe(), name}];
+  if (watched.tag != tag || now - watched.last > period) watched = {tag, now, now};
+  watched.last = now;
+  return now - watched.since;
+}
+
 [[noreturn]] void fail_no_conditions(Storage& storage, const std::string& name) {
   throw Error(ErrorCode::kUnsupported,
               "names can't be claimed in " + storage.describe() + ": it has no conditional writes")
@@ -325,7 +355,8 @@ bool is_leased(Storage& storage, const std::string& name, Seconds period) {
   check_file_name(name);
   const auto found = storage.stat(name);
   if (found && !has_conditions(storage)) fail_no_conditions(storage, name);
-  return found && !is_empty(*found) && !has_lapsed(*found, period);
+  return found && !is_empty(*found) && !has_lapsed(*found, period) &&
+         watched_for(storage, name, found->tag, period) < kLapsed * period;
 }
 
 }  // namespace tilestone

@@ -281,14 +281,19 @@ std::vector<Leftover> find_leftovers(const Location& location, bool force) {
 }
 
 std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
-  // The lock file is made only if there are leftovers.
-  if (find_leftovers(location, force).empty()) return {};
+  // The lock file is made only if there are leftovers. That of a lease may be a dead process's,
+  // which only taking it finds out.
+  Storage& storage = location.storage();
+  const bool has_lease =
+      storage.facts().claims_are_leases && storage.stat(std::string(engine::kLockName));
+  if (!has_lease && find_leftovers(location, force).empty()) return {};
   engine::Cleaning cleaning(location, force);
   cleaning.lock();
   // The current metadata file may have been renamed by an interrupted save. It must be durable
   // before files that the previous one names are removed.
-  if (!location.storage().list().empty()) location.storage().settle("");
+  if (!storage.list().empty()) storage.settle("");
   std::vector<Leftover> found = cleaning.find();
+  if (has_lease) cleaning.report_kept();
   cleaning.remove(found);
   return found;
 }
