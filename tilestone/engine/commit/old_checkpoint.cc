@@ -4,11 +4,13 @@
 #include <iterator>
 #include <utility>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
+#include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
@@ -51,6 +53,19 @@ void refuse_open_attempts(Storage& location, const Standing& here, bool overwrit
       .with_hint(
           "`tilestone publish` completes it if all its ranks have written; `tilestone gc "
           "--abandon` ends it if they are dead");
+}
+
+// Of a save's copy of a file. In a file system, where such a checkpoint is a copy from an object
+// store, a file of this name may also be what a killed save has begun to write.
+bool is_whole(Storage& location, const std::string& save_id, const std::string& file,
+              ByteView copy) {
+  const std::string name = manifest_name(save_id);
+  const auto manifest = read_if_there(location, name);
+  if (!manifest) return false;
+  const std::vector<IndexSum> sums = sums_in(*manifest, name);
+  return std::ranges::any_of(sums, [&](const IndexSum& sum) {
+    return sum.name == file && sum.size == copy.size() && sum.xxh3 == xxh3_64(copy);
+  });
 }
 
 [[noreturn]] void fail_exists(const std::string& what, const std::string& file) {
@@ -116,15 +131,16 @@ bool replaces_one_by_one(Storage& location, const Standing& here, const SaveTerm
 }
 
 void finish_index(Storage& location, const Standing& here, const std::string& existing) {
-  if (here.found.dialect == nullptr || !location.facts().put_if_tag) return;
+  if (here.found.dialect == nullptr) return;
+  const bool has_tags = location.facts().put_if_tag;
   for (const std::string& file : here.found.dialect->index_files(here.of_checkpoint)) {
     const std::string copy = temporary_of(existing, file);
     if (!contains_name(here.names, copy)) continue;
     const auto standing = location.stat(file);
     const auto bytes = read_if_there(location, copy);
-    if (!standing || !bytes) continue;
-    location.put(file, *bytes, Condition::has(standing->tag), temporary_name(existing, "copy"),
-                 Deadline::never());
+    if (!standing || !bytes || !(has_tags || is_whole(location, existing, file, *bytes))) continue;
+    const Condition own = has_tags ? Condition::has(standing->tag) : Condition::always();
+    location.put(file, *bytes, own, temporary_name(existing, "copy"), Deadline::never());
   }
 }
 

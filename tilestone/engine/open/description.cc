@@ -124,21 +124,11 @@ void read_manifest(Storage& storage, std::span<const std::string> names,
   }
 }
 
-// None if the manifest is damaged, which whoever opens the checkpoint reports.
-std::vector<IndexSum> sums_in(ByteView manifest, const std::string& file) {
-  try {
-    const uint64_t head = std::min<uint64_t>(manifest.size(), manifest_head_bytes(manifest, file));
-    return decode_manifest_head(manifest.first(head), file).index;
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
-    return {};
-  }
-}
-
 // Where a save has put the switch, and then puts files with fixed names one by one over those of
-// the checkpoint that it replaces, it has left copies of them (commit/transaction.cc).
-void read_what_follows(Storage& storage, DescribingFiles& description) {
-  if (description.manifest.empty()) return;
+// the checkpoint that it replaces, it has left copies of them (commit/transaction.cc). False: the
+// files may be of two checkpoints.
+bool read_what_follows(Storage& storage, DescribingFiles& description) {
+  if (description.manifest.empty()) return false;
   for (const IndexSum& sum : sums_in(description.manifest, description.manifest_file)) {
     const auto found = description.files.contents.find(sum.name);
     if (sum.role != IndexRole::kAfter || found == description.files.contents.end()) continue;
@@ -146,6 +136,21 @@ void read_what_follows(Storage& storage, DescribingFiles& description) {
     if (bytes.size() == sum.size && xxh3_64(bytes) == sum.xxh3) continue;
     auto copy = read_if_there(storage, temporary_of(description.metadata->save_id, sum.name));
     bytes = copy ? *std::move(copy) : read_file(storage, sum.name, kAnySize);  // put meanwhile
+    if (bytes.size() != sum.size || xxh3_64(bytes) != sum.xxh3) return false;
+  }
+  return true;
+}
+
+// The index may be of the checkpoint that a save has just replaced. What was read after it is then
+// another's.
+void expect_same_index(Storage& storage, const Format& format, const DescribingFiles& description) {
+  for (const std::string& name : format.index_files(description.files.names)) {
+    const auto found = description.files.contents.find(name);
+    if (found == description.files.contents.end()) continue;
+    if (read_if_there(storage, name) == found->second) continue;
+    throw Error(ErrorCode::kNotFound,
+                "the checkpoint at " + storage.describe() + " was replaced while it was read")
+        .with_file(name);
   }
 }
 
@@ -183,7 +188,10 @@ DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
     return description;
   }
   read_manifest(storage, names, description);
-  if (found.dialect->has_fixed_names()) read_what_follows(storage, description);
+  if (found.dialect->has_fixed_names() && !read_what_follows(storage, description) &&
+      storage.directories() == nullptr) {
+    expect_same_index(storage, *found.format, description);
+  }
   return description;
 }
 
@@ -243,6 +251,16 @@ bool may_be_of(const DescribingFiles& description, const Dialect& unmarked) {
 }
 
 }  // namespace
+
+std::vector<IndexSum> sums_in(ByteView manifest, const std::string& file) {
+  try {
+    const uint64_t head = std::min<uint64_t>(manifest.size(), manifest_head_bytes(manifest, file));
+    return decode_manifest_head(manifest.first(head), file).index;
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("a manifest can't be read: ") + error.what());
+    return {};
+  }
+}
 
 std::optional<Replaced> find_replaced(Storage& storage, const Format& format,
                                       std::span<const std::string> names) {

@@ -8,10 +8,12 @@
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/format/format.h"
 #include "tilestone/format/known/known.h"
+#include "tilestone/format/manifest.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -68,6 +70,10 @@ ExistingCheckpoint read_existing(Storage& storage, const Standing& here);
 // False, too, if what is here can't be read.
 bool holds_checkpoint_of(Storage& storage, const std::shared_ptr<const Format>& format,
                          const std::string& save_id);
+
+// The files of the index, by a manifest's bytes. None if the manifest is damaged, which whoever
+// opens the checkpoint reports.
+std::vector<IndexSum> sums_in(ByteView manifest, const std::string& file);
 
 // The metadata files of a rank-local checkpoint that the save `save_id` replaces, by content.
 struct Replaced {
