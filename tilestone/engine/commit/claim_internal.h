@@ -56,6 +56,7 @@ class Claim {
   // False: the storage has no locks, or the claim is lost, so others may be at work at the
   // location.
   bool is_held() const { return engine::is_held(lock_.get()); }
+  bool is_lost() const { return lock_ != nullptr && !is_held(); }
   // The deadline of a call that only the holder may make. Error(kIo) if the claim is lost.
   Deadline while_held(Storage& location, const Deadline& deadline) const;
   // For a save that has failed: removes what was made, where nothing else is in it.

@@ -322,7 +322,7 @@ void Transaction::put_switch(Deadline deadline) {
       if (!first) first = error;
       continue;
     }
-    if (done) return;
+    if (done) return expect_own_files();
     Error refused = not_first(*storage_, file.name, terms_.format);
     if (is_of_another(*storage_, file)) {
       stage_ = Stage::kBegun;
@@ -333,6 +333,20 @@ void Transaction::put_switch(Deadline deadline) {
   throw Error(*first).with_hint("it is not known whether the checkpoint exists: it does if " +
                                 file.name + " names the save " + terms_.save_id +
                                 "; the next save or gc there removes what is not needed");
+}
+
+// Where the put has returned only after the claim was lost, a save that has begun meanwhile may
+// have taken this one for dead, and removed its files. Then those of the replaced checkpoint stay.
+void Transaction::expect_own_files() {
+  if (!claim_.is_lost()) return;
+  for (const std::string& name : new_.files) {
+    if (storage_->stat(name)) continue;
+    throw Error(ErrorCode::kCorrupt,
+                "the save " + terms_.save_id + " lost its claim on " + storage_->describe() +
+                    " while it published its checkpoint, and another process has removed its files")
+        .with_file(name)
+        .with_hint("save once more");
+  }
 }
 
 // No existing file has these names: they contain this save's id, or are in its own directory.

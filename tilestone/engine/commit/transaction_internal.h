@@ -71,6 +71,7 @@ class Transaction {
   Standing look() const;
   void begin_in_place(bool is_fresh, Deadline deadline);
   void begin_staged(const Standing& before);
+  void expect_own_files();
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
   void put_switch(Deadline deadline);
