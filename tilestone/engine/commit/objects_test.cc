@@ -201,6 +201,33 @@ TEST(Objects, WhatAKilledSaveLeavesIsRemovedByGcAndByTheNextSave) {
   set_log_level(level);
 }
 
+// The replacement is killed when it has put this file, between two requests of the reader.
+TEST(Objects, AReaderOfFilesWithFixedNamesFindsNoMixtureOfTwoCheckpoints) {
+  const LogLevel level = set_log_level(LogLevel::kOff);
+  SaveOptions megatron = replacing();
+  megatron.dialect = megatron_dialect();
+  for (const char* at : {"common.pt", "metadata.json"}) {
+    const auto store = memory_objects();
+    save_at(store, kOld, megatron);
+    const auto writer = FaultDisk::create(store, [&](const StorageCall& call) {
+      const bool is_last = call.op == StorageOp::kPut && call.name == at;
+      return is_last ? FaultAction::die_after() : FaultAction::pass();
+    });
+    bool is_first = true;
+    const auto reader = FaultDisk::create(store, [&](const StorageCall& call) {
+      if (call.op == StorageOp::kOpen && call.name == "common.pt" &&
+          std::exchange(is_first, false)) {
+        EXPECT_THROW(save_at(writer->storage(), kNew, megatron), Error);
+      }
+      return FaultAction::pass();
+    });
+    EXPECT_EQ(step_of(Checkpoint::open(Location(reader->storage()))).as_int(), kNew);
+    EXPECT_FALSE(is_first);
+    expect_rows(Location(store), kNew, 1);
+  }
+  set_log_level(level);
+}
+
 // Of the two checkpoints one is whole for every reader of ours, whichever files stand.
 TEST(Objects, AKilledReplacementOfFilesWithFixedNamesLeavesTheOldOrTheNewCheckpoint) {
   const LogLevel level = set_log_level(LogLevel::kOff);
@@ -226,6 +253,9 @@ TEST(Objects, AKilledReplacementOfFilesWithFixedNamesLeavesTheOldOrTheNewCheckpo
       EXPECT_TRUE(stands == kOld || stands == kNew);
       EXPECT_TRUE(is_killed || stands == kNew);
       expect_rows(Location(store), stands, 1);
+      const auto copy = memory_storage(memory_image(*store));  // on a disk
+      remove_leftovers(Location(copy));
+      EXPECT_TRUE(Checkpoint::open(Location(copy)).verify().ok());
       if (cleans) remove_leftovers(Location(store));
       if (!cleans) save_at(store, kOther, megatron);
       expect_rows(Location(store), cleans ? stands : kOther, 1);

@@ -131,9 +131,10 @@ bool read_what_follows(Storage& storage, DescribingFiles& description) {
   if (description.manifest.empty()) return false;
   for (const IndexSum& sum : sums_in(description.manifest, description.manifest_file)) {
     const auto found = description.files.contents.find(sum.name);
-    if (sum.role != IndexRole::kAfter || found == description.files.contents.end()) continue;
+    if (found == description.files.contents.end()) continue;
     Bytes& bytes = found->second;
     if (bytes.size() == sum.size && xxh3_64(bytes) == sum.xxh3) continue;
+    if (sum.role != IndexRole::kAfter) return false;
     auto copy = read_if_there(storage, temporary_of(description.metadata->save_id, sum.name));
     bytes = copy ? *std::move(copy) : read_file(storage, sum.name, kAnySize);  // put meanwhile
     if (bytes.size() != sum.size || xxh3_64(bytes) != sum.xxh3) return false;
