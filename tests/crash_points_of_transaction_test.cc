@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/engine_testing.h"
@@ -50,7 +51,7 @@ SaveOptions options_of(const Kind& kind) {
 
 // What each rank writes of row_state(first).
 std::vector<engine::SaveShare> shares_of(const Kind& kind, int64_t first) {
-  const std::string save_id = engine::random_save_id();
+  const std::string save_id = random_uuid();
   std::vector<engine::SaveShare> shares(kRanks);
   std::vector<engine::PlanMessage> messages(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {

@@ -287,10 +287,9 @@ class StoreReads {
 
   static void set_checksums(const ReadOp& op, ByteView bytes) {
     if (op.crc32 == nullptr) return;
-    const uint64_t step = op.crc_bytes == 0 ? std::max<uint64_t>(op.size, 1) : op.crc_bytes;
     uint32_t* out = op.crc32;
     do {
-      const ByteView block = bytes.first(std::min<uint64_t>(step, bytes.size()));
+      const ByteView block = bytes.first(std::min<uint64_t>(crc_step(op), bytes.size()));
       *out++ = crc32(block);
       bytes = bytes.subspan(block.size());
     } while (!bytes.empty());
@@ -304,15 +303,6 @@ class StoreReads {
   std::vector<std::atomic<uint64_t>> left_;  // bytes of each op
 };
 
-bool is_file_name(const std::string& name) {
-  try {
-    check_file_name(name);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 class PythonStore : public Storage {
  public:
   PythonStore(std::string url, nb::handle store)
@@ -322,7 +312,7 @@ class PythonStore : public Storage {
 
   StorageFacts facts() const override {
     StorageFacts facts = {.description = url_};
-    facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
+    facts.read_costs = kStoreReadCosts;
     facts.put_if_tag = facts.claims_are_leases = calls_->has_tags;
     return facts;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -34,7 +35,7 @@ std::string shared_token(const Communicator& comm, Deadline deadline,
     return Bytes();
   };
   const auto decide = [](int, std::vector<Bytes>) {
-    const std::string token = "session " + random_save_id();
+    const std::string token = "session " + random_uuid();
     const ByteView bytes = as_bytes(token);
     return Decision{Bytes(bytes.begin(), bytes.end()), true};
   };

@@ -29,7 +29,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -39,6 +38,7 @@
 #include "tilestone/base/host.h"
 #include "tilestone/base/pause.h"
 #include "tilestone/base/per_process.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/storage/names_internal.h"
 
 namespace tilestone {
@@ -53,16 +53,6 @@ constexpr Seconds kSilent{1};          // who waits longer says so
 constexpr uint64_t kMaxText = 1024;    // bytes
 
 std::atomic<double> the_period = 10;  // seconds
-
-// In the form of a save's id.
-std::string random_id() {
-  std::random_device random;
-  std::string id = "xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx";
-  for (char& c : id) {
-    if (c == 'x') c = "0123456789abcdef"[random() % 16];
-  }
-  return id;
-}
 
 class Lease;
 
@@ -207,7 +197,7 @@ class Lease : public StorageClaim {
   const std::shared_ptr<Storage> storage_;
   const std::string name_;
   const Seconds period_;
-  const std::string id_ = random_id();
+  const std::string id_ = random_uuid();
   const std::string holder_ = this_process() + ", lease " + id_;
   const std::string scratch_ = name_.substr(0, name_.rfind('/') + 1) + id_ + ".lease.tmp";
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // the release
@@ -277,15 +267,21 @@ struct Watched {
   Clock::time_point since, last;  // of the looks that have found it
 };
 
+struct AllWatched {
+  std::mutex mutex;
+  std::map<std::pair<std::string, std::string>, Watched> by_name;
+};
+
 // How long this process has seen the object with its tag, if it has looked in each period. Not
 // every store knows ages.
 Seconds watched_for(const Storage& storage, const std::string& name, const std::string& tag,
                     Seconds period) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& all = *new std::map<std::pair<std::string, std::string>, Watched>;
+  static auto& of_process =
+      *new PerProcess<AllWatched>([] { return std::make_unique<AllWatched>(); });
+  AllWatched& all = of_process.get();
   const auto now = Clock::now();
-  const std::lock_guard lock(mutex);
-  Watched& watched = all[{storage.describe(), name}];
+  const std::lock_guard lock(all.mutex);
+  Watched& watched = all.by_name[{storage.describe(), name}];
   if (watched.tag != tag || now - watched.last > period) watched = {tag, now, now};
   watched.last = now;
   return now - watched.since;

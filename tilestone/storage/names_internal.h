@@ -13,6 +13,9 @@ namespace tilestone {
 std::pair<std::string_view, std::string_view> split_name(std::string_view name);
 inline std::string_view parent_name(std::string_view name) { return split_name(name).first; }
 
+// Whether check_file_name() accepts the name: another program may have made it.
+bool is_file_name(std::string_view name);
+
 // Like check_file_name, but also accepts "" (the root).
 void check_directory_name(std::string_view name);
 

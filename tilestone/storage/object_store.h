@@ -17,6 +17,10 @@ using StoreOpener = std::function<std::shared_ptr<Storage>(const std::string& ur
 void register_store(const std::string& scheme, StoreOpener open);
 StoreOpener registered_opener(const std::string& path);  // null: for no such URL
 
+// Of a store that answers a request after some 10 ms.
+inline constexpr ReadCosts kStoreReadCosts{
+    .gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
+
 // Whether the path is the URL of a kind of store that a build may know, or of a registered one.
 bool is_store_url(const std::string& path);
 // Error(kUnsupported) if this build does not know the store, and kInvalidArgument if the URL names

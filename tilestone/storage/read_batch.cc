@@ -10,6 +10,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/storage/read_batch_internal.h"
+#include "tilestone/storage/read_ops_internal.h"
 
 namespace tilestone {
 namespace {
@@ -18,11 +19,6 @@ constexpr uint64_t kMaxBlock = 8u << 20;    // bytes
 constexpr uint64_t kMinSplit = 8u << 20;    // bytes; smaller ops are not cut into three blocks
 constexpr uint64_t kReadAhead = 12u << 20;  // bytes; the kernel's 8 MiB and the folios at both ends
 constexpr uint64_t kMinFolios = 64u << 20;  // bytes; smaller ops are not worth kReadAhead
-
-// The bytes of an op that have one CRC-32.
-uint64_t crc_step(const ReadOp& op) {
-  return op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
-}
 
 }  // namespace
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tilestone/base/error.h"
 #include "tilestone/storage/read_ops_internal.h"
 
@@ -25,6 +27,10 @@ void check_read_op(const ReadOp& op, const ReadOptions& options, bool own) {
                                                  " bytes without a target needs a larger buffer")
         .with_file(op.file->name());
   }
+}
+
+uint64_t crc_step(const ReadOp& op) {
+  return op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
 }
 
 }  // namespace tilestone

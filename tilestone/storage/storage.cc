@@ -38,6 +38,15 @@ void write_temporary(Storage& storage, const std::string& temp_name, ByteView by
 
 }  // namespace
 
+bool is_file_name(std::string_view name) {
+  try {
+    check_file_name(std::string(name));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::pair<std::string_view, std::string_view> split_name(std::string_view name) {
   const size_t slash = name.rfind('/');
   if (slash == std::string_view::npos) return {std::string_view(), name};

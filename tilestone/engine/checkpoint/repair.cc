@@ -26,6 +26,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/checkpoint/repair_file_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -305,7 +306,7 @@ RepairReport repair(const Location& location, const OpenOptions& options,
         engine::open_description(std::move(now.description), now.format.format);
     const engine::Damages damages = engine::by_file(report.now.damages, opened.metadata);
     if (damages.empty() || !opened.has_manifest_file()) return report;
-    const std::string id = engine::random_save_id();
+    const std::string id = random_uuid();
     const engine::Mark mark(*storage, id);
     const Deadline deadline = Deadline::never().with_interrupt(options.interrupt);
     engine::Repair repair(*storage, opened, id, damages, deadline, progress);

@@ -18,6 +18,7 @@
 
 #include "tilestone/base/block_sums.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/transaction_internal.h"
 #include "tilestone/engine/open/description_internal.h"
@@ -282,7 +283,7 @@ bool is_rank_local_at(const Location& location) {
 
 std::string publish_rank_local(const Location& location, int threads, Deadline deadline,
                                Checks::Differing differing) {
-  const std::string save_id = random_save_id();
+  const std::string save_id = random_uuid();
   const Found found = find_rank_local(location);
   const Format& format = *found.format.format;
   ReadReceipts read = read_receipts(found, save_id, threads, deadline);

@@ -23,6 +23,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/old_checkpoint_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -340,7 +341,7 @@ class Remover {
   Plan plan_;
   const Condition standing_;
   StorageClaim& lock_;
-  const std::string save_id_ = random_save_id();
+  const std::string save_id_ = random_uuid();
   std::set<std::string> kept_files_;
   IndexFile index_;
 };

@@ -4,9 +4,8 @@
 // UUID, so no two saves ever use the same name. Only the index has fixed names. One file of it, the
 // switch, names the save and its data files, and it alone decides which checkpoint a location has.
 //
-//  1. Claim. The coordinator takes the lock, or in an object store a lease (storage/lease.cc),
-//  where
-//     there is one of them. It may lose a lease: then it removes nothing of others, and does not
+//  1. Claim. The coordinator takes the lock, or in an object store a lease (storage/lease.cc), if
+//     the place has either. It may lose a lease: then it removes nothing of others, and does not
 //     try the switch. Each try ends before the lease can lapse.
 //  2. Settle and look. It settles the place, because an earlier switch may not be durable yet. One
 //     look (look_at()) then decides everything: whether the save may begin, what it replaces, and

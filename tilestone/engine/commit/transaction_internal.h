@@ -23,7 +23,7 @@ namespace tilestone::engine {
 // destroyed without commit() or abandon() leaves what a process leaves that dies at that point.
 class Transaction {
  public:
-  // save_id: a new random id (random_save_id). separation_hint: SaveOptions::separation_hint.
+  // save_id: a new random id (random_uuid). separation_hint: SaveOptions::separation_hint.
   Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const Format> format,
               std::shared_ptr<const Dialect> dialect, std::string save_id, bool overwrite,
               const std::string& separation_hint = {});

@@ -36,6 +36,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -52,7 +53,7 @@ constexpr std::string_view kGone = "this checkpoint is removed\n";
 struct Mark {
   std::vector<std::string> describing, others;
   std::map<std::string, std::string> tags;  // of describing files with fixed names, where there are
-  std::string id = random_save_id();        // so that two marks differ
+  std::string id = random_uuid();           // so that two marks differ
 
   Bytes encode() const {
     ByteWriter writer;
@@ -101,7 +102,7 @@ std::map<std::string, std::string> tags_of(Storage& place,
 bool replace_describing(Storage& place, const Mark& mark) {
   for (const auto& [name, tag] : mark.tags) {
     if (place.put(name, as_bytes(kGone), Condition::has(tag),
-                  temporary_name(random_save_id(), "removed"), Deadline::never())) {
+                  temporary_name(random_uuid(), "removed"), Deadline::never())) {
       continue;
     }
     const auto now = read_if_there(place, name);
@@ -236,7 +237,7 @@ bool begin_removal(Storage& place, bool has_claim, const MayGo& may_go) {
   std::erase_if(names, [&](const std::string& name) { return first.contains(name); });
   mark.others = std::move(names);
   return place.put(std::string(kRemovedName), mark.encode(), Condition::absent(),
-                   temporary_name(random_save_id(), "removed"), Deadline::never());
+                   temporary_name(random_uuid(), "removed"), Deadline::never());
 }
 
 std::optional<std::vector<std::string>> files_of_removal(Storage& place) {

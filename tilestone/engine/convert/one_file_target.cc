@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 
@@ -18,7 +19,7 @@ void make_one_file(const Location& location, const WriteFile& write) {
   if (!entry) {
     throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
   }
-  Staging staging(location.shared(), random_save_id());
+  Staging staging(location.shared(), random_uuid());
   bool moved = false;
   try {
     staging.begin();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/checksum.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
@@ -102,7 +103,7 @@ std::string publisher_claim(std::string_view save_id) {
 }
 
 std::string attempt_temporary(std::string_view save_id, std::string_view what) {
-  return own(save_id, "/" + std::string(what) + "." + random_save_id() + ".tmp");
+  return own(save_id, "/" + std::string(what) + "." + random_uuid() + ".tmp");
 }
 
 StoreCommunicator meeting_of(Storage& storage, const AttemptHead& head, int rank) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <iterator>
-#include <random>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
@@ -252,19 +251,6 @@ std::string temporary_name(std::string_view save_id, std::string_view what) {
 std::string temporary_of(std::string_view save_id, std::string_view file) {
   const std::string_view last = file.substr(file.rfind('/') + 1);
   return temporary_name(save_id, last.substr(std::min(last.find_first_not_of('.'), last.size())));
-}
-
-std::string random_save_id() {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  constexpr std::string_view kTemplate = "xxxxxxxx-xxxx-4xxx-yxxx-xxxxxxxxxxxx";
-  std::random_device random;
-  std::string id(kTemplate);
-  for (char& c : id) {
-    const unsigned digit = random() & 15u;
-    if (c == 'x') c = kHex[digit];
-    if (c == 'y') c = kHex[8 + (digit & 3u)];
-  }
-  return id;
 }
 
 std::optional<TilestoneName> parse_in_tilestone_directory(std::string_view name) {

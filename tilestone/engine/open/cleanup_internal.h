@@ -38,9 +38,6 @@ std::string temporary_name(std::string_view save_id, std::string_view what);
 // files may share a name.
 std::string temporary_of(std::string_view save_id, std::string_view file);
 
-// A random UUID, version 4, as text.
-std::string random_save_id();
-
 // Whether the text has the form of a save id: a UUID in lower case.
 bool is_save_id(std::string_view text);
 

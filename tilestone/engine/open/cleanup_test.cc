@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tilestone/base/uuid.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/format/manifest.h"
 #include "tilestone/storage/directories.h"
@@ -12,7 +13,7 @@ namespace tilestone::engine::cleanup_test {
 
 TEST(Cleanup, KnowsItsOwnNamesOfEverySave) {
   for (int i = 0; i < 50; ++i) {
-    const std::string id = random_save_id();
+    const std::string id = random_uuid();
     EXPECT_TRUE(is_own_name(data_file_name(id, 0, 0)));
     EXPECT_TRUE(is_own_name(data_file_name(id, 16383, 7)));
     EXPECT_EQ(parse_tilestone_name("optim.__" + data_file_name(id, 1, 0))->save_id, id);
@@ -33,7 +34,7 @@ TEST(Cleanup, NoOtherNameIsTakenForAnOwnOne) {
 }
 
 TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
-  const std::string dead = random_save_id(), live = random_save_id();
+  const std::string dead = random_uuid(), live = random_uuid();
   const std::vector<std::string> names{".metadata", data_file_name(dead, 0, 0),
                                        data_file_name(live, 0, 0), manifest_name(dead),
                                        manifest_name(live)};
@@ -44,17 +45,17 @@ TEST(Cleanup, WhatIsReferencedIsNoLeftover) {
 }
 
 TEST(Cleanup, FilesOfASaveThatHasNotEndedHereAreNoLeftovers) {
-  const std::string id = random_save_id();
+  const std::string id = random_uuid();
   const std::vector<std::string> names{data_file_name(id, 0, 0), manifest_name(id)};
   Notes notes;
-  notes.begun = {random_save_id()};
+  notes.begun = {random_uuid()};
   EXPECT_THAT(leftovers(names, {}, notes, notes.ended("")), testing::IsEmpty());
 }
 
 TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
   const auto storage = memory_storage();
   storage->directories()->make(std::string(kTilestoneDirectory));
-  const std::string id = random_save_id(), old = random_save_id(), torn = random_save_id();
+  const std::string id = random_uuid(), old = random_uuid(), torn = random_uuid();
   leave_note(*storage, id, {old}, Deadline::never());
   storage->create(note_name(torn))->close();
   const Notes notes = read_notes(*storage, storage->list());
@@ -66,7 +67,7 @@ TEST(Cleanup, ANoteNamesItsSaveAndOnceThatIsPublishedThoseThatItReplaces) {
 TEST(Cleanup, DataFilesWithTextBeforeTheSaveIdAreLeftoversOnlyIfANoteHasThatText) {
   const auto storage = memory_storage();
   storage->directories()->make(std::string(kTilestoneDirectory));
-  const std::string id = random_save_id(), old = random_save_id();
+  const std::string id = random_uuid(), old = random_uuid();
   leave_note(*storage, id, {"hint-" + id, old, "text-" + old}, Deadline::never());
   const std::string own = data_file_name("hint-" + id, 0, 0);
   const std::string replaced = data_file_name("text-" + old, 0, 0);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/sealed_internal.h"
@@ -157,7 +158,7 @@ bool DurableMessages::put_if_absent(const std::string& name, ByteView bytes, Dea
   const std::string file = file_of(name), directory = file.substr(0, file.rfind('/'));
   const bool on_top = directory == kTilestoneDirectory;  // where others remove temporary files
   const std::string temporary =
-      on_top ? attempt_temporary(save_id(), name) : file + "." + random_save_id() + ".tmp";
+      on_top ? attempt_temporary(save_id(), name) : file + "." + random_uuid() + ".tmp";
   const bool made = storage().put(file, bytes, Condition::absent(), temporary, deadline);
   if (!made) storage().settle(directory);
   if (!on_top) storage().settle(attempt_directory(save_id()));

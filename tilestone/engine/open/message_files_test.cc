@@ -1,6 +1,7 @@
 // Files as a place where ranks leave messages.
 #include <gtest/gtest.h>
 
+#include "tilestone/base/uuid.h"
 #include "tilestone/comm/store_communicator_testing.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
@@ -11,7 +12,7 @@
 namespace tilestone::engine::message_files_test {
 
 comm_testing::ViewOf place_in(const std::shared_ptr<Storage>& storage) {
-  return [storage, id = random_save_id()](int process) {
+  return [storage, id = random_uuid()](int process) {
     return std::make_shared<MessageFiles>(storage, id, std::to_string(process));
   };
 }

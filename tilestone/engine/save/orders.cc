@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
@@ -100,7 +101,7 @@ std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& o
                                bool keeps_plans) {
   std::vector<PlanMessage>& messages = planning.messages;
   if (own.options.checks.access && !planning.as_before) validate(messages);
-  planning.save_id = random_save_id();
+  planning.save_id = random_uuid();
   if (planning.as_before) {
     planning.orders = orders_as_before(messages.size(), planning.save_id);
   } else if (own.world_size == 1) {

@@ -136,6 +136,31 @@ TEST(RankLocalReplaced, WhereverTheSaveDiesTheOldOneOrTheNewOneStandsAndTheNextS
   EXPECT_GT(replaced, 1);
 }
 
+TEST(RankLocalReplaced, OneOfWhichARanksMetadataIsDamagedIsReplaced) {
+  FileImage image = without_tilestones_files(memory_image(*saved(memory_storage())));
+  image.at("__1.metadata").resize(10);
+  const auto storage = memory_storage(image);
+  EXPECT_THROW(Checkpoint::open(Location(storage)), Error);
+  const LoggedWarnings quiet;
+  save(other_state(), Location(storage), over());
+  expect_replaced(storage);
+  EXPECT_FALSE(storage->stat("__0.metadata") || storage->stat("__1.metadata"));
+}
+
+// As stock torch leaves it: in either mode it saves over a checkpoint of the other mode.
+TEST(RankLocalReplaced, BothKindsSideBySideAreReplaced) {
+  const auto ordinary = memory_storage();
+  save(row_state(0, 1), Location(ordinary));
+  FileImage image = without_tilestones_files(memory_image(*saved(memory_storage())));
+  image[".metadata"] = memory_image(*ordinary).at(".metadata");
+  const auto storage = memory_storage(image);
+  EXPECT_THROW(Checkpoint::open(Location(storage)), Error);
+  const LoggedWarnings quiet;
+  save(other_state(), Location(storage), over());
+  expect_replaced(storage);
+  EXPECT_FALSE(storage->stat("__0.metadata") || storage->stat(".tilestone/replaced"));
+}
+
 // As stock leaves it: beside a data file of a rank whose metadata is missing.
 TEST(RankLocalReplaced, ARankLoadsItsOwnPartThoughOtherRanksHaveNoMetadata) {
   FileImage image = without_tilestones_files(memory_image(*saved(memory_storage())));

@@ -379,39 +379,6 @@ TEST(RankLocalSave, RanksOfTwoSavesAndOtherModesAreDistinguished) {
       "different saves");
 }
 
-TEST(RankLocalSave, AnOverwritingSaveReplacesOneOfWhichARankIsDamaged) {
-  FileImage image = memory_image(*saved_without_hidden_files());
-  image.at("__1.metadata").resize(10);
-  const auto storage = memory_storage(image);
-  text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(storage)); });
-  set_log_level(LogLevel::kError);
-  SaveOptions over;
-  over.overwrite = true;
-  save(other_state(), Location(storage), over);
-  set_log_level(LogLevel::kWarning);
-  EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, "__1.metadata"));
-  EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{5}));
-}
-
-// As stock torch leaves it: in either mode it saves over a checkpoint of the other mode.
-TEST(RankLocalSave, AnOverwritingSaveReplacesBothKindsSideBySide) {
-  const auto other = memory_storage();
-  save(other_state(), Location(other));
-  FileImage image = memory_image(*saved_without_hidden_files());
-  image[".metadata"] = memory_image(*other).at(".metadata");
-  const auto storage = memory_storage(image);
-  text_of(ErrorCode::kCorrupt, [&] { Checkpoint::open(Location(storage)); });
-  set_log_level(LogLevel::kError);
-  SaveOptions over;
-  over.overwrite = true;
-  StateDict state;
-  state["step"] = Value(int64_t{6});
-  save(state, Location(storage), over);
-  set_log_level(LogLevel::kWarning);
-  EXPECT_FALSE(has(storage, "__0.metadata") || has(storage, ".tilestone/replaced"));
-  EXPECT_EQ(Checkpoint::open(Location(storage)).read_object("step"), Value(int64_t{6}));
-}
-
 TEST(RankLocalSave, AnAbandonedOneTakesItsMetadataBackAndGcTheRest) {
   const auto storage = memory_storage();
   save_rank(storage, 0);

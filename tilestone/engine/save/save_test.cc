@@ -8,6 +8,7 @@
 #include <functional>
 #include <thread>
 
+#include "tilestone/base/uuid.h"
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
@@ -216,7 +217,7 @@ TEST(Save, OverwritingRemovesTheOldFilesAndNothingElse) {
 
 TEST(Save, FilesOfFailedAttemptsAreRemovedByTheNextSave) {
   const auto storage = memory_storage();
-  const std::string dead = engine::random_save_id();
+  const std::string dead = random_uuid();
   for (const std::string& name : {dead + "__0_0.distcp", dead + "__17_2.distcp",
                                   engine::temporary_name(dead, "metadata"), manifest_name(dead)}) {
     storage->directories()->make(".tilestone");

@@ -27,6 +27,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/url_text.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 
 namespace tilestone::engine {
@@ -36,45 +37,12 @@ constexpr size_t kMaxHintBytes = 255;  // of a name in a directory
 constexpr uint64_t kMaxContentBytes = 1u << 20;
 constexpr std::string_view kMore = ",+";
 
-bool is_plain(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
-         c == '_' || c == '.';
-}
-
-std::string encoded(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (is_plain(c)) {
-      out += c;
-    } else {
-      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
-    }
-  }
-  return out;
-}
-
 template <typename Number>
-std::optional<Number> hinted_number(std::string_view text, int base = 10) {
+std::optional<Number> hinted_number(std::string_view text) {
   Number number = 0;
-  std::from_chars_result result{};
-  if constexpr (std::is_floating_point_v<Number>) {
-    result = std::from_chars(text.data(), text.data() + text.size(), number);
-  } else {
-    result = std::from_chars(text.data(), text.data() + text.size(), number, base);
-  }
-  if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
-}
-
-std::string decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto code =
-        text[i] == '%' ? hinted_number<uint8_t>(text.substr(i + 1, 2), 16) : std::nullopt;
-    out += code ? static_cast<char>(*code) : text[i];
-    if (code) i += 2;
-  }
-  return out;
 }
 
 std::string text_of(const std::optional<uint64_t>& number) {
@@ -84,25 +52,25 @@ std::string text_of(const std::optional<uint64_t>& number) {
 std::string head_of(const StepInfo& step) {
   const Lineage& line = step.lineage;
   const std::string fields[] = {
-      encoded(step.name),
+      url_encode(step.name),
       std::to_string(line.ordinal),
-      encoded(line.run),
+      url_encode(line.run),
       line.parent ? std::to_string(line.parent->step) : "",
-      line.parent ? encoded(line.parent->save_id) : "",
+      line.parent ? url_encode(line.parent->save_id) : "",
       text_of(line.after),
       step.save_id,
       std::to_string(step.bytes),
       step.time ? fmt::format("{:.3f}", *step.time) : "",
-      encoded(step.format),
-      encoded(step.dialect),
-      encoded(step.writer),
+      url_encode(step.format),
+      url_encode(step.dialect),
+      url_encode(step.writer),
   };
   return fmt::format("{}", fmt::join(fields, ","));
 }
 
 std::string text_of(const std::map<std::string, double>& metrics) {
   std::string text;
-  for (const auto& [name, value] : metrics) text += fmt::format(",{}={}", encoded(name), value);
+  for (const auto& [name, value] : metrics) text += fmt::format(",{}={}", url_encode(name), value);
   return text;
 }
 
@@ -125,23 +93,23 @@ std::optional<StepInfo> parse(std::string_view text) {
   if (!ordinal || *ordinal == 0 || !bytes || !is_save_id(fields[6])) return std::nullopt;
   StepInfo step;
   step.state = StepState::kDurable;
-  step.name = decoded(fields[0]);
-  step.lineage = {.run = decoded(fields[2]), .ordinal = *ordinal};
+  step.name = url_decode(fields[0]);
+  step.lineage = {.run = url_decode(fields[2]), .ordinal = *ordinal};
   if (const auto parent = hinted_number<uint64_t>(fields[3])) {
-    step.lineage.parent = StepId{*parent, decoded(fields[4])};
+    step.lineage.parent = StepId{*parent, url_decode(fields[4])};
   }
   step.lineage.after = hinted_number<uint64_t>(fields[5]);
   step.save_id = fields[6];
   step.bytes = *bytes;
   step.time = hinted_number<double>(fields[8]);
-  step.format = decoded(fields[9]);
-  step.dialect = decoded(fields[10]);
-  step.writer = decoded(fields[11]);
+  step.format = url_decode(fields[9]);
+  step.dialect = url_decode(fields[10]);
+  step.writer = url_decode(fields[11]);
   for (size_t i = 12; i < fields.size(); ++i) {
     const size_t equals = std::min(fields[i].find('='), fields[i].size());
     const auto value =
         hinted_number<double>(fields[i].substr(std::min(equals + 1, fields[i].size())));
-    if (value) step.metrics.emplace(decoded(fields[i].substr(0, equals)), *value);
+    if (value) step.metrics.emplace(url_decode(fields[i].substr(0, equals)), *value);
   }
   return step;
 }
@@ -168,7 +136,7 @@ Hints read_hints(Storage& run) {
 }
 
 std::vector<std::string> hints_of(Storage& run, const std::string& folder) {
-  return run.list_files(std::string(kHints) + encoded(folder) + ",");
+  return run.list_files(std::string(kHints) + url_encode(folder) + ",");
 }
 
 bool add_metrics(Storage& run, StepInfo& hinted) {

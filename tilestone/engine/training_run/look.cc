@@ -197,10 +197,6 @@ void describe_remains(Look& look, const Error& error, const Seen& seen, Storage&
   }
 }
 
-}  // namespace
-
-namespace {
-
 // Without the line of what is no checkpoint, or can't be read.
 Look look_into(const std::shared_ptr<Storage>& storage, StepInfo listed) {
   Look look{{.step = listed.step, .name = std::move(listed.name), .is_link = listed.is_link}};

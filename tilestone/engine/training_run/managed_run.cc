@@ -12,6 +12,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/base/per_process.h"
 #include "tilestone/base/size_text.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/commit/attributes_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -206,7 +207,7 @@ struct ManagedRun::State {
 
   // A step that is about to be saved.
   StepInfo next(uint64_t step, const std::vector<StepInfo>& steps) {
-    if (lineage.run.empty()) lineage.run = engine::random_save_id().substr(0, 8);
+    if (lineage.run.empty()) lineage.run = random_uuid().substr(0, 8);
     for (const StepInfo& each : steps) {
       lineage.ordinal = std::max(lineage.ordinal, each.lineage.ordinal);
     }

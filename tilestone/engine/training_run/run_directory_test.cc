@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/uuid.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/commit/whole_removal_internal.h"
@@ -355,8 +356,7 @@ TEST_F(Run, PruningRemovesWhatKilledSavesAndKilledPruningsHaveLeft) {
   leave_unfinished(5);
   fs::create_directories(folder("step-00000006"));
   save_step(7);
-  fs::rename(folder("step-00000007"),
-             folder(engine::sibling_name("step-00000007", engine::random_save_id())));
+  fs::rename(folder("step-00000007"), folder(engine::sibling_name("step-00000007", random_uuid())));
   leave_unfinished(8);
   std::ofstream(folder("step-00000008") / "notes.txt") << "a user's file";
   save_step(10);
@@ -369,7 +369,7 @@ TEST_F(Run, PruningRemovesWhatKilledSavesAndKilledPruningsHaveLeft) {
 // The save was killed after its commit, before it removed what it replaces.
 TEST_F(Run, PruningRemovesWhatAKilledSaveHasReplacedInAKeptStep) {
   save_step(5);
-  const std::string id = engine::random_save_id();
+  const std::string id = random_uuid();
   const fs::path data = folder("step-00000005") / (id + "__0_0.distcp");
   const fs::path note = folder("step-00000005") / engine::note_name(id);
   std::ofstream(data) << "replaced";
@@ -392,7 +392,7 @@ TEST_F(Run, PruningRemovesWhatAKilledSaveHasReplacedInAKeptStep) {
 TEST_F(Run, LeftoversOfItsStepsAreFoundAndRemoved) {
   leave_unfinished(5);
   save_step(7);
-  const std::string hidden = engine::sibling_name("step-00000007", engine::random_save_id());
+  const std::string hidden = engine::sibling_name("step-00000007", random_uuid());
   fs::rename(folder("step-00000007"), folder(hidden));
   save_step(10);
   std::vector<std::string> names;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/encode.h"
 
 namespace tilestone::s3 {

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/attempts_internal.h"
 #include "tilestone/storage/s3/encode.h"
 

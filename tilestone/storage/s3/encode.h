@@ -11,11 +11,6 @@
 
 namespace tilestone::s3 {
 
-// Percent-encodes each byte but A-Z a-z 0-9 - . _ ~ and those of `keep`.
-std::string url_encode(std::string_view text, std::string_view keep = "");
-// The reverse, where + is a space, as in lists of keys. A % without two hex digits stays.
-std::string url_decode(std::string_view text);
-
 std::string hex(ByteView bytes);  // lower case
 std::string base64(ByteView bytes);
 // As x-amz-checksum-crc32: base64 of the big-endian bytes.

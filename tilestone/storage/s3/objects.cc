@@ -49,11 +49,9 @@ const ReadableObject& object_of(const ReadOp& op) {
   return static_cast<const ReadableObject&>(*op.file);
 }
 
-uint64_t block_bytes(const ReadOp& op) { return op.crc_bytes == 0 ? op.size : op.crc_bytes; }
-
 void clear_checksums(const ReadOp& op) {
   if (op.crc32 == nullptr) return;
-  std::fill_n(op.crc32, op.size == 0 ? 1 : block_count(op.size, block_bytes(op)), 0);
+  std::fill_n(op.crc32, op.size == 0 ? 1 : block_count(op.size, crc_step(op)), 0);
 }
 
 // Adds what the bytes from `at` on contribute to the checksums of their blocks. A block's is the
@@ -61,8 +59,8 @@ void clear_checksums(const ReadOp& op) {
 void add_checksums(const ReadOp& op, uint64_t at, ByteView bytes) {
   if (op.crc32 == nullptr) return;
   while (!bytes.empty()) {
-    const uint64_t block = at / block_bytes(op);
-    const uint64_t end = std::min(op.size, (block + 1) * block_bytes(op));
+    const uint64_t block = at / crc_step(op);
+    const uint64_t end = std::min(op.size, (block + 1) * crc_step(op));
     const ByteView part = bytes.first(std::min<uint64_t>(bytes.size(), end - at));
     at += part.size();
     std::atomic_ref(op.crc32[block]) ^= crc32_combine(crc32(part), 0, end - at);

@@ -7,6 +7,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/sha256.h"
+#include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/encode.h"
 #include "tilestone/storage/s3/sign.h"
 

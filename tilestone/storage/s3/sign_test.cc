@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tilestone/base/url_text.h"
 #include "tilestone/storage/s3/encode.h"
 
 namespace tilestone::s3 {

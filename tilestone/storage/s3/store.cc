@@ -13,6 +13,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/object_store.h"
 #include "tilestone/storage/s3/bucket_internal.h"
 
 namespace tilestone::s3 {
@@ -24,15 +25,6 @@ constexpr std::string_view kScheme = "s3://";
 constexpr uint64_t kMaxKeyBytes = 1024;
 // An ETag that no object has.
 constexpr const char* kNoTag = "\"00000000000000000000000000000000\"";
-
-bool is_file_name(const std::string& name) {
-  try {
-    check_file_name(name);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 FileInfo info_of(uint64_t size,
                  const std::optional<std::chrono::system_clock::time_point>& modified) {
@@ -52,7 +44,7 @@ class S3Store : public Storage {
     StorageFacts facts;
     facts.description = std::string(kScheme) + bucket_->name;
     if (!root_.empty()) facts.description += "/" + root_.substr(0, root_.size() - 1);
-    facts.read_costs = {.gap_bytes = 1u << 20, .request_bytes = 1u << 20, .open_bytes = 2u << 20};
+    facts.read_costs = kStoreReadCosts;
     facts.put_if_absent = bucket_->put_if_absent != Known::kNo;
     facts.put_if_tag = bucket_->put_if_tag != Known::kNo;
     facts.claims_are_leases = true;
