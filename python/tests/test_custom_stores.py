@@ -213,6 +213,11 @@ def test_fields_and_schemes_are_checked() -> None:
     for scheme in ("s3", "file", "", "a/b", "A"):
         with pytest.raises(tilestone.InvalidArgumentError):
             tilestone.register_store(scheme, lambda url: memory())
+    tilestone.register_store("own", lambda url: memory())
+    for url in ("own://", "own:///x", "own://a/../b", "own://a/./b"):
+        for call in (tilestone.open, lambda place: tilestone.save({"n": 1}, place)):
+            with pytest.raises(tilestone.InvalidArgumentError, match="own://bucket/prefix"):
+                call(url)
     with pytest.raises(tilestone.UnsupportedError, match="URL"):
         tilestone.save({"n": 1}, "nobodys://x/y")
     assert not os.path.exists("nobodys:")

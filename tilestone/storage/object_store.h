@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tilestone/storage/storage.h"
 
@@ -15,7 +16,11 @@ using StoreOpener = std::function<std::shared_ptr<Storage>(const std::string& ur
 // From now on the URLs "scheme://..." are places. Error(kInvalidArgument) for a scheme that can't
 // be given away. A second call for a scheme replaces its opener.
 void register_store(const std::string& scheme, StoreOpener open);
-StoreOpener registered_opener(const std::string& path);  // null: for no such URL
+// Null: for no such URL. Error(kInvalidArgument) as of check_store_url().
+StoreOpener registered_opener(const std::string& url);
+
+// Whether no part between slashes is "." or "..", which many servers refuse, and no byte is NUL.
+bool is_literal(std::string_view prefix);
 
 // Of a store that answers a request after some 10 ms.
 inline constexpr ReadCosts kStoreReadCosts{

@@ -29,6 +29,14 @@ std::string_view scheme_of(std::string_view path) {
   return end == std::string_view::npos ? "" : path.substr(0, end);
 }
 
+StoreOpener opener_of(std::string_view scheme) {
+  if (scheme.empty()) return nullptr;
+  Openers& all = openers();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.by_scheme.find(scheme);
+  return found == all.by_scheme.end() ? nullptr : found->second;
+}
+
 bool is_scheme_character(char each) {
   return std::islower(static_cast<unsigned char>(each)) != 0 || each == '+' || each == '-' ||
          std::isdigit(static_cast<unsigned char>(each)) != 0;
@@ -49,17 +57,27 @@ void register_store(const std::string& scheme, StoreOpener open) {
   all.by_scheme.insert_or_assign(scheme, std::move(open));
 }
 
-StoreOpener registered_opener(const std::string& path) {
-  const std::string_view scheme = scheme_of(path);
-  if (scheme.empty()) return nullptr;
-  Openers& all = openers();
-  const std::lock_guard lock(all.mutex);
-  const auto found = all.by_scheme.find(scheme);
-  return found == all.by_scheme.end() ? nullptr : found->second;
+StoreOpener registered_opener(const std::string& url) {
+  const std::string_view scheme = scheme_of(url);
+  StoreOpener open = opener_of(scheme);
+  if (!open) return open;
+  const std::string_view rest = std::string_view(url).substr(scheme.size() + 3);
+  if (rest.empty() || rest.front() == '/' || !is_literal(rest)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this is not of the form " + std::string(scheme) + "://bucket/prefix")
+        .with_file(url);
+  }
+  return open;
+}
+
+bool is_literal(std::string_view prefix) {
+  const std::string between = "/" + std::string(prefix) + "/";
+  return between.find("/./") == std::string::npos && between.find("/../") == std::string::npos &&
+         between.find('\0') == std::string::npos;
 }
 
 bool is_store_url(const std::string& path) {
-  return scheme_of(path) == kS3 || registered_opener(path) != nullptr;
+  return scheme_of(path) == kS3 || opener_of(scheme_of(path)) != nullptr;
 }
 
 }  // namespace tilestone

@@ -11,6 +11,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/per_process.h"
 #include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/object_store.h"
@@ -225,13 +226,17 @@ Environment relevant(Environment environment) {
 }
 
 // Never destroyed: a thread of the process may still use its connections while it exits.
+struct Buckets {
+  std::mutex mutex;
+  std::map<std::pair<std::string, Environment>, std::shared_ptr<Bucket>> by_name;
+};
+
 std::shared_ptr<Bucket> shared_bucket(const std::string& name) {
-  using Key = std::pair<std::string, Environment>;
-  static std::mutex& mutex = *new std::mutex;
-  static auto& buckets = *new std::map<Key, std::shared_ptr<Bucket>>;
+  static auto& of_process = *new PerProcess<Buckets>([] { return std::make_unique<Buckets>(); });
+  Buckets& buckets = of_process.get();
   const Environment environment = relevant(process_environment());
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<Bucket>& bucket = buckets[{name, environment}];
+  const std::lock_guard lock(buckets.mutex);
+  std::shared_ptr<Bucket>& bucket = buckets.by_name[{name, environment}];
   if (bucket == nullptr) bucket = std::make_shared<Bucket>(config_from(environment), name);
   return bucket;
 }
@@ -243,11 +248,7 @@ Url parse_url(const std::string& url) {
   const size_t slash = std::min(rest.find('/'), rest.size());
   Url parsed = {rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size()))};
   while (parsed.prefix.ends_with('/')) parsed.prefix.pop_back();
-  const std::string between = "/" + parsed.prefix + "/";
-  const bool is_literal = between.find("/./") == std::string::npos &&
-                          between.find("/../") == std::string::npos &&
-                          between.find('\0') == std::string::npos;
-  if (!parsed.bucket.empty() && is_literal) return parsed;
+  if (!parsed.bucket.empty() && is_literal(parsed.prefix)) return parsed;
   throw Error(ErrorCode::kInvalidArgument, "this is not of the form s3://bucket/prefix")
       .with_file(url);
 }
