@@ -45,7 +45,8 @@
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it
 //    continues. It removes its data files only if another receipt counts: one that it finds, or,
 //    once the save has ended, the one in the manifest; or if the save has failed. It may have made
-//    the attempt's directory again, so who finds that the save is over removes it.
+//    the attempt's directory again, or have joined a group in it, so who finds that the save is
+//    over removes it.
 //  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
 //    first switch counts, and the other attempt fails with kAlreadyExists. If one of them is
 //    rank-local, the second is refused when it joins, and an ordinary one that finds a rank's
@@ -156,11 +157,17 @@ bool is_finished(const Attempt& attempt) {
     return published;
   }
   if (!published && !switch_is_published(attempt)) fail_no_checkpoint(attempt);
-  const std::string directory = attempt_directory(attempt.id());
-  try_to_clean([&] {
-    if (attempt.location->stat(directory)) attempt.location->remove_tree(directory);
-  });
+  remove_directory(attempt);
   return true;
+}
+
+void remove_directory(const Attempt& attempt) {
+  const std::string directory = attempt_directory(attempt.id());
+  Storage& storage = *attempt.location;
+  try_to_clean([&] {
+    // A store shows no directory where files are.
+    if (!storage.directories() || storage.stat(directory)) storage.remove_tree(directory);
+  });
 }
 
 void clean(const Attempt& attempt) {

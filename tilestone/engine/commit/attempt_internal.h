@@ -88,6 +88,8 @@ bool switch_is_published(const Attempt& attempt);
 // was abandoned.
 bool is_finished(const Attempt& attempt);
 void clean(const Attempt& attempt);  // step 6
+// Of an attempt that is over: a slow rank may have left files there since it was cleaned.
+void remove_directory(const Attempt& attempt);
 
 // ---- What the ranks hold (attempt_contents.cc)
 

@@ -364,7 +364,10 @@ void expect_files_again(const Attempt& attempt, const AllLeft& all, int threads,
 // False: another process has published it, and is removing the groups.
 bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
   {
-    if (!has_begun(attempt)) return false;
+    if (!has_begun(attempt)) {
+      remove_directory(attempt);
+      return false;
+    }
     const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     auto all = read_merged(attempt);
     if (!all) return false;
