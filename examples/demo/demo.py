@@ -1,5 +1,6 @@
 """Five minutes that show what Tilestone does: trains a small GPT on 4 ranks, kills a rank in the middle
-of a save, resumes, loads on 3 ranks, flips a bit, and does the same with stock PyTorch.
+of a save, resumes, loads on 3 ranks, exports to Hugging Face's format, flips a bit, and does the same with
+stock PyTorch.
 
     demo.py FOLDER
 
@@ -149,6 +150,22 @@ def show_the_formats(folder: Path, report: dict[str, Any]) -> None:
     tell_if(result["differing"] == 0, "stock's files, read by Tilestone in a process without torch")
 
 
+def export(folder: Path, report: dict[str, Any]) -> None:
+    announce("The model as a Hugging Face folder")
+    name = os.path.relpath(folder / "hf")
+    command_line(
+        "convert", os.path.relpath(folder / "run" / f"step-{SAVED}"), name, "--only", "model",
+        "--shard-size", "1MB",
+    )  # fmt: skip
+    tell(f"{name}: {', '.join(sorted(file.name for file in (folder / 'hf').iterdir()))}")
+    with tilestone.open(folder / "hf", framework="torch") as opened:
+        found = opened.state_dict()
+        tell(str(opened.verify()))
+    saved = {key: item for key, item in report["saved"].items() if key.startswith("model.")}
+    same = same_tensors({f"model.{key}": item for key, item in found.items()}, saved)
+    tell_if(same, "tensors of the folder / saved")
+
+
 def flip_a_bit(folder: Path, report: dict[str, Any]) -> None:
     announce("One bit of the checkpoint flips on the disk")
     path = folder / "flipped"
@@ -195,6 +212,7 @@ def main(folder: Path) -> int:
     resume(folder, report)
     load_elsewhere(folder, report)
     show_the_formats(folder, report)
+    export(folder, report)
     flip_a_bit(folder, report)
     next_steps(folder)
     return 0 if all_equal else 1

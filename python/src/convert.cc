@@ -1,4 +1,5 @@
 // Conversions of checkpoints.
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -32,6 +33,8 @@ void bind_convert_options(nb::module_& m) {
       .def_rw("optimizer", &ConvertOptions::optimizer)
       .def_rw("layout_file", &ConvertOptions::layout_file)
       .def_rw("shard_bytes", &ConvertOptions::shard_bytes)
+      .def_rw("files", &ConvertOptions::files)
+      .def_rw("other_file", &ConvertOptions::other_file)
       .def_rw("dry_run", &ConvertOptions::dry_run)
       .def_rw("reading", &ConvertOptions::reading)
       .def_rw("resources", &ConvertOptions::resources);
@@ -110,16 +113,18 @@ void bind_convert(nb::module_& m) {
   m.def(
       "convert",
       [](const nb::bytes& source, const nb::bytes& target, ConvertOptions options,
-         nb::handle rename, nb::handle progress) {
+         nb::handle rename, nb::handle progress, nb::handle comm) {
         const Location from = location_of(source, options.reading.follow_links);
         options.progress = to_progress(progress);
         if (!rename.is_none()) options.rename_by = renaming(rename);
+        options.comm = to_communicator(comm);
         return without_gil([&](const Stop& stop) {
           options.interrupt = stop;
           return convert(from, Location(path_of(target)), options);
         });
       },
-      "source"_a, "target"_a, "options"_a, "rename"_a.none(), "progress"_a.none());
+      "source"_a, "target"_a, "options"_a, "rename"_a.none(), "progress"_a.none(),
+      "comm"_a.none() = nb::none());
 }
 
 }  // namespace tilestone::python

@@ -4,16 +4,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "python/src/bindings.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
+#include "tilestone/format/safetensors/safetensors.h"
 
 namespace tilestone::python {
 namespace {
+
+using nb::literals::operator""_a;
 
 // Whether a field is no option of Python's, or is set by the call that has the options.
 template <typename Field>
@@ -73,13 +78,24 @@ void bind_field(nb::class_<Options>& bound, const char* name,
 
 // Python makes one with defaults and sets its fields.
 template <typename Options>
-void bind_struct(nb::module_& m, const char* name) {
+nb::class_<Options> bind_struct(nb::module_& m, const char* name) {
   nb::class_<Options> bound(m, name);
   bound.def(nb::init<>());
   FieldsOf<Options>::each([&](const char* field_name, auto field, auto) {
     using Field = std::remove_cvref_t<decltype(std::declval<Options>().*field)>;
     if constexpr (!is_set_elsewhere<Field>()) bind_field(bound, field_name, field);
   });
+  return bound;
+}
+
+// The file of each key and of all others; where each key's elements begin in the whole tensor.
+void write_safetensors(SaveOptions& options, const std::map<std::string, std::string>& files,
+                       const std::string& other_file,
+                       const std::map<std::string, std::vector<int64_t>>& saved_at) {
+  SafetensorsPlan plan{.files = {files.begin(), files.end()}, .other_file = other_file};
+  for (const auto& [key, at] : saved_at)
+    plan.saved_at.emplace(key, Dims(std::span<const int64_t>(at)));
+  options.format = safetensors_writer(std::move(plan));
 }
 
 }  // namespace
@@ -93,7 +109,8 @@ void bind_options(nb::module_& m) {
   bind_struct<Resources>(m, "Resources");
   bind_struct<Keep>(m, "Keep");
   nb::class_<RunStep>(m, "RunStep", "What a CheckpointManager adds to a save.");
-  bind_struct<SaveOptions>(m, "SaveOptions");
+  bind_struct<SaveOptions>(m, "SaveOptions")
+      .def("write_safetensors", &write_safetensors, "files"_a, "other_file"_a, "saved_at"_a);
   bind_struct<LoadOptions>(m, "LoadOptions");
   bind_struct<OpenOptions>(m, "OpenOptions");
   bind_struct<AsyncOptions>(m, "AsyncOptions");

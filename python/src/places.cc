@@ -3,6 +3,7 @@
 
 #include "python/src/bindings.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/storage/directories.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/storage.h"
 
@@ -42,6 +43,26 @@ nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t off
   return found ? nb::object(python_bytes(*found)) : nb::none();
 }
 
+// Puts the directory `made` in the place of `name`; both are in the directory `path`. Returns
+// whether an older one was there, which then has the name `made`.
+bool replace_directory(const nb::bytes& path, const std::string& made, const std::string& name) {
+  const Location location = location_of(path, true);
+  return without_gil([&] {
+    Directories* const directories = location.storage().directories();
+    if (directories == nullptr) {
+      throw Error(ErrorCode::kUnsupported, "there are no directories at " + location.describe());
+    }
+    try {
+      directories->rename(made, name);
+      return false;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kAlreadyExists) throw;
+    }
+    directories->exchange(name, made);
+    return true;
+  });
+}
+
 // certifi's certificates serve on a system that has none.
 void find_certificates() {
   try {
@@ -74,6 +95,8 @@ void bind_places(nb::module_& m) {
   m.def(
       "object_store_problem", [] { return without_gil([] { return object_store_problem(); }); },
       "Why no object store can be used here: no S3, or no credentials. Empty if one can.");
+  m.def("replace_directory", &replace_directory, "path"_a, "made"_a, "name"_a,
+        nb::sig("def replace_directory(path: bytes, made: str, name: str) -> bool"));
   m.def("names_at", &names_at, "path"_a, nb::sig("def names_at(path: bytes) -> list[str]"),
         "The names of files and directories directly at a place, sorted.");
   m.def("bytes_at", &bytes_at, "path"_a, "name"_a, "offset"_a = 0, "size"_a.none() = nb::none(),

@@ -55,8 +55,8 @@ def test_the_package_has_every_name_and_parameter_of_torchs(
     names = public(stock)
     replaced = [name for name in names if compare(dcp, stock, name)]
     assert replaced == [
-        "FileSystemReader", "FileSystemWriter", "async_save", "load", "load_state_dict", "save",
-        "save_state_dict",
+        "FileSystemReader", "FileSystemWriter", "HuggingFaceStorageReader", "HuggingFaceStorageWriter",
+        "async_save", "load", "load_state_dict", "save", "save_state_dict",
     ]  # fmt: skip
     ours = [name for name in dcp.__all__ if name not in names]
     assert ours == ["disable", "enable"]

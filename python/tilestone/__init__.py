@@ -66,6 +66,7 @@ from tilestone._options.rename import add_prefix, strip_prefix
 from tilestone._options.values import (
     ByFiles, Checks, Differences, Keep, LocalCopies, Reading, Resources,
 )
+from tilestone._training_run.export import Export, Exported
 from tilestone._training_run.manager import CheckpointManager
 
 __all__ = [
@@ -83,6 +84,8 @@ __all__ = [
     "DType",
     "Damage",
     "Differences",
+    "Export",
+    "Exported",
     "InternalError",
     "InterruptedError",
     "InvalidArgumentError",

@@ -732,6 +732,8 @@ class SaveOptions:
     @step.setter
     def step(self, arg: RunStep | None, /) -> None: ...
 
+    def write_safetensors(self, files: Mapping[str, str], other_file: str, saved_at: Mapping[str, Sequence[int]]) -> None: ...
+
 class LoadOptions:
     def __init__(self) -> None: ...
 
@@ -890,6 +892,8 @@ def object_store_problem() -> str:
     """
     Why no object store can be used here: no S3, or no credentials. Empty if one can.
     """
+
+def replace_directory(path: bytes, made: str, name: str) -> bool: ...
 
 def names_at(path: bytes) -> list[str]:
     """The names of files and directories directly at a place, sorted."""
@@ -1416,6 +1420,18 @@ class ConvertOptions:
     def shard_bytes(self, arg: int, /) -> None: ...
 
     @property
+    def files(self) -> dict[str, str]: ...
+
+    @files.setter
+    def files(self, arg: Mapping[str, str], /) -> None: ...
+
+    @property
+    def other_file(self) -> str: ...
+
+    @other_file.setter
+    def other_file(self, arg: str, /) -> None: ...
+
+    @property
     def dry_run(self) -> bool: ...
 
     @dry_run.setter
@@ -1492,7 +1508,7 @@ class ConvertResult:
 
     def __repr__(self) -> str: ...
 
-def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None) -> ConvertResult: ...
+def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None, comm: object | None = None) -> ConvertResult: ...
 
 class StepInfo:
     """What the folder of a run's step holds."""

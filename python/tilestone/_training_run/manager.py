@@ -27,6 +27,7 @@ from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
+from tilestone._training_run.export import Export, Exported, Exporter
 from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
@@ -90,17 +91,18 @@ class InFlight:
     """A save in the background.
 
     Args:
-        end: called with the step once the save has ended, also on a thread of the engine.
+        end: called with the step and the save id once the save has ended, also on a thread of the
+            engine.
     """
 
-    def __init__(self, saving: AsyncSave, step: int, end: Callable[[int], None]) -> None:
+    def __init__(self, saving: AsyncSave, step: int, end: Callable[[int, str], None]) -> None:
         self._ended = threading.Event()
         self.step = step
         self._process = os.getpid()
         self.saving = saving
 
         def ended(_: object) -> None:
-            end(step)
+            end(step, saving.save_id)
             self._ended.set()
 
         saving.durable.add_done_callback(ended)
@@ -160,6 +162,9 @@ class CheckpointManager:
             `save`, on every rank, or by `wait` and the end of the with block; with on_error="warn"
             it is logged, and only `wait` raises it. The next save and `restore` wait for a save that
             is in flight, and so does the end of the with block.
+        export: an `Export`: the steps that are also made into models for others, by rank 0, in the
+            background, once they are durable. A failed export is tried again once, then logged, and
+            in `exports`. Needs a directory of a file system.
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
@@ -184,6 +189,7 @@ class CheckpointManager:
         group: ProcessGroup | CommunicatorLike | None = None,
         async_save: bool = True,
         strict: bool = False,
+        export: Export | None = None,
         **options: Unpack[AsyncSaveKeywords],
     ) -> None:
         self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
@@ -192,6 +198,7 @@ class CheckpointManager:
         self._is_closed = False
         try:
             given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
+            self._exporter = self._make_exporter(export)
         except CheckpointError as error:
             _refuse(_COMPARISON, self._comm, error, self._timeout)
         self._run.expect_same_steps(self._comm, given, valid.limit_of(self._timeout))
@@ -238,6 +245,15 @@ class CheckpointManager:
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
             ("async_save", str(async_save)),
         ]  # fmt: skip
+
+    def _make_exporter(self, export: Any) -> Exporter:
+        if export is not None and not isinstance(export, Export):
+            raise InvalidArgumentError(f"export must be a tilestone.Export, not {export!r}")
+        if export is not None:
+            valid.refuse_any_url(self._directory, "an export")
+        run = self._run
+        own = export if self._comm.rank == 0 else None
+        return Exporter(own, self._directory, run.name_of, run.prune_after)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -340,10 +356,10 @@ class CheckpointManager:
         try:
             if self._in_background:
                 saving = self._session.async_save(given, path, **options)
-                self._in_flight = InFlight(saving, step, self._run.prune_after)
+                self._in_flight = InFlight(saving, step, self._exporter.after)
             else:
-                self._session.save(given, path, **options)
-                self._run.prune_after(step)
+                saved = self._session.save(given, path, **options)
+                self._exporter.after(step, saved.save_id)
         except MismatchError as error:
             if error.reason == "different_calls":
                 error.add_hint("step and force of a save must be the same on every rank")
@@ -411,6 +427,8 @@ class CheckpointManager:
                 raise
 
         step = self._run.restore(self._comm, wanted, fallback, seconds, load)
+        if step is not None:
+            self._exporter.restored(step)
         return loaded, step
 
     def latest(self) -> int | None:
@@ -426,6 +444,11 @@ class CheckpointManager:
         if self._keep is None or self._keep.best is None:
             raise InvalidArgumentError("the manager has no rule that says what is best (Keep.best)")
         return self._run.best(self._keep.best)
+
+    @property
+    def exports(self) -> list[Exported]:
+        """The exports of this manager that have ended, the failed ones too; on rank 0."""
+        return list(self._exporter.ended)
 
     def steps(self) -> list[_core.StepInfo]:
         """All steps that have a folder, in ascending order, as this rank sees them now.
@@ -470,7 +493,7 @@ class CheckpointManager:
         return self._preemption.agreed(valid.limit_of(self._timeout))
 
     def wait(self) -> None:
-        """Waits until the last save is durable and no checkpoint is being removed any more.
+        """Waits until the last save is durable, and nothing is being exported or removed any more.
 
         Raises:
             The error with which the last save has failed in the background.
@@ -483,6 +506,7 @@ class CheckpointManager:
             except CheckpointError:
                 self._run.failed()
                 raise
+        self._exporter.wait()
         self._run.wait()
 
     def close(self) -> None:
@@ -505,6 +529,7 @@ class CheckpointManager:
                 raise
             logger.warning("The last save has failed: %s", error)
         finally:
+            self._exporter.wait()
             self._run.end()
             self._session.close()
 

@@ -2,8 +2,8 @@
 
     import tilestone.dcp as dcp  # was: import torch.distributed.checkpoint as dcp
 
-`save`, `load`, `async_save`, the file system writer and reader and `format_utils` are Tilestone's,
-with torch's signatures and meaning; everything else is torch's own. The checkpoints are torch's
+`save`, `load`, `async_save`, the writers and readers of file systems and of Hugging Face folders and
+`format_utils` are Tilestone's, with torch's signatures and meaning; everything else is torch's own. The checkpoints are torch's
 format: stock torch reads them, and Tilestone reads those of stock torch. docs/from_dcp.md lists the
 differences.
 """
@@ -11,10 +11,6 @@ differences.
 import torch.distributed.checkpoint as _torchs
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -52,6 +48,7 @@ from tilestone.dcp import (
     utils,
 )
 from tilestone.dcp._enable import disable, enable
+from tilestone.dcp._hugging_face import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from tilestone.dcp._reader import FileSystemReader
 from tilestone.dcp._writer import FileSystemWriter
 from tilestone.dcp.state_dict_loader import load, load_state_dict

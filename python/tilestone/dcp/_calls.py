@@ -66,12 +66,12 @@ def is_alone(no_dist: bool, what: str) -> bool:
     return True
 
 
-_SOLO = _core.solo()  # one object, so that saves in the background share a session
+SOLO = _core.solo()  # one object, so that saves in the background share a session
 
 
 def group_and_rank(process_group: Any, alone: bool) -> tuple[Any, int]:
     """The `group` of Tilestone's functions, and this process's number among those that take part."""
-    return (_SOLO, 0) if alone else (process_group, dist.get_rank(process_group))
+    return (SOLO, 0) if alone else (process_group, dist.get_rank(process_group))
 
 
 def check_path(checkpoint_id: Any) -> None:

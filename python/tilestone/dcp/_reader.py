@@ -145,20 +145,12 @@ class FileSystemReader(_torchs.FileSystemReader):
                 planner.load_bytes(item, io.BytesIO(opened.object_bytes(item.storage_index.fqn)))
             else:
                 wanted.append(item)
-        for together in _together(wanted, planner):
+        for of_one_read in together(wanted, planner):
             with no_collections():
-                self._read_together(_Parts(opened), together, planner)
-
-    def _read_together(self, parts: _Parts, items: list[ReadItem], planner: LoadPlanner) -> None:
-        targets = [planner.resolve_tensor(item).detach() for item in items]
-        for item, target in zip(items, targets, strict=True):
-            parts.add(item, target)
-        parts.read()
-        for item, target in zip(items, targets, strict=True):
-            planner.commit_tensor(item, target)
+                Parts(opened).fill(of_one_read, planner)
 
 
-def _together(items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[ReadItem]]:
+def together(items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[ReadItem]]:
     """The items by reads: all in one, unless the planner does something with each tensor."""
     kind = type(planner)
     if all(
@@ -170,7 +162,7 @@ def _together(items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[Read
         yield from ([item] for item in items)
 
 
-class _Parts:
+class Parts:
     """The boxes that one read fills."""
 
     def __init__(self, opened: Checkpoint) -> None:
@@ -180,7 +172,16 @@ class _Parts:
         self._views: list[_core.TensorView] = []
         self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, what was read into
 
-    def add(self, item: ReadItem, target: torch.Tensor) -> None:
+    def fill(self, items: list[ReadItem], planner: LoadPlanner) -> None:
+        """Reads tensors into the planner's."""
+        targets = [planner.resolve_tensor(item).detach() for item in items]
+        for item, target in zip(items, targets, strict=True):
+            self._add(item, target)
+        self._read()
+        for item, target in zip(items, targets, strict=True):
+            planner.commit_tensor(item, target)
+
+    def _add(self, item: ReadItem, target: torch.Tensor) -> None:
         if tuple(target.shape) != tuple(item.lengths):
             raise AssertionError(
                 f"{item.storage_index.fqn}: the planner's tensor has shape {tuple(target.shape)}, "
@@ -199,7 +200,7 @@ class _Parts:
         self._views.append(tensors.view(memory, True))
         self._filled.append((target, memory))
 
-    def read(self) -> None:
+    def _read(self) -> None:
         if not self._keys:
             return
         self._handle.read_parts(self._keys, self._boxes, self._views)

@@ -407,6 +407,11 @@ class FileSystemWriter(_torchs.FileSystemWriter):
         finally:
             os.close(folder)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a save has begun that was not finished; on the coordinator."""
+        return self._begun is not None
+
     def _abandon(self) -> None:
         """Ends a save that was not finished."""
         begun, self._begun = self._begun, None

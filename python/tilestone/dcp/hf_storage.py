@@ -1,8 +1,16 @@
-"""torch.distributed.checkpoint.hf_storage itself, which needs nothing from Tilestone."""
+"""torch.distributed.checkpoint.hf_storage, with Tilestone's writer and reader."""
 
-import sys
+from __future__ import annotations
 
-from torch.distributed.checkpoint import hf_storage
-from torch.distributed.checkpoint.hf_storage import *  # noqa: F403
+from typing import Any
 
-sys.modules[__name__] = hf_storage
+from torch.distributed.checkpoint import hf_storage as _torchs
+
+from tilestone.dcp._hugging_face import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+__all__ = ["HuggingFaceStorageReader", "HuggingFaceStorageWriter"]
+
+
+def __getattr__(name: str) -> Any:
+    """Everything else is torch's."""
+    return getattr(_torchs, name)

@@ -32,6 +32,7 @@ from tilestone._objects import opaque
 from tilestone._options import valid
 from tilestone._options.values import Differences
 from tilestone.dcp import _calls
+from tilestone.dcp._hugging_face import HuggingFaceStorageReader
 from tilestone.dcp._reader import FileSystemReader, is_plain
 
 __all__ = ["load", "load_state_dict"]
@@ -44,7 +45,8 @@ _RANKS_METADATA = re.compile(r"__(\d+)\.metadata")
 def _is_for_engine(reader: Any, planner: LoadPlanner | None) -> bool:
     """Whether the engine plans and reads; otherwise torch plans, and the reader reads."""
     known = {"allow_partial_load", "flatten_sharded_tensors"}
-    is_ours = type(reader) is FileSystemReader and is_plain(reader)
+    is_ours = type(reader) is HuggingFaceStorageReader
+    is_ours = is_ours or (type(reader) is FileSystemReader and is_plain(reader))
     return is_ours and _calls.is_default(planner, DefaultLoadPlanner, known)
 
 
@@ -76,7 +78,7 @@ def _is_rank_local(path: str, group: Any) -> bool:
 
 def _load(
     state: StateDict,
-    reader: FileSystemReader,
+    reader: FileSystemReader | HuggingFaceStorageReader,
     planner: LoadPlanner | None,
     process_group: Any,
     alone: bool,
@@ -92,7 +94,10 @@ def _load(
         parts = _ranks_with_a_part(path)
         name = f"__{rank if rank in parts else parts[0]}{_calls.INDEX}"
     if isinstance(planner, DefaultLoadPlanner):
-        planner.metadata = _calls.StoredMetadata(path, name=name)
+        is_folder = type(reader) is HuggingFaceStorageReader
+        planner.metadata = (
+            reader.read_metadata() if is_folder else _calls.StoredMetadata(path, name=name)
+        )
 
 
 def _fill_alone(

@@ -24,7 +24,7 @@ from typing_extensions import deprecated
 from tilestone._calls.async_save import AsyncStep, async_save as async_save_with_engine
 from tilestone._calls.save_load import run_save
 from tilestone._options.values import Resources
-from tilestone.dcp import _calls
+from tilestone.dcp import _calls, _hugging_face
 from tilestone.dcp._writer import FileSystemWriter, is_plain
 
 __all__ = ["AsyncCheckpointerType", "AsyncSaveResponse", "async_save", "save", "save_state_dict"]
@@ -121,6 +121,12 @@ def is_for_engine(writer: Any, planner: SavePlanner | None, use_collectives: boo
     return use_collectives and is_ours and _calls.is_default(planner, DefaultSavePlanner, known)
 
 
+def _is_joined(writer: Any, planner: SavePlanner | None, use_collectives: bool) -> bool:
+    """Whether the engine plans and writes a Hugging Face folder of whole tensors."""
+    is_whole = type(writer) is _hugging_face.HuggingFaceStorageWriter and writer.is_whole
+    return is_whole and use_collectives and planner is None
+
+
 @_api_bc_check  # type: ignore[untyped-decorator]
 def save(
     state_dict: StateDict,
@@ -161,6 +167,9 @@ def save(
     if is_for_engine(writer, planner, use_collectives):
         state = _calls.without_statefuls(state_dict)
         return _save(state, writer, planner, process_group, alone)
+    if _is_joined(writer, planner, use_collectives) and not alone and dist.get_world_size(process_group) > 1:
+        state = _calls.without_statefuls(state_dict)
+        return _hugging_face.save_together(state, writer, process_group, alone)
     saved: Metadata = _torchs.save(
         state_dict, storage_writer=writer, planner=planner, process_group=process_group,
         no_dist=no_dist, use_collectives=use_collectives,

@@ -12,10 +12,13 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/convert_source_internal.h"
 #include "tilestone/engine/convert/one_file_target_internal.h"
+#include "tilestone/engine/convert/part_of_tree_internal.h"
 #include "tilestone/engine/convert/rename_rules_internal.h"
 #include "tilestone/engine/convert/torch_save_file_internal.h"
 #include "tilestone/engine/read/everything_internal.h"
+#include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/save/save.h"
+#include "tilestone/engine/save/save_steps_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
 #include "tilestone/format/safetensors/safetensors.h"
@@ -25,7 +28,6 @@ namespace tilestone {
 namespace engine {
 namespace {
 
-constexpr std::string_view kMegatron = "megatron";
 constexpr std::string_view kSafetensors = "safetensors";
 constexpr std::string_view kTorchSave = "torch_save";  // one file; not a format of saves
 
@@ -93,57 +95,6 @@ Path renamed_path(const Path& path, const std::string& from, const std::string& 
   kept.emplace_back(to.substr(used));
   return kept;
 }
-
-// The part of the tree that ConvertOptions::only names.
-class PartOfTree {
- public:
-  PartOfTree(const ConvertSource& source, const std::string& name)
-      : name_(name), prefix_(name + ".") {
-    if (name.empty()) return;
-    strips_ =
-        std::any_of(source.entries.begin(), source.entries.end(),
-                    [&](const SourceEntry& entry) { return entry.key().starts_with(prefix_); });
-    for (const auto& [path, keys] : source.metadata().dict_keys) {
-      strips_ = strips_ || (keys.empty && dotted(path).starts_with(prefix_));
-    }
-    if (strips_ || (name == "model" && source.dialect() == kMegatron)) return;
-    throw Error(ErrorCode::kInvalidArgument, "the checkpoint has nothing below \"" + name + "\"")
-        .with_hint("`tilestone ls --tree --depth 1` lists the parts; `keys` selects by pattern");
-  }
-
-  // The key and path inside the part; nullopt: it is elsewhere.
-  std::optional<std::pair<std::string, Path>> find(const std::string& key, const Path& path,
-                                                   bool object) const {
-    if (name_.empty()) return std::pair(key, path);
-    if (!strips_) {  // a Megatron-Core model
-      const bool other = object || key.starts_with("optimizer") || key.starts_with("chained_");
-      return other ? std::nullopt : std::optional(std::pair(key, path));
-    }
-    if (!key.starts_with(prefix_)) return std::nullopt;
-    const bool has_path = path.size() > 1 && key_text(path[0]) == name_;
-    return std::pair(key.substr(prefix_.size()),
-                     has_path ? Path(path.begin() + 1, path.end()) : Path());
-  }
-
-  bool takes_common() const { return name_.empty(); }
-  // What is recorded of the keys of dicts, by their paths inside the part. A dict that was empty on
-  // one rank may have keys of another one.
-  TreeKeys keys(const TreeKeys& keys) const {
-    TreeKeys inside;
-    for (const auto& [path, found] : keys) {
-      if (!found.ints && found.others.empty()) continue;
-      if (strips_ && (path.empty() || key_text(path[0]) != name_)) continue;
-      inside.emplace(strips_ ? Path(path.begin() + 1, path.end()) : path,
-                     DictKeys{.ints = found.ints, .others = found.others});
-    }
-    return inside;
-  }
-
- private:
-  const std::string& name_;
-  const std::string prefix_;
-  bool strips_ = false;
-};
 
 // A checkpoint inside the other one would be taken for a part of it, and removed with it.
 void expect_apart(const Location& source, const Location& target) {
@@ -215,7 +166,10 @@ class Conversion {
       return itemsize(a->dtype) > itemsize(b->dtype);
     });
     StateDict state;
-    for (const Chosen* chosen : order) state.entries().emplace_back(chosen->to, tensor_of(*chosen));
+    for (const Chosen* chosen : order) {
+      if (!is_written_here(*chosen)) continue;
+      state.entries().emplace_back(chosen->to, tensor_of(*chosen));
+    }
     return state;
   }
 
@@ -234,7 +188,7 @@ class Conversion {
     }
     for (const Chosen& chosen : chosen_) {
       const auto found = source_.metadata().attributes.find(chosen.from);
-      if (found == source_.metadata().attributes.end()) continue;
+      if (found == source_.metadata().attributes.end() || !is_written_here(chosen)) continue;
       options.tensor_attributes.emplace(chosen.to, found->second);
     }
     return options;
@@ -246,7 +200,20 @@ class Conversion {
     format_->check(dialect_->to_items(state, *format_));
   }
 
+  void expect_together() const {
+    if (format_->name() == kSafetensors && !one_file_ && !options_.dry_run) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "several ranks convert together only into a folder of safetensors");
+  }
+
  private:
+  // The ranks take the files in turn.
+  bool is_written_here(const Chosen& chosen) const {
+    if (options_.comm.size() == 1) return true;
+    const auto at = std::find(file_names_.begin(), file_names_.end(), files_.at(chosen.to));
+    return (at - file_names_.begin()) % options_.comm.size() == options_.comm.rank();
+  }
+
   TensorView tensor_of(const Chosen& chosen) const {
     return source_.stored->tensor(*chosen.entry->tensor, chosen.dtype);
   }
@@ -418,15 +385,32 @@ class Conversion {
           {chosen.to, elements * itemsize(chosen.dtype),
            safetensors_header_bytes(chosen.to, chosen.dtype, chosen.entry->tensor->shape)});
     }
-    files_ =
-        safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+    if (options_.files.empty() && options_.other_file.empty()) {
+      files_ =
+          safetensors_files(tensors, options_.shard_bytes > 0 ? options_.shard_bytes : UINT64_MAX);
+    } else {
+      take_named_files(tensors);
+    }
+    std::set<std::string> names;
+    for (const auto& [key, file] : files_) names.insert(file);
+    file_names_.assign(names.begin(), names.end());
     if (one_file_ && files_.begin()->second != files_.rbegin()->second) {
       throw Error(ErrorCode::kInvalidArgument,
                   "the keys of all tensors are too long for the header of one safetensors file")
           .with_hint("name a directory, which does not end with .safetensors, and gets several");
     }
-    format_ = safetensors_writer(files_);
+    format_ = safetensors_writer({.files = files_});
     dialect_ = pytorch_dialect();
+  }
+
+  void take_named_files(const std::vector<SafetensorsTensor>& tensors) {
+    for (const SafetensorsTensor& tensor : tensors) {
+      const auto named = options_.files.find(tensor.key);
+      files_[tensor.key] = named == options_.files.end() ? options_.other_file : named->second;
+      if (!files_[tensor.key].empty()) continue;
+      throw Error(ErrorCode::kInvalidArgument, "no file is named for the tensor")
+          .with_key(tensor.key);
+    }
   }
 
   void check_for_safetensors() const {
@@ -557,7 +541,32 @@ class Conversion {
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file
+  std::vector<std::string> file_names_;                    // sorted
 };
+
+// What a rank has failed with before the ranks meet is its first message to the others.
+ConvertResult convert_together(const Location& source, const Location& target,
+                               const ConvertOptions& options) {
+  std::optional<Conversion> conversion;
+  StateDict state;
+  SaveOptions saving;
+  std::optional<Error> failed;
+  try {
+    expect_apart(source, target);
+    conversion.emplace(source, target.describe(), options);
+    conversion->expect_together();
+    state = conversion->state();
+    saving = conversion->save_options();
+  } catch (const Error& error) {
+    failed = error;
+    saving.timeout = options.timeout;
+  }
+  saving.comm = options.comm;
+  const MadeRequest request =
+      failed ? MadeRequest(*failed) : MadeRequest(RequestView{&state, &target, &saving});
+  save_in_a_row({target, saving, deadline_of(saving)}, request);
+  return conversion->result();
+}
 
 }  // namespace
 }  // namespace engine
@@ -566,6 +575,7 @@ ConvertResult convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   try {
+    if (options.comm.size() > 1) return engine::convert_together(source, target, options);
     engine::expect_apart(source, target);
     engine::Conversion conversion(source, target.describe(), options);
     ConvertResult result = conversion.result();

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/dtype.h"
+#include "tilestone/comm/communicator.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/geometry/box.h"
 
@@ -53,9 +55,16 @@ struct ConvertOptions {
   // that the checkpoint holds.
   std::string layout_file = {};
   uint64_t shard_bytes = 0;  // safetensors: the bytes of tensors in one file; 0: one file
-  bool dry_run = false;      // checks and lists everything, but writes nothing
-  Reading reading = {};      // of the source
-  Checks checks = {};        // of the source
+  // safetensors, in place of shard_bytes: the file in the folder that gets each key, by its new
+  // name, and that of all other keys. "": there must be none.
+  std::map<std::string, std::string, std::less<>> files = {};
+  std::string other_file = {};
+  // Every rank calls, and each writes some of the files of a folder of safetensors; without a
+  // dry_run. Default: a group of one.
+  Communicator comm = {};
+  bool dry_run = false;  // checks and lists everything, but writes nothing
+  Reading reading = {};  // of the source
+  Checks checks = {};    // of the source
   Resources resources = {};
   double timeout = kNoTimeout;  // seconds
   ProgressFn progress = nullptr;

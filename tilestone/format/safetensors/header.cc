@@ -295,6 +295,20 @@ std::string entry_text(const HeaderTensor& tensor, uint64_t begin, uint64_t end)
          R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
+// What PyTorch's writer says of the file: in "__metadata__", after a comma.
+std::string pieces_text(const std::vector<HeaderTensor>& tensors) {
+  Json info = Json::object();
+  for (const HeaderTensor& tensor : tensors) {
+    if (tensor.saved_at) {
+      info[tensor.key]["saved_offsets"] =
+          std::vector<int64_t>(tensor.saved_at->begin(), tensor.saved_at->end());
+    }
+  }
+  if (info.empty()) return "";
+  return ",\"" + std::string(kShardingInfoKey) + "\":" + Json(info.dump()).dump() +
+         R"(,"DCP_VERSION":"1.0")";
+}
+
 }  // namespace
 
 uint64_t max_entry_bytes(const HeaderTensor& tensor) {
@@ -303,7 +317,7 @@ uint64_t max_entry_bytes(const HeaderTensor& tensor) {
 
 Bytes write_header(const std::vector<HeaderTensor>& tensors) {
   // Readers, transformers among them, expect to be told the library whose dtypes these are.
-  std::string text = R"({"__metadata__":{"format":"pt"})";
+  std::string text = R"({"__metadata__":{"format":"pt")" + pieces_text(tensors) + "}";
   uint64_t begin = 0;
   for (const HeaderTensor& tensor : tensors) {
     const uint64_t end =

@@ -50,7 +50,8 @@ std::string in_quotes(std::string_view text);
 bool is_json_text(const std::string& text);
 
 // The header of a file with these tensors, in this order and without gaps. `begin` and `end` are
-// ignored. The text is padded with spaces to a multiple of 8 bytes.
+// ignored. If a tensor has `saved_at`, all must have it. The text is padded with spaces to a
+// multiple of 8 bytes.
 Bytes write_header(const std::vector<HeaderTensor>& tensors);
 
 // At least as many bytes as the tensor adds to the text.

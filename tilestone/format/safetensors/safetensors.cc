@@ -22,12 +22,18 @@ std::string five_digits(size_t number) {
 // Writes one tensor after the other, without anything between them.
 class TensorsEncoder final : public ItemEncoder {
  public:
+  // `saved_at`: as in SafetensorsPlan; outlives the encoder.
+  explicit TensorsEncoder(const std::map<std::string, Dims, std::less<>>& saved_at)
+      : saved_at_(saved_at) {}
+
   Bytes begin_file(std::span<const FileItem> items) override {
     std::vector<HeaderTensor> tensors;
     for (const FileItem& item : items) {
       if (item.tensor == nullptr) refuse_object();
-      tensors.push_back(
-          {.key = item.tensor->key, .dtype = item.tensor->dtype, .shape = item.piece->box.shape});
+      HeaderTensor& tensor = tensors.emplace_back(HeaderTensor{
+          .key = item.tensor->key, .dtype = item.tensor->dtype, .shape = item.piece->box.shape});
+      const auto at = saved_at_.find(tensor.key);
+      if (at != saved_at_.end()) tensor.saved_at = at->second;
     }
     return write_header(tensors);
   }
@@ -46,14 +52,13 @@ class TensorsEncoder final : public ItemEncoder {
   [[noreturn]] static void refuse_object() {
     throw Error(ErrorCode::kInternal, "safetensors files have no objects");
   }
+
+  const std::map<std::string, Dims, std::less<>>& saved_at_;
 };
 
 class SafetensorsFormat : public ReadFormat {
  public:
   std::string_view name() const override { return "safetensors"; }
-  std::unique_ptr<ItemEncoder> encoder() const override {
-    return std::make_unique<TensorsEncoder>();
-  }
   bool files_have_ends() const override { return true; }
 
   bool detect(std::span<const std::string> names) const override {
@@ -96,8 +101,11 @@ class SafetensorsFormat : public ReadFormat {
 
 class SafetensorsWriter final : public SafetensorsFormat {
  public:
-  explicit SafetensorsWriter(WeightMap files) : files_(std::move(files)) {}
+  explicit SafetensorsWriter(SafetensorsPlan plan) : plan_(std::move(plan)) {}
 
+  std::unique_ptr<ItemEncoder> encoder() const override {
+    return std::make_unique<TensorsEncoder>(plan_.saved_at);
+  }
   void check(const Items& items) const override {
     for (const ObjectItem& item : items.objects) {
       throw Error(ErrorCode::kInvalidArgument, "safetensors can't hold objects, only tensors")
@@ -130,12 +138,13 @@ class SafetensorsWriter final : public SafetensorsFormat {
 
  private:
   const std::string& file_of(const std::string& key) const {
-    const auto found = files_.find(key);
-    if (found != files_.end()) return found->second;
-    throw Error(ErrorCode::kInternal, "no file was planned for the tensor").with_key(key);
+    const auto found = plan_.files.find(key);
+    if (found != plan_.files.end()) return found->second;
+    if (!plan_.other_file.empty()) return plan_.other_file;
+    throw Error(ErrorCode::kInvalidArgument, "no file is named for the tensor").with_key(key);
   }
 
-  const WeightMap files_;
+  const SafetensorsPlan plan_;
 };
 
 }  // namespace
@@ -206,9 +215,8 @@ uint64_t safetensors_header_bytes(const std::string& key, DType dtype, const Dim
   return safetensors::max_entry_bytes({.key = key, .dtype = dtype, .shape = shape});
 }
 
-std::shared_ptr<const Format> safetensors_writer(
-    std::map<std::string, std::string, std::less<>> files) {
-  return std::make_shared<safetensors::SafetensorsWriter>(std::move(files));
+std::shared_ptr<const Format> safetensors_writer(SafetensorsPlan plan) {
+  return std::make_shared<safetensors::SafetensorsWriter>(std::move(plan));
 }
 
 }  // namespace tilestone

@@ -37,9 +37,18 @@ std::map<std::string, std::string, std::less<>> safetensors_files(
 // has no name there, or its key is not UTF-8, reserved or too long for a header.
 void check_safetensors(const std::string& key, DType dtype, const Dims& shape);
 
-// Writes each tensor as a whole into the file that `files` names for its key, and Hugging Face's
-// index. check() refuses objects and parts of tensors.
-std::shared_ptr<const Format> safetensors_writer(
-    std::map<std::string, std::string, std::less<>> files);
+// What a writer puts where.
+struct SafetensorsPlan {
+  std::map<std::string, std::string, std::less<>> files;  // key -> file
+  std::string other_file = {};                            // of all other keys; "": there are none
+  // Where each key's elements begin in the tensor of which this checkpoint has a piece, for the
+  // header (docs/formats/safetensors.md). Empty: the tensors are whole, and the header does not say
+  // so.
+  std::map<std::string, Dims, std::less<>> saved_at = {};
+};
+
+// Writes each tensor as a whole into one file, and Hugging Face's index. check() refuses objects
+// and parts of tensors. All tensors of a file must be on one rank.
+std::shared_ptr<const Format> safetensors_writer(SafetensorsPlan plan);
 
 }  // namespace tilestone

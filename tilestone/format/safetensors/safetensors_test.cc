@@ -164,7 +164,7 @@ TEST(SafetensorsWriter, WhatIsWrittenIsReadBack) {
   const std::vector<TensorItem> items = {item_of("f", DType::kFloat32, {2, 3}),
                                          item_of("q", DType::kFloat4E2M1FNX2, {2, 2}),
                                          item_of("e", DType::kFloat8E4M3FN, {0, 4})};
-  const auto writer = safetensors_writer({{"f", "x"}, {"q", "x"}, {"e", "x"}});
+  const auto writer = safetensors_writer({.files = {{"f", "x"}, {"q", "x"}, {"e", "x"}}});
   std::vector<FileItem> planned;
   for (const TensorItem& item : items) planned.push_back({&item, &item.pieces[0], nullptr});
   const auto encoder = writer->encoder();
@@ -187,7 +187,8 @@ TEST(SafetensorsWriter, WhatIsWrittenIsReadBack) {
 }
 
 TEST(SafetensorsWriter, WhatSafetensorsLacksIsRefusedByKey) {
-  const auto writer = safetensors_writer({{"k", "x"}, {"__metadata__", "x"}, {"\xff", "x"}});
+  const auto writer =
+      safetensors_writer({.files = {{"k", "x"}, {"__metadata__", "x"}, {"\xff", "x"}}});
   const auto refused = [&](TensorItem item) {
     Items items;
     items.tensors.push_back(std::move(item));

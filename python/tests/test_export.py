@@ -1,0 +1,156 @@
+"""Export: a run's steps as Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import tilestone
+
+
+def state_of(step: int) -> dict[str, Any]:
+    model = {"module.w": torch.full((4, 3), step * 1.0), "module.ids": torch.arange(3)}
+    return {"model": model, "optim": {"step": step}}
+
+
+def config_in(folder: pathlib.Path) -> pathlib.Path:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"dtype": "float32"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("weights that stay")
+    return folder
+
+
+def exports_in(run: pathlib.Path) -> list[str]:
+    return sorted(os.listdir(run / "export" / "hf"))
+
+
+def test_a_run_exports_its_steps_keeps_the_newest_and_takes_none_for_a_step(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = tmp_path / "run"
+    export = tilestone.Export(
+        "hf", every=2, rename=tilestone.strip_prefix("module."), dtype=torch.bfloat16,
+        config_dir=config_in(tmp_path / "config"), keep=2,
+    )  # fmt: skip
+    keep = tilestone.Keep(last=1)
+    with tilestone.CheckpointManager(run, keep=keep, export=export) as manager:
+        for step in range(1, 9):
+            manager.save(step, state_of(step))
+            manager.wait()
+        assert [each.step for each in manager.exports] == [2, 4, 6, 8]
+        assert all(each.error is None for each in manager.exports)
+        assert [step.step for step in manager.steps()] == [8]
+    assert exports_in(run) == ["step-00000006", "step-00000008"]
+    folder = run / "export" / "hf" / "step-00000008"
+    assert manager.exports[-1].path == str(folder)
+    assert json.loads((folder / "config.json").read_text()) == {"dtype": "bfloat16"}
+    assert (folder / "tokenizer.json").read_text() == "{}"
+    found = load_file(folder / "model.safetensors")
+    assert torch.equal(found["w"], torch.full((4, 3), 8.0, dtype=torch.bfloat16))
+    assert torch.equal(found["ids"], torch.arange(3)) and len(found) == 2
+    assert tilestone.open(folder).verify().items_without_checksum == 0
+
+    command = [sys.executable, "-m", "tilestone", "ls", str(run)]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "export" not in listed and "step-00000008" in listed
+    assert tilestone.gc(run / "step-00000008") == [] and tilestone.gc(folder) == []
+    with tilestone.CheckpointManager(run, keep=keep, export=export) as manager:
+        assert manager.restore(state_of(0))[1] == 8 and manager.latest() == 8
+        manager.save(9, state_of(9))
+    assert manager.exports == [] and exports_in(run)[-1] == "step-00000008"
+
+
+def test_an_export_that_fails_is_tried_again_logged_and_made_when_the_run_continues(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with tilestone.CheckpointManager(run, export=tilestone.Export(only="")) as manager:
+        manager.save(1, state_of(1))  # with an object
+        manager.wait()
+        (ended,) = manager.exports
+        assert isinstance(ended.error, tilestone.InvalidArgumentError)
+        assert ended.error.key == "optim.step"
+        text = r"(?s)export of step 1 has failed, and is tried again.*Step 1 was not exported.*optim\.step"
+        assert re.search(text, caplog.text)
+        assert manager.save(2, state_of(2))
+    assert exports_in(run) == []
+    left = run / "export" / "hf" / ".step-00000001.huggingface"  # as a killed process leaves it
+    left.mkdir()
+    with tilestone.CheckpointManager(run, export=tilestone.Export()) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+        manager.wait()
+        assert [(each.step, each.error) for each in manager.exports] == [(2, None)]
+    assert exports_in(run) == ["step-00000002"]
+
+
+def test_no_save_waits_for_an_export_and_no_step_that_is_read_is_removed(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import threading
+
+    goes_on = threading.Event()
+
+    def rename(key: str) -> str:
+        assert goes_on.wait(60)
+        return key
+
+    run, keep = tmp_path / "run", tilestone.Keep(last=1)
+    export = tilestone.Export(rename=rename)
+    with tilestone.CheckpointManager(run, keep=keep, export=export) as manager:
+        for step in range(1, 5):
+            manager.save(step, state_of(step))
+        while manager.latest() != 4:
+            pass
+        assert len(manager.steps()) == 4 and manager.exports == []
+        goes_on.set()
+        manager.wait()
+        assert [(each.step, each.error) for each in manager.exports] == [(1, None), (4, None)]
+        assert [step.step for step in manager.steps()] == [4]
+    assert "Step 2 is not exported" in caplog.text and "Step 3 is not exported" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"format": "gguf"}, 'must be "hf"'),
+        ({"every": 0}, "at least 1"),
+        ({"keep": 0}, "at least 1"),
+        ({"dtype": "float31"}, "float31"),
+        ({"rename": 5}, "rename must be"),
+        ({"config_dir": "/nowhere"}, "no config.json"),
+    ],
+)
+def test_what_can_not_be_exported_is_refused_at_once(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(tilestone.CheckpointError, match=text):
+        tilestone.Export(**arguments)
+
+
+def of_ranks(rank: int, world: int, run: str) -> int:
+    mesh = init_device_mesh("cpu", (world,))
+    export = tilestone.Export(every=2)
+    with tilestone.CheckpointManager(run, export=export) as manager:
+        for step in (1, 2):
+            w = distribute_tensor(torch.full((5, 3), step * 1.0), mesh, [Shard(0)])
+            manager.save(step, {"model": {"w": w}})
+    return len(manager.exports)
+
+
+def test_rank_0_exports_what_all_ranks_have_saved(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    assert worlds[2].run(of_ranks, str(tmp_path / "run")) == [1, 0]
+    found = load_file(tmp_path / "run" / "export" / "hf" / "step-00000002" / "model.safetensors")
+    assert torch.equal(found["w"], torch.full((5, 3), 2.0))

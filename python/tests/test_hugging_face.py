@@ -1,0 +1,228 @@
+"""tilestone.dcp's Hugging Face writer and reader, beside torch's, safetensors and transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as stock
+from ranks import Worlds
+from safetensors.torch import load_file, safe_open
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import tilestone
+import tilestone.dcp as dcp
+
+warnings.simplefilter("ignore")
+
+PIECES = {"save_distributed": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "pieces": PIECES,
+    "joined": {"save_distributed": True, "enable_consolidation": True},
+    "two files": {"fqn_to_index_mapping": {"m.rows": 1, "m.ids": 2, "m.half": 2, "scalar": 1}},
+}
+
+
+def whole(scale: int) -> dict[str, Any]:
+    """What the ranks of `sharded` hold together."""
+    grid = torch.arange(30).reshape(6, 5) * scale
+    m = {"rows": grid.float(), "ids": grid, "half": grid.T.contiguous().bfloat16()}
+    return {"m": m, "scalar": torch.tensor(2.5 * scale)}
+
+
+def sharded(world: int, scale: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (world,))
+    state = whole(scale)
+    for name, placement in (("rows", Shard(0)), ("ids", Shard(1)), ("half", Replicate())):
+        state["m"][name] = distribute_tensor(state["m"][name], mesh, [placement])
+    return state
+
+
+def flat(state: dict[str, Any]) -> dict[str, Any]:
+    tensors = {f"m.{key}": item for key, item in state["m"].items()} | {"scalar": state["scalar"]}
+    return {
+        key: item.full_tensor() if hasattr(item, "full_tensor") else item
+        for key, item in tensors.items()
+    }
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[key], item) and found[key].dtype == item.dtype
+        for key, item in wanted.items()
+    )
+
+
+def check_loads(path: str, make: Any, **how: Any) -> None:
+    """Our reader in our load and in torch's, and torch's reader, give the same state."""
+    wanted = flat(make(1))
+    for reader, load in (
+        (dcp.HuggingFaceStorageReader, dcp.load),
+        (dcp.HuggingFaceStorageReader, stock.load),
+        (stock.HuggingFaceStorageReader, stock.load),
+    ):
+        state = make(0)
+        planner = dcp.DefaultLoadPlanner()
+        load(state, storage_reader=reader(path), planner=planner, **how)
+        assert same(flat(state), wanted), (reader, load)
+        assert set(planner.metadata.state_dict_metadata) == set(wanted)
+
+
+def check_folder(folder: pathlib.Path, kind: str) -> None:
+    """What is in a folder that was written over an older one."""
+    names = {entry.name for entry in folder.iterdir()}
+    assert (folder / "config.json").read_text() == "{}" and (folder / "sub" / "a").exists()
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+        with safe_open(file, "pt") as opened:
+            assert ("DCP_SHARDING_INFO" in opened.metadata()) == (kind == "pieces")
+    assert "old.safetensors" not in names and "sharded" not in names
+    assert ("model.safetensors.index.json" in names) == (kind != "pieces")
+    if kind != "pieces":
+        assert same(found, flat(whole(1)))
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        assert index["weight_map"].keys() == found.keys()
+    last = "00002" if kind == "two files" else "00001"
+    assert any(name.endswith(f"model-{last}-of-{last}.safetensors") for name in names)
+    with tilestone.open(folder) as opened:
+        report = opened.verify()
+        assert report.ok and (report.items_without_checksum > 0) == (kind == "pieces")
+    assert [each.name for each in folder.parent.iterdir() if each.name.startswith(".")] == []
+
+
+def old_folder(path: str) -> None:
+    os.makedirs(path + "/sub")
+    os.makedirs(path + "/sharded")
+    for name, text in {"config.json": "{}", "sub/a": "", "old.safetensors": "x"}.items():
+        pathlib.Path(path, name).write_text(text)
+    # What a killed save has left.
+    hidden = pathlib.Path(path).parent / f".{os.path.basename(path)}.huggingface" / "model"
+    hidden.mkdir(parents=True)
+    (hidden / "left.safetensors").write_text("x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("save", [dcp.save, stock.save], ids=["ours", "torch's"])
+def test_one_rank_replaces_a_model_by_one_that_all_readers_read(
+    tmp_path: pathlib.Path, kind: str, save: Any
+) -> None:
+    path = str(tmp_path / "hf")
+    old_folder(path)
+    for scale in (3, 1):
+        save(whole(scale), storage_writer=dcp.HuggingFaceStorageWriter(path, **KINDS[kind]), no_dist=True)
+    check_folder(tmp_path / "hf", kind)
+    check_loads(path, whole, no_dist=True)
+
+
+def all_kinds(rank: int, world: int, folder: str) -> None:
+    for kind, options in KINDS.items():
+        for name, save in (("ours", dcp.save), ("torch", stock.save)):
+            path = f"{folder}/{kind}-{name}"
+            if rank == 0:
+                old_folder(path)
+            dist.barrier()
+            save(sharded(world, 1), storage_writer=dcp.HuggingFaceStorageWriter(path, **options))
+            dist.barrier()
+            if rank == 0:
+                check_folder(pathlib.Path(path), kind)
+            check_loads(path, lambda scale: sharded(world, scale))
+            dist.barrier()
+    writer = stock.HuggingFaceStorageWriter(f"{folder}/torchs", save_distributed=True)
+    stock.save(sharded(world, 1), storage_writer=writer)
+    check_loads(f"{folder}/torchs", lambda scale: sharded(world, scale))
+
+
+def test_ranks_write_pieces_and_whole_models_that_all_readers_read(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(all_kinds, str(tmp_path))
+    check_loads(str(tmp_path / "pieces-ours"), whole, no_dist=True)
+
+
+def refusals(rank: int, world: int, folder: str) -> None:
+    path = f"{folder}/hf"
+    dcp.save(sharded(world, 1), storage_writer=dcp.HuggingFaceStorageWriter(path))
+    places = [f"rank:{each}/cpu" for each in range(world)]
+    twice = sharded_tensor.zeros(ChunkShardingSpec(0, places + places), 8, 2)
+    object_of_one = {"w": torch.ones(2)} | ({"n": object} if rank == 1 else {})
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (object_of_one, {}, "safetensors holds only tensors.*key n"),
+        (object_of_one, PIECES, "safetensors holds only tensors.*key n"),
+        ({"w": torch.ones(2)}, {"fqn_to_index_mapping": {"v": 1}}, "does not have this key.*key w"),
+        ({"twice": twice}, PIECES, "two pieces of this tensor.*enable_consolidation"),
+    ]
+    for state, options, text in cases:
+        for save in (dcp.save, stock.save):
+            with pytest.raises(dcp.CheckpointException, match=f"(?s){text}"):
+                save(state, storage_writer=dcp.HuggingFaceStorageWriter(path, **options))
+            dist.barrier()
+            if rank == 0:
+                assert same(tilestone.load(path, group=tilestone.solo()), flat(whole(1)))
+            dist.barrier()
+    dcp.save({"twice": twice}, storage_writer=dcp.HuggingFaceStorageWriter(path))
+    dist.barrier()
+    assert os.listdir(folder) == ["hf"]
+
+
+def test_what_no_folder_can_hold_is_refused_by_key_on_all_ranks_and_changes_nothing(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(refusals, str(tmp_path))
+
+
+def test_a_writer_refuses_urls_other_checkpoints_and_unknown_parameters(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(tilestone.UnsupportedError, match="needs a directory"):
+        dcp.HuggingFaceStorageWriter("s3://bucket/hf")
+    with pytest.raises(TypeError, match="token"):
+        dcp.HuggingFaceStorageWriter("hf", token="x")  # type: ignore[call-arg]
+    tilestone.save({"w": torch.ones(2)}, tmp_path / "step")
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "step"))
+    with pytest.raises(dcp.CheckpointException, match="no Hugging Face folder"):
+        dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+    with pytest.raises(tilestone.UnsupportedError, match="use_collectives"):
+        stock.save({}, storage_writer=writer, no_dist=True, use_collectives=False)
+    assert tilestone.open(tmp_path / "step").verify().ok
+
+
+def tiny_llama(tied: bool) -> Any:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_transformers_opens_what_is_written_and_the_reader_what_it_saves(
+    tmp_path: pathlib.Path, tied: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, folder = tiny_llama(tied), str(tmp_path / "hf")
+    model.config.save_pretrained(folder)
+    writer = dcp.HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=True)
+    dcp.save(model.state_dict(), storage_writer=writer, no_dist=True)
+    assert same(AutoModelForCausalLM.from_pretrained(folder).state_dict(), model.state_dict())
+
+    model.save_pretrained(tmp_path / "theirs")
+    again = tiny_llama(tied)
+    state = again.state_dict()
+    if tied:
+        del state["lm_head.weight"]  # they write one of two tied weights
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "theirs")), no_dist=True)
+    assert same(again.state_dict(), model.state_dict())

@@ -1,0 +1,360 @@
+"""torch's writer and reader of Hugging Face folders, over Tilestone's engine.
+
+A writer makes one of two kinds of folder. With `save_distributed` alone, each rank's file has its
+*pieces* of the tensors, and says where they belong. Otherwise the tensors are *whole*: if one rank
+holds everything, it writes them; if not, all ranks save a checkpoint beside the folder, which is then
+converted. How the new folder takes the old one's place is told in _calls/model_folder.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import hf_storage as _torchs
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._hf_utils import _gen_file_name
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from tilestone import _core
+from tilestone._calls.collective import communicator
+from tilestone._calls.model_folder import NewFolder, sync
+from tilestone._calls.opening import open as open_checkpoint
+from tilestone._calls.save_load import run_save
+from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._objects.dtypes import native_type
+from tilestone._options import valid
+from tilestone.dcp import _calls
+from tilestone.dcp._reader import Parts, together
+from tilestone.dcp._writer import FileSystemWriter
+
+
+@dataclasses.dataclass
+class _Order:
+    """How a rank writes its part, in SavePlan.storage_data.
+
+    Attributes:
+        rank: in the group that saves.
+        first: the rank's order for the checkpoint of the first pass; None: there is none.
+    """
+
+    rank: int
+    first: Any = None
+
+
+class _Tensors(_calls.State):
+    """Whole tensors, or pieces as if they were whole, by key, which go into safetensors files."""
+
+    def __init__(
+        self, tensors: dict[str, Any], files: dict[str, str], other_file: str,
+        saved_at: dict[str, list[int]],
+    ) -> None:  # fmt: skip
+        super().__init__(tensors)
+        self._plan = (files, other_file, saved_at)
+
+    def set_in(self, options: Any) -> Any:
+        options.write_safetensors(*self._plan)
+        return super().set_in(options)
+
+
+def _refuse_object(key: str) -> None:
+    raise InvalidArgumentError(
+        "safetensors holds only tensors, and this is an object", key=key,
+        hint="save the model's state dict alone",
+    )  # fmt: skip
+
+
+class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
+    """Writes a Hugging Face folder with Tilestone's engine.
+
+    It takes the place of torch's class of this name, in `tilestone.dcp.save` and in torch's own
+    `save` and `async_save`. The folder is replaced in one step; its other files (config.json) stay.
+    docs/huggingface.md describes what is written.
+
+    Args:
+        path: the folder, in a file system that all ranks see.
+        fqn_to_index_mapping: the number of each key's file, from 1 on; by default there is one file.
+        thread_count, thread_count_consolidation: ignored: the engine has threads of its own.
+        save_distributed: each rank's files have its pieces of the tensors, and there is no index.
+            Without it, or with enable_consolidation, the tensors are whole.
+        enable_consolidation: the pieces are joined. They are not kept, as torch does in path/sharded.
+
+    Raises:
+        UnsupportedError: the path is a URL.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        fqn_to_index_mapping: dict[str, int] | None = None,
+        thread_count: int = 1,
+        save_distributed: bool = False,
+        enable_consolidation: bool = False,
+        thread_count_consolidation: int = 1,
+    ) -> None:
+        valid.refuse_any_url(path, "a Hugging Face folder")
+        super().__init__(
+            path, fqn_to_index_mapping, thread_count, save_distributed, False,
+            thread_count_consolidation,
+        )  # fmt: skip
+        self.enable_consolidation = enable_consolidation
+        if enable_consolidation:
+            self.consolidated_output_path = str(path)
+        self._new: NewFolder | None = None  # of the save that has begun, on the coordinator
+        self._first: FileSystemWriter | None = None  # writes the first pass
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tensors in the folder are whole."""
+        return not self.save_distributed or self.enable_consolidation
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """As in torch: a new save begins, perhaps at another path."""
+        if checkpoint_id:
+            valid.refuse_any_url(checkpoint_id, "a Hugging Face folder")
+        super().reset(checkpoint_id)
+        self._new = self._first = None
+
+    def folder(self) -> NewFolder:
+        """The folder at the writer's path."""
+        return NewFolder(_calls.place(self.path))
+
+    def files(self, shard: int | None = None) -> tuple[dict[str, str], str]:
+        """The file of each key, and that of all other keys, as torch names them."""
+        numbers = self.fqn_to_index_mapping
+        if not numbers:
+            return {}, _gen_file_name(1, 1, shard)
+        last = max(numbers.values())
+        return {key: _gen_file_name(number, last, shard) for key, number in numbers.items()}, ""
+
+    def check_key(self, key: str) -> None:
+        """Refuses a key that the mapping does not name.
+
+        Raises:
+            InvalidArgumentError: it does not.
+        """
+        if self.fqn_to_index_mapping and key not in self.fqn_to_index_mapping:
+            raise InvalidArgumentError("fqn_to_index_mapping does not have this key", key=key)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """As in torch."""
+        if not kwargs.get("use_collectives", True):
+            raise UnsupportedError("a Hugging Face folder can't be saved with use_collectives=False")
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self._first = FileSystemWriter(self.folder().pieces)
+        self._first.set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Checks this rank's keys.
+
+        Raises:
+            InvalidArgumentError: an item is no tensor, or its key has no file.
+        """
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                _refuse_object(item.index.fqn)
+            self.check_key(item.index.fqn)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Begins the save, and gives each rank its order."""
+        self._new = self.folder()
+        self._new.begin()
+        orders: list[Any] = [None] * len(plans)
+        if self.is_whole and not _is_of_one_rank(plans):
+            assert self._first is not None
+            orders = [plan.storage_data for plan in self._first.prepare_global_plan(plans)]
+        return [
+            dataclasses.replace(plan, storage_data=_Order(rank, first))
+            for rank, (plan, first) in enumerate(zip(plans, orders, strict=True))
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's items. They are durable when it returns."""
+        order: _Order = plan.storage_data
+        if order.first is not None:
+            assert self._first is not None
+            return self._first.write_data(
+                dataclasses.replace(plan, storage_data=order.first), planner
+            )
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(self._write(order.rank, plan.items, planner) if plan.items else [])
+        return future
+
+    def _write(self, rank: int, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+        tensors: dict[str, Any] = {}
+        saved_at: dict[str, list[int]] = {}
+        results = []
+        files, other_file = self.files(None if self.is_whole else rank + 1)
+        for item in items:
+            key, tensor = item.index.fqn, planner.resolve_data(item)
+            assert item.tensor_data is not None and isinstance(tensor, torch.Tensor)
+            if key in tensors:
+                raise UnsupportedError(
+                    f"rank {rank} has two pieces of this tensor, and a safetensors file has one",
+                    key=key, hint="save with enable_consolidation=True",
+                )  # fmt: skip
+            tensors[key] = tensor.detach()
+            saved_at[key] = list(item.tensor_data.chunk.offsets)
+            info = _StorageInfo(files.get(key, other_file), 0, tensor.nbytes)
+            results.append(WriteResult(item.index, tensor.nbytes, info))
+        folder = self.folder()
+        if self.is_whole:
+            run_save(_Tensors(tensors, files, other_file, {}), folder.model, group=_calls.SOLO)
+            return results
+        own = os.path.join(folder.place, f"rank-{rank}")
+        run_save(_Tensors(tensors, files, other_file, saved_at), own, group=_calls.SOLO)
+        os.makedirs(folder.model, exist_ok=True)
+        for name in {info.storage_data.relative_path for info in results}:
+            os.rename(os.path.join(own, name), os.path.join(folder.model, name))
+        sync(folder.model)
+        shutil.rmtree(own)
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Puts the new folder in its place."""
+        assert self._new is not None and self._first is not None
+        new, self._new = self._new, None
+        if self._first.has_begun:
+            self._first.finish(metadata, results)
+            new.join(*self.files())
+        os.makedirs(new.model, exist_ok=True)  # of a state without tensors
+        new.publish()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For torch's process that saves."""
+        return {**vars(self), "_new": None, "_first": None}
+
+
+def _is_of_one_rank(plans: list[SavePlan]) -> bool:
+    """Whether one rank has all items, and each is a whole tensor."""
+    having = [plan for plan in plans if plan.items]
+    return len(having) <= 1 and all(
+        item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
+        for plan in having
+        for item in plan.items
+    )
+
+
+class _Flat(_calls.State):
+    """A rank's state as torch flattens it, which has only tensors."""
+
+    def __init__(self, state: Any, writer: HuggingFaceStorageWriter, new: NewFolder | None) -> None:
+        super().__init__(state)
+        self._writer = writer
+        self._new = new
+
+    def make(self) -> dict[str, Any]:
+        if self._new is not None:
+            self._new.begin()
+        flat, _ = flatten_state_dict(super().make())  # type: ignore[arg-type]
+        for key, item in flat.items():
+            if not isinstance(item, (torch.Tensor, ShardedTensor)):
+                _refuse_object(key)
+            self._writer.check_key(key)
+        return flat
+
+
+def save_together(
+    state_dict: Any, writer: HuggingFaceStorageWriter, process_group: Any, alone: bool
+) -> Metadata:
+    """Saves whole tensors that several ranks hold: all of them write in both passes."""
+    group, rank = _calls.group_and_rank(process_group, alone)
+    new = writer.folder()
+    with _calls.failing_as_torch("write", rank):
+        try:
+            state = _Flat(state_dict, writer, new if rank == 0 else None)
+            run_save(state, new.pieces, group=group, overwrite=True)
+            comm = communicator(group)
+            new.join(*writer.files(), comm)
+
+            def publish(_: int, __: list[bytes]) -> tuple[bytes, bool]:
+                new.publish()
+                return b"", True
+
+            work = "publishing a Hugging Face folder"
+            _core.agree(work, comm, lambda _, __: b"", publish, _core.DEFAULT_TIMEOUT)
+        except BaseException:
+            if rank == 0:
+                new.abandon()
+            raise
+        return metadata_of(new.path)
+
+
+def metadata_of(path: str | os.PathLike[str]) -> Metadata:
+    """torch's Metadata of a folder: each tensor is one chunk, however many pieces it has."""
+    found: dict[str, Any] = {}
+    with open_checkpoint(_calls.place(path), framework="torch") as opened:
+        for key in opened.tensor_keys():
+            size = torch.Size(opened._handle.shape(key))
+            chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+            properties = TensorProperties(dtype=native_type(opened._handle.dtype(key)))
+            found[key] = TensorStorageMetadata(properties, size, [chunk])
+    return Metadata(found, storage_data={}, storage_meta=StorageMeta(str(path)))
+
+
+class HuggingFaceStorageReader(_torchs.HuggingFaceStorageReader):
+    """Reads a Hugging Face folder with Tilestone's engine.
+
+    It takes the place of torch's class of this name, in `tilestone.dcp.load` and in torch's own
+    `load`. Pieces are joined, and an index says which files count, as for transformers. What is read
+    is checked where the folder has checksums.
+
+    Args:
+        path: the folder, or one file; also the URL of a store (docs/object_stores.md).
+        thread_count: ignored: the engine has threads of its own.
+    """
+
+    def __init__(self, path: str, thread_count: int = 1) -> None:
+        _calls.check_path(path)
+        super().__init__(path, thread_count)
+        _calls.move_to(self, path)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """As in torch: a new load begins, perhaps at another path."""
+        if checkpoint_id:
+            _calls.move_to(self, checkpoint_id)
+        super().reset(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """As in torch."""
+        return _calls.is_valid(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        """torch's Metadata."""
+        metadata = metadata_of(self.path)
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads this rank's items."""
+        with open_checkpoint(_calls.place(self.path), framework="torch") as opened:
+            for items in together(plan.items, planner):
+                with _calls.no_collections():
+                    Parts(opened).fill(items, planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
