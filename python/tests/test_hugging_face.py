@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import warnings
 from typing import Any
 
@@ -16,11 +17,14 @@ from ranks import Worlds
 from safetensors.torch import load_file, safe_open
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tilestone
 import tilestone.dcp as dcp
+from tilestone._calls.collective import communicator
+from tilestone._calls.model_folder import NewFolder
 
 warnings.simplefilter("ignore")
 
@@ -147,7 +151,41 @@ def test_ranks_write_pieces_and_whole_models_that_all_readers_read(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(all_kinds, str(tmp_path))
-    check_loads(str(tmp_path / "pieces-ours"), whole, no_dist=True)
+    pieces, joined = str(tmp_path / "pieces-ours"), tmp_path / "by torch"
+    check_loads(pieces, whole, no_dist=True)
+    joined.mkdir()
+    # torch's consolidation refuses integers, and leaves zeros of tensors without dims.
+    floats = {key: flat(whole(1))[key] for key in ("m.rows", "m.half")}
+    consolidate_safetensors_files(pieces, str(joined), dict.fromkeys(floats, 1))
+    assert same(load_file(joined / "model-00001-of-00001.safetensors"), floats)
+
+
+def in_the_background(rank: int, world: int, folder: str) -> None:
+    for kind, save in (("joined", dcp.async_save), ("pieces", stock.async_save)):
+        state = sharded(world, 1)
+        writer = dcp.HuggingFaceStorageWriter(f"{folder}/{kind}", **KINDS[kind])
+        saving: Any = save(state, storage_writer=writer)
+        state["scalar"].zero_()
+        saving.result()
+        dist.barrier()
+        check_loads(f"{folder}/{kind}", lambda scale: sharded(world, scale))
+    # A rank that can't begin the second pass fails all.
+    new = NewFolder(f"{folder}/other")
+    if rank == 1:
+        new.pieces = f"{folder}/nowhere"
+    else:
+        shutil.copytree(f"{folder}/joined", new.pieces)
+    dist.barrier()
+    with pytest.raises(tilestone.NotFoundError, match="nowhere.*rank 1"):
+        new.join({}, "x.safetensors", communicator(None))
+    dist.barrier()
+    assert rank == 1 or sorted(os.listdir(new.place)) == ["pieces"]
+
+
+def test_a_save_in_the_background_and_a_rank_that_fails_between_the_passes(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(in_the_background, str(tmp_path))
 
 
 def refusals(rank: int, world: int, folder: str) -> None:

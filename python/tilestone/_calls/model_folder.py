@@ -108,7 +108,8 @@ class NewFolder:
                     shutil.copytree(entry.path, target, symlinks=True, copy_function=_link)
                 else:
                     _link(entry.path, target)
-        sync(self.model)
+        for directory, _, _ in os.walk(self.model):
+            sync(directory)
         made = os.path.join(self._hidden, os.path.basename(self.model))
         _core.replace_directory(os.fsencode(self._parent or "/"), made, self._name)
         self.abandon()
