@@ -1,5 +1,6 @@
 // The options of saves and loads: the fields of the library's structs that Python sets.
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 
 #include <map>
 #include <memory>
@@ -88,13 +89,17 @@ nb::class_<Options> bind_struct(nb::module_& m, const char* name) {
   return bound;
 }
 
-// The file of each key and of all others; where each key's elements begin in the whole tensor.
-void write_safetensors(SaveOptions& options, const std::map<std::string, std::string>& files,
-                       const std::string& other_file,
-                       const std::map<std::string, std::vector<int64_t>>& saved_at) {
+// The file of each key and of all others; where each key's elements begin in the whole tensor, and
+// the shape of that.
+void write_safetensors(
+    SaveOptions& options, const std::map<std::string, std::string>& files,
+    const std::string& other_file,
+    const std::map<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>& pieces) {
   SafetensorsPlan plan{.files = {files.begin(), files.end()}, .other_file = other_file};
-  for (const auto& [key, at] : saved_at)
-    plan.saved_at.emplace(key, Dims(std::span<const int64_t>(at)));
+  for (const auto& [key, piece] : pieces) {
+    plan.pieces[key] = {Dims(std::span<const int64_t>(piece.first)),
+                        Dims(std::span<const int64_t>(piece.second))};
+  }
   options.format = safetensors_writer(std::move(plan));
 }
 
@@ -110,7 +115,7 @@ void bind_options(nb::module_& m) {
   bind_struct<Keep>(m, "Keep");
   nb::class_<RunStep>(m, "RunStep", "What a CheckpointManager adds to a save.");
   bind_struct<SaveOptions>(m, "SaveOptions")
-      .def("write_safetensors", &write_safetensors, "files"_a, "other_file"_a, "saved_at"_a);
+      .def("write_safetensors", &write_safetensors, "files"_a, "other_file"_a, "pieces"_a);
   bind_struct<LoadOptions>(m, "LoadOptions");
   bind_struct<OpenOptions>(m, "OpenOptions");
   bind_struct<AsyncOptions>(m, "AsyncOptions");

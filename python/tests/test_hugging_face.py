@@ -160,6 +160,29 @@ def test_ranks_write_pieces_and_whole_models_that_all_readers_read(
     assert same(load_file(joined / "model-00001-of-00001.safetensors"), floats)
 
 
+def test_pieces_say_how_large_a_tensor_is_so_that_a_missing_file_shows(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(save_pieces, str(tmp_path / "hf"))
+    first, second = sorted((tmp_path / "hf").iterdir())
+    kept = second.read_bytes()
+    second.unlink()
+    for path in (tmp_path / "hf", first):
+        with pytest.raises(tilestone.CoverageError, match="files of other ranks are missing") as error:
+            tilestone.open(path)
+        assert error.value.key and error.value.file == first.name
+    length = int.from_bytes(kept[:8], "little")
+    for shape, text in (([2, 5], "contradict the shape"), ([6], "other numbers of dims")):
+        told = kept[8 : 8 + length].replace(rb'whole_shape\":[6,5]', rb'whole_shape\":' + json.dumps(shape).replace(" ", "").encode())
+        second.write_bytes(len(told).to_bytes(8, "little") + told + kept[8 + length :])
+        with pytest.raises(tilestone.CorruptError, match=text):
+            tilestone.open(tmp_path / "hf")
+
+
+def save_pieces(rank: int, world: int, path: str) -> None:
+    dcp.save(sharded(world, 1), storage_writer=dcp.HuggingFaceStorageWriter(path, **PIECES))
+
+
 def in_the_background(rank: int, world: int, folder: str) -> None:
     for kind, save in (("joined", dcp.async_save), ("pieces", stock.async_save)):
         state = sharded(world, 1)

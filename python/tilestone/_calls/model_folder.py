@@ -94,10 +94,13 @@ class NewFolder:
                 )  # fmt: skip
         self.abandon()
         os.makedirs(self.place)
+        if os.path.isdir(self.path):
+            shutil.copymode(self.path, self.place)
 
     def publish(self) -> None:
         """Steps 3 to 5."""
         if os.path.isdir(self.path):
+            shutil.copymode(self.path, self.model)
             for entry in os.scandir(self.path):
                 target = os.path.join(self.model, entry.name)
                 if _is_of_a_model(entry.name) or os.path.lexists(target):

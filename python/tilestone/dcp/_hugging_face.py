@@ -68,10 +68,10 @@ class _Tensors(_calls.State):
 
     def __init__(
         self, tensors: dict[str, Any], files: dict[str, str], other_file: str,
-        saved_at: dict[str, list[int]],
+        pieces: dict[str, tuple[list[int], list[int]]],
     ) -> None:  # fmt: skip
         super().__init__(tensors)
-        self._plan = (files, other_file, saved_at)
+        self._plan = (files, other_file, pieces)
 
     def set_in(self, options: Any) -> Any:
         options.write_safetensors(*self._plan)
@@ -204,7 +204,7 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
     def _write(self, rank: int, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         tensors: dict[str, Any] = {}
-        saved_at: dict[str, list[int]] = {}
+        pieces: dict[str, tuple[list[int], list[int]]] = {}
         results = []
         files, other_file = self.files(None if self.is_whole else rank + 1)
         for item in items:
@@ -216,7 +216,7 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
                     key=key, hint="save with enable_consolidation=True",
                 )  # fmt: skip
             tensors[key] = tensor.detach()
-            saved_at[key] = list(item.tensor_data.chunk.offsets)
+            pieces[key] = list(item.tensor_data.chunk.offsets), list(item.tensor_data.size)
             info = _StorageInfo(files.get(key, other_file), 0, tensor.nbytes)
             results.append(WriteResult(item.index, tensor.nbytes, info))
         folder = self.folder()
@@ -224,7 +224,7 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
             run_save(_Tensors(tensors, files, other_file, {}), folder.model, group=_calls.SOLO)
             return results
         own = os.path.join(folder.place, f"rank-{rank}")
-        run_save(_Tensors(tensors, files, other_file, saved_at), own, group=_calls.SOLO)
+        run_save(_Tensors(tensors, files, other_file, pieces), own, group=_calls.SOLO)
         os.makedirs(folder.model, exist_ok=True)
         for name in {info.storage_data.relative_path for info in results}:
             os.rename(os.path.join(own, name), os.path.join(folder.model, name))

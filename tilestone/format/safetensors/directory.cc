@@ -145,33 +145,39 @@ class FolderReader {
         }
       }
       const auto [known, is_new] = file_of_.emplace(tensor.key, name);
-      const bool may_be_piece = tensor.saved_at && map == nullptr && tensor.unsupported.empty();
+      const bool may_be_piece = tensor.piece && map == nullptr && tensor.unsupported.empty();
       if (!is_new && !(may_be_piece && pieces_.contains(tensor.key))) {
-        if (tensor.saved_at) refuse_piece(tensor, name);
+        if (tensor.piece) refuse_piece(tensor, name);
         refuse_second(tensor.key, known->second, name);
       }
       if (may_be_piece) {
         pieces_[tensor.key].push_back({std::move(tensor), file, begin});
       } else {
-        if (tensor.saved_at && !begins_at_zero(tensor)) refuse_piece(tensor, name);
+        if (tensor.piece && !may_be_whole(tensor)) refuse_piece(tensor, name);
         add({std::move(tensor), file, begin});
       }
     }
     if (!others.empty()) note_others(name, others);
-    if (!pieces_.empty() && is_shard_name(name) && files_.parts.size() == 1) {
+    const bool is_unsure =
+        std::any_of(pieces_.begin(), pieces_.end(), [](const auto& key_and_pieces) {
+          return !key_and_pieces.second.front().tensor.piece->whole;
+        });
+    if (is_unsure && is_shard_name(name) && files_.parts.size() == 1) {
       note(name +
            " is one rank's file: if other ranks have saved too, its tensors are only pieces, which "
            "it does not say");
     }
   }
 
-  static bool begins_at_zero(const HeaderTensor& tensor) {
-    return *tensor.saved_at == Dims(tensor.saved_at->size(), 0);
+  static bool may_be_whole(const HeaderTensor& tensor) {
+    const SafetensorsPiece& piece = *tensor.piece;
+    return piece.at == Dims(piece.at.size(), 0) &&
+           piece.whole.value_or(tensor.shape) == tensor.shape;
   }
 
-  // No file has the extents of the whole: they are what all pieces cover.
+  // Torch's files don't have the shape of the whole: it is what all pieces cover.
   void join(const std::string& key, std::vector<TensorPiece>& pieces) {
-    if (pieces.size() == 1 && begins_at_zero(pieces[0].tensor)) {
+    if (pieces.size() == 1 && may_be_whole(pieces[0].tensor)) {
       return add(std::move(pieces[0]));
     }
     const HeaderTensor& first = pieces.front().tensor;
@@ -185,7 +191,7 @@ class FolderReader {
             .with_key(key)
             .with_file(metadata_.files[piece.file]);
       }
-      const Box& box = boxes.emplace_back(Box{*piece.tensor.saved_at, piece.tensor.shape});
+      const Box& box = boxes.emplace_back(Box{piece.tensor.piece->at, piece.tensor.shape});
       for (size_t d = 0; d < box.rank(); ++d) {
         if (box.offset[d] > INT64_MAX - box.shape[d]) {
           throw Error(ErrorCode::kCorrupt, "a piece of this tensor ends beyond any tensor")
@@ -196,9 +202,24 @@ class FolderReader {
       }
       if (!box.empty()) joined.chunks.push_back({box, location_of(piece)});
     }
+    if (first.piece->whole) take_shape(joined, *first.piece->whole, pieces);
     expect_tiling(joined, boxes, pieces);
-    joins_ = joins_ || pieces.size() > 1;
+    joins_ = joins_ || (pieces.size() > 1 && !first.piece->whole);
     metadata_.tensors.push_back(std::move(joined));
+  }
+
+  // `joined` has the shape that the pieces cover.
+  void take_shape(StoredTensor& joined, const Dims& whole, const std::vector<TensorPiece>& pieces) {
+    for (const TensorPiece& piece : pieces) {
+      bool fits = piece.tensor.piece->whole == whole;
+      for (size_t d = 0; d < whole.size(); ++d) fits = fits && joined.shape[d] <= whole[d];
+      if (fits) continue;
+      throw Error(ErrorCode::kCorrupt, "the pieces of this tensor contradict the shape " +
+                                           to_string(whole) + " that one of them records")
+          .with_key(joined.key)
+          .with_file(metadata_.files[piece.file]);
+    }
+    joined.shape = whole;
   }
 
   void expect_tiling(const StoredTensor& joined, std::span<const Box> boxes,
@@ -258,7 +279,7 @@ class FolderReader {
 
   [[noreturn]] static void refuse_piece(const HeaderTensor& tensor, const std::string& file) {
     throw Error(ErrorCode::kUnsupported,
-                "this is a piece of a tensor, at " + to_string(*tensor.saved_at) +
+                "this is a piece of a tensor, at " + to_string(tensor.piece->at) +
                     ", and can't be joined: " +
                     (tensor.unsupported.empty() ? "the folder has an index or tensors of this name "
                                                   "that are no pieces"
@@ -282,7 +303,7 @@ class FolderReader {
   Metadata metadata_;
   std::map<std::string, std::string, std::less<>> file_of_;  // key -> file, that of its first piece
   std::map<std::string, std::vector<TensorPiece>, std::less<>> pieces_;  // by key
-  bool joins_ = false;                                                   // a tensor has several
+  bool joins_ = false;  // a tensor has several, none of which says how large it is
 };
 
 template <typename Wanted>

@@ -212,16 +212,18 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
   std::vector<HeaderTensor> tensors;
   std::vector<Entry> entries = std::move(reader).take();
   tensors.reserve(entries.size());
-  const ShardingInfo pieces = parse_sharding_info(reader.sharding_info());
+  const SafetensorsPieces pieces = parse_sharding_info(reader.sharding_info());
   for (Entry& entry : entries) {
     try {
       tensors.push_back(tensor_of(entry));
       const auto piece = pieces.find(tensors.back().key);
       if (piece == pieces.end()) continue;
-      if (piece->second.size() != tensors.back().shape.size()) {
+      const size_t dims = tensors.back().shape.size();
+      if (piece->second.at.size() != dims ||
+          piece->second.whole.value_or(tensors.back().shape).size() != dims) {
         corrupt_header(std::string(kShardingInfoKey) + " and \"shape\" have other numbers of dims");
       }
-      tensors.back().saved_at = piece->second;
+      tensors.back().piece = piece->second;
     } catch (Error& error) {
       error.with_key(entry.key);
       throw;
@@ -295,14 +297,16 @@ std::string entry_text(const HeaderTensor& tensor, uint64_t begin, uint64_t end)
          R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
+std::vector<int64_t> list_of(const Dims& dims) { return {dims.begin(), dims.end()}; }
+
 // What PyTorch's writer says of the file: in "__metadata__", after a comma.
 std::string pieces_text(const std::vector<HeaderTensor>& tensors) {
   Json info = Json::object();
   for (const HeaderTensor& tensor : tensors) {
-    if (tensor.saved_at) {
-      info[tensor.key]["saved_offsets"] =
-          std::vector<int64_t>(tensor.saved_at->begin(), tensor.saved_at->end());
-    }
+    if (!tensor.piece) continue;
+    Json& entry = info[tensor.key];
+    entry[kOffsetsField] = list_of(tensor.piece->at);
+    if (tensor.piece->whole) entry[kWholeField] = list_of(*tensor.piece->whole);
   }
   if (info.empty()) return "";
   return ",\"" + std::string(kShardingInfoKey) + "\":" + Json(info.dump()).dump() +

@@ -10,6 +10,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/dtype.h"
+#include "tilestone/format/safetensors/safetensors.h"
 #include "tilestone/geometry/box.h"
 
 namespace tilestone::safetensors {
@@ -28,9 +29,8 @@ struct HeaderTensor {
   // Why Tilestone can't read the tensor: "dtype F6_E2M3, shape [4]"; "": it can. Then `dtype` and
   // `shape` are not set.
   std::string unsupported = {};
-  // Where the elements begin in the tensor that they are a piece of; nullopt: not recorded, the
-  // tensor is whole. All zeros: it is whole, or the first piece.
-  std::optional<Dims> saved_at = {};
+  // The tensor that they are a piece of; nullopt: not recorded, they are the whole.
+  std::optional<SafetensorsPiece> piece = {};
 };
 
 // The number of bytes of the JSON text, from the first 8 bytes of a file of `file_size` bytes. All
@@ -50,7 +50,7 @@ std::string in_quotes(std::string_view text);
 bool is_json_text(const std::string& text);
 
 // The header of a file with these tensors, in this order and without gaps. `begin` and `end` are
-// ignored. If a tensor has `saved_at`, all must have it. The text is padded with spaces to a
+// ignored. If a tensor has `piece`, all must have it. The text is padded with spaces to a
 // multiple of 8 bytes.
 Bytes write_header(const std::vector<HeaderTensor>& tensors);
 

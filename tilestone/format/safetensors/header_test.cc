@@ -149,23 +149,26 @@ TEST(SafetensorsHeader, TensorsOfDTypesThatTilestoneLacksAreUnsupportedBesideOth
 }
 
 TEST(SafetensorsHeader, SaysWherePiecesBegin) {
-  const ShardingInfo found =
-      parse_sharding_info(R"({"w":{"saved_offsets":[4,0]},"s":{"saved_offsets":[]}})");
-  EXPECT_EQ(found.at("w"), (Dims{4, 0}));
-  EXPECT_EQ(found.at("s"), Dims());
+  const SafetensorsPieces found = parse_sharding_info(
+      R"({"w":{"saved_offsets":[4,0],"whole_shape":[8,3]},"s":{"saved_offsets":[]}})");
+  EXPECT_EQ(found.at("w").at, (Dims{4, 0}));
+  EXPECT_EQ(found.at("w").whole, (Dims{8, 3}));
+  EXPECT_EQ(found.at("s").at, Dims());
+  EXPECT_FALSE(found.at("s").whole);
   EXPECT_TRUE(parse_sharding_info("").empty());
   for (const char* bad :
        {"[]", "{", "5", R"({"w":5})", R"({"w":{}})", R"({"w":{"saved_offsets":5}})",
         R"({"w":{"saved_offsets":[-1]}})", R"({"w":{"saved_offsets":[9223372036854775808]}})",
         R"({"w":{"saved_offsets":[[1]]}})", R"({"w":{"saved_offsets":[{}]}})", R"({"w":{"x":[1]}})",
-        R"({"w":{"saved_offsets":[1],"saved_offsets":[1]}})",
+        R"({"w":{"saved_offsets":[1],"saved_offsets":[1]}})", R"({"w":{"whole_shape":[1]}})",
+        R"({"w":{"saved_offsets":[1],"whole_shape":[1],"whole_shape":[1]}})",
         R"({"w":{"saved_offsets":[1]},"w":{"saved_offsets":[1]}})"}) {
     EXPECT_EQ(error_of([&] { parse_sharding_info(bad); }).code(), ErrorCode::kCorrupt) << bad;
   }
   const std::string text =
       R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"k\":{\"saved_offsets\":[4,0]}}"},)"
       R"("k":{"dtype":"U8","shape":[1,2],"data_offsets":[0,2]}})";
-  EXPECT_EQ(parse(text, 2).at(0).saved_at, (Dims{4, 0}));
+  EXPECT_EQ(parse(text, 2).at(0).piece.value().at, (Dims{4, 0}));
 }
 
 TEST(SafetensorsHeader, LengthsBeyondTheFileOrTheLimitAreRefused) {

@@ -22,9 +22,8 @@ std::string five_digits(size_t number) {
 // Writes one tensor after the other, without anything between them.
 class TensorsEncoder final : public ItemEncoder {
  public:
-  // `saved_at`: as in SafetensorsPlan; outlives the encoder.
-  explicit TensorsEncoder(const std::map<std::string, Dims, std::less<>>& saved_at)
-      : saved_at_(saved_at) {}
+  // `pieces`: as in SafetensorsPlan; outlives the encoder.
+  explicit TensorsEncoder(const SafetensorsPieces& pieces) : pieces_(pieces) {}
 
   Bytes begin_file(std::span<const FileItem> items) override {
     std::vector<HeaderTensor> tensors;
@@ -32,8 +31,8 @@ class TensorsEncoder final : public ItemEncoder {
       if (item.tensor == nullptr) refuse_object();
       HeaderTensor& tensor = tensors.emplace_back(HeaderTensor{
           .key = item.tensor->key, .dtype = item.tensor->dtype, .shape = item.piece->box.shape});
-      const auto at = saved_at_.find(tensor.key);
-      if (at != saved_at_.end()) tensor.saved_at = at->second;
+      const auto piece = pieces_.find(tensor.key);
+      if (piece != pieces_.end()) tensor.piece = piece->second;
     }
     return write_header(tensors);
   }
@@ -53,7 +52,7 @@ class TensorsEncoder final : public ItemEncoder {
     throw Error(ErrorCode::kInternal, "safetensors files have no objects");
   }
 
-  const std::map<std::string, Dims, std::less<>>& saved_at_;
+  const SafetensorsPieces& pieces_;
 };
 
 class SafetensorsFormat : public ReadFormat {
@@ -104,7 +103,7 @@ class SafetensorsWriter final : public SafetensorsFormat {
   explicit SafetensorsWriter(SafetensorsPlan plan) : plan_(std::move(plan)) {}
 
   std::unique_ptr<ItemEncoder> encoder() const override {
-    return std::make_unique<TensorsEncoder>(plan_.saved_at);
+    return std::make_unique<TensorsEncoder>(plan_.pieces);
   }
   void check(const Items& items) const override {
     for (const ObjectItem& item : items.objects) {

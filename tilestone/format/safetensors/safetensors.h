@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,14 +38,20 @@ std::map<std::string, std::string, std::less<>> safetensors_files(
 // has no name there, or its key is not UTF-8, reserved or too long for a header.
 void check_safetensors(const std::string& key, DType dtype, const Dims& shape);
 
+// The place of a piece of a tensor.
+struct SafetensorsPiece {
+  Dims at;                                   // where its elements begin in the whole tensor
+  std::optional<Dims> whole = std::nullopt;  // the tensor's shape, which torch does not record
+};
+using SafetensorsPieces = std::map<std::string, SafetensorsPiece, std::less<>>;  // by key
+
 // What a writer puts where.
 struct SafetensorsPlan {
   std::map<std::string, std::string, std::less<>> files;  // key -> file
   std::string other_file = {};                            // of all other keys; "": there are none
-  // Where each key's elements begin in the tensor of which this checkpoint has a piece, for the
-  // header (docs/formats/safetensors.md). Empty: the tensors are whole, and the header does not say
-  // so.
-  std::map<std::string, Dims, std::less<>> saved_at = {};
+  // The tensors of which this checkpoint has pieces, for the headers. Empty: they are whole, and no
+  // header says so.
+  SafetensorsPieces pieces = {};
 };
 
 // Writes each tensor as a whole into one file, and Hugging Face's index. check() refuses objects

@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 class InfoReader final : public nlohmann::json_sax<Json> {
  public:
-  ShardingInfo take() && { return std::move(info_); }
+  SafetensorsPieces take() && { return std::move(info_); }
 
   bool null() override { unexpected("null"); }
   bool boolean(bool) override { unexpected("a bool"); }
@@ -27,8 +27,8 @@ class InfoReader final : public nlohmann::json_sax<Json> {
   bool string(string_t&) override { unexpected("a string"); }
   bool binary(binary_t&) override { unexpected("bytes"); }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_list_ || value > INT64_MAX || at_->second.size() == kMaxDims) unexpected("a number");
-    at_->second.push_back(static_cast<int64_t>(value));
+    if (!in_list_ || value > INT64_MAX || list_->size() == kMaxDims) unexpected("a number");
+    list_->push_back(static_cast<int64_t>(value));
     return true;
   }
   bool start_object(std::size_t) override {
@@ -41,11 +41,15 @@ class InfoReader final : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& name) override {
     if (depth_ == 2) {
-      if (name != "saved_offsets" || has_offsets_) unexpected("the field " + in_quotes(name));
-      has_offsets_ = true;
+      const bool is_whole = name == kWholeField && !at_->second.whole;
+      if (!is_whole && (name != kOffsetsField || has_offsets_)) {
+        unexpected("the field " + in_quotes(name));
+      }
+      has_offsets_ = has_offsets_ || !is_whole;
+      list_ = is_whole ? &at_->second.whole.emplace() : &at_->second.at;
       return true;
     }
-    const auto [at, is_new] = info_.emplace(std::move(name), Dims());
+    const auto [at, is_new] = info_.emplace(std::move(name), SafetensorsPiece());
     at_ = at;
     has_offsets_ = false;
     if (!is_new) unexpected("a second entry");
@@ -69,8 +73,9 @@ class InfoReader final : public nlohmann::json_sax<Json> {
     corrupt_info(what + (info_.empty() ? "" : " at the tensor " + in_quotes(at_->first)));
   }
 
-  ShardingInfo info_;
-  ShardingInfo::iterator at_ = info_.end();  // the latest entry
+  SafetensorsPieces info_;
+  SafetensorsPieces::iterator at_ = info_.end();  // the latest entry
+  Dims* list_ = nullptr;                          // the latest list of it
   int depth_ = 0;
   bool has_offsets_ = false;
   bool in_list_ = false;
@@ -78,7 +83,7 @@ class InfoReader final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-ShardingInfo parse_sharding_info(std::string_view text) {
+SafetensorsPieces parse_sharding_info(std::string_view text) {
   if (text.empty()) return {};
   if (text.find('\0') != std::string_view::npos) corrupt_info("invalid JSON: a NUL byte");
   InfoReader reader;

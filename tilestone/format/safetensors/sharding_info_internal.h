@@ -2,21 +2,19 @@
 // file: the text of "DCP_SHARDING_INFO" in the header's "__metadata__".
 #pragma once
 
-#include <map>
-#include <string>
 #include <string_view>
 
-#include "tilestone/geometry/box.h"
+#include "tilestone/format/safetensors/safetensors.h"
 
 namespace tilestone::safetensors {
 
 inline constexpr std::string_view kShardingInfoKey = "DCP_SHARDING_INFO";
 
-// Where each key's elements begin in the whole tensor. The extents of whole tensors are in no file:
-// they are what the pieces of all files cover.
-using ShardingInfo = std::map<std::string, Dims, std::less<>>;
+inline constexpr const char* kOffsetsField = "saved_offsets";
+inline constexpr const char* kWholeField = "whole_shape";  // Tilestone's, which torch ignores
 
-// {"KEY": {"saved_offsets": [4, 0]}}; of "" nothing. Throws Error(kCorrupt).
-ShardingInfo parse_sharding_info(std::string_view text);
+// {"KEY": {"saved_offsets": [4, 0], "whole_shape": [8, 3]}}, the second one if it is recorded; of
+// "" nothing. Throws Error(kCorrupt).
+SafetensorsPieces parse_sharding_info(std::string_view text);
 
 }  // namespace tilestone::safetensors
