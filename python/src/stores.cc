@@ -313,7 +313,8 @@ class PythonStore : public Storage {
   StorageFacts facts() const override {
     StorageFacts facts = {.description = url_};
     facts.read_costs = kStoreReadCosts;
-    facts.put_if_tag = facts.claims_are_leases = calls_->has_tags;
+    facts.put_if_tag = calls_->has_tags;
+    if (calls_->has_tags) facts.lease_period = lease_period();
     return facts;
   }
 
@@ -349,7 +350,7 @@ class PythonStore : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
-    if (depth == Depth::kAtOnce) return {.is_whole = false};
+    if (depth == Depth::kAtOnce) return {};
     using Files = std::vector<std::tuple<std::string, uint64_t, std::optional<double>>>;
     auto [listed, directories] = in_store("listing", prefix, Deadline::never(), [&] {
       return nb::cast<std::pair<Files, std::vector<std::string>>>(

@@ -143,6 +143,13 @@ class ChildStorage : public Storage {
     make_root();
     return base_->put(full, bytes, condition, file(scratch), deadline);
   }
+  std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                         const Condition& condition, const std::string& scratch,
+                                         Deadline deadline) override {
+    const std::string full = file(name);
+    make_root();
+    return base_->put_for_tag(full, bytes, condition, file(scratch), deadline);
+  }
   void remove(std::span<const std::string> names) override {
     std::vector<std::string> full;
     for (const std::string& name : names) full.push_back(file(name));
@@ -150,6 +157,9 @@ class ChildStorage : public Storage {
   }
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
     return base_->remove_if(file(name), tag, deadline);
+  }
+  bool remove_own(const std::string& name, const std::string& tag, Deadline deadline) override {
+    return base_->remove_own(file(name), tag, deadline);
   }
 
   void discard_unfinished(const std::string& prefix,

@@ -350,7 +350,7 @@ class FaultStorage : public Storage {
 
   Listing listing(const std::string& prefix, Depth depth) override {
     // No call of a file system.
-    if (depth == Depth::kAtOnce && directories() != nullptr) return {.is_whole = false};
+    if (depth == Depth::kAtOnce && directories() != nullptr) return {};
     Listing found;
     state_.perform(call(StorageOp::kList, prefix),
                    [&] { found = state_.inner->listing(prefix, depth); });

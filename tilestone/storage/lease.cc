@@ -5,9 +5,11 @@
 //  2. Renew: one thread of the process puts it again each period, if it still has the tag of the
 //     put before.
 //  3. Take over: the object has lapsed if its tag has stayed the same for kLapsed periods by the
-//     clock of who looks at it; or for kWatched, if the store's own clock says that it is kLapsed
-//     periods old. Then it is put if it still has that tag. No clocks of two hosts are compared.
-//  4. Release: it is removed if it still has the tag of the last put.
+//     clock of who looks at it; or for kWatched, if the store's own clock, the date of the same
+//     answer, says that it is kLapsed periods old. Then it is put if it still has that tag. No
+//     clocks of two hosts are compared. Who only asks (is_leased()) believes the store's clock.
+//  4. Release: it is removed if it still has the tag of the last put. Its holder does not look
+//     first while it is sure of its claim.
 //
 // The holder is sure of its claim until kSure periods after it has begun its last put that has
 // succeeded. That ends before the lease can lapse, as the store has executed the put later than
@@ -146,14 +148,17 @@ class Lease : public StorageClaim {
                                .with_interrupt(deadline.interrupt()));
   }
 
-  // Its tag is asked for while nobody else can have put it.
+  // Where the put does not say its tag, that is asked for while nobody else can have put it.
   bool put(const Condition& condition, const Deadline& deadline) {
     const auto began = Clock::now();
     const std::string text = holder_ + ", number " + std::to_string(++number_);
     tag_.clear();
-    if (!storage_->put(name_, as_bytes(text), condition, scratch_, deadline)) return false;
+    const auto tag = storage_->put_for_tag(name_, as_bytes(text), condition, scratch_, deadline);
+    if (!tag) return false;
     sure_until_ = began + std::chrono::duration_cast<Clock::duration>(kSure * period_);
     next_ = began + std::chrono::duration_cast<Clock::duration>(period_);
+    tag_ = *tag;
+    if (!tag_.empty()) return true;
     if (const auto info = in_time(deadline)->stat(name_); info && !is_late()) tag_ = info->tag;
     return true;
   }
@@ -188,9 +193,13 @@ class Lease : public StorageClaim {
     const Deadline end = Deadline::after(period_);
     for (int tries = 0; tries < 2; ++tries) {
       if (tag_.empty()) tag_ = own_tag(end);
-      if (tag_.empty() || storage_->remove_if(name_, tag_, end)) return;
+      if (tag_.empty() || remove(end)) return;
       tag_.clear();
     }
+  }
+  bool remove(const Deadline& end) {
+    return is_late() ? storage_->remove_if(name_, tag_, end)
+                     : storage_->remove_own(name_, tag_, end);
   }
 
   const pid_t process_ = ::getpid();
@@ -319,8 +328,9 @@ std::unique_ptr<StorageClaim> claim_lease(const std::shared_ptr<Storage>& storag
   std::string seen;  // the tag at the first look
   Clock::time_point since;
   bool has_said = false;
+  const auto in_time = storage->until(patience);
   for (Seconds wait = period / 100; !is_mine; wait = std::min(1.5 * wait, period / 10)) {
-    const auto found = storage->stat(name);
+    const auto found = in_time->stat(name);
     if (!found) {
       is_mine = lease->take(Condition::absent(), patience);
       continue;

@@ -98,6 +98,53 @@ TEST(Lease, AForkedChildHasNoClaimAndItsEndTakesNoneAway) {
   EXPECT_TRUE(is_had(*lock));
 }
 
+// A store whose answers say no ages, or whose clocks differ by an hour.
+class OtherAges : public MemoryObjects {
+ public:
+  explicit OtherAges(bool has_ages) : MemoryObjects({}), has_ages_(has_ages) {}
+  std::optional<FileInfo> stat(const std::string& name) override {
+    auto info = MemoryObjects::stat(name);
+    if (!info) return info;
+    if (!has_ages_) info->least_age.reset();
+    if (has_ages_) *info->least_age += 3600;
+    return info;
+  }
+
+ private:
+  const bool has_ages_;
+};
+
+TEST(Lease, WithoutAgesAndWithWrongOnesADeadOneIsTakenOverAndALivingOneIsNot) {
+  for (const bool has_ages : {false, true}) {
+    const std::shared_ptr<Storage> store = std::make_shared<OtherAges>(has_ages);
+    put_file(*store, "lock", as_bytes("of a dead process"));
+    EXPECT_EQ(is_leased(*store, "lock", kPeriod), !has_ages);
+    const auto began = std::chrono::steady_clock::now();
+    const auto lock = store->claim("lock");
+    ASSERT_NE(lock, nullptr);
+    EXPECT_GE(std::chrono::steady_clock::now() - began, (has_ages ? 1 : 4) * kPeriod);
+    EXPECT_EQ(store->claim("lock"), nullptr);
+    EXPECT_TRUE(is_had(*lock));
+  }
+}
+
+TEST(Lease, WithoutAgesADeadOneIsKnownOnceItWasWatchedForFourPeriods) {
+  OtherAges store(false);
+  put_file(store, "lock", as_bytes("of a dead process"));
+  const auto began = std::chrono::steady_clock::now();
+  while (is_leased(store, "lock", kPeriod)) std::this_thread::sleep_for(kPeriod / 4);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 4 * kPeriod);
+}
+
+// As a store's that is dead in the middle of a claim.
+TEST(Lease, WhoWaitsForOneEndsAtHisDeadline) {
+  const std::shared_ptr<Storage> store = std::make_shared<OtherAges>(false);
+  put_file(*store, "lock", as_bytes("of a dead process"));
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(store->claim("lock", Deadline::after(kPeriod)), nullptr);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 4 * kPeriod);
+}
+
 size_t threads_now() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));

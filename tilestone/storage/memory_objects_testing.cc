@@ -77,7 +77,7 @@ MemoryObjects::MemoryObjects(FileImage initial) : MemoryStorage({}) {
 StorageFacts MemoryObjects::facts() const {
   StorageFacts facts = {.description = "memory"};
   facts.put_if_tag = true;
-  facts.claims_are_leases = true;
+  facts.lease_period = kLeasePeriod;
   return facts;
 }
 
@@ -105,8 +105,10 @@ std::optional<FileInfo> MemoryObjects::stat(const std::string& name) {
 }
 
 Listing MemoryObjects::listing(const std::string& prefix, Depth depth) {
-  if (depth == Depth::kAtOnce) depth = Depth::kTree;
+  const bool is_whole = depth == Depth::kAtOnce;
+  if (is_whole) depth = Depth::kTree;
   Listing found = MemoryStorage::listing(prefix, depth);
+  found.is_whole = is_whole;
   for (const std::string& name : found.files) {
     const auto file = find(name);
     found.infos.push_back({.size = file == nullptr ? 0 : file->size()});

@@ -159,7 +159,7 @@ std::optional<FileInfo> MemoryStorage::stat(const std::string& name) {
 }
 
 Listing MemoryStorage::listing(const std::string& prefix, Depth depth) {
-  if (depth == Depth::kAtOnce) return {.is_whole = false};
+  if (depth == Depth::kAtOnce) return {};
   std::lock_guard lock(mutex_);
   const auto is_listed = [&](const std::string& name) {
     return depth == Depth::kTree || name.find('/', prefix.size()) == std::string::npos;

@@ -130,7 +130,7 @@ class PosixStorage : public Storage {
   }
 
   Listing listing(const std::string& prefix, Depth depth) override {
-    if (depth == Depth::kAtOnce) return {.is_whole = false};
+    if (depth == Depth::kAtOnce) return {};
     return posix_list(*context_, prefix, depth);
   }
 

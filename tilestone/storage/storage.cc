@@ -230,11 +230,22 @@ bool Storage::put(const std::string& name, ByteView bytes, const Condition& cond
   }
 }
 
+std::optional<std::string> Storage::put_for_tag(const std::string& name, ByteView bytes,
+                                                const Condition& condition,
+                                                const std::string& scratch, Deadline deadline) {
+  return put(name, bytes, condition, scratch, deadline) ? std::optional(std::string())
+                                                        : std::nullopt;
+}
+
 std::shared_ptr<Storage> Storage::until(const Deadline&) { return shared_from_this(); }
 
 bool Storage::remove_if(const std::string& name, const std::string&, Deadline) {
   remove(name);
   return true;
+}
+
+bool Storage::remove_own(const std::string& name, const std::string& tag, Deadline deadline) {
+  return remove_if(name, tag, deadline);
 }
 
 void Storage::discard_unfinished(const std::string&,
@@ -263,11 +274,7 @@ void Storage::prepare_put(const std::string& temp_name, ByteView bytes, Deadline
 bool Storage::put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                            const std::string& scratch, Deadline deadline) {
   check_file_name(name);
-  if (directories() == nullptr) {
-    const bool done = put(name, bytes, condition, scratch, deadline);
-    if (done) discard_temporary(*this, scratch);
-    return done;
-  }
+  if (directories() == nullptr) return put(name, bytes, condition, scratch, deadline);
   if (deadline.expired()) {
     throw Error(ErrorCode::kTimeout, "the deadline passed before a file was published")
         .with_file(name);

@@ -10,6 +10,7 @@
 // All calls are thread-safe, but only one thread at a time may use a WritableFile.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,9 +53,11 @@ struct StorageFacts {
   // until a put has shown the reverse: the first one with a condition in a process finds out.
   bool put_if_absent = true;
   bool put_if_tag = false;
-  // A claim is a lease: it costs requests while it is held, and that of a process that has died
-  // goes only after a while (lease.h). So few processes should hold one.
-  bool claims_are_leases = false;
+  // Not 0: a claim is a lease, which its holder renews after each period: it costs requests while
+  // it is held, and that of a process that has died goes only after a while (lease.h). So few
+  // processes should hold one.
+  std::chrono::duration<double> lease_period{0};
+  bool claims_are_leases() const { return lease_period.count() > 0; }
   // The most bytes of a file's name, such that every program can open the file by its whole path.
   uint64_t max_name_bytes = UINT64_MAX;
 };
@@ -166,7 +169,7 @@ struct Listing {
   std::vector<FileInfo> infos = {};
   // Directories, without a slash at the end. Links are not listed.
   std::vector<std::string> directories = {};
-  bool is_whole = true;  // false: of Depth::kAtOnce, if one request does not list it
+  bool is_whole = false;  // of Depth::kAtOnce: one request has listed it all
 };
 
 enum class Depth : uint8_t {
@@ -221,6 +224,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // its name; a crash may leave it. The default renames, and so needs directories.
   virtual bool put(const std::string& name, ByteView bytes, const Condition& condition,
                    const std::string& scratch, Deadline deadline);
+  // put(), and the tag that the file has got; "" if the storage does not say it. nullopt: the
+  // condition does not hold.
+  virtual std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                                 const Condition& condition,
+                                                 const std::string& scratch, Deadline deadline);
   // Removes files. One that does not exist is no failure. All are tried; then the first failure is
   // thrown, as for an object that is locked.
   virtual void remove(std::span<const std::string> names) = 0;
@@ -229,6 +237,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // object stores ignore the condition of a removal: there, a file that is put between a look and
   // the removal goes, too.
   virtual bool remove_if(const std::string& name, const std::string& tag, Deadline deadline);
+  // The same where nobody else can have put the file before the request is executed: an object
+  // store that is said to ignore the condition is not asked for the tag first.
+  virtual bool remove_own(const std::string& name, const std::string& tag, Deadline deadline);
   // Files that were begun under names with this prefix, and neither finished nor given up: some
   // object stores keep what was written, though no listing shows it. Discards those for whose names
   // `goes` returns true.
@@ -281,7 +292,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // The two halves of a put(), for a caller who must know which of them has failed. The first
   // writes and syncs the scratch file; if it fails, nothing is put, and the file is removed if
   // possible. The second puts the same bytes; unless it returns true, the scratch file stays, or it
-  // has its new name.
+  // has its new name. Without directories it always stays, and the caller removes it.
   void prepare_put(const std::string& scratch, ByteView bytes, Deadline deadline);
   bool put_prepared(const std::string& name, ByteView bytes, const Condition& condition,
                     const std::string& scratch, Deadline deadline);

@@ -374,7 +374,7 @@ void sleep_periods(int count) { std::this_thread::sleep_for(count * lease_period
 
 TEST_P(ObjectConformance, ANameIsClaimedByOneUntilItIsReleased) {
   const ShortLeases leases;
-  EXPECT_TRUE(storage().facts().claims_are_leases);
+  EXPECT_TRUE(storage().facts().claims_are_leases());
   EXPECT_FALSE(storage().is_claimed("a/lock"));
   auto lock = storage().claim("a/lock");
   ASSERT_NE(lock, nullptr);

@@ -65,7 +65,7 @@ bool is_held(StorageClaim* lock) {
 }
 
 void remove_claim(Storage& location, std::unique_ptr<StorageClaim>& lock) {
-  if (!location.facts().claims_are_leases) location.remove(std::string(kLockName));
+  if (!location.facts().claims_are_leases()) location.remove(std::string(kLockName));
   lock.reset();
 }
 

@@ -1,6 +1,7 @@
 // The claim of a save on its location: the lock, and the directories that are made for it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -13,14 +14,17 @@
 
 namespace tilestone::engine {
 
+// For what has no deadline of its own. A lease shows within less whether its holder lives.
+inline constexpr std::chrono::seconds kClaimPatience{60};
+
 // Takes the lock of the location, which a save or a gc holds. Null if another process holds it.
 // Makes kTilestoneDirectory. The locked file is the one that is at the location when the call
 // returns, even if a save has exchanged the directory meanwhile (Storage::claim).
-std::unique_ptr<StorageClaim> claim_location(Storage& storage,
-                                             const Deadline& patience = Deadline::never());
+std::unique_ptr<StorageClaim> claim_location(
+    Storage& storage, const Deadline& patience = Deadline::after(kClaimPatience));
 // The same; nullopt, which is logged, where the storage has no locks.
 std::optional<std::unique_ptr<StorageClaim>> lock_if_possible(
-    Storage& location, const Deadline& patience = Deadline::never());
+    Storage& location, const Deadline& patience = Deadline::after(kClaimPatience));
 // Whether it was taken, and is not lost (StorageClaim::held_until()). Null: it is not.
 bool is_held(StorageClaim* lock);
 // Releases the lock and removes its file. A lease's goes only if it is still the caller's.

@@ -285,7 +285,7 @@ std::vector<Leftover> remove_leftovers(const Location& location, bool force) {
   // which only taking it finds out.
   Storage& storage = location.storage();
   const bool has_lease =
-      storage.facts().claims_are_leases && storage.stat(std::string(engine::kLockName));
+      storage.facts().claims_are_leases() && storage.stat(std::string(engine::kLockName));
   if (!has_lease && find_leftovers(location, force).empty()) return {};
   engine::Cleaning cleaning(location, force);
   cleaning.lock();

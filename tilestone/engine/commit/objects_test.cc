@@ -117,7 +117,7 @@ TEST(Objects, ADamagedStepIsRemoved) {
 TEST(Objects, GcEndsARemovalThatHasBegun) {
   const auto store = memory_objects();
   save_at(store, kOld);
-  ASSERT_TRUE(engine::begin_removal(*store, false));
+  ASSERT_TRUE(engine::begin_removal(*store, nullptr));
   expect_error([&] { Checkpoint::open(Location(store)); }, ErrorCode::kNotFound, "it was removed");
   EXPECT_FALSE(remove_leftovers(Location(store)).empty());
   EXPECT_THAT(store->list(), testing::IsEmpty());
@@ -301,6 +301,29 @@ TEST(Objects, ASaveThatHasLostItsClaimIsNotPublished) {
   expect_error([&] { save_at(disk->storage(), kNew); }, ErrorCode::kIo, "");
   EXPECT_FALSE(is_first);
   EXPECT_FALSE(store->stat(".metadata"));
+}
+
+// Its switch is sent in time and executed late, when gc has taken it for dead.
+TEST(Objects, ASaveWhoseSwitchComesLateSaysThatItsFilesAreGone) {
+  class Late : public MemoryObjects {
+   public:
+    Late() : MemoryObjects({}) {}
+    bool put(const std::string& name, ByteView bytes, const Condition& condition,
+             const std::string& scratch, Deadline deadline) override {
+      if (name == ".metadata" && std::exchange(is_first, false)) {
+        lapse(*this);
+        EXPECT_FALSE(remove_leftovers(Location(shared_from_this())).empty());
+        deadline = Deadline::never();
+      }
+      return MemoryObjects::put(name, bytes, condition, scratch, deadline);
+    }
+    bool is_first = true;
+  };
+  const auto store = std::make_shared<Late>();
+  expect_error([&] { save_at(store, kNew); }, ErrorCode::kCorrupt, "has removed its files");
+  EXPECT_FALSE(store->is_first);
+  save_at(store, kOther, replacing());
+  expect_rows(Location(store), kOther, 1);
 }
 
 TEST(Objects, ARunIsSavedPrunedAndRestored) {

@@ -25,7 +25,8 @@ struct SaveTerms {
 
 // Throws the errors of Transaction::begin() that follow from what stands at the location.
 void expect_free(Storage& location, const Standing& here, const SaveTerms& terms);
-// A directory with the name of a file that makes a checkpoint: the switch would fail.
+// A directory with the name of a file that makes a checkpoint: the switch would fail. Object stores
+// have none.
 void expect_no_directory_of_index(Storage& location, const Format& format);
 // Whether the new or the existing checkpoint has files whose names contain no save id. A stock
 // reader would mix old and new ones. If the location is empty and has no parent for a staging

@@ -22,7 +22,7 @@
 //     stood at the look; else if it still has the tag that was taken. Where there are no tags, the
 //     lock has kept others away. The put is the commit, and durable when it answers.
 //  7. Clean. Files of the replaced checkpoint and leftovers are removed. Once they are durably
-//     removed, so is the note.
+//     removed, so is the note, and with it, where nothing was renamed, the temporary file.
 //
 // What may be removed: files of a save that began here according to a note, unless the switch names
 // them; and files of a save that the current one has replaced, according to its note. Any other
@@ -147,8 +147,7 @@ Transaction::Transaction(std::shared_ptr<Storage> storage, std::shared_ptr<const
 
 // Nothing is made at a location that the first look refuses.
 void Transaction::begin(Deadline deadline) {
-  end_removal(*location_, deadline);
-  const Standing before = look();
+  const Standing before = look([&] { end_removal(*location_, deadline); });
   const bool is_staged = needs_staging(*location_, before, terms_);
   expect_directories(*location_, *terms_.format, !is_staged);
   if (is_staged) return begin_staged(before);
@@ -156,12 +155,17 @@ void Transaction::begin(Deadline deadline) {
   begin_in_place(is_fresh, deadline);
 }
 
-// A file may be lost while another save replaces the location.
-Standing Transaction::look() const {
+// A file may be lost while another save replaces the location. `end_removal`: called if a removal
+// has begun there; then the look is a new one.
+Standing Transaction::look(const std::function<void()>& end_removal) const {
   constexpr int kMaxTries = 8;
   for (int tries = 1;; ++tries) {
     try {
       Standing here = look_at(*location_, terms_.format);
+      if (here.is_removed && end_removal && tries == 1) {
+        end_removal();
+        continue;
+      }
       expect_free(*location_, here, terms_);
       return here;
     } catch (const Error& error) {
@@ -387,6 +391,7 @@ void Transaction::clean_in_place() {
       files_to_remove(old_, terms_, new_.files, switch_file(new_.index).name, claim_.is_held());
   gone.push_back(note_name(terms_.save_id));
   for (const IndexFile& file : files_that_follow()) gone.push_back(temporary_of(file));
+  if (location_->directories() == nullptr) gone.push_back(temporary_of(switch_file(new_.index)));
   remove_leftover_files(*location_, gone);
   if (claim_.is_held()) remove_directories_of_replaced(*location_, old_);
 }

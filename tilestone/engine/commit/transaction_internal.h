@@ -3,6 +3,7 @@
 // write their items (write/writer_internal.h) at storage() and hands their receipts to prepare().
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,7 +69,7 @@ class Transaction {
  private:
   enum class Stage : uint8_t { kNew, kBegun, kTried };  // kBegun: the save's note was left
 
-  Standing look() const;
+  Standing look(const std::function<void()>& end_removal = nullptr) const;
   void begin_in_place(bool is_fresh, Deadline deadline);
   void begin_staged(const Standing& before);
   void expect_own_files();

@@ -8,7 +8,8 @@
 //  4. The files that describe the checkpoint are removed, the switch first, and their removal is
 //     settled. From then on there is none for other programs. Where there are tags, one that has a
 //     fixed name is replaced by kGone if it still has its tag, and then removed under that of
-//     kGone.
+//     kGone. Who has just put the mark and is alone removes it at once under its tag: while a lease
+//     is held, and if no save without a claim (commit/attempt.cc) had begun there at step 2.
 //  5. The other files of the list are removed, and settled. In an object store those of step 4 that
 //     have no fixed name go with them.
 //  6. The mark is removed.
@@ -19,6 +20,9 @@
 // late, after step 6, is void if a save has been there since: a tag differs, or, where there are
 // none, a manifest stands that the list lacks. Until somebody goes on with it, it hides that
 // checkpoint.
+//
+// Who is alone: other saves and removals wait for the lease, and saves without a claim that begin
+// later find the mark. The removals of step 4 end before the lease can lapse.
 //
 // A reader that has opened the checkpoint before gets an error for each file that is gone.
 //
@@ -31,12 +35,14 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
+#include "tilestone/engine/commit/claim_internal.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -50,10 +56,13 @@ namespace {
 
 constexpr std::string_view kGone = "this checkpoint is removed\n";
 
-struct Mark {
+}  // namespace
+
+struct RemovalMark {
   std::vector<std::string> describing, others;
   std::map<std::string, std::string> tags;  // of describing files with fixed names, where there are
   std::string id = random_uuid();           // so that two marks differ
+  bool is_alone = false;                    // who has just put it, while he holds his lease
 
   Bytes encode() const {
     ByteWriter writer;
@@ -69,9 +78,9 @@ struct Mark {
     writer.string(id);
     return std::move(writer).take();
   }
-  static Mark decode(ByteView bytes) {
+  static RemovalMark decode(ByteView bytes) {
     ByteReader reader(bytes, std::string(kRemovedName));
-    Mark mark;
+    RemovalMark mark;
     for (auto* names : {&mark.describing, &mark.others}) {
       for (uint64_t count = reader.count(); count > 0; --count) {
         names->emplace_back(reader.string());
@@ -87,6 +96,8 @@ struct Mark {
   }
 };
 
+namespace {
+
 std::map<std::string, std::string> tags_of(Storage& place,
                                            const std::vector<std::string>& describing) {
   std::map<std::string, std::string> tags;
@@ -98,8 +109,8 @@ std::map<std::string, std::string> tags_of(Storage& place,
   return tags;
 }
 
-// False: another save's files have come in their place.
-bool replace_describing(Storage& place, const Mark& mark) {
+// Also false: another save's files have come in their place.
+bool replace_describing(Storage& place, const RemovalMark& mark) {
   for (const auto& [name, tag] : mark.tags) {
     if (place.put(name, as_bytes(kGone), Condition::has(tag),
                   temporary_name(random_uuid(), "removed"), Deadline::never())) {
@@ -112,7 +123,7 @@ bool replace_describing(Storage& place, const Mark& mark) {
 }
 
 // Only asked where there are no tags, which tell more.
-bool lacks_a_manifest(Storage& place, const Mark& mark) {
+bool lacks_a_manifest(Storage& place, const RemovalMark& mark) {
   if (!mark.tags.empty()) return false;
   const auto names = place.list_files(std::string(kTilestoneDirectory) + "/");
   return std::ranges::any_of(names, [&](const std::string& name) {
@@ -121,9 +132,9 @@ bool lacks_a_manifest(Storage& place, const Mark& mark) {
   });
 }
 
-std::optional<Mark> read_mark(Storage& place) {
+std::shared_ptr<RemovalMark> read_mark(Storage& place) {
   const auto bytes = read_if_there(place, std::string(kRemovedName));
-  return bytes ? std::optional(Mark::decode(*bytes)) : std::nullopt;
+  return bytes ? std::make_shared<RemovalMark>(RemovalMark::decode(*bytes)) : nullptr;
 }
 
 // Whether all files there are of the one save whose checkpoint stands, which has ended.
@@ -184,16 +195,30 @@ void remove_settled(Storage& place, const std::vector<std::string>& names) {
   }
 }
 
-// A process that comes late, when the place has been saved to anew, finds no kGone there. Once
-// files with fixed names are gone, the others describe nothing, and go at once.
-void remove_marked(Storage& place, const Mark& mark) {
-  std::vector<std::string> names = mark.describing;
+// Removes the files that have tags. False: another save's files have come in their place. A process
+// that comes late, when the place has been saved to anew, finds no kGone there.
+bool remove_fixed(Storage& place, const RemovalMark& mark) {
+  if (lacks_a_manifest(place, mark) || !replace_describing(place, mark)) return false;
   for (const auto& [name, tag] : mark.tags) {
     const auto info = place.stat(name);
     const auto now = info ? read_if_there(place, name) : std::nullopt;
     if (now && as_text(*now) == kGone) place.remove_if(name, info->tag, Deadline::never());
-    std::erase(names, name);
   }
+  return true;
+}
+
+// The same for who is alone until then.
+bool remove_fixed_alone(Storage& place, const RemovalMark& mark, const Deadline& until) {
+  return std::ranges::all_of(mark.describing, [&](const std::string& name) {
+    const auto tag = mark.tags.find(name);
+    return tag == mark.tags.end() || place.remove_own(name, tag->second, until);
+  });
+}
+
+// Once files with fixed names are gone, the others describe nothing, and go at once.
+void remove_others(Storage& place, const RemovalMark& mark) {
+  std::vector<std::string> names = mark.describing;
+  std::erase_if(names, [&](const std::string& name) { return mark.tags.contains(name); });
   if (mark.tags.empty()) remove_settled(place, std::exchange(names, {}));
   names.insert(names.end(), mark.others.begin(), mark.others.end());
   remove_settled(place, names);
@@ -221,23 +246,32 @@ std::vector<std::string> describing_files(Storage& storage, std::span<const std:
 }
 
 // The tags are taken after the names are listed and before the index is read: so the three are of
-// the same checkpoint, or a tag differs later.
-bool begin_removal(Storage& place, bool has_claim, const MayGo& may_go) {
+// the same checkpoint, or a tag differs later. Who is alone when the tags are taken was so when he
+// listed the names, and need not list them again.
+std::shared_ptr<const RemovalMark> begin_removal(Storage& place, StorageClaim* claim,
+                                                 const MayGo& may_go) {
   Standing here;
-  if (has_claim) here.names = place.list();
-  if (!has_claim) here = look_at(place, torch_dist_format());
-  if (contains_name(here.names, kRemovedName)) return false;
-  Mark mark;
-  mark.tags = tags_of(place, describing_files(place, here.names));
-  std::vector<std::string> names = has_claim ? here.names : without_other_saves(place, here);
+  if (claim != nullptr) here.names = place.list();
+  if (claim == nullptr) here = look_at(place, torch_dist_format());
+  if (contains_name(here.names, kRemovedName)) return nullptr;
+  auto mark = std::make_shared<RemovalMark>();
+  mark->tags = tags_of(place, describing_files(place, here.names));
+  mark->is_alone = place.facts().claims_are_leases() && is_held(claim) &&
+                   std::ranges::none_of(here.names, [](const std::string& name) {
+                     const auto own = parse_in_tilestone_directory(name);
+                     return own && own->kind == kAttemptKind;
+                   });
+  std::vector<std::string> names = claim != nullptr ? here.names : without_other_saves(place, here);
   std::erase(names, kLockName);
-  if (names.empty() || (may_go && !may_go(place))) return false;
-  mark.describing = describing_files(place, names);
-  const std::set<std::string> first(mark.describing.begin(), mark.describing.end());
+  const std::vector<std::string> listed = mark->is_alone ? here.names : std::vector<std::string>();
+  if (names.empty() || (may_go && !may_go(place, listed))) return nullptr;
+  mark->describing = describing_files(place, names);
+  const std::set<std::string> first(mark->describing.begin(), mark->describing.end());
   std::erase_if(names, [&](const std::string& name) { return first.contains(name); });
-  mark.others = std::move(names);
-  return place.put(std::string(kRemovedName), mark.encode(), Condition::absent(),
-                   temporary_name(random_uuid(), "removed"), Deadline::never());
+  mark->others = std::move(names);
+  const bool is_first = place.put(std::string(kRemovedName), mark->encode(), Condition::absent(),
+                                  temporary_name(random_uuid(), "removed"), Deadline::never());
+  return is_first ? mark : nullptr;
 }
 
 std::optional<std::vector<std::string>> files_of_removal(Storage& place) {
@@ -248,11 +282,13 @@ std::optional<std::vector<std::string>> files_of_removal(Storage& place) {
   return files;
 }
 
-bool finish_removal(Storage& place) {
-  const auto mark = read_mark(place);
-  if (!mark) return true;
-  const bool is_same = !lacks_a_manifest(place, *mark) && replace_describing(place, *mark);
-  if (is_same) remove_marked(place, *mark);
+bool finish_removal(Storage& place, std::shared_ptr<const RemovalMark> mark, StorageClaim* claim) {
+  if (mark == nullptr) mark = read_mark(place);
+  if (mark == nullptr) return true;
+  const bool is_same = mark->is_alone && is_held(claim)
+                           ? remove_fixed_alone(place, *mark, claim->held_until(Deadline::never()))
+                           : remove_fixed(place, *mark);
+  if (is_same) remove_others(place, *mark);
   place.remove(std::string(kRemovedName));
   return is_same;
 }

@@ -25,7 +25,7 @@ class WorkClaim {
     }
   }
   ~WorkClaim() {
-    const bool is_file = lock_ != nullptr && !storage_->facts().claims_are_leases;
+    const bool is_file = lock_ != nullptr && !storage_->facts().claims_are_leases();
     if (is_file) remove_files(*storage_, std::vector{name_});
   }
   WorkClaim(const WorkClaim&) = delete;

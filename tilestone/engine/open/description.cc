@@ -167,7 +167,7 @@ DescribingFiles read_once(Storage& storage, const DetectedFormat& found,
   DescribingFiles description;
   description.format = found.format->name();
   description.dialect = found.dialect->name();
-  description.files = read_index(storage, *found.format, found.dialect.get(), names);
+  description.files = read_index(storage, *found.format, found.dialect.get(), names, found.read);
   try {
     description.metadata = found.format->parse_index(description.files);
     expect_no_pieces_beside(storage, *found.format);
@@ -212,8 +212,9 @@ bool same_files(const DescribingFiles& a, const DescribingFiles& b) {
 DescribingFiles read_description(Storage& storage, const DetectedFormat& detected,
                                  std::vector<std::string> names, Receipts receipts) {
   DescribingFiles found = read_once(storage, detected, std::move(names), receipts);
+  const DetectedFormat unread{detected.format, detected.dialect};
   for (int i = 0; i < kMaxOverwrites && lacks_manifest(found); ++i) {
-    DescribingFiles next = read_once(storage, detected, names_of_checkpoint(storage), receipts);
+    DescribingFiles next = read_once(storage, unread, names_of_checkpoint(storage), receipts);
     const bool same = same_files(next, found);
     found = std::move(next);
     if (same) break;
@@ -295,12 +296,14 @@ bool is_gone(Storage& storage, const DetectedFormat& found) {
 // new directory is tried.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted, std::optional<int> own_rank,
-                      const std::shared_ptr<const Dialect>& unmarked) {
+                      const std::shared_ptr<const Dialect>& unmarked,
+                      std::vector<std::string> at_once) {
   for (int i = 0;; ++i) {
     Found found{hold(storage), {}, {}, false};
     const bool last = i == kMaxExchanges;
     try {
-      std::vector<std::string> names = names_of_checkpoint(*found.storage);
+      std::vector<std::string> names =
+          names_of_checkpoint(*found.storage, std::exchange(at_once, {}));
       found.format = find_format(*found.storage, wanted, names);
       if (own_rank) {
         auto own = describe_rank_alone(*found.storage, found.format, names, *own_rank);

@@ -46,12 +46,13 @@ struct Found {
 // checkpoint meanwhile. `wanted`: a format that overrides detection; may be null. `own_rank`: for a
 // rank-local checkpoint, describes only what this rank has written, if its metadata exists.
 // `unmarked`: the dialect of a checkpoint in PyTorch's dialect by its files, unless its manifest
-// has another one; null: PyTorch's. Error(kNotFound) if there is no checkpoint, or a rank-local one
-// with missing ranks, which it names.
+// has another one; null: PyTorch's. `at_once`: see names_of_checkpoint(). Error(kNotFound) if there
+// is no checkpoint, or a rank-local one with missing ranks, which it names.
 Found find_checkpoint(const std::shared_ptr<Storage>& storage,
                       const std::shared_ptr<const Format>& wanted,
                       std::optional<int> own_rank = std::nullopt,
-                      const std::shared_ptr<const Dialect>& unmarked = nullptr);
+                      const std::shared_ptr<const Dialect>& unmarked = nullptr,
+                      std::vector<std::string> at_once = {});
 
 // The files of the existing checkpoint at a location.
 struct ExistingCheckpoint {

@@ -116,8 +116,11 @@ CheckpointNames look_among(Storage& storage, const List& list) {
   }
 }
 
-CheckpointNames look_for_checkpoint(Storage& storage) {
-  return look_among(storage, [&] { return list_of_checkpoint(storage); });
+// `at_once`: if not empty, what Depth::kAtOnce has listed.
+CheckpointNames look_for_checkpoint(Storage& storage, std::vector<std::string> at_once = {}) {
+  return look_among(storage, [&] {
+    return at_once.empty() ? list_of_checkpoint(storage) : identifying(std::exchange(at_once, {}));
+  });
 }
 
 bool is_of_attempt(const std::string& name) {
@@ -214,16 +217,17 @@ FileParts read_parts(Storage& storage, const Format& format, const std::string& 
 }  // namespace
 
 DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
-                          std::span<const std::string> names) {
+                          std::span<const std::string> names, const FilesRead& read) {
   DirectoryFiles files;
   std::vector<std::string> wanted = format.index_files(names);
   if (dialect != nullptr) {
     for (std::string& name : dialect->index_files(names)) wanted.push_back(std::move(name));
   }
   for (const std::string& name : wanted) {
-    if (!files.contents.contains(name)) {
-      files.contents.emplace(name, read_file(storage, name, kAnySize));
-    }
+    if (files.contents.contains(name)) continue;
+    const auto known = read.find(name);
+    files.contents.emplace(
+        name, known != read.end() ? known->second : read_file(storage, name, kAnySize));
   }
   for (const std::string& name : format.sized_files(names)) {
     const auto info = storage.stat(name);
@@ -260,14 +264,17 @@ Standing look_at(Storage& storage, const std::shared_ptr<const Format>& wanted) 
   return here;
 }
 
-std::vector<std::string> names_of_checkpoint(Storage& storage) {
-  return look_for_checkpoint(storage).names;
+std::vector<std::string> names_of_checkpoint(Storage& storage, std::vector<std::string> at_once) {
+  return look_for_checkpoint(storage, std::move(at_once)).names;
 }
 
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names) {
-  DetectedFormat found = detect_readable(
-      names, [&](const std::string& name) { return read_file(storage, name, kAnySize); });
+  FilesRead read;
+  DetectedFormat found = detect_readable(names, [&](const std::string& name) {
+    return read[name] = read_file(storage, name, kAnySize);
+  });
+  found.read = std::move(read);
   if (wanted != nullptr) {
     found.format = wanted;
     if (found.dialect == nullptr) found.dialect = pytorch_dialect();

@@ -49,7 +49,9 @@ std::optional<std::string> partly_published_by(Storage& storage);
 
 // The names that identify the checkpoint, sorted, without the files of an unfinished index (see
 // partly_published_by). Subdirectories are listed only if there is a metadata.json.
-std::vector<std::string> names_of_checkpoint(Storage& storage);
+// `at_once`: the names of all files, if one request has just listed them (Depth::kAtOnce).
+std::vector<std::string> names_of_checkpoint(Storage& storage,
+                                             std::vector<std::string> at_once = {});
 
 // The format and dialect that these names and marks show, among the formats that saves write; null
 // if there are none.
@@ -65,9 +67,10 @@ DetectedFormat detect_as(Storage& storage, const std::shared_ptr<const Format>& 
 DetectedFormat find_format(Storage& storage, const std::shared_ptr<const Format>& wanted,
                            std::span<const std::string> names);
 
-// Reads the files that the format and the dialect need, among these names.
+// Reads the files that the format and the dialect need, among these names, but for those that were
+// read already.
 DirectoryFiles read_index(Storage& storage, const Format& format, const Dialect* dialect,
-                          std::span<const std::string> names);
+                          std::span<const std::string> names, const FilesRead& read = {});
 
 // `names` without those of `others`.
 std::vector<std::string> without(std::vector<std::string> names,

@@ -148,7 +148,7 @@ bool end_all(SavingByFiles& saving, const Error& error) noexcept {
 
 // No lease: each rank would have to renew one.
 void make_claim(SavingByFiles& saving) {
-  if (saving.planned.location->facts().claims_are_leases) return;
+  if (saving.planned.location->facts().claims_are_leases()) return;
   std::string name = attempt_receipt_name(saving.attempt.head, saving.files.rank);
   name.resize(name.rfind('.'));
   saving.claim.emplace(saving.planned.location, name.append(kClaimSuffix));

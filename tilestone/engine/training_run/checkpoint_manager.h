@@ -236,8 +236,9 @@ class RunDirectory {
   std::vector<StepInfo> durable_steps(Contents& here, Known& known) const;
   std::vector<const StepInfo*> superseded(std::vector<StepInfo>& durable, const std::string& newest,
                                           const Keep& keep, Known& known) const;
-  Removed remove(const std::string& name, const std::string& hint,
-                 const std::function<bool(Storage& folder)>& may_go) const;
+  using MayRemove = std::function<bool(Storage& folder, std::span<const std::string> names)>;
+  Removed remove_hinted(const std::string& name, const std::string& hint,
+                        const MayRemove& may_go) const;
   std::vector<Leftover> leftovers(bool remove, bool force) const;
   bool is_removed(const std::string& name) const;
   void end_removals(const Contents& here) const;

@@ -23,11 +23,14 @@ struct Seen {
   std::vector<std::string> names;
   Sizes sizes;
   std::map<std::string, double> times;  // of the files whose time is known
+  bool at_once = false;                 // Depth::kAtOnce
 };
 
 Seen see(Storage& storage) {
-  Listing listed = storage.listing("", Depth::kTree);
-  Seen seen{std::move(listed.files), {}, {}};
+  Listing listed = storage.listing("", Depth::kAtOnce);
+  const bool at_once = listed.is_whole;
+  if (!at_once) listed = storage.listing("", Depth::kTree);
+  Seen seen{std::move(listed.files), {}, {}, at_once};
   for (size_t i = 0; i < seen.names.size(); ++i) {
     const std::string& name = seen.names[i];
     const auto info = listed.infos.empty() ? storage.stat(name) : std::optional(listed.infos[i]);
@@ -131,7 +134,9 @@ bool is_unfinished_of_megatron(const Sizes& sizes) {
 
 void describe_checkpoint(Look& look, const Seen& seen, const std::shared_ptr<Storage>& storage) {
   StepInfo& info = look.info;
-  Found found = find_checkpoint(storage, nullptr);
+  const std::vector<std::string> none;
+  Found found =
+      find_checkpoint(storage, nullptr, std::nullopt, nullptr, seen.at_once ? seen.names : none);
   const Opened opened = open_description(std::move(found.description), nullptr);
   info.format = opened.format->name();
   info.dialect = opened.dialect->name();

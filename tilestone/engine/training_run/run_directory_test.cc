@@ -233,6 +233,11 @@ TEST_F(Run, RemovingAStepLeavesNothing) {
   EXPECT_THAT(folders(), ElementsAre("step-00000002"));
 }
 
+bool begin_removal(const Location& step) {
+  const auto claim = engine::claim_location(step.storage());
+  return engine::begin_removal(step.storage(), claim.get()) != nullptr;
+}
+
 // A removal that was killed once its mark stood: there is no such step any more.
 TEST_F(Run, AStepWhoseRemovalHasBegunIsNoStepAndItsFilesAreRemovedByTheNextPruning) {
   for (const char* kind : {"torch_dist", "zarr", "megatron"}) {
@@ -242,8 +247,8 @@ TEST_F(Run, AStepWhoseRemovalHasBegunIsNoStepAndItsFilesAreRemovedByTheNextPruni
     if (kind == std::string("megatron")) options.dialect = megatron_dialect();
     save_as("step-00000020", options);
     const Location gone(folder("step-00000020"));
-    EXPECT_TRUE(engine::begin_removal(gone.storage(), true));
-    EXPECT_FALSE(engine::begin_removal(gone.storage(), true));
+    EXPECT_TRUE(begin_removal(gone));
+    EXPECT_FALSE(begin_removal(gone));
     EXPECT_EQ(state_of("step-00000020"), StepState::kUnfinished) << kind;
     EXPECT_THAT(run().find(20)->problem, HasSubstr("it was removed"));
     expect_error([&] { Checkpoint::open(gone); }, ErrorCode::kNotFound, "gc");
@@ -264,11 +269,11 @@ TEST_F(Run, ASaveEndsARemovalThatWasKilledAndGcDoesToo) {
   megatron.dialect = megatron_dialect();
   save_as("step-20", megatron);
   std::ofstream(folder("step-20") / "notes.txt") << "a user's file";
-  EXPECT_TRUE(engine::begin_removal(Location(folder("step-20")).storage(), true));
+  EXPECT_TRUE(begin_removal(Location(folder("step-20"))));
   save_as("step-20", megatron);
   EXPECT_EQ(state_of("step-20"), StepState::kDurable);
   EXPECT_FALSE(fs::exists(folder("step-20") / "notes.txt"));
-  EXPECT_TRUE(engine::begin_removal(Location(folder("step-20")).storage(), true));
+  EXPECT_TRUE(begin_removal(Location(folder("step-20"))));
   EXPECT_THAT(run().remove_leftovers(), testing::Not(IsEmpty()));
   EXPECT_THAT(folders(), IsEmpty());
 }
@@ -276,7 +281,7 @@ TEST_F(Run, ASaveEndsARemovalThatWasKilledAndGcDoesToo) {
 TEST_F(Run, AMarkThatIsPutLateOverAStepThatWasSavedAnewIsVoid) {
   save_step(10);
   const Location step = Location(folder("step-00000010"));
-  ASSERT_TRUE(engine::begin_removal(step.storage(), true));
+  ASSERT_TRUE(begin_removal(step));
   const Bytes mark = read_file(step.storage(), std::string(engine::kRemovedName), 1 << 20);
   save_step(10);
   step.storage().put(std::string(engine::kRemovedName), mark, Condition::always(), "mark.tmp",

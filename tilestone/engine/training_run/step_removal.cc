@@ -18,6 +18,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -61,19 +62,21 @@ class StepRemoval {
       : run_(std::move(run)), name_(std::move(name)), folder_(run_->child(name_)) {}
 
   // `may_go`: asked under the lock, unless the removal has begun before.
-  Removed run(const std::function<bool(Storage& folder)>& may_go) {
+  Removed run(const engine::MayGo& may_go) {
     const bool has_directories = run_->directories() != nullptr;
     if (has_directories && !is_directory(*run_, name_)) return not_a_directory();
     bool begun = false, was_marked = false;
     try {
       if (const auto ended = acquire_lock()) return *ended;
       bool may = true;
-      begun = engine::begin_removal(*held_, lock_ != nullptr, [&](Storage& folder) {
-        return may = !may_go || may_go(folder);
-      });
+      const auto mark = engine::begin_removal(
+          *held_, lock_.get(), [&](Storage& folder, std::span<const std::string> names) {
+            return may = !may_go || may_go(folder, names);
+          });
       if (!may) return Removed::kNot;
+      begun = mark != nullptr;
       was_marked = !begun;
-      if (!engine::finish_removal(*held_)) {
+      if (!engine::finish_removal(*held_, mark, lock_.get())) {
         log_kept(name_, *run_, "it was saved anew meanwhile");
         return Removed::kNot;
       }
@@ -155,10 +158,12 @@ bool has_note(Storage& folder) {
 // Whether the checkpoint in the folder is of this save. What its index names counts: a save that
 // replaces it, and was killed, leaves the older manifest. Where the index can't be read, or names
 // none, the manifests count.
-bool is_still(Storage& folder, const std::string& save_id) {
+bool is_still(Storage& folder, std::span<const std::string> names, const std::string& save_id) {
   // A save puts its manifest before its switch, so the only one is of what stands.
-  std::vector<std::string> manifests =
-      folder.list_files(std::string(engine::kTilestoneDirectory) + "/");
+  std::vector<std::string> manifests(names.begin(), names.end());
+  if (names.empty()) {
+    manifests = folder.list_files(std::string(engine::kTilestoneDirectory) + "/");
+  }
   std::erase_if(manifests, [](const std::string& name) {
     const auto own = engine::parse_in_tilestone_directory(name);
     return !own || own->kind != engine::kManifestKind;
@@ -197,20 +202,23 @@ void or_log(const std::string& what, const std::function<void()>& work) {
 
 Removed RunDirectory::remove(const std::string& name,
                              const std::function<bool(Storage& folder)>& may_go) const {
-  return remove(name, "", may_go);
+  return remove_hinted(name, "", [&](Storage& folder, std::span<const std::string>) {
+    return !may_go || may_go(folder);
+  });
 }
 
 // Its hint goes just before the mark is put. "": it is not known whether there is one.
-Removed RunDirectory::remove(const std::string& name, const std::string& hint,
-                             const std::function<bool(Storage& folder)>& may_go) const {
-  return StepRemoval(location_.shared(), name).run([&](Storage& folder) {
-    if (may_go && !may_go(folder)) return false;
+Removed RunDirectory::remove_hinted(const std::string& name, const std::string& hint,
+                                    const MayRemove& may_go) const {
+  const auto may = [&](Storage& folder, std::span<const std::string> names) {
+    if (!may_go(folder, names)) return false;
     Storage& run = location_.storage();
     std::vector<std::string> hints{hint};
     if (hint.empty()) hints = engine::hints_of(run, name);
     if (!hints.empty()) run.remove(hints);
     return true;
-  });
+  };
+  return StepRemoval(location_.shared(), name).run(may);
 }
 
 // Whether the removal of the step has begun, and not ended.
@@ -356,11 +364,12 @@ StepInfo RunDirectory::noted(uint64_t saved, Contents& here) const {
 }
 
 Removed RunDirectory::remove(const StepInfo& seen) const {
-  return remove(seen.name, seen.hint, [&](Storage& folder) {
-    const bool is_same = is_still(folder, seen.save_id);
+  const auto may = [&](Storage& folder, std::span<const std::string> names) {
+    const bool is_same = is_still(folder, names, seen.save_id);
     if (!is_same) log_kept(seen.name, location_.storage(), "it was saved anew meanwhile");
     return is_same;
-  });
+  };
+  return remove_hinted(seen.name, seen.hint, may);
 }
 
 std::vector<uint64_t> RunDirectory::prune(uint64_t saved, const Keep& keep,

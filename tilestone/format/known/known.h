@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,11 +30,14 @@ std::shared_ptr<const Dialect> dialect_named(std::string_view name);
 // Also finds the dialect that is for saves only ("megatron_shards").
 std::shared_ptr<const Dialect> save_dialect_named(std::string_view name);
 
+using FilesRead = std::map<std::string, Bytes>;  // by name
+
 // Format and dialect of the checkpoint in a directory. Both null: there is no checkpoint of these
 // formats.
 struct DetectedFormat {
   std::shared_ptr<const Format> format;
   std::shared_ptr<const Dialect> dialect;
+  FilesRead read = {};  // to find out, if the caller has kept them
 };
 // `names`: the names of all files in the directory, sorted. `read` returns a file's bytes; it is
 // called only for `metadata.json`, and its exceptions are passed on.

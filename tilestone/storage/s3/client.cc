@@ -305,11 +305,18 @@ Pending<bool> Client::remove_if(const std::string& key, const std::string& etag,
   Request request = {.action = kHead, .method = "HEAD", .key = key, .accepted = {404}};
   const auto finish = [this, key, etag, deadline](const Answer& answer) {
     if (!succeeded(answer)) return true;
-    if (etag_of(answer) != etag) return false;
-    Request removal = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
-    removal.headers["if-match"] = etag;
-    return start(std::move(removal), deadline)->wait().http.status != 412 ||
-           !head(key, false, deadline).wait();
+    return etag_of(answer) == etag && remove_own(key, etag, deadline).wait();
+  };
+  return {start(std::move(request), deadline), finish};
+}
+
+Pending<bool> Client::remove_own(const std::string& key, const std::string& etag,
+                                 const Deadline& deadline) {
+  expect_etag(etag);
+  Request request = {.action = kRemove, .method = "DELETE", .key = key, .accepted = {404, 412}};
+  request.headers["if-match"] = etag;
+  const auto finish = [this, key, deadline](const Answer& answer) {
+    return answer.http.status != 412 || !head(key, false, deadline).wait();
   };
   return {start(std::move(request), deadline), finish};
 }

@@ -144,6 +144,9 @@ class Client {
   // condition: there another object is removed if it is put between the look and the removal.
   Pending<bool> remove_if(const std::string& key, const std::string& etag,
                           const Deadline& deadline);
+  // The same without the look.
+  Pending<bool> remove_own(const std::string& key, const std::string& etag,
+                           const Deadline& deadline);
 
   // The id of a new upload, the only one of its key if an answer was lost: such a second one is
   // aborted. checksums: each part will have a CRC-32.

@@ -48,7 +48,7 @@ class S3Store : public Storage {
     facts.read_costs = kStoreReadCosts;
     facts.put_if_absent = bucket_->put_if_absent != Known::kNo;
     facts.put_if_tag = bucket_->put_if_tag != Known::kNo;
-    facts.claims_are_leases = true;
+    facts.lease_period = lease_period();
     facts.max_name_bytes = kMaxKeyBytes - std::min<uint64_t>(kMaxKeyBytes, root_.size());
     return facts;
   }
@@ -90,24 +90,31 @@ class S3Store : public Storage {
         if (is_file_name(name)) found.directories.push_back(std::move(name));
       }
       request.next = page.next;
-      if (depth == Depth::kAtOnce && !page.next.empty()) return {.is_whole = false};
+      if (depth == Depth::kAtOnce && !page.next.empty()) return {};
     } while (!request.next.empty());
     for (auto& [name, info] : files) {
       found.files.push_back(name);
       found.infos.push_back(std::move(info));
     }
     std::ranges::sort(found.directories);
+    found.is_whole = depth == Depth::kAtOnce;
     return found;
   }
 
   bool put(const std::string& name, ByteView bytes, const Condition& condition,
            const std::string& scratch, Deadline deadline) override {
+    return put_for_tag(name, bytes, condition, scratch, deadline).has_value();
+  }
+  std::optional<std::string> put_for_tag(const std::string& name, ByteView bytes,
+                                         const Condition& condition, const std::string& scratch,
+                                         Deadline deadline) override {
     const std::string to = key(name);
     const Deadline end = bounded(deadline);
     if (!condition.is_always()) find_conditions(key(scratch), end);
     if (!condition.tag().empty()) expect_tags(name);
     if (condition.is_absent() && bucket_->put_if_absent == Known::kNo) {
-      return !stat(name) && put_one(to, bytes, Condition::always(), end);
+      if (stat(name)) return std::nullopt;
+      return put_one(to, bytes, Condition::always(), end);
     }
     return put_one(to, bytes, condition, end);
   }
@@ -130,6 +137,9 @@ class S3Store : public Storage {
 
   bool remove_if(const std::string& name, const std::string& tag, Deadline deadline) override {
     return bucket_->client.remove_if(key(name), tag, bounded(deadline)).wait();
+  }
+  bool remove_own(const std::string& name, const std::string& tag, Deadline deadline) override {
+    return bucket_->client.remove_own(key(name), tag, bounded(deadline)).wait();
   }
 
   void discard_unfinished(const std::string& prefix,
@@ -170,9 +180,9 @@ class S3Store : public Storage {
     return key.substr(std::min(root_.size(), key.size()));
   }
 
-  bool put_one(const std::string& key, ByteView bytes, const Condition& condition,
-               const Deadline& deadline) {
-    return bucket_->client.put(key, {bytes}, condition, crc32(bytes), deadline).wait().has_value();
+  MaybeEtag put_one(const std::string& key, ByteView bytes, const Condition& condition,
+                    const Deadline& deadline) {
+    return bucket_->client.put(key, {bytes}, condition, crc32(bytes), deadline).wait();
   }
 
   // Puts the scratch file, twice if absent and once under a tag that nothing has. Nobody else uses
