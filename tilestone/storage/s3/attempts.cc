@@ -28,6 +28,13 @@ int status_of(std::string_view code) {
   return is_passing_code(code) ? 503 : 400;
 }
 
+Error no_contact(const std::string& request, const std::string& silence) {
+  return Error(ErrorCode::kIo, request + " failed: " + silence)
+      .with_hint(
+          "is the endpoint right (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION), and does "
+          "this host reach it?");
+}
+
 std::string host_of(const std::string& origin) { return origin.substr(origin.find("://") + 3); }
 
 }  // namespace
@@ -110,7 +117,11 @@ void Attempts::check() {
   if (given_up_)
     throw Error(ErrorCode::kInterrupted,
                 name_of(request_, place_.bucket) + " was given up by its caller");
+  if (!place_.has_answered && Deadline::Clock::now() < place_.silent_until) {
+    throw no_contact(name_of(request_, place_.bucket), place_.silence);
+  }
   if (!deadline_.expired()) return;
+  if (attempts_ > 0 && has_no_contact()) throw give_up_contact();
   throw Error(ErrorCode::kTimeout, fmt::format("{} has not ended in time, after {} attempts{}{}",
                                                name_of(request_, place_.bucket), attempts_,
                                                problem_.empty() ? "" : "; the last: ", problem_));
@@ -152,8 +163,8 @@ Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
   const bool may_correct = corrections_ < kCorrections;
   switch (verdict) {
     case Verdict::kAgain:
-      if (!gives_up_contact(answer)) return pause();
-      break;
+      if (answer.failure == Failure::kNone || attempts_ == 1 || !has_no_contact()) return pause();
+      throw give_up_contact();
     case Verdict::kDamaged:
       if (++damaged_ < kDamagedAttempts) return pause();
       break;
@@ -173,13 +184,22 @@ Attempts::Pause Attempts::decide(Verdict verdict, const HttpAnswer& answer,
   throw refused(request_, place_.bucket, answer, refusal);
 }
 
-bool Attempts::gives_up_contact(const HttpAnswer& answer) const {
-  return answer.failure != Failure::kNone && !place_.has_answered && attempts_ > 1 &&
-         Deadline::Clock::now() - begun_ > place_.config.first_contact;
+bool Attempts::has_no_contact() const {
+  return !place_.has_answered && Deadline::Clock::now() - begun_ > place_.config.first_contact;
+}
+
+Error Attempts::give_up_contact() {
+  using Time = std::chrono::duration<double>;
+  const auto now = Deadline::Clock::now();
+  place_.silent_until = now + place_.config.first_contact;
+  place_.silence = fmt::format("{} has not answered for {:.0f} s{}{}", used_.origin,
+                               Time(now - begun_).count(), last_.empty() ? "" : ": ", last_);
+  return no_contact(name_of(request_, place_.bucket), place_.silence);
 }
 
 void Attempts::note_problem(const HttpAnswer& answer, const Refusal& refusal) {
   problem_ = refused(request_, place_.bucket, answer, refusal).message();
+  last_ = answer.problem;
   const auto now = Deadline::Clock::now();
   if (attempts_ < kAttemptsBeforeLog || now < place_.next_log) return;
   place_.next_log = now + kLogPause;

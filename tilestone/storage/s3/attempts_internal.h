@@ -80,6 +80,10 @@ class Place {
   const Config config;
   const std::string bucket;
   bool has_answered = false;
+  // Until then an endpoint that has never answered is not asked again, after a request to it was
+  // given up. So a command that looks at many objects gives up once.
+  Deadline::Clock::time_point silent_until;
+  std::string silence;  // in words
   Deadline::Clock::time_point next_log;
 
  private:
@@ -110,7 +114,8 @@ class Attempts : public Exchange {
   Pause decide(Verdict verdict, const HttpAnswer& answer, const Refusal& refusal);
   std::chrono::nanoseconds pause();
   void note_problem(const HttpAnswer& answer, const Refusal& refusal);
-  bool gives_up_contact(const HttpAnswer& answer) const;
+  bool has_no_contact() const;
+  Error give_up_contact();
 
   Http& http_;
   // Of Http's thread, from start() to ended().
@@ -122,6 +127,7 @@ class Attempts : public Exchange {
   std::minstd_rand chance_{std::random_device{}()};
   int attempts_ = 0, damaged_ = 0, corrections_ = 0;
   std::string problem_;  // of the last attempt, in words
+  std::string last_;     // of its connection
   Signature used_;       // by the last attempt
 
   const pid_t process_;

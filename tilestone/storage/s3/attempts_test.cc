@@ -286,7 +286,27 @@ TEST(Attempts, EndpointThatHasNeverAnsweredIsGivenUp) {
   config.first_contact = milliseconds(20);
   Client client(config, "bucket");
   const Error error = error_of([&] { client.get_beginning("k", Deadline::never()).wait(); });
-  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", "127.0.0.1"));
+  EXPECT_THAT(error, IsError(ErrorCode::kIo, "", url + " has not answered"));
+}
+
+// So a command that looks at many objects does not wait for each.
+TEST(Attempts, EndpointThatWasGivenUpIsNotAskedByTheNextRequests) {
+  std::atomic<int> asked = 0;
+  LocalServer server([&](const ServedRequest&) {
+    ++asked;
+    return ServedAnswer{.cut_after = 0};
+  });
+  Config config = quick_config(server.url());
+  config.first_contact = milliseconds(500);
+  Client client(config, "bucket");
+  const auto look = [&] { client.get_beginning("k", Deadline::never()).wait(); };
+  EXPECT_THAT(error_of(look), IsError(ErrorCode::kIo, "", "has not answered"));
+  const int before = asked;
+  EXPECT_GT(before, 1);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_THAT(error_of(look), IsError(ErrorCode::kIo, "", "has not answered"));
+  }
+  EXPECT_EQ(asked, before);
 }
 
 // Its packets get no answer, as behind a firewall.
