@@ -104,6 +104,7 @@ std::vector<std::optional<Bytes>> MessageStore::get_all(std::span<const std::str
 // ---- Messages of single ranks
 
 Bytes StoreCommunicator::leave(ByteView mine, Deadline deadline) {
+  if (!removes_) return decide(*store_, name_of(rank_), mine, deadline);
   if (auto first = joined_message_of(rank_)) return *std::move(first);
   Bytes counts;
   try {

@@ -15,8 +15,8 @@
 //
 // A crash at any point leaves messages that are whole. They count as long as they are there, and
 // the same call by another process continues from them. Only the messages of a group that was
-// joined are removed here, if the caller wants that: a rank looks for its group's message before
-// and after it leaves its own, so that it finds the one that counts.
+// joined are removed here, if the caller wants that (Tree::removes): then a rank looks for its
+// group's message before and after it leaves its own, so that it finds the one that counts.
 #pragma once
 
 #include <functional>
@@ -78,6 +78,8 @@ class StoreCommunicator {
   void keep(Bytes mine);
   // Called before a process that has found all messages of a group joins them, with its first rank.
   using Before = std::function<void(int first, std::span<const std::optional<Bytes>> messages)>;
+  // Whether this rank is the first of its group, where there are groups.
+  bool leads_group() const { return joins_ && rank_ >= 0 && rank_ % group_size_ == 0; }
   // Whether all messages of this rank's group are there. Joins them if that was not done.
   bool group_is_complete(Deadline deadline, const Before& before = {});
   // The same for all groups. Looks until a message is missing, and there first the next time.

@@ -4,7 +4,9 @@
 //
 //  1. Each rank writes its data files, syncs them, and leaves its receipt in a gather. A rank that
 //     fails leaves its error under one name, whoever is first.
-//  2. The coordinator gathers the receipts, and looks for an error meanwhile and once more when all
+//  2. In a large world the first rank of each group joins the group's receipts while it waits, so
+//     that the coordinator finds them joined; it joins those itself that are not.
+//     The coordinator gathers the receipts, and looks for an error meanwhile and once more when all
 //     are there. It carries out the rest of the transaction (commit/transaction.cc). Nobody else
 //     ever does.
 //  3. The coordinator leaves the outcome before it releases the lock. The others wait for it by its
@@ -16,7 +18,9 @@
 //
 // The coordinator dies: its lock is released by the system, and a lease lapses. A rank that waits
 // finds the location unlocked and no outcome, or its own receipt removed (by a later save, as a
-// leftover), twice, a pause between. Then it looks for the checkpoint itself: the coordinator may
+// leftover), twice, a pause between. Of a lease the pause is longer than its period, and the second
+// look must find it as the first did: one that is renewed only seems to have lapsed, as in a store
+// whose clocks differ. Then it looks for the checkpoint itself: the coordinator may
 // have published before it died. Otherwise the save has failed: nobody publishes who has lost a
 // lease. Where the storage has neither, or a rank did not see the lock in its call, this takes
 // until the deadline.
@@ -49,6 +53,8 @@ using Seconds = std::chrono::duration<double>;
 
 const std::string kFailedMessage = "failed", kEndedMessage = "ended";
 constexpr Seconds kLookForCoordinator{1};  // between two looks for the lock, in small worlds
+constexpr double kPeriods = 1.5;           // of a lease, until it counts as lapsed
+constexpr int kPerLeader = 16;             // ranks: leaders are few, and look more often
 constexpr Seconds kTidyTime{1};
 
 }  // namespace
@@ -85,9 +91,15 @@ void BackgroundMeeting::leave(ByteView receipt, Deadline deadline) {
   }
   comm_.leave(BackgroundMessage{std::nullopt, Bytes(receipt.begin(), receipt.end())}.encode(),
               deadline);
+  joins_ = comm_.leads_group();
+}
+
+// If it fails, the coordinator does it.
+void BackgroundMeeting::join(Deadline deadline) {
   try {
-    if (comm_.has_groups()) comm_.group_is_complete(deadline);
+    joins_ = joins_ && !comm_.group_is_complete(deadline);
   } catch (const Error& error) {
+    joins_ = false;
     log(LogLevel::kDebug, std::string("receipts are not joined: ") + error.what());
   }
 }
@@ -124,9 +136,16 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
   }
 }
 
+// Twice true only if the lock is the same at both looks.
 bool BackgroundMeeting::coordinator_is_gone() {
+  const std::string lock(kLockName);
   try {
-    return sees_lock_ && !storage_->is_claimed(std::string(kLockName));
+    if (!sees_lock_ || storage_->is_claimed(lock)) return false;
+    const auto found = storage_->stat(lock);
+    const std::string tag = found ? found->tag : "";
+    const bool is_same = lapsed_.value_or(tag) == tag;
+    lapsed_ = is_same ? std::optional(tag) : std::nullopt;
+    return is_same;
   } catch (const Error&) {
     return false;  // unknown
   }
@@ -136,9 +155,12 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
     Storage& location, const std::shared_ptr<const Format>& format, Deadline deadline) {
   const std::vector<std::string> own{comm_.name_of(rank_)};
   const Seconds between = std::max(kLookForCoordinator, Pauses(ranks_).longest());
+  const Seconds until_sure = kPeriods * storage_->facts().lease_period;
   Deadline patience = Deadline::after(between);
   bool was_gone = false;  // before the last look for the outcome
-  for (Pauses pauses(ranks_);; pauses.next(deadline)) {
+  Pauses pauses(ranks_), until_joined(ranks_ / kPerLeader);
+  for (;; (joins_ ? until_joined : pauses).next(deadline)) {
+    join(deadline);
     if (auto found = read(kEndedMessage)) {
       files_->remove(own);
       if (!found->error) return std::nullopt;
@@ -163,7 +185,7 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
               "lives and only can't reach the location");
     }
     was_gone = is_gone;
-    if (!is_gone) patience = Deadline::after(between);
+    patience = Deadline::after(is_gone ? until_sure : between);
   }
 }
 

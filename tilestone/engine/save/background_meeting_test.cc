@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 
@@ -168,6 +169,32 @@ TEST(BackgroundMeeting, ACoordinatorThatDiesIsMissedByItsLease) {
   put_file(*location.storage, std::string(kLockName), as_bytes("which nobody renews"));
   expect_error([&] { location.outcome_of(other); }, ErrorCode::kRankFailed,
                "has ended before it published");
+}
+
+// The store's clocks differ: the lease's age seems to be an hour more.
+TEST(BackgroundMeeting, ACoordinatorWhoseLeaseOnlySeemsToHaveLapsedIsNotMissed) {
+  class Store : public MemoryObjects {
+   public:
+    Store() : MemoryObjects({}) {}
+    std::optional<FileInfo> stat(const std::string& name) override {
+      auto info = MemoryObjects::stat(name);
+      if (info && has_other_clock) *info->least_age += 3600;
+      return info;
+    }
+    std::atomic<bool> has_other_clock = false;
+  };
+  const auto store = std::make_shared<Store>();
+  const SaveLocation location(store);
+  BackgroundMeeting coordinator = location.of(0, 2), other = location.of(1, 2);
+  other.reserve();
+  other.leave(receipt_of(1), in_time());
+  store->has_other_clock = true;
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    coordinator.end({});
+  });
+  EXPECT_FALSE(location.outcome_of(other));
+  ends.join();
 }
 
 TEST(BackgroundMeeting, ACoordinatorWhoseLockWasNeverSeenIsNotTakenForDead) {
