@@ -280,6 +280,13 @@ def test_transformers_opens_what_is_written_and_the_reader_what_it_saves(
     dcp.save(model.state_dict(), storage_writer=writer, no_dist=True)
     assert same(AutoModelForCausalLM.from_pretrained(folder).state_dict(), model.state_dict())
 
+    export = tilestone.Export(dtype=torch.bfloat16, config_dir=folder)
+    with tilestone.CheckpointManager(tmp_path / "run", export=export) as manager:
+        manager.save(1, {"model": model, "optim": {"step": 3}})
+    (exported,) = manager.exports
+    wanted = {key: item.bfloat16() for key, item in model.state_dict().items()}
+    assert same(AutoModelForCausalLM.from_pretrained(exported.path).state_dict(), wanted)
+
     model.save_pretrained(tmp_path / "theirs")
     again = tiny_llama(tied)
     state = again.state_dict()

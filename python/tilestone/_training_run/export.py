@@ -43,7 +43,8 @@ class Export:
         format: "hf", a Hugging Face folder.
         every: steps that are saved are exported if they are multiples of it.
         rename, only: as for `tilestone.convert`: the part of the state that is exported, under which
-            keys. `only=""` is the whole state, which must have only tensors then.
+            keys. `only=""` is the whole state, which must have only tensors then. A function is
+            called on a thread of rank 0.
         dtype: as `cast` of `tilestone.convert`; config.json gets it too.
         config_dir: a folder whose files are copied into each export: config.json, the tokenizer's
             files, code; not its weights and subfolders. None: there are none.
