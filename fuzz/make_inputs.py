@@ -89,6 +89,52 @@ def stock() -> dict[str, Files]:
         return {f"torch-{torch.__version__.split('+')[0]}": files_of(folder / "stock")}
 
 
+def torch_checkpointing() -> Files:
+    """A small folder written by the installed package torch_checkpointing, with a DTensor."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch_checkpointing import CheckpointManager, ItemSpec
+    from torch_checkpointing.default_resharder import DefaultResharder
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+    with tempfile.TemporaryDirectory() as name:
+        store = f"file://{name}/store"
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        config = CheckpointManager.Config.with_sync_save()
+        config.default = ItemSpec(resharder=DefaultResharder())
+        config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
+        w = distribute_tensor(torch.arange(6.0).view(3, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        state = {"model": {"w": w, "b": torch.ones(2)}, "step": 3}
+        config.build().save(f"{name}/made", state)
+        dist.destroy_process_group()
+        return files_of(pathlib.Path(name) / "made")
+
+
+def torch_checkpointing_files() -> Files:
+    """Indexes of such a folder with numbers and types that no writer leaves."""
+    import pickle
+
+    def index(**changes: object) -> bytes:
+        mesh = {"mesh_shape": (1,), "mesh_data": (0,)}
+        data = {"global_shape": [4], "mesh_spec": mesh, "placements": [{"type": "Replicate"}]}
+        data |= changes
+        described = {"type": "DTensorShardingMetadata", "data": data}
+        tensors = {'["w"]': [{"sharding_metadata": described, "ranks": (0,)}]}
+        item = {"nested_path_to_metadata": tensors, "rank_to_layout_info": {0: None}}
+        return pickle.dumps({"metadata": {"model": item}, "version": "2.0"}, protocol=2)
+
+    mesh = {"mesh_shape": (2**20, 2**20, 2**30), "mesh_data": (0,)}
+    return {
+        "index_of_a_huge_mesh": index(mesh_spec=mesh),
+        "index_of_a_huge_tensor": index(global_shape=[2**62, 2**62]),
+        "index_of_minus_elements": index(global_shape=[-4]),
+        "index_of_a_shard_of_dim_9": index(placements=[{"type": "Shard", "dim": 9}]),
+        "index_of_another_placement": index(placements=[{"type": "Partial"}]),
+        "index_that_runs_a_program": RUN,
+    }
+
+
 GOLDENS = (
     "torch-1.13.1/dcp-w1-single",
     "torch-2.6.0/dcp-w1",
@@ -103,6 +149,13 @@ def make_corpus() -> None:
     checkpoints = ours() | stock()
     for name in GOLDENS:
         checkpoints[name.replace("/", "_")] = files_of(GOLDEN / name)
+    made = torch_checkpointing()
+    checkpoints["torch_checkpointing"] = made
+    checkpoints["torch_checkpointing_plain"] = {
+        name: content for name, content in made.items() if name != "metadata.pkl"
+    }
+    for name in ("metadata.pkl", "model_0.pt"):
+        put("corpus", "torch_checkpointing", name, made[name])
     for name, files in checkpoints.items():
         put("corpus", "checkpoint", name, packed(files))
     for name, content in zarr_corpus().items():
@@ -399,6 +452,7 @@ def make_regressions() -> None:
         "checkpoint": checkpoints,
         "zarr_array": zarr_arrays(),
         "safetensors": safetensors_files(),
+        "torch_checkpointing": torch_checkpointing_files(),
     }
     for target, files in targets.items():
         for name, content in files.items():

@@ -125,7 +125,7 @@ void print_keys(const ConvertResult& result) {
 void print_summary(const ConvertResult& result, const ConvertCommand& command) {
   uint64_t objects = 0;
   for (const ConvertedKey& key : result.keys) objects += key.object ? 1 : 0;
-  const bool has_dialect = result.format != "safetensors" && result.format != "torch_save";
+  const bool has_dialect = result.format == "torch_dist" || result.format == "zarr";
   const std::string format =
       has_dialect ? fmt::format("{}, dialect {}", result.format, result.dialect) : result.format;
   fmt::print("{} {} ({}): {}, {}", command.dry_run ? "would write" : "wrote", command.target,

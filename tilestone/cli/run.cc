@@ -129,7 +129,8 @@ Command add_convert(CLI::App& app) {
                "Read files through any symbolic link; use it only if you trust the links");
   app.add_option(
       "--to", command->format,
-      "Format: safetensors, torch_dist, zarr or torch_save. Default: torch_save for a target "
+      "Format: safetensors, torch_checkpointing, torch_dist, zarr or torch_save. Default: "
+      "torch_save for a target "
       "named .pt or .pth; safetensors for one named .safetensors; else safetensors, or torch_dist "
       "if the source is not a checkpoint of torch_dist or zarr");
   app.add_option("--dialect", command->dialect, "pytorch or megatron. Default: the source's");

@@ -16,6 +16,16 @@ bool is_zarr_mark(std::string_view name) {
   return base == ".zarray" || base == ".zgroup" || base == "zarr.json";
 }
 
+// torch_checkpointing's index is optional. Then the files of rank 0 may be a user's own, but for
+// this one.
+std::optional<std::string> find_torch_checkpointing(std::span<const std::string> names) {
+  if (contains_name(names, "model_0.pt")) return "model_0.pt";
+  const bool has_files =
+      std::ranges::any_of(names, [](const std::string& name) { return name.ends_with("_0.pt"); });
+  if (!has_files || !contains_name(names, "metadata.pkl")) return std::nullopt;
+  return "metadata.pkl";
+}
+
 }  // namespace
 
 std::optional<ForeignCheckpoint> find_foreign(
@@ -29,6 +39,9 @@ std::optional<ForeignCheckpoint> find_foreign(
   for (const char* mark : {"model.safetensors.index.json", "model.safetensors"}) {
     if (contains_name(names, mark))
       return ForeignCheckpoint{"a Hugging Face checkpoint", mark, false};
+  }
+  if (const auto file = find_torch_checkpointing(names)) {
+    return ForeignCheckpoint{"a checkpoint of torch_checkpointing", *file, false};
   }
   const auto legacy = std::find_if(names.begin(), names.end(), [](const std::string& name) {
     return name.starts_with("mp_rank_");

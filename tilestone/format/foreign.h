@@ -21,7 +21,8 @@ struct ForeignCheckpoint {
 
 // Finds a checkpoint of another kind in a directory: Megatron-Core's (a `metadata.json` that names
 // a sharded_backend), one in Megatron's legacy format (`mp_rank_00/...`), zarr's (`.zarray`,
-// `.zgroup`, `zarr.json`) or Hugging Face's (`model.safetensors`, `model.safetensors.index.json`).
+// `.zgroup`, `zarr.json`), Hugging Face's (`model.safetensors`, `model.safetensors.index.json`) or
+// torch_checkpointing's (`model_0.pt`, or another `_0.pt` beside `metadata.pkl`).
 // A torch_dist checkpoint without Megatron-Core's files is none of these.
 //
 // `names`: the files of the directory, relative to it, sorted. `read` returns a file's bytes; it is

@@ -194,6 +194,9 @@ class Format {
   virtual StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
                                      const ItemLocation& at,
                                      std::span<const ByteView> probed) const = 0;
+  // Whether an item's bytes may be another item's too, of a tensor with another name (tied
+  // weights).
+  virtual bool items_may_share_bytes() const { return false; }
   // The value in a whole item of an object (after decoding). Its tensors share the item's bytes, or
   // are copies if these are borrowed.
   virtual Value parse_object(const SharedBytes& item) const = 0;

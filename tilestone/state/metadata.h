@@ -82,6 +82,8 @@ struct StoredChunk {
   Box box;
   ItemLocation at;
   std::optional<FlatPart> flat = std::nullopt;  // absent if the item only contains this chunk
+  // In elements, if those in the item don't follow one another, as in files of other programs.
+  std::optional<Dims> strides = std::nullopt;
 };
 
 // The shape of the tensor in a chunk's item, except for dims of size 1.
@@ -120,6 +122,8 @@ struct StoredObject {
   // What it is instead of an object, if Tilestone can't read it: "a tensor of dtype F6_E2M3, shape
   // [4]". "": it is an object.
   std::string unsupported = {};
+  // The object itself, if the index has it. `at` is then empty.
+  std::shared_ptr<const Value> value = nullptr;
 };
 
 // Throws Error(kUnsupported), naming the key, if the object can't be read.

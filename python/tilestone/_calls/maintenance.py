@@ -48,12 +48,13 @@ def convert(
     before anything is written. Until the new checkpoint is complete, the target does not exist.
 
     Args:
-        source: a checkpoint, a folder of safetensors files (Hugging Face's too), one such file, or a
-            file of `torch.save`.
+        source: a checkpoint, a folder of safetensors files (Hugging Face's too), one such file, a
+            folder of torch_checkpointing, or a file of `torch.save`.
         target: the directory of the new checkpoint, or a file: NAME.safetensors, NAME.pt, NAME.pth. It
             must not exist.
         format: "torch_dist", "zarr", "safetensors" (one file if the target's name ends with
-            .safetensors, otherwise a folder), or "torch_save" (one file). By default "torch_save" if
+            .safetensors, otherwise a folder), "torch_checkpointing" (the folder that this package
+            loads), or "torch_save" (one file). By default "torch_save" if
             the target's name ends with .pt or .pth, "safetensors" if it ends with .safetensors or for
             a source in torch_dist or zarr, otherwise "torch_dist".
         dialect: "pytorch" or "megatron"; by default the source's.

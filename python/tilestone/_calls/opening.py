@@ -280,7 +280,7 @@ class Checkpoint:
 
     @property
     def format(self) -> str:
-        """ "torch_dist", "zarr", "safetensors" or "torch_save" (a file of torch.save)."""
+        """ "torch_dist", "zarr", "safetensors", "torch_checkpointing" or "torch_save" (a file)."""
         return self._handle.format
 
     @property

@@ -70,8 +70,8 @@ class VerifyPlanner {
   }
 
   void list(const StoredObject& object) {
-    // A tensor without elements has no item.
-    if (!object.unsupported.empty() && object.at.length == 0) return;
+    // A tensor without elements has no item, and an object in the index neither.
+    if ((!object.unsupported.empty() || object.value) && object.at.length == 0) return;
     const auto add = [&](const ItemLocation& at) {
       plan_.items.push_back({&object.key, &at, Kind::kObject, {}, &object});
     };
@@ -153,6 +153,11 @@ class VerifyPlanner {
         plan_.damages.back().damage.beyond_end = true;
         gap_until(std::min(item.at->offset, size));
         was_cut = true;
+        continue;
+      }
+      if (item.at->offset < end && context_.format.items_may_share_bytes()) {
+        add_item(file, index);
+        end = std::max(end, *item_end);
         continue;
       }
       if (item.at->offset < end) {

@@ -30,6 +30,7 @@ namespace {
 
 constexpr std::string_view kSafetensors = "safetensors";
 constexpr std::string_view kTorchSave = "torch_save";  // one file; not a format of saves
+constexpr std::string_view kTorchCheckpointing = "torch_checkpointing";  // nor is this one
 
 // A tensor or object of the source that goes into the new checkpoint.
 struct Chosen {
@@ -124,7 +125,9 @@ class Conversion {
 
   ConvertResult result() const {
     ConvertResult result;
-    result.format = is_torch_save() ? kTorchSave : format_->name();
+    result.format = is_torch_checkpointing_ ? kTorchCheckpointing
+                    : is_torch_save()       ? kTorchSave
+                                            : format_->name();
     result.dialect = dialect_->name();
     result.left_out = left_out_;
     result.has_common = has_common();
@@ -146,6 +149,7 @@ class Conversion {
   // Makes the new checkpoint.
   void write(const StateDict& state, const Location& target) const {
     if (is_torch_save()) return write_torch_save(state, target, save_options());
+    if (is_torch_checkpointing_) return write_torch_checkpointing(state, target, save_options());
     if (!one_file_) {
       save(state, target, save_options());
       return;
@@ -196,7 +200,7 @@ class Conversion {
 
   // What a save checks first, for a conversion that does not save.
   void check(const StateDict& state) const {
-    if (is_torch_save()) return check_torch_save(state);
+    if (is_torch_save() || is_torch_checkpointing_) return check_torch_save(state);
     format_->check(dialect_->to_items(state, *format_));
   }
 
@@ -347,10 +351,14 @@ class Conversion {
                   "shard_size is only for safetensors, but the new checkpoint is in " + name);
     }
     one_file_ = name == kTorchSave;
-    if (one_file_ && !options_.dialect.empty()) {
-      throw Error(ErrorCode::kInvalidArgument, "files of torch.save have no dialect");
+    is_torch_checkpointing_ = name == kTorchCheckpointing;
+    const bool is_other = one_file_ || is_torch_checkpointing_;
+    if (is_other && !options_.dialect.empty()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  one_file_ ? "files of torch.save have no dialect"
+                            : "folders of torch_checkpointing have no dialect");
     }
-    if (one_file_) {
+    if (is_other) {
       format_ = format_named("torch_dist");  // the tree is the same
       dialect_ = pytorch_dialect();
       return;
@@ -360,7 +368,7 @@ class Conversion {
     }
     if (format_ == nullptr) {
       throw Error(ErrorCode::kUnsupported, "unknown format \"" + name + "\"")
-          .with_hint("use one of: torch_dist, zarr, safetensors, torch_save");
+          .with_hint("use one of: torch_dist, zarr, safetensors, torch_checkpointing, torch_save");
     }
     dialect_ =
         dialect_named(options_.dialect.empty() ? std::string(source_.dialect()) : options_.dialect);
@@ -538,6 +546,7 @@ class Conversion {
   TreeKeys dict_keys_;
   std::vector<std::string> empty_dicts_;  // those that are chosen, as dotted paths of the source
   bool one_file_ = false;                 // of torch.save or safetensors
+  bool is_torch_checkpointing_ = false;
   std::shared_ptr<const Format> format_;
   std::shared_ptr<const Dialect> dialect_;
   std::map<std::string, std::string, std::less<>> files_;  // safetensors: key -> file

@@ -32,9 +32,9 @@ std::vector<RenameRule> parse_rename_rules(const std::string& text);
 
 struct ConvertOptions {
   // "torch_dist", "zarr", "safetensors", which makes one file if the target's name ends with
-  // .safetensors, or "torch_save", which always does. "": torch_save if the target's name ends with
-  // .pt or .pth; safetensors if it ends with .safetensors, or for a source in torch_dist or zarr;
-  // else torch_dist.
+  // .safetensors, "torch_checkpointing", or "torch_save", which always makes one file. "":
+  // torch_save if the target's name ends with .pt or .pth; safetensors if it ends with
+  // .safetensors, or for a source in torch_dist or zarr; else torch_dist.
   std::string format = {};
   std::string dialect = {};            // "": the source's
   std::vector<std::string> keys = {};  // shell-style patterns of the source's keys; empty: all

@@ -1,32 +1,42 @@
 #include "tilestone/engine/convert/one_file_target_internal.h"
 
+#include <string>
 #include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/storage/directories.h"
 
 namespace tilestone::engine {
+namespace {
 
-void make_one_file(const Location& location, const WriteFile& write) {
+void make_target(const Location& location, const WriteFile& write, bool is_folder) {
   Storage& storage = location.storage();
   const auto entry = storage.parent();  // there is none above a checkpoint that is one file
-  if (entry ? entry->storage->stat(entry->name).has_value() : !storage.list().empty()) {
+  const bool is_file = entry && entry->storage->stat(entry->name).has_value();
+  if (is_file || ((is_folder || !entry) && !storage.list().empty())) {
     throw Error(ErrorCode::kAlreadyExists, "something exists at " + location.describe())
         .with_hint("convert to another name, or remove it first");
   }
   if (!entry) {
-    throw Error(ErrorCode::kUnsupported, "no file can be made at " + location.describe());
+    throw Error(ErrorCode::kUnsupported, std::string("no ") + (is_folder ? "folder" : "file") +
+                                             " can be made at " + location.describe());
   }
   Staging staging(location.shared(), random_uuid());
   bool moved = false;
   try {
     staging.begin();
     const std::string made = write(staging.storage(), entry->name);
-    entry->storage->rename(staging.name() + "/" + made, entry->name, false);
-    moved = true;
-    entry->storage->settle("");
+    const std::string from = staging.name() + "/" + made;
+    if (is_folder) {
+      entry->storage->directories()->rename(from, entry->name);
+    } else {
+      entry->storage->rename(from, entry->name, false);
+      moved = true;
+      entry->storage->settle("");
+    }
   } catch (...) {
     // Otherwise the file might or might not outlive a power failure, and would stand in the way.
     if (moved) remove_files(*entry->storage, std::vector{entry->name});
@@ -34,6 +44,16 @@ void make_one_file(const Location& location, const WriteFile& write) {
     throw;
   }
   staging.abandon();  // only the directory is left
+}
+
+}  // namespace
+
+void make_one_file(const Location& location, const WriteFile& write) {
+  make_target(location, write, false);
+}
+
+void make_folder(const Location& location, const WriteFile& write) {
+  make_target(location, write, true);
 }
 
 }  // namespace tilestone::engine

@@ -19,5 +19,7 @@ namespace tilestone::engine {
 using WriteFile =
     std::function<std::string(const std::shared_ptr<Storage>& directory, const std::string& name)>;
 void make_one_file(const Location& location, const WriteFile& write);
+// The same with a folder that `write` has made.
+void make_folder(const Location& location, const WriteFile& write);
 
 }  // namespace tilestone::engine

@@ -1,6 +1,8 @@
 #include "tilestone/engine/convert/torch_save_file_internal.h"
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -17,6 +19,7 @@
 #include "tilestone/format/archive/archive_writer_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
+#include "tilestone/format/torch_checkpointing/torch_checkpointing.h"
 
 namespace tilestone::engine {
 namespace {
@@ -112,6 +115,12 @@ class Writer {
   archive::ZipStream zip_;
 };
 
+// A file to be written.
+struct ArchiveFile {
+  std::string name;
+  archive::PickledValue pickled;
+};
+
 // The tensors in memory that must be fetched, in the order of writing.
 FetchAhead on_devices(const archive::PickledValue& pickled, const AsValue& as_value,
                       const SaveOptions& options, const Deadline& deadline) {
@@ -132,6 +141,67 @@ FetchAhead on_devices(const archive::PickledValue& pickled, const AsValue& as_va
   return {std::move(fetched), std::move(buffers), deadline};
 }
 
+uint64_t archive_bytes(const archive::PickledValue& pickled) {
+  uint64_t bytes = 0;
+  for (const TensorView& tensor : pickled.tensors) bytes += tensor.bytes();
+  return bytes;
+}
+
+void write_archive(Storage& directory, const ArchiveFile& made, const AsValue& as_value,
+                   StreamContext& context, const SaveOptions& options) {
+  const archive::PickledValue& pickled = made.pickled;
+  const auto file = directory.create(made.name, archive_bytes(pickled) + pickled.pickle.size());
+  Writer writer(*file, context, on_devices(pickled, as_value, options, context.deadline));
+  writer.record("archive/data.pkl", ByteView(pickled.pickle));
+  writer.record("archive/byteorder", as_bytes("little"));
+  writer.record("archive/version", as_bytes("3\n"));
+  for (size_t i = 0; i < pickled.tensors.size(); ++i) {
+    writer.record("archive/data/" + std::to_string(i), as_value.real(pickled.tensors[i]));
+  }
+  writer.finish();
+  file->sync(context.deadline);
+  file->close();
+}
+
+void write_archives(Storage& directory, std::span<const ArchiveFile> files, const AsValue& as_value,
+                    const SaveOptions& options) {
+  uint64_t bytes = 0;
+  for (const ArchiveFile& file : files) bytes += archive_bytes(file.pickled);
+  ProgressMeter progress(options.progress, "write", bytes);
+  StreamContext context;
+  context.buffers = make_pool(options.resources.buffer_bytes, 1, bytes);
+  context.progress = &progress;
+  context.deadline = deadline_of(options);
+  for (const ArchiveFile& file : files) {
+    write_archive(directory, file, as_value, context, options);
+  }
+  progress.finish();
+}
+
+void write_small_file(Storage& directory, const std::string& name, const Bytes& bytes) {
+  ProgressMeter progress(nullptr, "write", bytes.size());
+  StreamContext context;
+  context.buffers = make_pool(0, 1, bytes.size());
+  context.progress = &progress;
+  const auto file = directory.create(name, bytes.size());
+  FileStream stream(*file, context, {{}, nullptr, context.deadline});
+  stream.write(ByteView(bytes));
+  stream.finish();
+  file->sync(context.deadline);
+  file->close();
+}
+
+// The state as items of torch_checkpointing. One with keys that can't be names of items is one
+// item.
+Value items_of_folder(Value state) {
+  const Value::Dict& entries = state.as_dict();
+  const bool are_items = std::ranges::all_of(entries, [](const auto& entry) {
+    return entry.first.kind() == Value::Kind::kString &&
+           is_torch_checkpointing_item(entry.first.as_string());
+  });
+  return are_items && !entries.empty() ? state : Value::dict({{"model", std::move(state)}});
+}
+
 }  // namespace
 
 void check_torch_save(const StateDict& state) {
@@ -143,30 +213,32 @@ void write_torch_save(const StateDict& state, const Location& location,
                       const SaveOptions& options) {
   check_options(options);
   AsValue as_value;
-  const archive::PickledValue pickled = archive::pickle_value(as_value.of(state, ""));
-  uint64_t bytes = 0;
-  for (const TensorView& tensor : pickled.tensors) bytes += tensor.bytes();
-  ProgressMeter progress(options.progress, "write", bytes);
-  StreamContext context;
-  context.buffers = make_pool(options.resources.buffer_bytes, 1, bytes);
-  context.progress = &progress;
-  context.deadline = deadline_of(options);
-  FetchAhead fetched = on_devices(pickled, as_value, options, context.deadline);
+  ArchiveFile file{"", archive::pickle_value(as_value.of(state, ""))};
   make_one_file(location, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
-    const auto file = directory->create(name, bytes + pickled.pickle.size());
-    Writer writer(*file, context, std::move(fetched));
-    writer.record("archive/data.pkl", ByteView(pickled.pickle));
-    writer.record("archive/byteorder", as_bytes("little"));
-    writer.record("archive/version", as_bytes("3\n"));
-    for (size_t i = 0; i < pickled.tensors.size(); ++i) {
-      writer.record("archive/data/" + std::to_string(i), as_value.real(pickled.tensors[i]));
-    }
-    writer.finish();
-    file->sync(context.deadline);
-    file->close();
+    file.name = name;
+    write_archives(*directory, {&file, 1}, as_value, options);
     return name;
   });
-  progress.finish();
+}
+
+void write_torch_checkpointing(const StateDict& state, const Location& location,
+                               const SaveOptions& options) {
+  check_options(options);
+  AsValue as_value;
+  const Value items = items_of_folder(as_value.of(state, ""));
+  std::vector<ArchiveFile> files;
+  for (const auto& [name, item] : items.as_dict()) {
+    files.push_back({torch_checkpointing_file(name.as_string()), archive::pickle_value(item)});
+  }
+  const Bytes index = archive::pickle_value(torch_checkpointing_index(items)).pickle;
+  make_folder(location, [&](const std::shared_ptr<Storage>& directory, const std::string&) {
+    const std::string name = "folder";
+    const std::shared_ptr<Storage> folder = directory->child(name);
+    write_archives(*folder, files, as_value, options);
+    write_small_file(*folder, std::string(kTorchCheckpointingIndex), index);
+    folder->settle("");
+    return name;
+  });
 }
 
 }  // namespace tilestone::engine

@@ -1,4 +1,4 @@
-// Writes a file of torch.save whose tensors are streamed.
+// Writes files of torch.save whose tensors are streamed.
 #pragma once
 
 #include "tilestone/engine/run/options.h"
@@ -14,5 +14,11 @@ void check_torch_save(const StateDict& state);
 // under a temporary name beside it, made durable, and renamed. Error(kAlreadyExists) if something
 // is there. `options`: resources, progress, interrupt and timeout.
 void write_torch_save(const StateDict& state, const Location& location, const SaveOptions& options);
+
+// The same as a folder that the package torch_checkpointing loads: a file for each entry of the
+// state, and its index. A state with keys that can't be names of files becomes one item, "model".
+// Error(kUnsupported) where there are no directories.
+void write_torch_checkpointing(const StateDict& state, const Location& location,
+                               const SaveOptions& options);
 
 }  // namespace tilestone::engine

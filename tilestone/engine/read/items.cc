@@ -12,6 +12,7 @@
 #include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
+#include "tilestone/format/archive/torch_archive.h"
 
 namespace tilestone::engine {
 namespace {
@@ -64,6 +65,10 @@ class ObjectReader {
       : context_(context), lost_(context), items_(objects.size()) {
     for (size_t i = 0; i < objects.size(); ++i) {
       expect_supported(*objects[i].stored);
+      if (const auto& value = objects[i].stored->value) {
+        items_[i] = write_torch_archive(*value);
+        continue;
+      }
       pending_.push_back({i, objects[i], {}, {}});
     }
   }

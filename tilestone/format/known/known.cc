@@ -6,6 +6,7 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/megatron_mark.h"
 #include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/format/torch_checkpointing/torch_checkpointing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/format/torch_save/torch_save.h"
 #include "tilestone/format/zarr/zarr.h"
@@ -43,6 +44,7 @@ std::vector<std::shared_ptr<const Format>> readable_formats() {
   std::vector<std::shared_ptr<const Format>> formats = known_formats();
   formats.push_back(safetensors_format());
   formats.push_back(torch_save_format());
+  formats.push_back(torch_checkpointing_format());
   return formats;
 }
 std::vector<std::shared_ptr<const Dialect>> known_dialects() {

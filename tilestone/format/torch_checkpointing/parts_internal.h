@@ -1,0 +1,78 @@
+// The parts of a folder: its index, the file of one rank, and what the files of all ranks hold
+// together. All functions throw Error(kCorrupt, kUnsafe, kUnsupported), and kInvalidArgument for
+// what is invalid in a file.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/dtype.h"
+#include "tilestone/format/format.h"
+#include "tilestone/format/index.h"
+#include "tilestone/geometry/placement.h"
+#include "tilestone/state/metadata.h"
+#include "tilestone/state/value.h"
+
+namespace tilestone::torch_checkpointing {
+
+// How a tensor is distributed over the ranks that have saved the folder.
+struct Distribution {
+  Dims shape;  // of the whole tensor
+  Sharding sharding;
+  std::optional<Dims> coordinate = std::nullopt;  // in the mesh, of the rank whose file says so
+  std::vector<int> ranks = {};                    // for which this holds; only in the index
+};
+// The part that the rank holds as a tensor of the shape `local`.
+LocalBoxes held_by(const Distribution& distribution, int rank, const Dims& local);
+
+// metadata.pkl.
+struct FolderIndex {
+  struct Item {
+    std::map<int, std::string> files;  // by rank
+    std::string serialization;         // of its files: kTorchSerialization
+    std::set<int> ranks;               // that have saved tensors of it
+  };
+  std::map<std::string, Item> items;
+  std::map<std::string, std::vector<Distribution>> tensors;  // by key
+};
+inline constexpr std::string_view kTorchSerialization = "TorchSerialization";  // torch.save
+FolderIndex parse_folder_index(ByteView pickle);
+
+// The local tensor in a pickled DTensor, and how that is distributed. nullopt for other values.
+std::optional<std::pair<Value, Distribution>> read_dtensor(const Value& value);
+
+// A rank's part of a tensor, and where it is in the rank's file. Offsets and sizes are in bytes.
+struct LocalTensor {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  Dims strides;                // elements
+  uint64_t offset = 0;         // of element [0, ..., 0] in the file
+  uint64_t record_offset = 0;  // of the record of the archive that holds the elements
+  uint64_t record_size = 0;
+  std::optional<uint32_t> record_crc32 = std::nullopt;
+  std::optional<Distribution> distribution = std::nullopt;  // of a DTensor
+};
+// As Format::next_part(): of a file, the zip directory and the pickle are read.
+std::optional<ProbeRange> next_part(const FileParts& read);
+// What the file holds. Its tensors have dtype and shape of the whole, but no memory; local_of() is
+// what the rank holds of one. A tuple of tensors has become a list. What can't be read is replaced
+// by a value for which unreadable() says why.
+Value read_rank_file(const FileParts& read);
+const LocalTensor& local_of(const TensorView& tensor);
+std::string unreadable(const Value& leaf);  // "": it can be read
+
+// The names of files of torch.save.
+std::vector<std::string> rank_files(std::span<const std::string> names);
+// Whether all are named as files of ranks ("model_0.pt"), one of rank 0 among them.
+bool are_all_rank_files(std::span<const std::string> names);
+// Also throws Error(kCoverage), naming key and file, if files are missing.
+Metadata read_folder(const DirectoryFiles& files, const Format& format);
+
+}  // namespace tilestone::torch_checkpointing
