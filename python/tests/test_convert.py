@@ -94,7 +94,7 @@ def test_keys_of_every_kind_stay_and_wrong_options_are_refused(tmp_path: pathlib
     for source, target, options, problem in (
         ("a.pt", "c", {"cast": torch.int8}, "can't cast to int8"),
         ("ckpt", "c.pt", {"dialect": "megatron"}, "torch.save have no dialect"),
-        ("ckpt", "c", {"format": "foo"}, "safetensors, torch_save"),
+        ("ckpt", "c", {"format": "foo"}, "torch_checkpointing, torch_save"),
         ("none.pt", "c", {"keys": ["*"]}, "nothing is selected"),
         ("surrogate.pt", "c", {}, "lone surrogate"),
         ("ckpt", "other", {"format": "torch_dist"}, "convert to another name"),
