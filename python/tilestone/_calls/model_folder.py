@@ -121,9 +121,7 @@ class NewFolder:
         """Removes the hidden directory."""
         shutil.rmtree(self.place, ignore_errors=True)
 
-    def join(
-        self, files: Mapping[str, str], other_file: str, comm: Any = None, timeout: float | None = None
-    ) -> None:
+    def join(self, files: Mapping[str, str], other_file: str, comm: Any = None) -> None:
         """Makes `model` of `pieces`: every rank of the communicator writes some of the files.
 
         Args:
@@ -134,6 +132,5 @@ class NewFolder:
         options.format = "safetensors"
         options.files = dict(files)
         options.other_file = other_file
-        options.resources = _core.Resources()
         source, target = os.fsencode(self.pieces), os.fsencode(self.model)
         _core.convert(source, target, options, None, None, comm)

@@ -17,7 +17,7 @@ from tilestone import _core
 from tilestone._calls.maintenance import convert
 from tilestone._calls.model_folder import NewFolder, is_hidden
 from tilestone._calls.opening import open as open_checkpoint
-from tilestone._errors import CheckpointError, InvalidArgumentError
+from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
 from tilestone._options.rename import Rename, renaming
 
@@ -225,7 +225,7 @@ class Exporter:
         try:
             with open_checkpoint(os.path.join(self._directory, self._name_of(step))) as found:
                 return found.save_id
-        except CheckpointError:
+        except Exception:  # the thread must go on
             return ""
 
     def _tried(self, step: int) -> Exported:
