@@ -93,6 +93,20 @@ class TilestoneLoad(Tilestone):
         tilestone.load(tensors, str(path), **self._load_options)
 
 
+class TilestoneMapped(Tilestone):
+    """Files saved by plain Tilestone, as mapped tensors."""
+
+    def __init__(self) -> None:
+        super().__init__("tilestone (mapped)")
+        self.saved_by = "tilestone"
+
+    def load(self, tensors: Tensors, path: Path) -> None:
+        import tilestone
+
+        checkpoint = tilestone.open(str(path), mapped=True, framework="torch")
+        _touch(checkpoint.read_many(checkpoint.tensor_keys()))
+
+
 def cache_policies() -> list[Contestant]:
     import tilestone
 
@@ -347,6 +361,7 @@ def everybody() -> list[Contestant]:
     """One instance of each contestant that needs only tensors and a path."""
     return [
         Tilestone(),
+        TilestoneMapped(),
         DropIn(),
         PlugIn(),
         Dcp(1),

@@ -400,6 +400,7 @@ void bind_checkpoint(nb::module_& m) {
         });
       },
       "path"_a, "options"_a);
+  bound.def("mapped", [](const Checkpoint& c) { return without_gil([&] { return c.mapped(); }); });
   bind_keys(bound);
   bind_tensors(bound);
   bind_values(bound);

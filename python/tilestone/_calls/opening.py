@@ -364,7 +364,9 @@ class Checkpoint:
 
 
 @keywords(OpenOptions)
-def open(path: str | os.PathLike[str], **options: Unpack[OpenKeywords]) -> Checkpoint:
+def open(
+    path: str | os.PathLike[str], *, mapped: bool = False, **options: Unpack[OpenKeywords]
+) -> Checkpoint:
     """Opens a checkpoint for reading, whichever program wrote it.
 
     This needs no template, no other ranks and no torch. Pickles are never run.
@@ -375,14 +377,22 @@ def open(path: str | os.PathLike[str], **options: Unpack[OpenKeywords]) -> Check
 
     Args:
         path: the checkpoint's directory.
+        mapped: `read`, `read_many` and `state_dict` return whole tensors over private mappings of the
+            files (copy-on-write) where one item holds a tensor as one run of aligned bytes in a local
+            file system, and read all others. Mapped tensors are not checked, and who touches a file
+            that was shortened in place is ended by SIGBUS: docs/mapped.md.
         options: framework ("numpy" or "torch"), format, checks (`Checks`), reading (`Reading`) and
             resources (`Resources`): docs/options.md explains them.
 
     Raises:
         NotFoundError: there is no checkpoint.
         CorruptError, UnsafeError: the checkpoint's metadata is damaged, or looks like an attack.
+        UnsupportedError: `mapped`, and the checkpoint is in an object store.
     """
-    return open_as("", path, **options)
+    checkpoint = open_as("", path, **options)
+    if valid.flag("mapped", mapped):
+        checkpoint._open = checkpoint._handle.mapped()
+    return checkpoint
 
 
 def open_as(

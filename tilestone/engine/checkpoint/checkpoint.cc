@@ -6,6 +6,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/checkpoint_internal.h"
+#include "tilestone/engine/checkpoint/mapped_reads_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/read/items_internal.h"
@@ -144,6 +145,12 @@ Checkpoint Checkpoint::with_interrupt(std::shared_ptr<const Interrupt> interrupt
   return same;
 }
 
+Checkpoint Checkpoint::mapped() const {
+  Checkpoint same = *this;
+  same.mapped_ = std::make_shared<const engine::MappedReads>(state_->context(interrupt_));
+  return same;
+}
+
 const Metadata& Checkpoint::metadata() const { return state_->opened.metadata; }
 std::string_view Checkpoint::format_name() const { return format().name(); }
 std::optional<int> Checkpoint::rank_of_file(std::string_view name) const {
@@ -166,6 +173,7 @@ std::vector<std::string> Checkpoint::keys() const {
 }
 
 TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& box) const {
+  if (mapped_ != nullptr && !box) return std::move(read_many({&key, 1}).front());
   const StoredTensor& tensor = find_tensor(metadata(), key);
   TensorItem item = item_of(tensor, box ? *box : Box::whole(tensor.shape));
   const LoadPlan plan = plan_load({&item, 1}, metadata());
@@ -176,20 +184,30 @@ TensorView Checkpoint::read(const std::string& key, const std::optional<Box>& bo
 }
 
 std::vector<TensorView> Checkpoint::read_many(std::span<const std::string> keys) const {
-  std::vector<TensorItem> items;
-  items.reserve(keys.size());
+  std::vector<uint32_t> tensors;
+  tensors.reserve(keys.size());
   for (const std::string& key : keys) {
     const StoredTensor& tensor = find_tensor(metadata(), key);
-    items.push_back(item_of(tensor, Box::whole(tensor.shape)));
+    tensors.push_back(static_cast<uint32_t>(&tensor - metadata().tensors.data()));
+  }
+  const engine::ReadContext context = state_->context(interrupt_);
+  std::vector<std::optional<TensorView>> found(keys.size());
+  if (mapped_ != nullptr) found = mapped_->find(context, tensors);
+  std::vector<TensorItem> items;  // those that are not mapped
+  items.reserve(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const StoredTensor& tensor = metadata().tensors[tensors[i]];
+    if (!found[i]) items.push_back(item_of(tensor, Box::whole(tensor.shape)));
   }
   const LoadPlan plan = plan_load(items, metadata());
-  const engine::ReadContext context = state_->context(interrupt_);
   give_memory(context, plan, items);
   run(context, plan, items);
-  std::vector<TensorView> tensors;
-  tensors.reserve(items.size());
-  for (TensorItem& item : items) tensors.push_back(std::move(item.pieces[0].data));
-  return tensors;
+  std::vector<TensorView> read;
+  read.reserve(keys.size());
+  for (size_t i = 0, next = 0; i < keys.size(); ++i) {
+    read.push_back(found[i] ? *std::move(found[i]) : std::move(items[next++].pieces[0].data));
+  }
+  return read;
 }
 
 void Checkpoint::read_into(const std::string& key, const std::optional<Box>& box,

@@ -15,6 +15,10 @@
 
 namespace tilestone {
 
+namespace engine {
+class MappedReads;
+}
+
 // A damaged place that verify found.
 struct Damage {
   std::string file;     // "": elements of a tensor that no file holds
@@ -84,6 +88,14 @@ class Checkpoint {
   // verify end soon and throw the reason of the request.
   Checkpoint with_interrupt(std::shared_ptr<const Interrupt> interrupt) const;
 
+  // Returns the same open checkpoint, whose reads of whole tensors return the files' own bytes
+  // where they can: private mappings, copy-on-write, which are not checked, and of which no byte is
+  // read before it is touched. Who touches a mapped file that was shortened in place is ended by
+  // SIGBUS. A tensor is mapped if one item holds it, as one run of aligned bytes in a local file
+  // system; others are read. All reads of a tensor return the same memory. Error(kUnsupported) for
+  // an object store.
+  Checkpoint mapped() const;
+
   const Metadata& metadata() const;
   std::string_view format_name() const;  // "torch_dist"
   int format_version() const;
@@ -132,6 +144,7 @@ class Checkpoint {
   explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   std::shared_ptr<const State> state_;
   std::shared_ptr<const Interrupt> interrupt_;
+  std::shared_ptr<const engine::MappedReads> mapped_;  // null: not mapped
 };
 
 // Rewrites damaged files of a checkpoint from their intact parts and from copies.
