@@ -168,6 +168,8 @@ class CheckpointManager:
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
+        reuse: what the step before has is not written again, as with `reuse` of `tilestone.save`:
+            each save shares files with the step that was saved or restored last.
         options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
             and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
             to save a durable step again; one of a branch that the run has left needs none.
@@ -190,14 +192,15 @@ class CheckpointManager:
         async_save: bool = True,
         strict: bool = False,
         export: Export | None = None,
-        **options: Unpack[AsyncSaveKeywords],
+        reuse: bool = False,
+        **options: Unpack[AsyncSaveKeywords],  # type: ignore[misc]  # reuse is a path there
     ) -> None:
         self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
         self._session = Session(group, timeout=self._timeout)
         self._comm = self._session._comm
         self._is_closed = False
         try:
-            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
+            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
             self._exporter = self._make_exporter(export)
         except CheckpointError as error:
             _refuse(_COMPARISON, self._comm, error, self._timeout)
@@ -214,6 +217,7 @@ class CheckpointManager:
         name: Any,
         async_save: Any,
         strict: Any,
+        reuse: Any,
         options: AsyncSaveKeywords,
     ) -> list[tuple[str, str]]:
         """Checks and keeps the arguments. Returns those that ranks must agree on."""
@@ -238,6 +242,7 @@ class CheckpointManager:
             None if keep is None else keep.made(),
             valid.word("name", name),
             valid.flag("strict", strict),
+            valid.flag("reuse", reuse),
         )
         self._options = options
         return [
