@@ -98,8 +98,8 @@ def test_a_managers_steps_share_files_with_the_step_before(tmp_path: pathlib.Pat
             manager.save(step, state_of(step))
     assert most_links(tmp_path / "step-00000005") == 2  # the earlier ones are removed
     with tilestone.CheckpointManager(tmp_path, keep=keep, reuse=True) as manager:
-        state, step = manager.restore(state_of(0))
-        assert step == 5 and torch.equal(state["adapter"], state_of(5)["adapter"])
+        state, newest = manager.restore(state_of(0))
+        assert newest == 5 and torch.equal(state["adapter"], state_of(5)["adapter"])
         manager.save(6, state_of(6))
         manager.save(7, state_of(7, touched=1))
     assert most_links(tmp_path / "step-00000006") == 1

@@ -181,7 +181,7 @@ class CheckpointManager:
         TimeoutError, RankFailedError: not all ranks of the group made the manager.
     """
 
-    def __init__(
+    def __init__(  # type: ignore[misc]  # reuse is a path in the options of one save
         self,
         run_dir: str | os.PathLike[str],
         *,
@@ -193,7 +193,7 @@ class CheckpointManager:
         strict: bool = False,
         export: Export | None = None,
         reuse: bool = False,
-        **options: Unpack[AsyncSaveKeywords],  # type: ignore[misc]  # reuse is a path there
+        **options: Unpack[AsyncSaveKeywords],
     ) -> None:
         self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
         self._session = Session(group, timeout=self._timeout)
@@ -218,7 +218,7 @@ class CheckpointManager:
         async_save: Any,
         strict: Any,
         reuse: Any,
-        options: AsyncSaveKeywords,
+        options: Any,
     ) -> list[tuple[str, str]]:
         """Checks and keeps the arguments. Returns those that ranks must agree on."""
         if keep is not None and not isinstance(keep, Keep):
@@ -244,7 +244,7 @@ class CheckpointManager:
             valid.flag("strict", strict),
             valid.flag("reuse", reuse),
         )
-        self._options = options
+        self._options: AsyncSaveKeywords = options
         return [
             ("run_dir", _core.identity_of(directory)), ("every", str(int(every))),
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),
