@@ -193,6 +193,7 @@ void MemoryStorage::remove(std::span<const std::string> names) {
 
 bool MemoryStorage::link(const StorageEntry& from, const std::string& name, const Deadline&) {
   check_file_name(name);
+  check_file_name(from.name);
   const StorageEntry entry = without_children(from);
   const auto* const other = dynamic_cast<const MemoryStorage*>(entry.storage.get());
   auto file = other == nullptr ? nullptr : other->find(entry.name);

