@@ -132,7 +132,8 @@ struct Steps {
   }
   uint32_t most_steps(int step) const {
     uint32_t most = 0;
-    for (const Receipt& receipt : manifest(step).receipts) {
+    const Manifest saved = manifest(step);
+    for (const Receipt& receipt : saved.receipts) {
       for (const ReceiptFile& file : receipt.files) most = std::max(most, file.steps);
     }
     return most;
@@ -239,7 +240,8 @@ TEST(Reuse, AFileThatHasGoneOrIsTooShortIsWritten) {
   for (const bool gone : {true, false}) {
     const Steps run;
     for (int step = 0; step < 2; ++step) run.save(step, step - 1);
-    for (const ReceiptFile& file : run.manifest(1).receipts[0].files) {
+    const Manifest saved = run.manifest(1);
+    for (const ReceiptFile& file : saved.receipts[0].files) {
       const auto storage = run.at(1).shared();
       storage->remove(file.name);
       if (!gone) storage->create(file.name)->close();
@@ -254,7 +256,8 @@ TEST(Reuse, LinksOfAFileSystemAreFurtherNamesOfOneFile) {
   const Steps run{posix_storage(directory.path())};
   for (int step = 0; step < 4; ++step) run.save(step, step - 1);
   nlink_t most = 0;
-  for (const ReceiptFile& file : run.manifest(3).receipts[0].files) {
+  const Manifest saved = run.manifest(3);
+  for (const ReceiptFile& file : saved.receipts[0].files) {
     struct stat info;
     const std::string path = directory.path() + "/step_3/" + file.name;
     ASSERT_EQ(::stat(path.c_str(), &info), 0);
