@@ -41,21 +41,38 @@ std::vector<Use> uses_of(std::span<const UnchangedChunk> chunks,
   return uses;
 }
 
-// The bytes [begin, begin + size) of the C-contiguous tensor: borrowed if they lie so in memory,
-// else in `room`.
-ByteView bytes_of(const TensorView& tensor, bool contiguous, uint64_t begin, uint64_t size,
-                  Bytes& room) {
-  if (contiguous) return {tensor.data + begin, size};
-  room.resize(kPiece);
-  const MutableByteView out(room.data(), size);
-  if (tensor.device != nullptr) {
-    const DeviceCopy copy{tensor.device, begin, out};
-    copy_now(CopyTo::kHost, {&copy, 1});
-  } else {
-    pack_range(tensor.strided_view(), begin, out);
+// Gives the bytes of a C-contiguous copy of a tensor, piece by piece.
+class Pieces {
+ public:
+  Pieces(const TensorView& tensor, BufferPool* pinned, const Deadline& deadline) : tensor_(tensor) {
+    if (tensor.device != nullptr) {
+      buffer_ = pinned->acquire(deadline);
+      room_ = buffer_.space();
+    } else if (!tensor.strided_view().is_contiguous()) {
+      bytes_.resize(std::min(kPiece, tensor.bytes()));
+      room_ = bytes_;
+    }
   }
-  return out;
-}
+
+  // At most `size` bytes from `begin` on. Valid until the next call.
+  ByteView next(uint64_t begin, uint64_t size) {
+    if (room_.empty()) return {tensor_.data + begin, std::min(kPiece, size)};
+    const MutableByteView out = room_.first(std::min<uint64_t>(room_.size(), size));
+    if (tensor_.device != nullptr) {
+      const DeviceCopy copy{tensor_.device, begin, out};
+      copy_now(CopyTo::kHost, {&copy, 1});
+    } else {
+      pack_range(tensor_.strided_view(), begin, out);
+    }
+    return out;
+  }
+
+ private:
+  const TensorView& tensor_;
+  Buffer buffer_;
+  Bytes bytes_;
+  MutableByteView room_;
+};
 
 }  // namespace
 
@@ -82,13 +99,12 @@ std::vector<Way> ways_of(std::span<const UnchangedChunk> chunks, std::span<const
 }
 
 std::optional<Hash128> hash_if_unchanged(const TensorView& tensor, const ItemChecksums& sums,
-                                         Deadline deadline) {
+                                         BufferPool* pinned, Deadline deadline) {
   const uint64_t size = tensor.bytes();
   const BlockSums one{size, size, {sums.payload_crc32}};
   const BlockSums& blocks = sums.blocks != nullptr ? *sums.blocks : one;
   if (size == 0 || blocks.bytes != size) return std::nullopt;
-  const bool contiguous = tensor.device == nullptr && tensor.strided_view().is_contiguous();
-  Bytes room;
+  Pieces pieces(tensor, pinned, deadline);
   Hasher128 hash;
   uint64_t at = 0;
   for (const uint32_t expected : blocks.crc32) {
@@ -98,7 +114,7 @@ std::optional<Hash128> hash_if_unchanged(const TensorView& tensor, const ItemChe
     const uint64_t end = at + std::min(blocks.block_bytes, size - at);
     uint32_t crc = 0;
     while (at < end) {
-      const ByteView bytes = bytes_of(tensor, contiguous, at, std::min(kPiece, end - at), room);
+      const ByteView bytes = pieces.next(at, end - at);
       crc = crc32(bytes, crc);
       at += bytes.size();
       if (at == end && crc != expected) return std::nullopt;
@@ -109,11 +125,11 @@ std::optional<Hash128> hash_if_unchanged(const TensorView& tensor, const ItemChe
 }
 
 void choose_ways(std::span<ReusableChunk> chunks, const EarlierStep& earlier, uint64_t share,
-                 ThreadPool* threads, Deadline deadline) {
+                 ThreadPool* threads, BufferPool* pinned, Deadline deadline) {
   const auto compare = [&](size_t i) {
     ReusableChunk& chunk = chunks[i];
     if (!chunk.earlier) return;
-    const auto hash = hash_if_unchanged(*chunk.data, chunk.earlier->at.checksums, deadline);
+    const auto hash = hash_if_unchanged(*chunk.data, chunk.earlier->at.checksums, pinned, deadline);
     const Hash128& known = chunk.earlier->at.hash;
     if (!hash || (known && known != *hash)) {
       chunk.earlier.reset();

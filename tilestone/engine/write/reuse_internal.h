@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/thread_pool.h"
@@ -52,9 +53,10 @@ struct UnchangedChunk {
 std::vector<Way> ways_of(std::span<const UnchangedChunk> chunks, std::span<const ReceiptFile> files,
                          uint64_t share);
 
-// The hash of a tensor's bytes if they have these checksums; nullopt: they differ.
+// The hash of a tensor's bytes if they have these checksums; nullopt: they differ. `pinned`: for
+// tensors in device memory.
 std::optional<Hash128> hash_if_unchanged(const TensorView& tensor, const ItemChecksums& sums,
-                                         Deadline deadline);
+                                         BufferPool* pinned, Deadline deadline);
 
 // A chunk that the rank is about to save.
 struct ReusableChunk {
@@ -66,6 +68,6 @@ struct ReusableChunk {
 
 // Sets `way` and `hash` of each chunk. `threads` may be null: the calling thread compares.
 void choose_ways(std::span<ReusableChunk> chunks, const EarlierStep& earlier, uint64_t share,
-                 ThreadPool* threads, Deadline deadline);
+                 ThreadPool* threads, BufferPool* pinned, Deadline deadline);
 
 }  // namespace tilestone::engine

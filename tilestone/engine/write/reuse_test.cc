@@ -10,6 +10,7 @@
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/write/reuse_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/state/device_memory_testing.h"
 #include "tilestone/storage/fault_storage_testing.h"
 #include "tilestone/storage/memory_storage_testing.h"
 #include "tilestone/storage/posix_storage.h"
@@ -73,17 +74,19 @@ TEST(Reuse, ComparesTensorsOfAnyStridesBlockByBlock) {
   std::swap(turned.strides[0], turned.strides[1]);
   for (const TensorView& each : {tensor, turned}) {
     const Bytes bytes = elements(each);
-    const auto hash = hash_if_unchanged(each, sums_of(bytes), Deadline::never());
+    const auto hash = hash_if_unchanged(each, sums_of(bytes), nullptr, Deadline::never());
     Hasher128 whole;
     whole.add(bytes);
     EXPECT_EQ(hash, whole.value());
     for (const size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
       Bytes changed = bytes;
       changed[at] ^= std::byte{1};
-      EXPECT_EQ(hash_if_unchanged(each, sums_of(changed), Deadline::never()), std::nullopt);
+      EXPECT_EQ(hash_if_unchanged(each, sums_of(changed), nullptr, Deadline::never()),
+                std::nullopt);
     }
-    EXPECT_EQ(hash_if_unchanged(each, sums_of(ByteView(bytes).first(99)), Deadline::never()),
-              std::nullopt);
+    EXPECT_EQ(
+        hash_if_unchanged(each, sums_of(ByteView(bytes).first(99)), nullptr, Deadline::never()),
+        std::nullopt);
   }
 }
 
@@ -299,6 +302,18 @@ TEST(Reuse, RanksShareWhatTheyWriteWithAndWithoutACommunicator) {
     const Checkpoint checkpoint = Checkpoint::open(run.at(3));
     EXPECT_TRUE(checkpoint.verify().ok());
     EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {2, 500000})));
+  }
+}
+
+TEST(Reuse, TensorsOnADeviceAreComparedThere) {
+  const Steps run;
+  for (int step = 0; step < 3; ++step) {
+    const auto device = LateDevice::create();
+    StateDict state = state_of(step, device->put(frozen_part()));
+    const SaveResult result = run.save(step, step - 1, state);
+    EXPECT_EQ(result.bytes_shared > kFrozen, step == 2);
+    EXPECT_EQ(device->unpinned, 0u);
+    run.expect(step, step);
   }
 }
 

@@ -162,7 +162,9 @@ class RankWriter {
       pool = task_.kept != nullptr ? task_.kept->threads(threads())
                                    : std::make_shared<ThreadPool>(threads());
     }
-    choose_ways(reusable_, *earlier, total_bytes(), pool.get(), context_.deadline);
+    streams_ = 1;
+    prepare_fetching(options_.resources.buffer_bytes);
+    choose_ways(reusable_, *earlier, total_bytes(), pool.get(), fetching_.get(), context_.deadline);
     link_files(*earlier);
   }
 
@@ -191,6 +193,10 @@ class RankWriter {
 
   std::optional<uint32_t> link_file(const EarlierStep& earlier, uint32_t file) {
     const std::string name = data_file_name(task_.save_id, task_.rank, next_file_);
+    // By files a restarted rank may have left it; a store would replace it.
+    if (options_.by_files && storage_.stat(name)) {
+      throw Error(ErrorCode::kAlreadyExists, "cannot link a file").with_file(name);
+    }
     if (!earlier.link(file, storage_, name, context_.deadline)) return std::nullopt;
     note_made(name);
     ++next_file_;
