@@ -100,6 +100,24 @@ TEST_P(ObjectStore, ASaveOverACheckpointNeedsOverwriteAndLeavesNothingOfIt) {
   EXPECT_EQ(location_.storage().list().size(), names.size());
 }
 
+TEST_P(ObjectStore, WhatIsUnchangedIsCopiedByTheStore) {
+  StateDict state;
+  state["w"] = counting(DType::kFloat32, {400'000});
+  const auto at = [&](int step) { return location_.within(std::to_string(step)); };
+  for (int step = 0; step < 4; ++step) {
+    SaveOptions options = saving({});
+    if (step > 0) options.reuse = at(step - 1);
+    state["step"] = step;
+    const SaveResult result = save(state, at(step), options);
+    EXPECT_EQ(result.bytes_shared > 1'600'000, step > 1) << step;
+    EXPECT_EQ(result.bytes_written < 10'000, step > 1) << step;
+  }
+  for (int step = 0; step < 3; ++step) at(step).storage().remove(at(step).storage().list());
+  const Checkpoint checkpoint = Checkpoint::open(at(3));
+  EXPECT_TRUE(checkpoint.verify().ok());
+  EXPECT_EQ(elements(checkpoint.read("w")), elements(counting(DType::kFloat32, {400'000})));
+}
+
 TEST_P(ObjectStore, SavesInTheBackground) {
   run_ranks(2, [&](Communicator comm) {
     async_save(row_state(comm, 3), location_, saving(comm)).result(60);

@@ -343,21 +343,23 @@ ProgressFn to_progress(nb::handle callback) {
 }
 
 // A SaveResult as it is pickled: ranks send theirs to one another.
-using StateOfResult = std::tuple<std::string, uint64_t, uint64_t, uint64_t, uint64_t, bool, bool,
-                                 std::vector<std::pair<std::string, double>>>;
+using StateOfResult = std::tuple<std::string, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                                 bool, bool, std::vector<std::pair<std::string, double>>>;
 
 StateOfResult state_of(const SaveResult& result) {
   std::vector<std::pair<std::string, double>> timings;
   for (const StepTime& step : result.timings) timings.emplace_back(step.step, step.seconds);
-  return {result.save_id,    result.bytes_written,  result.items_written, result.copies,
-          result.copy_bytes, result.common_differs, result.published,     std::move(timings)};
+  return {result.save_id,        result.bytes_written, result.items_written,
+          result.copies,         result.copy_bytes,    result.bytes_shared,
+          result.common_differs, result.published,     std::move(timings)};
 }
 
 SaveResult result_of(const StateOfResult& state) {
   SaveResult result;
   std::vector<std::pair<std::string, double>> timings;
   std::tie(result.save_id, result.bytes_written, result.items_written, result.copies,
-           result.copy_bytes, result.common_differs, result.published, timings) = state;
+           result.copy_bytes, result.bytes_shared, result.common_differs, result.published,
+           timings) = state;
   for (const auto& [step, seconds] : timings) result.timings.push_back({step, seconds});
   return result;
 }
@@ -371,6 +373,9 @@ void bind_engine(nb::module_& m) {
               "How many copies this rank wrote of shards that other ranks write (`copies`).")
       .def_ro("copy_bytes", &SaveResult::copy_bytes,
               "Bytes of the copies' elements; bytes_written includes them.")
+      .def_ro("bytes_shared", &SaveResult::bytes_shared,
+              "Bytes of this rank's items that are in files of an earlier checkpoint (`reuse`); "
+              "bytes_written doesn't include them.")
       .def_ro("common_differs", &SaveResult::common_differs,
               "Whether the ranks' common states were compared and differ.")
       .def_ro("published", &SaveResult::published,

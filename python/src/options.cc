@@ -45,6 +45,23 @@ void bind_field(nb::class_<Options>& bound, const char* name,
   bound.def_rw(name, field, nb::arg().none());
 }
 
+// A path of a checkpoint.
+template <typename Options>
+void bind_field(nb::class_<Options>& bound, const char* name,
+                std::optional<Location> Options::* field) {
+  bound.def_prop_rw(
+      name,
+      [=](const Options& given) {
+        const auto& location = given.*field;
+        return location ? std::optional(python_text(location->describe())) : std::nullopt;
+      },
+      [=](Options& given, const std::optional<nb::bytes>& path) {
+        given.*field = std::nullopt;
+        if (path) given.*field = Location(path_of(*path));
+      },
+      nb::arg().none());
+}
+
 // A format or dialect by its name; "" is the default.
 template <typename Options, typename Named>
 void bind_field(nb::class_<Options>& bound, const char* name,

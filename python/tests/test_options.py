@@ -120,7 +120,7 @@ def test_the_calls_have_few_parameters_and_show_them() -> None:
             "open": tilestone.open, "Session": tilestone.Session,
         }.items()
     }  # fmt: skip
-    assert counts == {"save": 14, "load": 14, "open": 7, "Session": 3}
+    assert counts == {"save": 15, "load": 14, "open": 7, "Session": 3}
     shown = inspect.signature(tilestone.save).parameters
     assert shown["checks"].default == tilestone.Checks()
     assert shown["timeout"].default == 1800

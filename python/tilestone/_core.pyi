@@ -691,6 +691,12 @@ class SaveOptions:
     def copies(self, arg: LocalCopies | None, /) -> None: ...
 
     @property
+    def reuse(self) -> object | None: ...
+
+    @reuse.setter
+    def reuse(self, arg: bytes | None, /) -> None: ...
+
+    @property
     def resources(self) -> Resources: ...
 
     @resources.setter
@@ -930,6 +936,12 @@ class SaveResult:
         """Bytes of the copies' elements; bytes_written includes them."""
 
     @property
+    def bytes_shared(self) -> int:
+        """
+        Bytes of this rank's items that are in files of an earlier checkpoint (`reuse`); bytes_written doesn't include them.
+        """
+
+    @property
     def common_differs(self) -> bool:
         """Whether the ranks' common states were compared and differ."""
 
@@ -947,9 +959,9 @@ class SaveResult:
 
     def __repr__(self) -> str: ...
 
-    def __getstate__(self) -> tuple[str, int, int, int, int, bool, bool, list[tuple[str, float]]]: ...
+    def __getstate__(self) -> tuple[str, int, int, int, int, int, bool, bool, list[tuple[str, float]]]: ...
 
-    def __setstate__(self, arg: tuple[str, int, int, int, int, bool, bool, Sequence[tuple[str, float]]], /) -> None: ...
+    def __setstate__(self, arg: tuple[str, int, int, int, int, int, bool, bool, Sequence[tuple[str, float]]], /) -> None: ...
 
 class SaveRequest:
     """A rank's state, path and options for a save."""
@@ -1583,7 +1595,7 @@ class StepInfo:
 class ManagedRun:
     """What a CheckpointManager knows of its run."""
 
-    def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool) -> None: ...
+    def __init__(self, path: bytes, every: int, keep: Keep | None, name: str, strict: bool, reuse: bool) -> None: ...
 
     def expect_same_steps(self, comm: object | None, terms: Sequence[tuple[str, str]], seconds: float) -> None: ...
 

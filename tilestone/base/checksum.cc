@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "tilestone/base/error.h"
 
@@ -48,5 +49,24 @@ uint32_t copy_crc32(MutableByteView target, ByteView source, uint32_t seed) {
 }
 
 uint64_t xxh3_64(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+struct Hasher128::State {
+  XXH3_state_t* xxh3 = XXH3_createState();
+  ~State() { XXH3_freeState(xxh3); }
+};
+
+Hasher128::Hasher128() : state_(std::make_unique<State>()) {
+  if (state_->xxh3 == nullptr || XXH3_128bits_reset(state_->xxh3) != XXH_OK) throw std::bad_alloc();
+}
+Hasher128::~Hasher128() = default;
+
+void Hasher128::add(ByteView bytes) {
+  XXH3_128bits_update(state_->xxh3, bytes.data(), bytes.size());
+}
+
+Hash128 Hasher128::value() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh3);
+  return {hash.low64, hash.high64};
+}
 
 }  // namespace tilestone

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "tilestone/base/bytes.h"
 
@@ -21,5 +22,28 @@ uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 uint32_t copy_crc32(MutableByteView target, ByteView source, uint32_t seed = 0);
 
 uint64_t xxh3_64(ByteView bytes);
+
+// An XXH3 of 128 bits. Zero stands for none.
+struct Hash128 {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  explicit operator bool() const { return low != 0 || high != 0; }
+  friend bool operator==(const Hash128&, const Hash128&) = default;
+};
+
+// The hash of bytes that are passed to it in order.
+class Hasher128 {
+ public:
+  Hasher128();
+  ~Hasher128();
+  Hasher128(const Hasher128&) = delete;
+  Hasher128& operator=(const Hasher128&) = delete;
+  void add(ByteView bytes);
+  Hash128 value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace tilestone

@@ -124,6 +124,14 @@ void print_mended(const Damage& damage) {
   fmt::print("{}  {}  {}\n", coloured("MENDED", Colour::kGood), printable(damage.file), what);
 }
 
+// Each damaged file that several of the checkpoints need.
+void print_shared(const VerifiedFiles& shared) {
+  for (const std::vector<std::string>& names : shared.damaged()) {
+    fmt::print("{} share a damaged file:\n", counted(names.size(), "checkpoint"));
+    for (const std::string& name : names) fmt::print("  {}\n", printable(name));
+  }
+}
+
 struct Verified {
   int code = kOk;
   nlohmann::ordered_json json;
@@ -131,7 +139,9 @@ struct Verified {
 
 // Verifies one checkpoint, after a repair if that is wanted, and prints what is found unless it is
 // wanted as JSON.
-Verified verify_one(const Location& location, const VerifyOptions& options) {
+// `shared`: of the other checkpoints of the call.
+Verified verify_one(const Location& location, const VerifyOptions& options,
+                    VerifiedFiles* shared = nullptr) {
   OpenOptions open;
   open.resources.threads = options.threads;
   const ProgressFn progress = options.json ? nullptr : progress_line();
@@ -142,7 +152,7 @@ Verified verify_one(const Location& location, const VerifyOptions& options) {
       done = repair(location, open, progress);
     });
   } else {
-    done.now = Checkpoint::open(location, open).verify(progress);
+    done.now = Checkpoint::open(location, open).verify(progress, shared);
   }
   if (!options.json) {
     for (const Damage& damage : done.mended) print_mended(damage);
@@ -166,17 +176,22 @@ int verify(const VerifyOptions& options) {
     return found.code;
   }
   auto all = nlohmann::ordered_json::array();
+  VerifiedFiles shared;
   const int code = for_each_path(options.at.all(), [&](const std::string& path) {
     if (!options.json) {
       fmt::print("{}: ", printable(path));
       std::fflush(stdout);
     }
-    Verified found = verify_one(location_of(path, options.at.follow_links), options);
+    Verified found = verify_one(location_of(path, options.at.follow_links), options, &shared);
     found.json["path"] = path;
     all.push_back(std::move(found.json));
     return found.code;
   });
-  if (options.json) print(all);
+  if (options.json) {
+    print(all);
+  } else {
+    print_shared(shared);
+  }
   return code;
 }
 

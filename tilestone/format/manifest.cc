@@ -20,7 +20,7 @@ constexpr size_t kMaxSaveIdSize = 200;
 constexpr std::string_view kAttributes = "attributes";
 constexpr std::string_view kRemains = "remains";
 constexpr uint64_t kSmallestSum = 18;   // bytes of an encoded IndexSum
-constexpr uint64_t kSmallestRange = 9;  // bytes of an encoded ReceiptRange
+constexpr uint64_t kSmallestRange = 9;  // bytes of an encoded ManifestTable::Range
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
@@ -173,28 +173,16 @@ Manifest decode_without_table(ByteView bytes) {
   return manifest;
 }
 
-// Where a rank's receipt is in the manifest.
-struct ReceiptRange {
-  uint64_t offset = 0;  // bytes
-  uint64_t size = 0;    // bytes
-  uint64_t xxh3 = 0;    // of the receipt's bytes
-};
-
-struct ManifestTable {
-  ManifestHead head;
-  std::vector<ReceiptRange> ranges;  // by rank
-};
-
 ManifestTable decode_head(ByteView head) {
   ByteReader reader = checked_body(head, kManifestStart);
   ManifestTable table;
   decode_first_fields(reader, table.head);
   const uint64_t count = read_count(reader, table.head, kSmallestRange);
-  table.ranges.reserve(count);
+  table.receipts.reserve(count);
   uint64_t offset = head.size();
   for (uint64_t rank = 0; rank < count; ++rank) {
     const uint64_t size = reader.varint();
-    table.ranges.push_back({offset, size, reader.u64()});
+    table.receipts.push_back({offset, size, reader.u64()});
     const auto end = try_add(offset, size);
     if (!end) reader.fail("the end of a receipt exceeds 64 bits");
     offset = *end;
@@ -211,8 +199,8 @@ uint64_t head_bytes(ByteView start) {
   return bytes;
 }
 
-Receipt receipt_in(const ManifestTable& table, size_t rank, ByteView bytes) {
-  const ReceiptRange& range = table.ranges.at(rank);
+Receipt decode_receipt(const ManifestTable& table, size_t rank, ByteView bytes) {
+  const ManifestTable::Range& range = table.receipts.at(rank);
   if (bytes.size() != range.size || xxh3_64(bytes) != range.xxh3) {
     corrupt("the receipt of rank " + std::to_string(rank) + " does not match its checksum");
   }
@@ -223,16 +211,18 @@ Manifest decode_with_table(ByteView bytes) {
   const uint64_t head_size = head_bytes(bytes);
   if (head_size > bytes.size()) corrupt("the file ends within its head");
   ManifestTable table = decode_head(bytes.first(head_size));
-  const uint64_t end =
-      table.ranges.empty() ? head_size : table.ranges.back().offset + table.ranges.back().size;
+  const uint64_t end = table.receipts.empty()
+                           ? head_size
+                           : table.receipts.back().offset + table.receipts.back().size;
   if (end != bytes.size()) {
     corrupt("expected " + std::to_string(end) + " bytes, found " + std::to_string(bytes.size()));
   }
   Manifest manifest{table.head, {}};
-  manifest.receipts.reserve(table.ranges.size());
-  for (size_t rank = 0; rank < table.ranges.size(); ++rank) {
-    const ReceiptRange& range = table.ranges[rank];
-    manifest.receipts.push_back(receipt_in(table, rank, bytes.subspan(range.offset, range.size)));
+  manifest.receipts.reserve(table.receipts.size());
+  for (size_t rank = 0; rank < table.receipts.size(); ++rank) {
+    const ManifestTable::Range& range = table.receipts[rank];
+    manifest.receipts.push_back(
+        decode_receipt(table, rank, bytes.subspan(range.offset, range.size)));
   }
   return manifest;
 }
@@ -299,6 +289,18 @@ ManifestHead decode_manifest_head(ByteView bytes, const std::string& file) {
     if (version_of(bytes) == kWithoutTable) return decode_without_table(bytes);
     return decode_head(bytes).head;
   });
+}
+
+ManifestTable decode_manifest_table(ByteView head, const std::string& file) {
+  return with_file(file, [&] {
+    if (version_of(head) != kWithoutTable) return decode_head(head);
+    throw Error(ErrorCode::kUnsupported, "manifest: version 2 has no table of receipts");
+  });
+}
+
+Receipt receipt_in(const ManifestTable& table, size_t rank, ByteView bytes,
+                   const std::string& file) {
+  return with_file(file, [&] { return decode_receipt(table, rank, bytes); });
 }
 
 std::string manifest_name(std::string_view save_id) {

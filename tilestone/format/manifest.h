@@ -61,6 +61,22 @@ inline constexpr uint64_t kManifestStart = 20;
 uint64_t manifest_head_bytes(ByteView start, const std::string& file);
 ManifestHead decode_manifest_head(ByteView bytes, const std::string& file);
 
+// The head, and where each rank's receipt is, for who wants one receipt.
+struct ManifestTable {
+  ManifestHead head;
+  struct Range {
+    uint64_t offset = 0;  // in the file, bytes
+    uint64_t size = 0;    // bytes
+    uint64_t xxh3 = 0;    // of the receipt's bytes
+  };
+  std::vector<Range> receipts;  // by rank
+};
+// `head`: the first manifest_head_bytes() bytes. Error(kUnsupported) for a version without a table.
+ManifestTable decode_manifest_table(ByteView head, const std::string& file);
+// `bytes`: those of the rank's range.
+Receipt receipt_in(const ManifestTable& table, size_t rank, ByteView bytes,
+                   const std::string& file);
+
 std::string manifest_name(std::string_view save_id);  // ".tilestone/SAVE_ID.manifest"
 // False for a save id that can't be part of a file name; another program's metadata may name one.
 bool may_have_manifest(std::string_view save_id);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
@@ -24,12 +23,14 @@ constexpr std::string_view kBlocks = "blocks";
 constexpr std::string_view kContents = "contents";
 constexpr std::string_view kCopies = "copies";
 constexpr std::string_view kEmptyDicts = "empty_dicts";
+constexpr std::string_view kHashes = "hashes";
 constexpr std::string_view kHeld = "held";
 constexpr std::string_view kHost = "host";
 constexpr std::string_view kKeys = "keys";
 constexpr std::string_view kObjectCopies = "object_copies";
 constexpr std::string_view kOrder = "order";
 constexpr std::string_view kParts = "parts";
+constexpr std::string_view kShared = "shared";
 constexpr std::string_view kState = "state";
 constexpr std::string_view kSteps = "steps";
 
@@ -198,6 +199,59 @@ void read_blocks(ByteReader& in, Receipt& receipt) {
     next = uint64_t{chunk} + 1;
     ReceiptItem& at = receipt.chunks[chunk].at;
     at.checksums.blocks = std::make_shared<const BlockSums>(read_block_sums(in, at));
+  }
+}
+
+// The chunk with this number, or the copy: copies follow the chunks.
+template <typename R>
+auto& item_at(R& receipt, size_t i) {
+  const size_t chunks = receipt.chunks.size();
+  return (i < chunks ? receipt.chunks[i] : receipt.copies[i - chunks]).at;
+}
+
+Bytes encode_hashes(const Receipt& receipt) {
+  ByteWriter out;
+  for (size_t i = 0; i < receipt.chunks.size() + receipt.copies.size(); ++i) {
+    const Hash128& hash = item_at(receipt, i).hash;
+    if (!hash) continue;
+    out.varint(i);
+    out.u64(hash.low);
+    out.u64(hash.high);
+  }
+  return std::move(out).take();
+}
+
+void read_hashes(ByteReader& in, Receipt& receipt) {
+  const size_t items = receipt.chunks.size() + receipt.copies.size();
+  for (uint64_t next = 0; in.remaining() > 0;) {
+    const uint32_t item = wire::read_index(in, items, "a hash's chunk");
+    if (item < next) in.fail("the chunks of hashes are not in ascending order");
+    next = uint64_t{item} + 1;
+    Hash128& hash = item_at(receipt, item).hash;
+    hash.low = in.u64();
+    hash.high = in.u64();
+    if (!hash) in.fail("a hash is zero");
+  }
+}
+
+Bytes encode_shared(const Receipt& receipt) {
+  ByteWriter out;
+  for (size_t i = 0; i < receipt.files.size(); ++i) {
+    if (receipt.files[i].steps == 0) continue;
+    out.varint(i);
+    out.varint(receipt.files[i].steps);
+  }
+  return std::move(out).take();
+}
+
+void read_shared(ByteReader& in, Receipt& receipt) {
+  for (uint64_t next = 0; in.remaining() > 0;) {
+    const uint32_t file = wire::read_index(in, receipt.files.size(), "a shared file");
+    if (file < next) in.fail("shared files are not in ascending order");
+    next = uint64_t{file} + 1;
+    const int steps = wire::read_int(in, "the number of steps that share a file");
+    if (steps == 0) in.fail("a shared file is in no step");
+    receipt.files[file].steps = static_cast<uint32_t>(steps);
   }
 }
 
@@ -400,12 +454,14 @@ std::vector<NamedField> optional_fields(const Receipt& receipt) {
   const auto& dicts = receipt.dict_keys;
   const auto empty = std::count_if(dicts.begin(), dicts.end(), is_empty_dict);
   if (empty > 0) add(kEmptyDicts, encode_empty_dicts(receipt));
+  if (Bytes hashes = encode_hashes(receipt); !hashes.empty()) add(kHashes, std::move(hashes));
   if (!receipt.held.empty()) add(kHeld, encode_held(receipt));
   if (!receipt.host.empty()) add(kHost, to_bytes(receipt.host));
   if (std::ssize(dicts) > empty) add(kKeys, encode_keys(receipt));
   if (!receipt.object_copies.empty()) add(kObjectCopies, encode_object_copies(receipt));
   if (Bytes order = encode_order(receipt); !order.empty()) add(kOrder, std::move(order));
   if (!receipt.parts.empty()) add(kParts, encode_parts(receipt));
+  if (Bytes shared = encode_shared(receipt); !shared.empty()) add(kShared, std::move(shared));
   if (receipt.state != 0) {
     ByteWriter out;
     out.u64(receipt.state);
@@ -431,6 +487,8 @@ void read_optional_field(std::string_view name, ByteView value, Receipt& receipt
     read_chunks(in, receipt, receipt.copies);
   } else if (name == kEmptyDicts) {
     read_empty_dicts(in, receipt.dict_keys);
+  } else if (name == kHashes) {
+    read_hashes(in, receipt);
   } else if (name == kHeld) {
     read_held(in, receipt);
   } else if (name == kKeys) {
@@ -441,6 +499,8 @@ void read_optional_field(std::string_view name, ByteView value, Receipt& receipt
     read_order(in, receipt);
   } else if (name == kParts) {
     read_parts(in, receipt);
+  } else if (name == kShared) {
+    read_shared(in, receipt);
   } else if (name == kState) {
     receipt.state = in.u64();
   } else if (name == kSteps) {
@@ -457,43 +517,6 @@ uint64_t attribute_bytes(const Attributes& attributes) {
   ByteWriter out;
   wire::write_attributes(out, attributes);
   return out.size();
-}
-
-Receipt joined_receipts(Receipt first, Receipt second) {
-  std::map<std::string, uint32_t> known;
-  for (uint32_t i = 0; i < first.tensors.size(); ++i) known.emplace(first.tensors[i].key, i);
-  std::vector<uint32_t> numbers;  // of the second receipt's tensors in the joined one
-  for (Receipt::Tensor& tensor : second.tensors) {
-    const auto [found, is_new] =
-        known.try_emplace(tensor.key, static_cast<uint32_t>(first.tensors.size()));
-    if (is_new) first.tensors.push_back(std::move(tensor));
-    numbers.push_back(found->second);
-  }
-  const auto files = static_cast<uint32_t>(first.files.size());
-  std::move(second.files.begin(), second.files.end(), std::back_inserter(first.files));
-  const auto add = [&](auto& to, auto& from) {
-    for (auto& item : from) {
-      if constexpr (requires { item.tensor; }) item.tensor = numbers.at(item.tensor);
-      item.at.file += files;
-      to.push_back(std::move(item));
-    }
-  };
-  add(first.chunks, second.chunks);
-  add(first.copies, second.copies);
-  add(first.objects, second.objects);
-  add(first.object_copies, second.object_copies);
-  for (Receipt::FilePart& part : second.parts) {
-    part.file += files;
-    first.parts.push_back(part);
-  }
-  for (auto& [tensor, attributes] : second.attributes) {
-    first.attributes.insert_or_assign(numbers.at(tensor), std::move(attributes));
-  }
-  first.dict_keys = std::move(second.dict_keys);  // of the whole state in both
-  std::move(second.held.begin(), second.held.end(), std::back_inserter(first.held));
-  first.state = second.state;
-  first.steps = std::move(second.steps);  // with those of the first
-  return first;
 }
 
 Bytes Receipt::encode() const {

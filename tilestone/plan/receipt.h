@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/plan/save_plan.h"
 #include "tilestone/state/metadata.h"
 
@@ -15,6 +16,9 @@ namespace tilestone {
 struct ReceiptFile {
   std::string name;
   uint64_t size = 0;  // bytes
+  // How many steps in a row have this file, with this one: 1 if the save wrote it for items that
+  // later steps may share. 0: it holds other items.
+  uint32_t steps = 0;
 };
 
 struct ReceiptItem {
@@ -22,6 +26,7 @@ struct ReceiptItem {
   uint64_t offset = 0;  // in the file, in bytes
   uint64_t length = 0;  // bytes
   ItemChecksums checksums;
+  Hash128 hash = {};  // of a chunk's payload, in a file that steps may share
 };
 
 struct Receipt {

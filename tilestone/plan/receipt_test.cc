@@ -344,6 +344,9 @@ Receipt sample_receipt() {
   receipt.parts = {{0, 0, 60, 0xabcdef01}, {1, 0, 0, 0}};
   receipt.attributes[1] = attributes();
   receipt.held = {{7, 4, 2, 0x1234567890abcdef}, {0, 4, 1, 5}};
+  receipt.files[0].steps = 20;
+  receipt.chunks[1].at.hash = {1, 2};
+  receipt.copies[0].at.hash = {3, 0};
   return receipt;
 }
 
@@ -370,7 +373,11 @@ TEST(ReceiptEncoding, ComesBack) {
     EXPECT_EQ(back.chunks[i].at.offset, receipt.chunks[i].at.offset);
     EXPECT_EQ(back.chunks[i].at.length, receipt.chunks[i].at.length);
     EXPECT_EQ(back.chunks[i].at.checksums, receipt.chunks[i].at.checksums);
+    EXPECT_EQ(back.chunks[i].at.hash, receipt.chunks[i].at.hash);
   }
+  EXPECT_EQ(back.files[0].steps, 20u);
+  EXPECT_EQ(back.files[1].steps, 0u);
+  EXPECT_EQ(back.copies[0].at.hash, receipt.copies[0].at.hash);
   ASSERT_EQ(back.objects.size(), 1u);
   EXPECT_EQ(back.objects[0].key, "rng");
   EXPECT_EQ(back.objects[0].at.length, 7u);

@@ -169,6 +169,12 @@ class ChildStorage : public Storage {
     });
   }
 
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
+    const std::string full = file(name);
+    make_root();
+    return base_->link(from, full, deadline);
+  }
+
   void settle(const std::string& name) override {
     check_directory_name(name);
     base_->settle(name.empty() ? directory_ : file(name));
@@ -184,6 +190,8 @@ class ChildStorage : public Storage {
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
     return child_storage(base_->until(deadline), directory_);
   }
+
+  StorageEntry in_base(const std::string& name) const { return {base_, file(name)}; }
 
  private:
   std::string file(const std::string& name) const {
@@ -214,6 +222,13 @@ class ChildStorage : public Storage {
 std::shared_ptr<Storage> child_storage(std::shared_ptr<Storage> base, const std::string& name) {
   check_file_name(name);
   return std::make_shared<ChildStorage>(std::move(base), name);
+}
+
+StorageEntry without_children(StorageEntry entry) {
+  while (const auto* const child = dynamic_cast<const ChildStorage*>(entry.storage.get())) {
+    entry = child->in_base(entry.name);
+  }
+  return entry;
 }
 
 }  // namespace tilestone

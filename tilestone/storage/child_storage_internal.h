@@ -11,4 +11,7 @@ namespace tilestone {
 // The default implementation of Storage::child. Error(kUnsafe) for an unsafe name.
 std::shared_ptr<Storage> child_storage(std::shared_ptr<Storage> base, const std::string& name);
 
+// The same file in the storage beneath, if the storage is such a directory.
+StorageEntry without_children(StorageEntry entry);
+
 }  // namespace tilestone

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_journal_testing.h"
 #include "tilestone/storage/names_internal.h"
@@ -24,6 +25,7 @@ std::string_view to_string(StorageOp op) {
                                                 "stat",
                                                 "list",
                                                 "rename",
+                                                "link",
                                                 "put",
                                                 "remove",
                                                 "make_directory",
@@ -387,6 +389,21 @@ class FaultStorage : public Storage {
     state_.perform(call(StorageOp::kRemove, name),
                    [=, &state = state_] { *done = state.inner->remove_if(name, tag, deadline); });
     return *done;
+  }
+
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
+    StorageEntry entry = without_children(from);
+    if (const auto* const other = dynamic_cast<const FaultStorage*>(entry.storage.get())) {
+      entry.storage = other->state_.inner;
+    }
+    bool done = true;
+    state_.perform({0, client_, StorageOp::kLink, entry.name, name, 0, 0}, [&] {
+      done = state_.inner->link(entry, name, deadline);
+      if (!done || state_.journal == nullptr) return;
+      state_.journal->made_directory(std::string(parent_name(name)));
+      state_.journal->created(name, state_.memory->find(name));
+    });
+    return done;
   }
 
   void settle(const std::string& name) override {

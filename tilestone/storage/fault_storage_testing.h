@@ -37,6 +37,7 @@ enum class StorageOp : uint8_t {
   kStat,
   kList,
   kRename,
+  kLink,
   kPut,  // of an object store; elsewhere a put is a create, an append, a rename, ...
   kRemove,
   kMakeDirectory,
@@ -56,9 +57,9 @@ struct StorageCall {
   int client = 0;      // the client whose storage() was called
   StorageOp op = StorageOp::kStat;
   std::string_view name;  // the file or directory; for a rename, the old name
-  std::string_view to;    // for a rename, the new name; for an exchange, the other directory
-  uint64_t offset = 0;    // for an append or a read, in bytes
-  uint64_t size = 0;      // for an append or a read, in bytes
+  std::string_view to;  // for a rename or link, the new name; for an exchange, the other directory
+  uint64_t offset = 0;  // for an append or a read, in bytes
+  uint64_t size = 0;    // for an append or a read, in bytes
 };
 
 struct FaultAction {

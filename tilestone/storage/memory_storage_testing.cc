@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/read_ops_internal.h"
 
@@ -155,7 +157,10 @@ std::optional<FileInfo> MemoryStorage::stat(const std::string& name) {
   if (directories_.contains(name)) return FileInfo{0, false};
   const auto found = entries_.find(name);
   if (found == entries_.end()) return std::nullopt;
-  return FileInfo{found->second->size(), true};
+  FileInfo info{found->second->size(), true};
+  const auto number = reinterpret_cast<uintptr_t>(found->second.get());
+  if (directories() != nullptr) info.identity = FileIdentity{0, number};
+  return info;
 }
 
 Listing MemoryStorage::listing(const std::string& prefix, Depth depth) {
@@ -184,6 +189,27 @@ void MemoryStorage::remove(std::span<const std::string> names) {
     if (directories_.contains(name)) fail(ErrorCode::kIo, name, "cannot remove a file", EISDIR);
     entries_.erase(name);
   });
+}
+
+bool MemoryStorage::link(const StorageEntry& from, const std::string& name, const Deadline&) {
+  check_file_name(name);
+  check_file_name(from.name);
+  const StorageEntry entry = without_children(from);
+  const auto* const other = dynamic_cast<const MemoryStorage*>(entry.storage.get());
+  auto file = other == nullptr ? nullptr : other->find(entry.name);
+  if (file == nullptr) return false;
+  if (directories() == nullptr) {  // a copy
+    auto copy = std::make_shared<MemoryFile>();
+    const std::lock_guard lock(file->mutex);
+    copy->data = file->data;
+    file = std::move(copy);
+  }
+  const std::lock_guard lock(mutex_);
+  make_directories(parent_name(name));
+  if (directories_.contains(name) || !entries_.try_emplace(name, std::move(file)).second) {
+    fail(ErrorCode::kAlreadyExists, name, "cannot link a file", EEXIST);
+  }
+  return true;
 }
 
 void MemoryStorage::make_directories(std::string_view name) {

@@ -44,6 +44,7 @@ class MemoryStorage : public Storage {
   std::optional<FileInfo> stat(const std::string& name) override;
   Listing listing(const std::string& prefix, Depth depth) override;
   void remove(std::span<const std::string> names) override;
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override;
   void settle(const std::string& name) override;
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override;
   bool is_claimed(const std::string& name) override;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "tilestone/base/error.h"
@@ -361,6 +362,36 @@ void posix_rename_directory(PosixContext& context, const std::string& from, cons
     fail_errno(what, context.path_of(from), errno);
   }
   sync_parents(context, from, to);
+}
+
+bool posix_link(PosixContext& other, const std::string& from, PosixContext& context,
+                const std::string& name) {
+  constexpr const char* kWhat = "cannot link a file";
+  check_file_name(from);
+  check_file_name(name);
+  const auto [above, last] = split_name(from);
+  const std::string old_last(last);
+  const UniqueFd old_dir = other.open_at_root(std::string(above), O_PATH | O_DIRECTORY);
+  struct stat info;
+  const auto is_file = [&] {
+    return ::fstatat(old_dir.get(), old_last.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISREG(info.st_mode);
+  };
+  if (!old_dir || !is_file()) return false;
+  make_directories(context, std::string(parent_name(name)), false);
+  const PosixEntry entry = context.locate(name, kWhat);
+  if (::linkat(old_dir.get(), old_last.c_str(), entry.directory.get(), entry.last.c_str(), 0) ==
+      0) {
+    return true;
+  }
+  if (errno == ENOENT) return false;
+  if (errno == EEXIST || errno == EIO || errno == ENOSPC || errno == EDQUOT) {
+    fail_errno(kWhat, context.path_of(name), errno);
+  }
+  log_once(LogLevel::kWarning, std::string("files can't be linked from ") + other.root() + " to " +
+                                   context.root() + ": " + std::strerror(errno) +
+                                   "; they are written");
+  return false;
 }
 
 bool posix_is_link(PosixContext& context, const std::string& name) {

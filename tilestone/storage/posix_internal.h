@@ -159,6 +159,9 @@ void posix_rename_directory(PosixContext& context, const std::string& from, cons
 // Tries it in the directory `in` ("": the root) if it is not known yet.
 bool posix_can_exchange(PosixContext& context, const std::string& in = "");
 bool posix_is_link(PosixContext& context, const std::string& name);
+// See Storage::link(); `from` is a file of another storage.
+bool posix_link(PosixContext& other, const std::string& from, PosixContext& context,
+                const std::string& name);
 // The root's absolute path without links; empty if it can't be determined. Trailing components that
 // do not exist yet are kept as written.
 std::string posix_resolved_root(const PosixContext& context);

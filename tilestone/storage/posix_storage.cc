@@ -122,7 +122,9 @@ class PosixStorage : public Storage {
     struct stat info;
     if (fd && ::fstat(fd.get(), &info) == 0) {
       if (!S_ISREG(info.st_mode)) return FileInfo{0, false};
-      return FileInfo{static_cast<uint64_t>(info.st_size), true, seconds_of(info.st_mtim)};
+      FileInfo found{static_cast<uint64_t>(info.st_size), true, seconds_of(info.st_mtim)};
+      if (info.st_nlink > 1) found.identity = FileIdentity{info.st_dev, info.st_ino};
+      return found;
     }
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     if (errno == EXDEV) refuse_link(name);
@@ -145,6 +147,11 @@ class PosixStorage : public Storage {
     });
   }
 
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
+    const auto* const other = dynamic_cast<const PosixStorage*>(from.storage.get());
+    if (other == nullptr) return Storage::link(from, name, deadline);
+    return posix_link(*other->context_, from.name, *context_, name);
+  }
   void settle(const std::string& name) override { context_->settle(name); }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {

@@ -248,6 +248,11 @@ bool Storage::remove_own(const std::string& name, const std::string& tag, Deadli
   return remove_if(name, tag, deadline);
 }
 
+bool Storage::link(const StorageEntry&, const std::string&, const Deadline&) {
+  log_once(LogLevel::kWarning, "files can't be linked to " + describe() + "; they are written");
+  return false;
+}
+
 void Storage::discard_unfinished(const std::string&,
                                  const std::function<bool(const std::string&)>&) {}
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -149,6 +150,13 @@ class StorageClaim {
   virtual Deadline held_until(const Deadline&) { return Deadline::never(); }
 };
 
+// Two names of one file have the same.
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t number = 0;
+  friend auto operator<=>(const FileIdentity&, const FileIdentity&) = default;
+};
+
 struct FileInfo {
   uint64_t size = 0;
   bool regular = true;  // false: a directory, FIFO, device, socket
@@ -160,6 +168,8 @@ struct FileInfo {
   // How long its content has not changed, at least: in seconds, by the store's own clock. nullopt:
   // not known. Only stat() says it, and only where claims are leases.
   std::optional<double> least_age = std::nullopt;
+  // Only stat() says it, of a file that has several names.
+  std::optional<FileIdentity> identity = std::nullopt;
 };
 
 // The names that start with a prefix, sorted.
@@ -245,6 +255,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // `goes` returns true.
   virtual void discard_unfinished(const std::string& prefix,
                                   const std::function<bool(const std::string& name)>& goes);
+  // Makes the new file `name` with the content of another file, without passing the bytes: in a
+  // file system a further name of that file, in an object store a copy that the server makes. Of a
+  // file that nobody changes. False, and nothing is made: that is not possible here (another file
+  // system or store, no permission, too many names), which is logged once; or the other file does
+  // not exist. kAlreadyExists if `name` exists, elsewhere than in an object store.
+  virtual bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline);
   // Returns when all names that were created, renamed or removed in the directory ("": the root)
   // before the call are durable.
   virtual void settle(const std::string& name) = 0;

@@ -435,6 +435,28 @@ TEST_P(StorageConformance, OfManyThreadsThatCreateOrPublishOneNameOneWins) {
   EXPECT_EQ(storage().list().size(), 2u + kThreads);
 }
 
+TEST_P(StorageConformance, ALinkOutlivesTheFileAndIsNotPossibleEverywhere) {
+  const Bytes bytes = pattern_bytes(100'000);
+  put_file(storage(), "a/f", bytes);
+  const std::shared_ptr<Storage> own = storage().shared_from_this();
+  const auto link = [&](const StorageEntry& from, const std::string& name) {
+    return storage().link(from, name, Deadline::never());
+  };
+  EXPECT_FALSE(link({own, "a/none"}, "b/none"));
+  EXPECT_FALSE(link({own, "none/f"}, "b/none"));
+  if (!link({own, "a/f"}, "b/deep/f")) return;  // it can't link
+  storage().settle("b/deep");
+  EXPECT_TRUE(link({own->child("a"), "f"}, "g"));
+  storage().remove("a/f");
+  EXPECT_TRUE(same_bytes(read_file(storage(), "b/deep/f", UINT64_MAX), bytes));
+  EXPECT_TRUE(same_bytes(read_file(storage(), "g", UINT64_MAX), bytes));
+  if (storage().directories() == nullptr) return;
+  expect_error([&] { link({own, "g"}, "b/deep/f"); }, ErrorCode::kAlreadyExists);
+  EXPECT_FALSE(link({own, "b/deep"}, "h"));  // a directory
+  expect_error([&] { link({own, "g"}, "../h"); }, ErrorCode::kUnsafe);
+  expect_error([&] { link({own, "../g"}, "h"); }, ErrorCode::kUnsafe);
+}
+
 TEST_P(StorageConformance, FilesOfAnotherStorageAreRefused) {
   const TestedStorage other = GetParam().make();
   put_file(*other.storage, "f", as_bytes("abc"));

@@ -56,8 +56,8 @@ def save(
             broadcast and all_to_all). The default is torch.distributed's default group if it is
             initialised, otherwise this process alone.
         by_files: a `ByFiles`: save without a group, through files only.
-        options: format, dialect, overwrite, checks (`Checks`), copies (`LocalCopies`), attributes,
-            tensor_attributes, resources (`Resources`), timeout and progress: docs/options.md
+        options: format, dialect, overwrite, checks (`Checks`), copies (`LocalCopies`), reuse,
+            attributes, tensor_attributes, resources (`Resources`), timeout and progress: docs/options.md
             explains them. Where ranks must give the same value, MismatchError names the option that
             differs.
 

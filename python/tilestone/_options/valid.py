@@ -12,7 +12,7 @@ from tilestone import _core
 from tilestone._errors import InvalidArgumentError, UnsupportedError
 
 
-def directory(path: Any) -> bytes:
+def directory(path: Any, name: str = "path") -> bytes:
     """A path in the file system's encoding."""
     try:
         return os.fsencode(path)
@@ -21,10 +21,10 @@ def directory(path: Any) -> bytes:
         plain = path is None or isinstance(path, (int, float))
         shown = repr(path) if plain else type(path).__name__
         raise InvalidArgumentError(
-            f"path must be a string or an os.PathLike, not {shown}"
+            f"{name} must be a string or an os.PathLike, not {shown}"
         ) from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"path {path!r} can't be a file name: {error}") from None
+        raise InvalidArgumentError(f"{name} {path!r} can't be a file name: {error}") from None
 
 
 def is_url(path: Any) -> bool:

@@ -36,6 +36,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "std::function<std::string(const std::string&)>": ("Rename | None", renaming, None),
     "ProgressFn": ("bool | ProgressCallback", valid.sink, False),
     "Best": ("tuple[str, str, int]", best),
+    "Location": ("str | os.PathLike[str]", lambda name, value: valid.directory(value, name)),
     "LoadReport*": ("LoadReport | None", optional(report), None),
     **{name: ("str", one_of(*words)) for name, words in WORDS.items()},
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
@@ -205,6 +206,7 @@ class SaveOptions(Options):
     overwrite: bool = ...
     checks: Checks = ...
     copies: LocalCopies | None = ...
+    reuse: str | os.PathLike[str] | None = ...
     resources: Resources = ...
     timeout: float | None = ...
     attributes: Mapping[str, str] | None = ...
@@ -254,6 +256,7 @@ class SaveKeywords(TypedDict, total=False):
     overwrite: bool
     checks: Checks
     copies: LocalCopies | None
+    reuse: str | os.PathLike[str] | None
     resources: Resources
     timeout: float | None
     attributes: Mapping[str, str] | None
@@ -272,6 +275,7 @@ class AsyncSaveKeywords(TypedDict, total=False):
     overwrite: bool
     checks: Checks
     copies: LocalCopies | None
+    reuse: str | os.PathLike[str] | None
     resources: Resources
     timeout: float | None
     attributes: Mapping[str, str] | None

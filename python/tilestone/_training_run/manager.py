@@ -168,6 +168,8 @@ class CheckpointManager:
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
+        reuse: what the step before has is not written again, as with `reuse` of `tilestone.save`:
+            each save shares files with the step that was saved or restored last.
         options: the options of all saves: those of `tilestone.save`, except `group` and `by_files`,
             and with async_save also stage, on_error and max_staged_bytes. `overwrite=True` permits
             to save a durable step again; one of a branch that the run has left needs none.
@@ -179,7 +181,7 @@ class CheckpointManager:
         TimeoutError, RankFailedError: not all ranks of the group made the manager.
     """
 
-    def __init__(
+    def __init__(  # type: ignore[misc]  # reuse is a path in the options of one save
         self,
         run_dir: str | os.PathLike[str],
         *,
@@ -190,6 +192,7 @@ class CheckpointManager:
         async_save: bool = True,
         strict: bool = False,
         export: Export | None = None,
+        reuse: bool = False,
         **options: Unpack[AsyncSaveKeywords],
     ) -> None:
         self._timeout = options.get("timeout", _core.DEFAULT_TIMEOUT)
@@ -197,7 +200,7 @@ class CheckpointManager:
         self._comm = self._session._comm
         self._is_closed = False
         try:
-            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, options)
+            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
             self._exporter = self._make_exporter(export)
         except CheckpointError as error:
             _refuse(_COMPARISON, self._comm, error, self._timeout)
@@ -214,7 +217,8 @@ class CheckpointManager:
         name: Any,
         async_save: Any,
         strict: Any,
-        options: AsyncSaveKeywords,
+        reuse: Any,
+        options: Any,
     ) -> list[tuple[str, str]]:
         """Checks and keeps the arguments. Returns those that ranks must agree on."""
         if keep is not None and not isinstance(keep, Keep):
@@ -238,8 +242,9 @@ class CheckpointManager:
             None if keep is None else keep.made(),
             valid.word("name", name),
             valid.flag("strict", strict),
+            valid.flag("reuse", reuse),
         )
-        self._options = options
+        self._options: AsyncSaveKeywords = options
         return [
             ("run_dir", _core.identity_of(directory)), ("every", str(int(every))),
             ("keep", repr(keep)), ("name", name), ("strict", str(strict)),

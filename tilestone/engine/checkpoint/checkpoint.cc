@@ -259,12 +259,12 @@ Bytes Checkpoint::read_object_bytes(const std::string& key) const {
   return std::move(engine::read_objects(state_->context(interrupt_), {&read, 1}).front());
 }
 
-VerifyReport Checkpoint::verify(const ProgressFn& progress) const {
+VerifyReport Checkpoint::verify(const ProgressFn& progress, VerifiedFiles* shared) const {
   try {
     engine::ReadContext context = state_->context(interrupt_);
     // Nobody reads again soon what verify reads.
     context.cache = state_->asked_cache.value_or(CachePolicy::kBypass);
-    return engine::verify_checkpoint(context, state_->opened, progress);
+    return engine::verify_checkpoint(context, state_->opened, progress, shared);
   } catch (...) {
     rethrow_cause();
   }

@@ -74,6 +74,22 @@ struct SaveRecord {
   std::vector<std::vector<Step>> steps = {};
 };
 
+// What verify has read of files that several checkpoints share (SaveOptions::reuse). Used by one
+// thread at a time.
+class VerifiedFiles {
+ public:
+  VerifiedFiles();
+  ~VerifiedFiles();
+  // All names of each damaged file that several of the checkpoints have.
+  std::vector<std::vector<std::string>> damaged() const;
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
 // Thread-safe. Cheap to copy: copies share one open checkpoint. If a save has replaced the
 // checkpoint, reads and verify throw Error(kNotFound) with a hint, because the files are gone. If
 // only a data file is missing, reads throw Error(kCorrupt), and verify reports it. A child process
@@ -137,7 +153,9 @@ class Checkpoint {
   // Reads every byte and checks every checksum, structure and size. Damage is reported, not thrown,
   // and so are bytes that the disk can't read (EIO). Throws only what prevents reading: other kIo,
   // and kNotFound if a save has replaced the checkpoint.
-  VerifyReport verify(const ProgressFn& progress = {}) const;
+  // `shared`: of the checkpoints that were verified before; what was read for them is not read
+  // again. null: everything is read.
+  VerifyReport verify(const ProgressFn& progress = {}, VerifiedFiles* shared = nullptr) const;
 
  private:
   struct State;

@@ -42,7 +42,7 @@ namespace engine {
 
 // Implements Checkpoint::verify().
 VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
-                               const ProgressFn& progress);
+                               const ProgressFn& progress, VerifiedFiles* shared);
 
 }  // namespace engine
 }  // namespace tilestone

@@ -19,6 +19,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/checkpoint_internal.h"
 #include "tilestone/engine/checkpoint/repair_from_index_internal.h"
+#include "tilestone/engine/checkpoint/verified_files_internal.h"
 #include "tilestone/engine/checkpoint/verify_hashes_internal.h"
 #include "tilestone/engine/checkpoint/verify_plan_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
@@ -38,8 +39,11 @@ using Kind = VerifyItem::Kind;
 
 class Verifier {
  public:
-  Verifier(const ReadContext& context, const Opened& opened)
-      : context_(context), opened_(opened), reader_(context, &context.threads) {}
+  Verifier(const ReadContext& context, const Opened& opened, VerifiedFiles* shared)
+      : context_(context),
+        opened_(opened),
+        shared_(shared == nullptr ? nullptr : &shared->state()),
+        reader_(context, &context.threads) {}
 
   VerifyReport run(const ProgressFn& fn) {
     open_files();
@@ -50,6 +54,7 @@ class Verifier {
     check_manifest_is_there();
     check_dialect();
     check_file_hashes();
+    if (shared_ != nullptr) leave_out_shared();
     ProgressMeter progress(fn, "verify", plan_.bytes);
     progress_ = &progress;
     read_ranges();
@@ -58,6 +63,7 @@ class Verifier {
     check_large();
     report_other_sums();
     check_block_sums();
+    if (shared_ != nullptr) note_shared();
     progress.finish();
     return report(progress.seconds());
   }
@@ -70,8 +76,10 @@ class Verifier {
     for (uint32_t file = 0; file < context_.metadata.files.size(); ++file) {
       const std::string& name = context_.metadata.files[file];
       int64_t size = kMissing;
+      identities_.emplace_back();
       try {
-        if (context_.storage.stat(name)) {
+        if (const auto info = context_.storage.stat(name)) {
+          identities_.back() = info->identity;
           size = static_cast<int64_t>(reader_.open(file).size());
         } else {
           missing = file;
@@ -102,6 +110,44 @@ class Verifier {
       reader_.open(missing);
     } catch (const Error& error) {
       if (!is_missing(error)) throw;
+    }
+  }
+
+  // Leaves out what was read of a shared file for another checkpoint, and takes what was found.
+  void leave_out_shared() {
+    std::set<uint32_t> known;  // items
+    std::erase_if(plan_.ranges, [&](const VerifyRange& range) {
+      const auto& file = identities_[range.file];
+      if (!file || !shared_->knows(*file)) return false;
+      if (range.item == VerifyRange::kGap) {
+        const std::string& name = context_.metadata.files[range.file];
+        if (!opened_.manifest || !opened_.manifest->remains.contains(name)) return false;
+      } else {
+        const VerifyItem& item = plan_.items[range.item];
+        const std::string* const problem = shared_->find(*file, *item.at);
+        if (problem == nullptr) return false;
+        if (known.insert(range.item).second && !problem->empty()) {
+          damage(item, 0, item.at->length, *problem);
+        }
+        plan_.expected.erase(range.item);
+      }
+      plan_.bytes -= range.end - range.begin;
+      return true;
+    });
+  }
+
+  void note_shared() {
+    std::map<uint32_t, std::string> problems;  // by item
+    for (const FoundDamage& found : found_) problems.emplace(found.item, found.damage.problem);
+    for (uint32_t i = 0; i < plan_.items.size(); ++i) {
+      const VerifyItem& item = plan_.items[i];
+      const auto& file = identities_[item.at->file];
+      if (file) shared_->add(*file, *item.at, problems[i]);
+    }
+    for (size_t file = 0; file < identities_.size(); ++file) {
+      if (!identities_[file]) continue;
+      shared_->name(*identities_[file],
+                    context_.storage.describe() + "/" + context_.metadata.files[file]);
     }
   }
 
@@ -488,10 +534,12 @@ class Verifier {
 
   const ReadContext& context_;
   const Opened& opened_;
+  VerifiedFiles::State* const shared_;  // null: other checkpoints don't count
   RangeReader reader_;
   std::vector<OtherSum> other_sums_;  // under mutex_
   std::optional<bool> replaced_;      // see is_replaced()
   std::vector<int64_t> sizes_;
+  std::vector<std::optional<FileIdentity>> identities_;  // by file
   std::vector<ItemLocation> parts_;
   VerifyPlan plan_;
   std::map<uint32_t, RecordSum> sums_;  // of large items
@@ -506,8 +554,8 @@ class Verifier {
 }  // namespace
 
 VerifyReport verify_checkpoint(const ReadContext& context, const Opened& opened,
-                               const ProgressFn& progress) {
-  return Verifier(context, opened).run(progress);
+                               const ProgressFn& progress, VerifiedFiles* shared) {
+  return Verifier(context, opened, shared).run(progress);
 }
 
 }  // namespace tilestone::engine

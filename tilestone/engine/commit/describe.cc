@@ -16,7 +16,11 @@ NewIndex describe_save(SaveToIndex save, const Format& format, const Dialect& di
   std::vector<std::vector<std::string>> written;  // files by rank
   for (const Receipt& receipt : save.receipts) {
     written.emplace_back();
-    for (const ReceiptFile& file : receipt.files) written.back().push_back(file.name);
+    for (const ReceiptFile& file : receipt.files) {
+      written.back().push_back(file.name);
+      // It may have items that this checkpoint does not need.
+      if (file.steps > 1) save.remains.insert(file.name);
+    }
   }
   Metadata metadata = merge_receipts(std::move(save.receipts), save.copies);
   metadata.save_id = save.save_id;

@@ -49,7 +49,9 @@ void add_common(Inventory& inventory, const Value& common);
 // If there is a loss, ranks that wrote fewer bytes than before are named too.
 std::vector<std::string> losses(const Inventory& before, const Inventory& now);
 
-// What a CheckpointManager adds to a save. Only the coordinator's counts.
+class Location;
+
+// What a CheckpointManager adds to a save. Except for `reuse`, only the coordinator's counts.
 struct RunStep {
   std::map<std::string, std::string> attributes = {};  // added to SaveOptions::attributes
   std::string name = {};                               // of this step, for messages: "step 100"
@@ -62,6 +64,8 @@ struct RunStep {
   // The checkpoint at the location, if there is one, is of a branch that the run has abandoned: it
   // is replaced, as with SaveOptions::overwrite.
   bool replaces = false;
+  // The step before, where SaveOptions::reuse names none; null: nothing is reused.
+  std::shared_ptr<const Location> reuse = nullptr;
   Inventory now = {};        // receives what the save holds, once the checkpoint exists
   std::string save_id = {};  // receives its save id then
 };

@@ -113,6 +113,7 @@ struct FieldsOf<SaveOptions> {
     visit("overwrite", &SaveOptions::overwrite, Compared<3>());
     visit("checks", &SaveOptions::checks, Compared<0>());
     visit("copies", &SaveOptions::copies, Compared<0>());
+    visit("reuse", &SaveOptions::reuse, Compared<0>());
     visit("resources", &SaveOptions::resources, Compared<0>());
     visit("timeout", &SaveOptions::timeout, Compared<0>());
     visit("tp_replica_names", &SaveOptions::tp_replica_names, Compared<3>());

@@ -73,6 +73,12 @@ void check_tensor_attributes(const SaveOptions& options) {
                      kMaxTensorAttributeBytes));
 }
 
+void check_reuse(const SaveOptions& options) {
+  if (!options.reuse || !options.by_files || !options.by_files->torch_rank_local) return;
+  throw Error(ErrorCode::kUnsupported, "torch's rank-local mode does not support reuse")
+      .with_hint("save without reuse, or without torch_rank_local");
+}
+
 }  // namespace
 
 void check_by_files(const SaveOptions& options) {
@@ -108,6 +114,7 @@ void check_options(const SaveOptions& options) {
   if (options.by_files) check_by_files(options);
   check_attributes(options);
   check_separation(options);
+  check_reuse(options);
   check_tensor_attributes(options);
   check_timeout(options.timeout);
   check_resources(options.resources);

@@ -292,6 +292,11 @@ struct SaveOptions {
   Checks checks = {};  // what is checked
   // Also write copies of what other ranks write; nullopt: each shard is written once.
   std::optional<LocalCopies> copies = std::nullopt;
+  // An earlier checkpoint, of which nothing is written again: arrays (of 16 KiB and more) whose
+  // bytes are those that it holds under the same key are in files that both checkpoints share, from
+  // the second save on that finds them unchanged (docs/run_directories.md). nullopt: everything is
+  // written. Without effect in format zarr; not with ByFiles.torch_rank_local.
+  std::optional<Location> reuse = std::nullopt;
   Resources resources = {};  // threads, memory and files
   double timeout =
       kDefaultTimeout;  // seconds for the whole call, more than 0; kNoTimeout: no limit
@@ -379,6 +384,8 @@ struct SaveResult {
   uint64_t items_written = 0;  // by this rank, without copies
   uint64_t copies = 0;         // by this rank (SaveOptions::copies)
   uint64_t copy_bytes = 0;     // elements and objects' items; included in bytes_written
+  // Bytes of this rank's items in files that SaveOptions::reuse shares; not in bytes_written.
+  uint64_t bytes_shared = 0;
   // The ranks' common states were compared and differ (Checks::common_differs).
   bool common_differs = false;
   // False only by files without `wait`: other ranks are still writing.

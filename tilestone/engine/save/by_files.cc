@@ -190,8 +190,10 @@ void write_nothing(SavingByFiles& saving) {
 // ---- Writing and reporting
 
 Receipt write_under_free_names(SavingByFiles& saving, KeptResources* kept) {
-  const int count = saving.planned.share.options.resources.files_per_rank;
+  const SaveOptions& options = saving.planned.share.options;
+  int count = options.resources.files_per_rank;
   for (int tries = 1;; ++tries) {
+    if (options.reuse) count *= 4;  // how many files the save makes is not known
     try {
       const int first = first_free_file(saving.attempt, saving.files.rank, count);
       return write_share(saving.planned, kept, saving.deadline, first);

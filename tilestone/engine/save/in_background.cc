@@ -155,9 +155,7 @@ Error InBackground::named(Error error) const {
 }
 
 Receipt InBackground::write() {
-  const SaveOptions& options = planned_.share.options;
-  const int files = options.resources.files_per_rank * (options.separation_hint.empty() ? 1 : 2);
-  const int first = before_ ? files : 0;
+  const int first = before_ ? static_cast<int>(before_->files.size()) : 0;
   Receipt receipt = write_share(planned_, kept_of(session_.get()), deadline_, first);
   if (before_) receipt = joined_receipts(*std::exchange(before_, std::nullopt), std::move(receipt));
   planned_.result.items_written = receipt.chunks.size() + receipt.objects.size();

@@ -75,8 +75,14 @@ Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline dead
   Receipt receipt = write_items(*planned.storage, *share.format, task, share.options, deadline);
   planned.result.items_written = receipt.chunks.size() + receipt.objects.size();
   for (const ReceiptFile& file : receipt.files) {
-    planned.result.bytes_written += file.size;
+    if (file.steps <= 1) planned.result.bytes_written += file.size;
     planned.written.push_back(file.name);
+  }
+  for (const auto* chunks : {&receipt.chunks, &receipt.copies}) {
+    for (const Receipt::Chunk& chunk : *chunks) {
+      const bool is_shared = receipt.files[chunk.at.file].steps > 1;
+      if (is_shared) planned.result.bytes_shared += chunk.at.length;
+    }
   }
   if (planned.lazy != nullptr) planned.lazy->expect_sealed(deadline);
   return receipt;
@@ -137,7 +143,9 @@ void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
   const SaveShare& share = planned.share;
   const bool copies = share.options.copies.has_value();
   for (const Receipt& receipt : receipts) {
-    for (const ReceiptFile& file : receipt.files) planned.bytes_of_ranks += file.size;
+    for (const ReceiptFile& file : receipt.files) {
+      if (file.steps <= 1) planned.bytes_of_ranks += file.size;
+    }
   }
   planned.transaction->prepare(
       {.save = {.receipts = std::move(receipts),

@@ -153,6 +153,7 @@ std::string difference_from_saved(const SaveCall& call, const MadeRequest& reque
   saving.publishes = false;
   plan_step(saving, request, call.session.get());
   PlannedShare& planned = saving.planned;
+  planned.share.options.reuse = std::nullopt;
   planned.storage = std::make_shared<UnkeptFiles>();
   write_step(saving, call.session ? &call.session->resources : nullptr);
   const Bytes answer = saving.rounds.run_last(

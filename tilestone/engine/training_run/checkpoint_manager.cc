@@ -10,7 +10,7 @@ namespace tilestone {
 namespace {
 
 RunOptions run_options(const ManagerOptions& options) {
-  return {options.every, options.keep, options.name, options.strict};
+  return {options.every, options.keep, options.name, options.strict, options.reuse};
 }
 
 }  // namespace

@@ -270,6 +270,7 @@ struct RunOptions {
   std::optional<Keep> keep = std::nullopt;  // nullopt: no checkpoint is removed
   std::string name = kStepPattern;          // of a step's folder
   bool strict = false;                      // RunStep::strict
+  bool reuse = false;                       // ManagerOptions::reuse
 };
 
 // One rank's view of a run. With a communicator, all ranks make the same calls; those that
@@ -344,6 +345,9 @@ struct ManagerOptions {
   // A save that lacks something that the step before has fails with Error(kMismatch), before the
   // checkpoint exists. Otherwise it is logged. losses() in run/inventory.h says what counts.
   bool strict = false;
+  // What the step before has, the one that was saved or restored last, is not written again:
+  // SaveOptions::reuse.
+  bool reuse = false;
   // For all saves. comm, by_files and step are not used. With `overwrite` a durable step can be
   // saved again; one of a branch that the run has left can be anyway.
   SaveOptions saving = {};

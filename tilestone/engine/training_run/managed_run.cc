@@ -19,6 +19,7 @@
 #include "tilestone/engine/run/terms_internal.h"
 #include "tilestone/engine/training_run/look_internal.h"
 #include "tilestone/engine/training_run/pruning_internal.h"
+#include "tilestone/engine/training_run/shared_files_internal.h"
 
 namespace tilestone {
 namespace {
@@ -174,6 +175,8 @@ struct ManagedRun::State {
   std::atomic<bool> leads = false;              // this is rank 0
   std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
   bool is_last_saved = false;
+  std::string last_folder = {};    // of the step that was saved or restored last; "": there is none
+  std::string folder_before = {};  // of the one before, in case that save has failed
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
   std::map<std::string, std::string> lost_saves = {};  // on rank 0, their save ids
   std::shared_ptr<RunStep> begun = nullptr;            // of the last save
@@ -192,6 +195,13 @@ struct ManagedRun::State {
     before = std::make_shared<Inventory>(std::move(ended->now));
     before_step = last.value_or(0);
     lineage.parent = StepId{before_step, ended->save_id};
+  }
+
+  // A save has failed.
+  void forget_last() {
+    end_last();  // the one before may have become durable
+    is_last_saved = false;
+    before = nullptr;
   }
 
   // The steps of the directory. Failures are logged, because other ranks are about to save.
@@ -357,6 +367,9 @@ struct ManagedRun::State {
     auto made = std::make_shared<RunStep>();
     made->name = fmt::format("step {}", step);
     made->strict = options.strict;
+    if (options.reuse && !last_folder.empty()) {
+      made->reuse = std::make_shared<const Location>(directory.at(last_folder));
+    }
     if (!comm.is_coordinator()) return made;
     end_last();
     const std::vector<StepInfo> steps = steps_for(step);
@@ -398,8 +411,7 @@ struct ManagedRun::State {
 
   // After a load of the chosen step has failed because something was missing or damaged. nullopt:
   // the failure counts.
-  std::optional<Chosen> choose_again(const Chosen& failed, const std::string& problem,
-                                     bool fallback) {
+  std::optional<Chosen> choose_again(const Chosen& failed, const Error& error, bool fallback) {
     const std::vector<StepInfo> listed = directory.list();
     const bool stands = std::any_of(listed.begin(), listed.end(), [&](const StepInfo& each) {
       return each.name == failed.name && directory.look(each).state != StepState::kUnfinished;
@@ -409,6 +421,13 @@ struct ManagedRun::State {
     damaged.insert(damaged.end(), failed.lost.begin(), failed.lost.end());
     damaged.push_back(failed.name);
     std::vector<std::string> skipped = failed.lost;
+    if (stands) {
+      for (std::string& name : engine::steps_that_share(directory, failed.name, error.file())) {
+        log(LogLevel::kWarning,
+            fmt::format("{} has the same damaged file as {}", name, failed.name));
+        damaged.push_back(std::move(name));
+      }
+    }
     const auto found = directory.newest(fallback, damaged, &skipped);
     if (!found) return std::nullopt;
     if (stands) {
@@ -417,7 +436,7 @@ struct ManagedRun::State {
       log(LogLevel::kWarning,
           fmt::format("{} is damaged ({}); the run continues from {}, so what it did in {} is "
                       "lost, in {}",
-                      failed.name, problem, found->name,
+                      failed.name, error.what(), found->name,
                       counted(std::max(failed.step, found->step) - found->step, "step"),
                       directory.location().describe()));
     }
@@ -429,6 +448,7 @@ struct ManagedRun::State {
     lost.insert(chosen.lost.begin(), chosen.lost.end());
     last = chosen.step;
     is_last_saved = false;
+    last_folder = folder_before = chosen.name;
     begun = nullptr;
     before = nullptr;
     lineage = chosen.lineage;
@@ -495,10 +515,11 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
   try {
     work.write(directory().names().name_of(step), begun);
   } catch (...) {
-    failed();
+    state_->forget_last();
     throw;
   }
   state_->last = step;
+  state_->folder_before = std::exchange(state_->last_folder, directory().names().name_of(step));
   state_->is_last_saved = true;
   state_->begun = std::move(begun);
   return true;
@@ -520,7 +541,7 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
     } catch (const Error& error) {
       if (step || !is_about_files(error)) throw;
       const auto next = decode_choice(decided_by_rank_0(comm, kChoice, limit(), [&] {
-        return encode_choice(state_->choose_again(*chosen, error.what(), fallback));
+        return encode_choice(state_->choose_again(*chosen, error, fallback));
       }));
       if (!next) throw;
       chosen = next;
@@ -530,9 +551,8 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
 }
 
 void ManagedRun::failed() {
-  state_->end_last();  // the one before may have become durable
-  state_->is_last_saved = false;
-  state_->before = nullptr;
+  state_->forget_last();
+  state_->last_folder = state_->folder_before;
 }
 
 void ManagedRun::prune_after(uint64_t step) {

@@ -11,8 +11,10 @@
 #include "tilestone/base/host.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/write/new_files_internal.h"
+#include "tilestone/engine/write/reuse_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
 #include "tilestone/engine/write/writer_internal.h"
 #include "tilestone/format/data_file_name.h"
@@ -26,6 +28,10 @@ namespace {
 constexpr uint64_t kAroundTensor = 2u << 10;
 constexpr uint64_t kAroundLarge = 6u << 10;
 constexpr uint64_t kLarge = 1u << 20;
+// Files of unchanged chunks: so many of a rank, of so many bytes at least. Chunks that are next to
+// each other in the state tend to change together.
+constexpr uint64_t kApartFiles = 16;
+constexpr uint64_t kLeastOfApart = 64u << 20;
 
 // A tensor item's piece, as a chunk of the local plan numbers it.
 struct PieceRef {
@@ -51,12 +57,19 @@ std::vector<PieceRef> pieces_of(const Items& items, const LocalSavePlan& plan) {
 // The contents of one file: indices into the assignment's objects followed by its object copies,
 // and into its chunks followed by its copies.
 struct FileShare {
-  std::string name;    // set for an item with a file of its own; "" for the rank's data files
-  std::string prefix;  // of a data file's name: SaveOptions::separation_hint, or ""
-  std::vector<uint32_t> objects;
-  std::vector<uint32_t> chunks;
+  std::string name = {};    // set for an item with a file of its own; "" for the rank's data files
+  std::string prefix = {};  // of a data file's name: SaveOptions::separation_hint, or ""
+  std::vector<uint32_t> objects = {};
+  std::vector<uint32_t> chunks = {};
   uint64_t bytes = 0;  // of tensors
+  bool apart = false;  // of unchanged chunks, which later checkpoints may share
 };
+
+// The earlier checkpoint of which nothing is written again; null: none.
+const Location* reused(const SaveOptions& options) {
+  if (options.reuse) return &*options.reuse;
+  return options.step != nullptr ? options.step->reuse.get() : nullptr;
+}
 
 class RankWriter {
  public:
@@ -65,23 +78,15 @@ class RankWriter {
       : storage_(storage),
         format_(format),
         task_(task),
+        options_(options),
         attributes_(options.tensor_attributes),
         hint_(options.separation_hint),
         copies_(options.copies.has_value()),
         refs_(pieces_of(*task.items, *task.plan)),
-        shares_(deal(static_cast<size_t>(std::max(1, options.resources.files_per_rank)))),
+        next_file_(task.first_file),
         progress_(options.progress, "write", total_bytes()) {
-    const size_t data_files = static_cast<size_t>(std::count_if(
-        shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
-    const size_t wanted = std::max(data_files, thread_count(options.resources.threads));
-    streams_ = std::min(shares_.size(), files_at_once(wanted));
-    context_.buffers =
-        task.kept != nullptr
-            ? task.kept->buffers(options.resources.buffer_bytes, streams_, total_bytes())
-            : make_pool(options.resources.buffer_bytes, streams_, total_bytes());
     context_.progress = &progress_;
     context_.deadline = deadline;
-    prepare_fetching(options.resources.buffer_bytes);
   }
 
   Receipt run() {
@@ -89,16 +94,10 @@ class RankWriter {
     receipt_.world_size = task_.world_size;
     receipt_.save_id = task_.save_id;
     receipt_.host = host_name();
-    receipt_.files.resize(shares_.size());
-    int data_files = task_.first_file;
-    for (size_t i = 0; i < shares_.size(); ++i) {
-      receipt_.files[i].name =
-          shares_[i].name.empty()
-              ? shares_[i].prefix + data_file_name(task_.save_id, task_.rank, data_files++)
-              : shares_[i].name;
-    }
-    describe_items();
     try {
+      if (const Location* const earlier = reused(options_)) reuse(*earlier);
+      prepare_files();
+      describe_items();
       write_files();
       progress_.finish();
     } catch (...) {
@@ -112,6 +111,104 @@ class RankWriter {
   }
 
  private:
+  size_t threads() const { return thread_count(options_.resources.threads); }
+
+  // Deals the items over files, and names these.
+  void prepare_files() {
+    shares_ = deal(static_cast<size_t>(std::max(1, options_.resources.files_per_rank)));
+    const size_t data_files = static_cast<size_t>(std::count_if(
+        shares_.begin(), shares_.end(), [](const FileShare& share) { return share.name.empty(); }));
+    streams_ = std::min(shares_.size(), files_at_once(std::max(data_files, threads())));
+    const uint64_t memory = options_.resources.buffer_bytes;
+    context_.buffers = task_.kept != nullptr ? task_.kept->buffers(memory, streams_, total_bytes())
+                                             : make_pool(memory, streams_, total_bytes());
+    prepare_fetching(memory);
+    for (const FileShare& share : shares_) {
+      const std::string& name = share.name;
+      receipt_.files.push_back({name.empty() ? share.prefix + next_name() : name, 0});
+      receipt_.files.back().steps = share.apart ? 1 : 0;
+    }
+    receipt_.files.insert(receipt_.files.end(), links_.begin(), links_.end());
+  }
+
+  std::string next_name() { return data_file_name(task_.save_id, task_.rank, next_file_++); }
+
+  // ---- Chunks that an earlier checkpoint has
+
+  // Compares them, and links the files that the checkpoints will share.
+  void reuse(const Location& location) {
+    if (format_.files_have_ends() || format_.has_fixed_names() || !hint_.empty()) {
+      log_once(LogLevel::kWarning, "files of the format " + std::string(format_.name()) +
+                                       " are not shared between checkpoints: reuse is ignored");
+      return;
+    }
+    const auto earlier = EarlierStep::read(location, task_.rank, context_.deadline);
+    if (!earlier) return;
+    reusable_.resize(chunk_count());
+    const auto encoder = format_.encoder();
+    for (uint32_t i = 0; i < chunk_count(); ++i) {
+      const uint32_t chunk = chunk_at(i);
+      reusable_[i].data = &piece(chunk).data;
+      if (piece(chunk).data.bytes() < kLeastReused) continue;
+      const TensorItem& tensor = task_.items->tensors[refs_[chunk].item];
+      auto found = earlier->find(tensor.key, tensor.dtype, tensor.global_shape, piece(chunk).box,
+                                 i >= task_.assignment.chunks.size());
+      if (found && is_alike(*encoder, tensor, piece(chunk), found->at)) {
+        reusable_[i].earlier = std::move(found);
+      }
+    }
+    std::shared_ptr<ThreadPool> pool;
+    if (threads() > 1) {
+      pool = task_.kept != nullptr ? task_.kept->threads(threads())
+                                   : std::make_shared<ThreadPool>(threads());
+    }
+    streams_ = 1;
+    prepare_fetching(options_.resources.buffer_bytes);
+    choose_ways(reusable_, *earlier, total_bytes(), pool.get(), fetching_.get(), context_.deadline);
+    link_files(*earlier);
+  }
+
+  // Whether the save would write the item in this form around the tensor's bytes.
+  static bool is_alike(ItemEncoder& encoder, const TensorItem& tensor, const Piece& piece,
+                       const ReceiptItem& at) {
+    const ItemRecipe recipe = encoder.tensor(tensor, piece, at.offset);
+    return recipe.length == at.length && recipe.payload_offset == at.checksums.payload_offset;
+  }
+
+  // What can't be linked is written.
+  void link_files(const EarlierStep& earlier) {
+    std::map<uint32_t, std::optional<uint32_t>> links;  // file -> its number in links_
+    for (ReusableChunk& chunk : reusable_) {
+      if (chunk.way != Way::kLinked) continue;
+      const auto [link, is_new] = links.try_emplace(chunk.earlier->file);
+      if (is_new) link->second = link_file(earlier, link->first);
+      if (!link->second) {
+        chunk.way = Way::kApart;
+        continue;
+      }
+      chunk.earlier->file = *link->second;
+      progress_.add(chunk.data->bytes());
+    }
+  }
+
+  std::optional<uint32_t> link_file(const EarlierStep& earlier, uint32_t file) {
+    const std::string name = data_file_name(task_.save_id, task_.rank, next_file_);
+    // By files a restarted rank may have left it; a store would replace it.
+    if (options_.by_files && storage_.stat(name)) {
+      throw Error(ErrorCode::kAlreadyExists, "cannot link a file").with_file(name);
+    }
+    if (!earlier.link(file, storage_, name, context_.deadline)) return std::nullopt;
+    note_made(name);
+    ++next_file_;
+    const ReceiptFile& known = earlier.files()[file];
+    links_.push_back({name, known.size, known.steps + 1});
+    return static_cast<uint32_t>(links_.size() - 1);
+  }
+
+  Way way_of(uint32_t i) const { return reusable_.empty() ? Way::kWritten : reusable_[i].way; }
+
+  // ---- The assignment
+
   // Access to the assignment's chunks and, after these, its copies.
   uint32_t chunk_count() const {
     return static_cast<uint32_t>(task_.assignment.chunks.size() + task_.assignment.copies.size());
@@ -166,7 +263,7 @@ class RankWriter {
     std::unordered_map<std::string, size_t> named_at;
     const auto file_named = [&](const std::string& name) -> FileShare& {
       const auto [at, is_new] = named_at.emplace(name, named.size());
-      if (is_new) named.push_back({name, {}, {}, {}, 0});
+      if (is_new) named.push_back({.name = name});
       return named[at->second];
     };
     for (uint32_t i = 0; i < object_count(); ++i) {
@@ -177,6 +274,7 @@ class RankWriter {
       }
     }
     for (uint32_t i = 0; i < chunk_count(); ++i) {
+      if (way_of(i) != Way::kWritten) continue;
       const uint32_t chunk = chunk_at(i);
       const uint64_t bytes = std::max<uint64_t>(1, piece(chunk).data.bytes());
       const TensorItem& tensor = task_.items->tensors[refs_[chunk].item];
@@ -187,7 +285,25 @@ class RankWriter {
     }
     std::erase_if(shares, [](const FileShare& s) { return s.objects.empty() && s.chunks.empty(); });
     std::move(named.begin(), named.end(), std::back_inserter(shares));
+    deal_apart(shares);
     return shares;
+  }
+
+  // The unchanged chunks that are not linked, in the order of the state.
+  void deal_apart(std::vector<FileShare>& shares) const {
+    uint64_t total = 0;
+    for (const ReusableChunk& chunk : reusable_) {
+      if (chunk.way == Way::kApart) total += chunk.data->bytes();
+    }
+    const uint64_t enough = std::max(kLeastOfApart, total / kApartFiles);
+    FileShare share{.apart = true};
+    for (uint32_t i = 0; i < reusable_.size(); ++i) {
+      if (way_of(i) != Way::kApart) continue;
+      share.chunks.push_back(i);
+      share.bytes += reusable_[i].data->bytes();
+      if (share.bytes >= enough) shares.push_back(std::exchange(share, {.apart = true}));
+    }
+    if (!share.chunks.empty()) shares.push_back(std::move(share));
   }
 
   // The pinned buffers through which tensors come from devices.
@@ -244,6 +360,9 @@ class RankWriter {
       const PieceRef ref = refs_[chunk_at(i)];
       reported(i).tensor = describe(task_.items->tensors[ref.item]);
       reported(i).box = task_.items->tensors[ref.item].pieces[ref.piece].box;
+      if (way_of(i) != Way::kLinked) continue;
+      reported(i).at = reusable_[i].earlier->at;
+      reported(i).at.file = static_cast<uint32_t>(shares_.size()) + reusable_[i].earlier->file;
     }
     for (const TensorItem& item : task_.items->tensors) {
       const bool without_elements = numel(item.global_shape) == 0;
@@ -285,7 +404,7 @@ class RankWriter {
                                                  : std::make_shared<ThreadPool>(streams_);
       threads->parallel_for(shares_.size(), [&](size_t index) { write_file(index); });
     }
-    if (!shares_.empty()) directories.sync(storage_, static_cast<int>(streams_));
+    if (!receipt_.files.empty()) directories.sync(storage_, static_cast<int>(streams_));
   }
 
   void write_file(size_t index) {
@@ -304,6 +423,16 @@ class RankWriter {
     file->sync(context_.deadline);
     file->close();
     receipt_.files[index].size = stream.position();
+    if (share.apart) note_hashes(share);
+  }
+
+  // Of the chunks whose bytes are still those that were hashed.
+  void note_hashes(const FileShare& share) {
+    for (const uint32_t i : share.chunks) {
+      ReceiptItem& at = reported(i).at;
+      const ItemChecksums& hashed = reusable_[i].earlier->at.checksums;
+      if (at.checksums.payload_crc32 == hashed.payload_crc32) at.hash = reusable_[i].hash;
+    }
   }
 
   FetchAhead fetched_by(const FileShare& share) {
@@ -384,11 +513,15 @@ class RankWriter {
   Storage& storage_;
   const Format& format_;
   const WriteTask& task_;
+  const SaveOptions& options_;
   const std::map<std::string, Attributes>& attributes_;  // by key
   const std::string& hint_;                              // SaveOptions::separation_hint
   const bool copies_;                                    // ranks also write copies of shards
   const std::vector<PieceRef> refs_;
-  const std::vector<FileShare> shares_;
+  int next_file_;                        // the number of the next data file
+  std::vector<ReusableChunk> reusable_;  // by chunk, as chunk_at() numbers them; empty: none is
+  std::vector<ReceiptFile> links_;  // a linked chunk's EarlierItem::file is an index into these
+  std::vector<FileShare> shares_;
   size_t streams_ = 0;  // files that are written at the same time
   ProgressMeter progress_;
   StreamContext context_;

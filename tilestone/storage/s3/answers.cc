@@ -181,6 +181,12 @@ std::optional<std::string> parse_completed(std::string_view xml) {
   return etag;
 }
 
+std::optional<std::string> parse_copied(std::string_view xml) {
+  if (!parse_refusal(xml).code.empty()) return std::nullopt;
+  pugi::xml_document document;
+  return quoted_etag(text(root(document, xml, "CopyObjectResult"), "ETag"));
+}
+
 std::vector<NotDeleted> parse_deleted(std::string_view xml) {
   pugi::xml_document document;
   std::vector<NotDeleted> out;

@@ -57,6 +57,8 @@ UploadPage parse_uploads(std::string_view xml);
 std::string parse_upload_id(std::string_view xml);
 // The ETag of a CompleteMultipartUpload. The document may be a Refusal instead: nullopt.
 std::optional<std::string> parse_completed(std::string_view xml);
+// The same of a CopyObject.
+std::optional<std::string> parse_copied(std::string_view xml);
 
 struct NotDeleted {
   std::string key;

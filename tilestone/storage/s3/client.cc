@@ -19,6 +19,7 @@ namespace tilestone::s3 {
 namespace {
 
 constexpr Action kPut = {"PutObject", "s3:PutObject"};
+constexpr Action kCopy = {"CopyObject", "s3:GetObject and s3:PutObject"};
 constexpr Action kGet = {"GetObject", "s3:GetObject"};
 constexpr Action kHead = {"HeadObject", "s3:GetObject"};
 constexpr Action kList = {"ListObjectsV2", "s3:ListBucket"};
@@ -266,6 +267,19 @@ void Client::expect_none(const std::string& key, const Deadline& deadline) {
   if (start(std::move(request), deadline)->wait().http.status == 404) return;
   throw Error(ErrorCode::kIo,
               fmt::format("HEAD s3://{}/{} says 404, but there is such an object", bucket_, key));
+}
+
+Pending<MaybeEtag> Client::copy(const std::string& from_bucket, const std::string& from,
+                                const std::string& key, const Deadline& deadline) {
+  Request request = {.action = kCopy, .method = "PUT", .key = key, .accepted = {404}};
+  request.answers_xml = true;
+  request.headers = config_.new_object;
+  request.headers["x-amz-copy-source"] = "/" + from_bucket + "/" + url_encode(from, "/");
+  const auto finish = [](const Answer& answer) -> MaybeEtag {
+    if (!succeeded(answer)) return std::nullopt;
+    return parse_copied(answer.http.body);
+  };
+  return {start(std::move(request), deadline), finish};
 }
 
 Pending<ListPage> Client::list(const ListRequest& list, const Deadline& deadline) {

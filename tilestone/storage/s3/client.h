@@ -105,6 +105,7 @@ struct ListRequest {
 };
 
 inline constexpr size_t kMaxKeysToRemove = 1000;
+inline constexpr uint64_t kMaxCopied = uint64_t{5} << 30;
 
 class Client {
  public:
@@ -131,6 +132,11 @@ class Client {
   // nullopt: there is none. checksum: asks for crc32, for which KMS wants permission to decrypt.
   Pending<std::optional<ObjectInfo>> head(const std::string& key, bool checksum,
                                           const Deadline& deadline);
+
+  // Makes the object a copy of another one, of at most kMaxCopied bytes, in any bucket that the
+  // store has. Returns its ETag; nullopt: there is no other one, or copying it was not completed.
+  Pending<MaybeEtag> copy(const std::string& from_bucket, const std::string& from,
+                          const std::string& key, const Deadline& deadline);
 
   // In the store's order, which is that of the keys' bytes on AWS.
   Pending<ListPage> list(const ListRequest& request, const Deadline& deadline);

@@ -12,6 +12,7 @@
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/per_process.h"
+#include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/lease.h"
 #include "tilestone/storage/names_internal.h"
 #include "tilestone/storage/object_store.h"
@@ -155,6 +156,23 @@ class S3Store : public Storage {
     } while (page.next);
   }
 
+  bool link(const StorageEntry& from, const std::string& name, const Deadline& deadline) override {
+    const StorageEntry entry = without_children(from);
+    const auto* const other = dynamic_cast<const S3Store*>(entry.storage.get());
+    if (other == nullptr) return Storage::link(from, name, deadline);
+    try {
+      return bucket_->client
+          .copy(other->bucket_->name, other->key(entry.name), key(name), bounded(deadline))
+          .wait()
+          .has_value();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported && error.sys_errno() != EACCES) throw;
+      log_once(LogLevel::kWarning,
+               fmt::format("objects are not copied from s3://{} to s3://{}, they are written: {}",
+                           other->bucket_->name, bucket_->name, error.message()));
+      return false;
+    }
+  }
   void settle(const std::string& name) override { check_directory_name(name); }
 
   std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline& patience) override {
