@@ -1510,6 +1510,54 @@ class ConvertResult:
 
 def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None, comm: object | None = None) -> ConvertResult: ...
 
+class DeltaReport:
+    """What a delta holds."""
+
+    @property
+    def base(self) -> str:
+        """
+        The id of the version that it changes: 64 hex digits, equal only for versions with the same keys, dtypes, shapes and bits.
+        """
+
+    @property
+    def result(self) -> str:
+        """The id of the version that it leads to."""
+
+    @property
+    def unchanged(self) -> int:
+        """Number of tensors."""
+
+    @property
+    def changed(self) -> int: ...
+
+    @property
+    def added(self) -> int:
+        """With those whose dtype or shape has changed."""
+
+    @property
+    def removed(self) -> int: ...
+
+    @property
+    def left_out(self) -> int:
+        """Number of objects of the new version, which are not in the delta."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the delta's files."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the new version's tensors."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def __repr__(self) -> str: ...
+
+def make_delta(a: bytes, b: bytes, path: bytes, options: OpenOptions, progress: object | None) -> DeltaReport: ...
+
+def apply_delta(base: bytes, path: bytes, target: bytes, options: OpenOptions, progress: object | None) -> DeltaReport: ...
+
 class StepInfo:
     """What the folder of a run's step holds."""
 
