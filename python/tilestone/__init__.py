@@ -15,7 +15,7 @@ files. torch is not required, and is only used if the caller has imported it.
 
 from tilestone import geometry
 from tilestone._calls.async_save import AsyncSave, AsyncStep, async_save
-from tilestone._calls.deltas import apply_delta
+from tilestone._calls.deltas import DeltaVersion, apply_delta, save_delta
 from tilestone._calls.maintenance import (
     abandon, convert, gc, publish, repair, unpublished,
 )
@@ -84,6 +84,7 @@ __all__ = [
     "CoverageError",
     "DType",
     "Damage",
+    "DeltaVersion",
     "Differences",
     "Export",
     "Exported",
@@ -136,6 +137,7 @@ __all__ = [
     "register_store",
     "repair",
     "save",
+    "save_delta",
     "solo",
     "strip_prefix",
     "unpublished",

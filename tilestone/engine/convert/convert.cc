@@ -97,26 +97,6 @@ Path renamed_path(const Path& path, const std::string& from, const std::string& 
   return kept;
 }
 
-}  // namespace
-
-void expect_apart(const Location& source, const Location& target) {
-  const auto path_of = [](const Location& location) {
-    const std::string path = location.resolved_identity();
-    return path.ends_with('/') ? path : path + "/";
-  };
-  const std::string from = path_of(source), to = path_of(target);
-  if (from == to) return;  // what exists is refused later
-  const bool is_inside = to.starts_with(from);
-  if (!is_inside && !from.starts_with(to)) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              is_inside ? "the new checkpoint would be inside the one that is converted"
-                        : "the checkpoint that is converted is inside the target")
-      .with_file(target.describe())
-      .with_hint("name a target beside it");
-}
-
-namespace {
-
 class Conversion {
  public:
   Conversion(ConvertSource source, const std::string& target, const ConvertOptions& options)
@@ -581,6 +561,7 @@ ConvertResult convert_together(const Location& source, const Location& target,
 }
 
 }  // namespace
+
 ConvertResult convert(ConvertSource source, const Location& target, const ConvertOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   Conversion conversion(std::move(source), target.describe(), options);

@@ -3,17 +3,20 @@
 #include <fmt/format.h>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/delta/versions_internal.h"
 
 namespace tilestone::engine {
 
 void fail_base(const DeltaFile& delta, const std::string& key, const std::string& problem) {
+  const std::string chain = chain_text(delta.folder());
   throw Error(ErrorCode::kMismatch, fmt::format("this is not the base of the delta {}, whose id is "
                                                 "{}: {}",
                                                 delta.describe(), delta.index().base, problem))
       .with_key(key)
       .with_hint(
           "apply the deltas between them first, in their order, or begin with a whole "
-          "version");
+          "version" +
+          (chain.empty() ? "" : "; the chain is " + chain));
 }
 
 void expect_base(const DeltaFile& delta, const DeltaTensor& tensor, uint32_t crc32) {

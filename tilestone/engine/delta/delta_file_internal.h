@@ -63,6 +63,7 @@ class DeltaFile {
   const DeltaTensor* added_or_kept(const std::string& key) const;  // null: not in the new version
   uint64_t bytes() const { return bytes_; }                        // of all its files
   std::string describe() const { return place_; }
+  Storage& folder() const { return *storage_; }  // of its files
 
   // Makes `elements`, those of `box` in C order, which are the base's, those of the new version.
   // Only the pieces that have a part of the box are read. Throws Error(kCorrupt) if they are
