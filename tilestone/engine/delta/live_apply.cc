@@ -22,6 +22,7 @@ namespace {
 struct Target {
   ShardSum sum;
   TensorView memory;
+  bool summed = false;  // since it was changed
 };
 
 class InPlace {
@@ -103,7 +104,9 @@ class InPlace {
     std::vector<ShardSum> sums;
     for (Target& target : targets_) {
       ShardSum& sum = target.sum;
-      sum.after = share_of(target.memory, sum.box, sum.shape, threads_);
+      if (!std::exchange(target.summed, true)) {
+        sum.after = share_of(target.memory, sum.box, sum.shape, threads_);
+      }
       sums.push_back(sum);
     }
     return encode_sums(sums);
@@ -167,9 +170,10 @@ class InPlace {
   }
 
   void change(const DeltaFile& delta) {
-    for (const Target& target : targets_) {
+    for (Target& target : targets_) {
       const DeltaTensor& tensor = *delta.added_or_kept(target.sum.key);
       if (tensor.unchanged()) continue;
+      target.summed = false;
       try {
         change(target, delta, tensor);
       } catch (Error& error) {

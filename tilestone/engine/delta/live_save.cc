@@ -68,13 +68,15 @@ class LiveDelta {
           return std::vector<Bytes>();
         });
     const auto made = saving_.rounds.result_or_error([&] { return make(); });
+    Bytes answer;
     try {
-      return finish(made);
+      answer = report(made);
     } catch (...) {
-      // Otherwise the index that names it may have been written.
       if (Rounds::reached_all(current_error())) remove_file();
       throw;
     }
+    if (writes_) publish();
+    return finish(answer);
   }
 
  private:
@@ -193,16 +195,30 @@ class LiveDelta {
     }
   }
 
-  DeltaReport finish(const std::variant<Bytes, Error>& made) {
-    const Bytes answer = saving_.rounds.run_last(
-        "writing",
-        [&](Deadline) {
-          if (const Error* const failed = std::get_if<Error>(&made)) throw *failed;
-          return std::get<Bytes>(made);
-        },
-        [&](const std::vector<Bytes>& payloads) {
-          return std::vector<Bytes>(payloads.size(), commit(payloads));
+  Bytes report(const std::variant<Bytes, Error>& made) {
+    const Rounds::LocalStep local = [&](Deadline) {
+      if (const Error* const failed = std::get_if<Error>(&made)) throw *failed;
+      return std::get<Bytes>(made);
+    };
+    const Rounds::CoordinatorStep merge = [&](const std::vector<Bytes>& payloads) {
+      return std::vector<Bytes>(payloads.size(), merged(payloads));
+    };
+    return writes_ ? saving_.rounds.run("writing", local, merge)
+                   : saving_.rounds.run_last("comparing", local, merge);
+  }
+
+  // After a failure the files stay, because the index that names them may have been written.
+  void publish() {
+    saving_.rounds.run_last(
+        "preparing to publish", [](Deadline) { return Bytes(); },
+        [&](std::vector<Bytes>) {
+          storage().publish(std::string(kDeltaName), "." + share().save_id, header_, false,
+                            saving_.rounds.deadline().without_interrupt());
+          return std::vector<Bytes>();
         });
+  }
+
+  DeltaReport finish(const Bytes& answer) {
     DeltaReport report;
     ByteReader reader(answer, "the outcome of a delta");
     report.base = reader.string();
@@ -217,8 +233,8 @@ class LiveDelta {
     return report;
   }
 
-  // On the coordinator: makes the index of all ranks' sums, and writes it.
-  Bytes commit(const std::vector<Bytes>& payloads) {
+  // On the coordinator: makes the index of all ranks' sums, and the answer to them.
+  Bytes merged(const std::vector<Bytes>& payloads) {
     std::map<std::string, DeltaTensor, std::less<>> tensors;
     std::map<std::string, std::pair<uint32_t, bool>, std::less<>> before;  // and: has a base
     SummedTensors sums;
@@ -248,8 +264,11 @@ class LiveDelta {
     const DeltaIndex index = make_index(std::move(made));
     new_tensors_ = sums_after(index);
     DeltaReport report = report_of(index);
-    report.bytes = bytes;
-    if (writes_) report.bytes += publish(index);
+    if (writes_) {
+      expect_same_keys(index);
+      header_ = write_delta_header({}, &index);
+    }
+    report.bytes = bytes + header_.size();
     ByteWriter writer;
     writer.string(report.base);
     writer.string(report.result);
@@ -280,7 +299,7 @@ class LiveDelta {
         .with_hint("save a whole version, or give the base as the path of a checkpoint");
   }
 
-  uint64_t publish(const DeltaIndex& index) {
+  void expect_same_keys(const DeltaIndex& index) const {
     for (const TensorSum& old : base_.tensors) {
       const bool is_there = std::any_of(index.tensors.begin(), index.tensors.end(),
                                         [&](const DeltaTensor& now) { return now.key == old.key; });
@@ -289,10 +308,6 @@ class LiveDelta {
           .with_key(old.key)
           .with_hint("save a whole version");
     }
-    const Bytes header = write_delta_header({}, &index);
-    storage().publish(std::string(kDeltaName), "." + share().save_id, header, false,
-                      saving_.rounds.deadline().without_interrupt());
-    return header.size();
   }
 
   void remove_file() noexcept {
@@ -364,6 +379,7 @@ class LiveDelta {
   uint64_t bytes_ = 0;  // of the file
   Bytes scratch_;
   std::vector<TensorSum> new_tensors_;  // on the coordinator
+  Bytes header_;                        // likewise: with the index
 };
 
 }  // namespace
