@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -253,10 +255,12 @@ class LiveDelta {
       }
     }
     expect_covered(sums);
+    OldTensors old;
+    for (const TensorSum& tensor : base_.tensors) old.emplace(tensor.key, &tensor);
     std::vector<DeltaTensor> made;
     for (auto& [key, tensor] : tensors) {
       tensor.after = sums.at(key).crc32();
-      if (writes_ && is_kept(tensor, before.at(key).second)) {
+      if (take_kept(old, tensor, before.at(key).second)) {
         tensor.before = crc_of_shares(before.at(key).first, tensor.bytes());
       }
       made.push_back(std::move(tensor));
@@ -264,10 +268,12 @@ class LiveDelta {
     const DeltaIndex index = make_index(std::move(made));
     new_tensors_ = sums_after(index);
     DeltaReport report = report_of(index);
-    if (writes_) {
-      expect_same_keys(index);
-      header_ = write_delta_header({}, &index);
+    if (!old.empty()) {
+      throw Error(ErrorCode::kMismatch, "the base has the tensor, and the state lacks it")
+          .with_key(old.begin()->first)
+          .with_hint("save a whole version");
     }
+    if (writes_) header_ = write_delta_header({}, &index);
     report.bytes = bytes + header_.size();
     ByteWriter writer;
     writer.string(report.base);
@@ -279,16 +285,20 @@ class LiveDelta {
     return std::move(writer).take();
   }
 
-  // Whether the base has the tensor. A live delta adds tensors, but neither removes nor reshapes.
-  bool is_kept(const DeltaTensor& tensor, bool has_base) const {
-    const auto found = std::find_if(base_.tensors.begin(), base_.tensors.end(),
-                                    [&](const TensorSum& old) { return old.key == tensor.key; });
-    if (found == base_.tensors.end()) return false;
-    if (found->dtype != tensor.dtype || found->shape != tensor.shape) {
+  using OldTensors = std::map<std::string_view, const TensorSum*>;
+
+  // Whether the base has the tensor, which is then no longer in `old`. A live delta adds tensors,
+  // but neither removes nor reshapes.
+  static bool take_kept(OldTensors& old, const DeltaTensor& tensor, bool has_base) {
+    const auto found = old.find(tensor.key);
+    if (found == old.end()) return false;
+    const TensorSum& before = *found->second;
+    old.erase(found);
+    if (before.dtype != tensor.dtype || before.shape != tensor.shape) {
       throw Error(
           ErrorCode::kMismatch,
           fmt::format("the tensor is {} {}, and {} {} in the base", to_string(tensor.dtype),
-                      to_string(tensor.shape), to_string(found->dtype), to_string(found->shape)))
+                      to_string(tensor.shape), to_string(before.dtype), to_string(before.shape)))
           .with_key(tensor.key)
           .with_hint("save a whole version");
     }
@@ -297,17 +307,6 @@ class LiveDelta {
                 "a rank holds another part of the tensor than when the base was made")
         .with_key(tensor.key)
         .with_hint("save a whole version, or give the base as the path of a checkpoint");
-  }
-
-  void expect_same_keys(const DeltaIndex& index) const {
-    for (const TensorSum& old : base_.tensors) {
-      const bool is_there = std::any_of(index.tensors.begin(), index.tensors.end(),
-                                        [&](const DeltaTensor& now) { return now.key == old.key; });
-      if (is_there) continue;
-      throw Error(ErrorCode::kMismatch, "the base has the tensor, and the state lacks it")
-          .with_key(old.key)
-          .with_hint("save a whole version");
-    }
   }
 
   void remove_file() noexcept {
