@@ -161,8 +161,10 @@ Bytes planes_of(ByteView base, ByteView now) {
   const size_t count = now.size() / kItem;
   Bytes out(now.size());
   for (size_t plane = 0; plane < kItem; ++plane) {
+    const std::byte* const a = base.data() + plane;
+    const std::byte* const b = now.data() + plane;
     std::byte* const to = out.data() + plane * count;
-    for (size_t i = 0; i < count; ++i) to[i] = base[i * kItem + plane] ^ now[i * kItem + plane];
+    for (size_t i = 0; i < count; ++i) to[i] = a[i * kItem] ^ b[i * kItem];
   }
   return out;
 }
@@ -172,7 +174,8 @@ void apply_planes(ByteView planes, MutableByteView elements) {
   const size_t count = elements.size() / kItem;
   for (size_t plane = 0; plane < kItem; ++plane) {
     const std::byte* const from = planes.data() + plane * count;
-    for (size_t i = 0; i < count; ++i) elements[i * kItem + plane] ^= from[i];
+    std::byte* const to = elements.data() + plane;
+    for (size_t i = 0; i < count; ++i) to[i * kItem] ^= from[i];
   }
 }
 
