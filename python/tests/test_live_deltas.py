@@ -158,8 +158,12 @@ def test_a_failure_leaves_no_version_and_the_base_can_be_used_again(tmp_path, ve
     with pytest.raises(tilestone.InvalidArgumentError) as failed:
         tilestone.save_delta({**versions[1], "step": 3}, tmp_path / "v", base=first, anchor_every=10)
     assert failed.value.key == "step"
-    assert not list((tmp_path / "v" / "version-00000001").glob("*.safetensors"))
+    folder = tmp_path / "v" / "version-00000001"
+    assert not list(folder.glob("*.safetensors"))
+    folder.mkdir(exist_ok=True)
+    (folder / "delta-00001-of-00002-0badc0de.safetensors").write_bytes(b"of a killed rank")
     tilestone.save_delta(versions[1], tmp_path / "v", base=first, anchor_every=10)
+    assert len(list(folder.glob("delta-*"))) == 1
     state = {key: tensor.clone() for key, tensor in versions[0].items()}
     tilestone.apply_delta(state, tmp_path / "v")
     assert_same(state, versions[1])

@@ -77,7 +77,10 @@ class LiveDelta {
       if (Rounds::reached_all(current_error())) remove_file();
       throw;
     }
-    if (writes_) publish();
+    if (writes_) {
+      publish();
+      if (saving_.rounds.comm().is_coordinator()) remove_leftovers();
+    }
     return finish(answer);
   }
 
@@ -218,6 +221,19 @@ class LiveDelta {
                             saving_.rounds.deadline().without_interrupt());
           return std::vector<Bytes>();
         });
+  }
+
+  // Files of saves of this version that have failed.
+  void remove_leftovers() noexcept {
+    try {
+      std::vector<std::string> files = storage().list_files("delta-");
+      std::erase_if(files, [&](const std::string& file) {
+        return file.find("-" + share().save_id.substr(0, 8) + ".") != std::string::npos;
+      });
+      storage().remove(files);
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, std::string("save_delta: a file is left: ") + error.what());
+    }
   }
 
   DeltaReport finish(const Bytes& answer) {
