@@ -6,6 +6,8 @@ fuzz/regressions too, under other names (crash-*, timeout-*, oom-*). They are ke
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pathlib
 import struct
 import sys
@@ -162,6 +164,8 @@ def make_corpus() -> None:
         put("corpus", "zarr_array", name, content)
     for name, content in safetensors_corpus().items():
         put("corpus", "safetensors", name, content)
+    for name, content in delta_corpus().items():
+        put("corpus", "delta", name, content)
     for name, content in manifest_corpus().items():
         put("corpus", "manifest", name, content)
     for name, content in left_files().items():
@@ -439,6 +443,64 @@ def safetensors_files() -> Files:
     }
 
 
+# ---- Deltas ----
+
+
+def delta(tensors: list[dict[str, object]], text: str | None = None, **metadata: str) -> bytes:
+    """A delta without entries. `text`: in the place of the tensors."""
+
+    def name(side: str) -> str:
+        lines = [
+            f"{t[side]} {t['dtype']} {json.dumps(t['shape'], separators=(',', ':'))} {t['key']}\n"
+            for t in tensors
+            if side in t
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    given = {
+        "format": "tilestone_delta",
+        "version": "1",
+        "base": name("before"),
+        "result": name("after"),
+        "tensors": json.dumps(tensors) if text is None else text,
+    }
+    return headed(json.dumps({"__metadata__": given | metadata}).encode())
+
+
+def changed(**fields: object) -> dict[str, object]:
+    piece = {"offset": [0], "shape": [2], "kind": "sparse", "gap_bytes": 1, "crc32": "00000000"}
+    tensor = {"key": "w", "dtype": "int8", "shape": [4], "before": "00000001", "after": "00000002"}
+    return tensor | {"pieces": [piece | fields]}
+
+
+def delta_corpus() -> Files:
+    same = {"key": "same", "dtype": "bool", "shape": [], "before": "0000000a", "after": "0000000a"}
+    return {
+        "changed": delta([same, changed(file="x.safetensors")]),
+        "removed": delta([{"key": "w", "dtype": "float32", "shape": [0], "before": "00000000"}]),
+        "nothing": delta([]),
+    }
+
+
+def delta_files() -> Files:
+    added = {"key": "w", "dtype": "int8", "shape": [4], "after": "00000002"}
+    return {
+        "other_id": delta([changed()], base="0" * 64),
+        "later_version": delta([changed()], version="2"),
+        "outside_the_tensor": delta([changed(offset=[3])]),
+        "other_dims": delta([changed(offset=[], shape=[])]),
+        "outside_the_folder": delta([changed(file="../x.safetensors")]),
+        "unknown_kind": delta([changed(kind="other")]),
+        "gaps_of_3_bytes": delta([changed(gap_bytes=3)]),
+        "not_covered": delta([added]),
+        "key_twice": delta([changed(), changed()]),
+        "shape_of_2_64_elements": delta([changed() | {"shape": [2**32, 2**32]}]),
+        "no_list": delta([], text='{"a": 1}'),
+        "no_json": delta([], text="["),
+        "deep": delta([], text="[" * 50_000),
+    }
+
+
 def make_regressions() -> None:
     (sound,) = stock().values()
     metadata, checkpoints = metadatas(sound)
@@ -453,6 +515,7 @@ def make_regressions() -> None:
         "zarr_array": zarr_arrays(),
         "safetensors": safetensors_files(),
         "torch_checkpointing": torch_checkpointing_files(),
+        "delta": delta_files(),
     }
     for target, files in targets.items():
         for name, content in files.items():

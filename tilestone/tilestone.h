@@ -7,6 +7,7 @@
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/convert/convert.h"
+#include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/load/load.h"
 #include "tilestone/engine/save/async_save.h"
 #include "tilestone/engine/save/save.h"

@@ -42,6 +42,7 @@ void bind_session(nb::module_& m);
 void bind_steps(nb::module_& m);
 void bind_foreign_save(nb::module_& m);
 void bind_convert(nb::module_& m);
+void bind_delta(nb::module_& m);
 void bind_async(nb::module_& m);
 void bind_manager(nb::module_& m);
 void bind_megatron_run(nb::module_& m);

@@ -23,17 +23,6 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// A rank's request for a load, and the bridge that made its tree.
-struct BridgedLoad {
-  std::optional<StateDict> wanted;  // nullopt: everything
-  Location location;
-  LoadOptions options;
-  Bridge bridge;
-  std::shared_ptr<const void> original = nullptr;  // the template's dict
-  double preparing = 0;                            // seconds
-  std::optional<engine::OptimizerRequest> optimizer = std::nullopt;
-};
-
 double seconds_since(std::chrono::steady_clock::time_point began) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
@@ -227,6 +216,8 @@ SaveResult save_by_files_state(const engine::SaveRequest& options, const nb::cal
   });
 }
 
+}  // namespace
+
 std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
   try {
     return with_gil("making the state dict", [&] {
@@ -239,6 +230,8 @@ std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare) {
     return current_error();
   }
 }
+
+namespace {
 
 // Gives Python what was loaded; returns why it could not take it.
 std::optional<Error> give(const nb::callable& take, const BridgedLoad& asked,

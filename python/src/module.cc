@@ -28,6 +28,7 @@ NB_MODULE(_core, m) {
   bind_access(m);
   bind_unpublished(m);
   bind_convert(m);
+  bind_delta(m);
   bind_manager(m);
   bind_megatron_run(m);
   bind_cli(m);

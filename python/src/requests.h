@@ -1,10 +1,12 @@
 // Functions shared by saves in one call and saves in steps.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <variant>
 
 #include "python/src/bindings.h"
+#include "tilestone/engine/load/load_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 
 namespace tilestone::python {
@@ -48,5 +50,18 @@ bool ends_the_program(const Error& error);
 // rank that was to end (KeyboardInterrupt, SystemExit) waits for the others a few seconds only.
 Deadline until(Deadline deadline, const Error* failed);
 inline const Error* failure_of(const MadeSave& made) { return std::get_if<Error>(&made); }
+
+// A rank's request for a load, and the bridge that made its tree.
+struct BridgedLoad {
+  std::optional<StateDict> wanted;  // nullopt: everything
+  Location location;
+  LoadOptions options;
+  Bridge bridge;
+  std::shared_ptr<const void> original = nullptr;  // the template's dict
+  double preparing = 0;                            // seconds
+  std::optional<engine::OptimizerRequest> optimizer = std::nullopt;
+};
+// The same for a load, whose `prepare` returns a LoadRequest.
+std::variant<BridgedLoad, Error> made_load(const nb::callable& prepare);
 
 }  // namespace tilestone::python

@@ -15,6 +15,7 @@ files. torch is not required, and is only used if the caller has imported it.
 
 from tilestone import geometry
 from tilestone._calls.async_save import AsyncSave, AsyncStep, async_save
+from tilestone._calls.deltas import DeltaVersion, apply_delta, save_delta
 from tilestone._calls.maintenance import (
     abandon, convert, gc, publish, repair, unpublished,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "CoverageError",
     "DType",
     "Damage",
+    "DeltaVersion",
     "Differences",
     "Export",
     "Exported",
@@ -121,6 +123,7 @@ __all__ = [
     "__version__",
     "abandon",
     "add_prefix",
+    "apply_delta",
     "async_save",
     "convert",
     "dtype_names",
@@ -134,6 +137,7 @@ __all__ = [
     "register_store",
     "repair",
     "save",
+    "save_delta",
     "solo",
     "strip_prefix",
     "unpublished",

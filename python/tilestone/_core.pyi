@@ -1524,6 +1524,70 @@ class ConvertResult:
 
 def convert(source: bytes, target: bytes, options: ConvertOptions, rename: object | None, progress: object | None, comm: object | None = None) -> ConvertResult: ...
 
+class DeltaReport:
+    """What a delta holds."""
+
+    @property
+    def base(self) -> str:
+        """
+        The id of the version that it changes: 64 hex digits, equal only for versions with the same keys, dtypes, shapes and bits.
+        """
+
+    @property
+    def result(self) -> str:
+        """The id of the version that it leads to."""
+
+    @property
+    def unchanged(self) -> int:
+        """Number of tensors."""
+
+    @property
+    def changed(self) -> int: ...
+
+    @property
+    def added(self) -> int:
+        """With those whose dtype or shape has changed."""
+
+    @property
+    def removed(self) -> int: ...
+
+    @property
+    def left_out(self) -> int:
+        """Number of objects of the new version, which are not in the delta."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the delta's files."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the new version's tensors."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def __repr__(self) -> str: ...
+
+class DeltaBase:
+    """A version in memory, for the next delta."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def id(self) -> str: ...
+
+def save_live_delta(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float, base: DeltaBase, from_: bytes | None, writes: bool) -> DeltaReport: ...
+
+def apply_live_deltas(prepare: Callable[[], LoadRequest], paths: Sequence[bytes], comm: object, seconds: float, options: OpenOptions) -> tuple[DeltaReport, int]: ...
+
+def delta_versions(path: bytes) -> list[tuple[int, str, bool]]: ...
+
+def version_name(number: int) -> str: ...
+
+def make_delta(a: bytes, b: bytes, path: bytes, options: OpenOptions, progress: object | None) -> DeltaReport: ...
+
+def apply_delta(base: bytes, path: bytes, target: bytes, options: OpenOptions, progress: object | None) -> DeltaReport: ...
+
 class StepInfo:
     """What the folder of a run's step holds."""
 

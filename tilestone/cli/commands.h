@@ -87,6 +87,15 @@ struct DiffCommand {
 };
 int diff(const DiffCommand& command);
 
+struct DeltaCommand {
+  std::string a;
+  std::string b;
+  std::string path;
+  bool follow_links = false;
+  bool json = false;
+};
+int delta(const DeltaCommand& command);
+
 struct DuOptions {
   std::string path;
   bool follow_links = false;

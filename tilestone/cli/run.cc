@@ -174,6 +174,18 @@ Command add_diff(CLI::App& app) {
   return [command] { return diff(*command); };
 }
 
+Command add_delta(CLI::App& app) {
+  auto command = std::make_shared<DeltaCommand>();
+  app.add_option("a", command->a, "The base: a checkpoint of any format")->required();
+  app.add_option("b", command->b, "The new version, likewise")->required();
+  app.add_option("path", command->path, "The file to write, NAME.safetensors; it must not exist")
+      ->required();
+  app.add_flag("--follow-links", command->follow_links,
+               "Read files through any symbolic link; use it only if you trust the links");
+  app.add_flag("--json", command->json, "Print JSON");
+  return [command] { return delta(*command); };
+}
+
 Command add_du(CLI::App& app) {
   auto options = std::make_shared<DuOptions>();
   add_path(app, *options);
@@ -360,6 +372,7 @@ int run(int argc, const char* const* argv) {
   add("convert", "Copy a checkpoint into another format, or parts of it, under other keys",
       add_convert);
   add("diff", "Compare two checkpoints: keys, shapes, dtypes and values", add_diff);
+  add("delta", "Write what has changed in the tensors from one checkpoint to another", add_delta);
   add("du", "Show the bytes by prefix of the keys, by rank or by file", add_du);
   add("layout", "Draw which rank and which file holds what, as a page of HTML", add_layout);
   add("publish", "Publish a save without a communicator, after all ranks have written",

@@ -418,5 +418,10 @@ class LoadCall:
         found = LoadReport(missing, rest, other)
         if self._report is not None:
             vars(self._report).update(vars(found))
-        self._bridge.give_back()
+        self.give_back()
         self.result = self._template.finish(loaded, found, kept)
+
+    def give_back(self) -> None:
+        """Passes what was filled to the objects with load_state_dict() in the template."""
+        assert self._bridge is not None
+        self._bridge.give_back()

@@ -97,27 +97,10 @@ Path renamed_path(const Path& path, const std::string& from, const std::string& 
   return kept;
 }
 
-// A checkpoint inside the other one would be taken for a part of it, and removed with it.
-void expect_apart(const Location& source, const Location& target) {
-  const auto path_of = [](const Location& location) {
-    const std::string path = location.resolved_identity();
-    return path.ends_with('/') ? path : path + "/";
-  };
-  const std::string from = path_of(source), to = path_of(target);
-  if (from == to) return;  // what exists is refused later
-  const bool is_inside = to.starts_with(from);
-  if (!is_inside && !from.starts_with(to)) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              is_inside ? "the new checkpoint would be inside the one that is converted"
-                        : "the checkpoint that is converted is inside the target")
-      .with_file(target.describe())
-      .with_hint("name a target beside it");
-}
-
 class Conversion {
  public:
-  Conversion(const Location& from, const std::string& target, const ConvertOptions& options)
-      : options_(options), source_(open_source(from, options)) {
+  Conversion(ConvertSource source, const std::string& target, const ConvertOptions& options)
+      : options_(options), source_(std::move(source)) {
     if (options.cast) check_cast(*options.cast);
     choose();
     pick_format(target);
@@ -562,7 +545,7 @@ ConvertResult convert_together(const Location& source, const Location& target,
   std::optional<Error> failed;
   try {
     expect_apart(source, target);
-    conversion.emplace(source, target.describe(), options);
+    conversion.emplace(open_source(source, options), target.describe(), options);
     conversion->expect_together();
     state = conversion->state();
     saving = conversion->save_options();
@@ -578,25 +561,29 @@ ConvertResult convert_together(const Location& source, const Location& target,
 }
 
 }  // namespace
+
+ConvertResult convert(ConvertSource source, const Location& target, const ConvertOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  Conversion conversion(std::move(source), target.describe(), options);
+  ConvertResult result = conversion.result();
+  const StateDict state = conversion.state();
+  if (options.dry_run) {
+    conversion.check(state);
+  } else {
+    conversion.write(state, target);
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return result;
+}
+
 }  // namespace engine
 
 ConvertResult convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
   try {
     if (options.comm.size() > 1) return engine::convert_together(source, target, options);
     engine::expect_apart(source, target);
-    engine::Conversion conversion(source, target.describe(), options);
-    ConvertResult result = conversion.result();
-    const StateDict state = conversion.state();
-    if (options.dry_run) {
-      conversion.check(state);
-    } else {
-      conversion.write(state, target);
-    }
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    return result;
+    return engine::convert(engine::open_source(source, options), target, options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAlreadyExists) rethrow_cause();
     throw Error(error.code(), error.message())  // a save's hint names overwrite

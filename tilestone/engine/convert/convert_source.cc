@@ -38,6 +38,22 @@ void check_archive_file(const std::string& path) {
 
 }  // namespace
 
+void expect_apart(const Location& source, const Location& target) {
+  const auto path_of = [](const Location& location) {
+    const std::string path = location.resolved_identity();
+    return path.ends_with('/') ? path : path + "/";
+  };
+  const std::string from = path_of(source), to = path_of(target);
+  if (from == to) return;  // what exists is refused later
+  const bool is_inside = to.starts_with(from);
+  if (!is_inside && !from.starts_with(to)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              is_inside ? "the new checkpoint would be inside the one that is converted"
+                        : "the checkpoint that is converted is inside the target")
+      .with_file(target.describe())
+      .with_hint("name a target beside it");
+}
+
 ConvertSource open_source(const Location& location, const ConvertOptions& options) {
   ConvertSource source;
   source.stored = StoredSource::open(location, opening_of(options));

@@ -42,4 +42,11 @@ struct ConvertSource {
 // whose checksums are checked now. Throws what Checkpoint::open throws.
 ConvertSource open_source(const Location& location, const ConvertOptions& options);
 
+// Error(kInvalidArgument) if one is inside the other: it would be taken for a part of it, and
+// removed with it.
+void expect_apart(const Location& source, const Location& target);
+
+// As tilestone::convert(), which does no more than to call both of these first.
+ConvertResult convert(ConvertSource source, const Location& target, const ConvertOptions& options);
+
 }  // namespace tilestone::engine

@@ -117,7 +117,9 @@ TensorView StoredSource::tensor(const StoredTensor& stored, DType dtype) {
   whole.global_shape = stored.shape;
   whole.pieces.push_back({Box::whole(stored.shape), TensorView::without_data(dtype, stored.shape)});
   const bool cast = dtype != stored.dtype;
-  if (states_ && states_->by_parameter().find_tensor(stored.key) == &stored) {
+  if (patch_ && patch_->supplies(stored)) {
+    // Nothing of it is read.
+  } else if (states_ && states_->by_parameter().find_tensor(stored.key) == &stored) {
     states_->plan({&whole, 1}, cast);
   } else {
     plan_load({&whole, 1}, metadata(), {.cast = cast});
@@ -252,6 +254,7 @@ void StoredSource::fill_window(size_t asked, uint64_t begin) {
   for (const Part& part : parts) {
     const Asked& wanted = asked_[part.asked];
     const StoredTensor& stored = *wanted.stored;
+    if (patch_ && patch_->supplies(stored)) continue;
     const auto size = static_cast<int64_t>(itemsize(wanted.dtype));
     const FlatRange range{static_cast<int64_t>(part.begin) / size,
                           static_cast<int64_t>(part.end) / size};
@@ -259,6 +262,11 @@ void StoredSource::fill_window(size_t asked, uint64_t begin) {
     cast = cast || wanted.dtype != stored.dtype;
   }
   read_now(std::move(items), cast);
+  for (const Part& part : parts) {
+    if (patch_ == nullptr) break;
+    const MutableByteView elements(window_.data + part.at, part.end - part.begin);
+    patch_->apply(*asked_[part.asked].stored, part.begin, elements);
+  }
   parts_ = std::move(parts);
 }
 

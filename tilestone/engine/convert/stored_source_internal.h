@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
@@ -35,6 +36,17 @@ class FetchedMemory : public DeviceMemory {
  private:
   // Bytes [begin, begin + out.size()) of the C-contiguous tensor.
   virtual void fetch(uint64_t begin, MutableByteView out) const = 0;
+};
+
+// Changes what is read of a source's tensors.
+class TensorPatch {
+ public:
+  virtual ~TensorPatch() = default;
+  // Whether all its elements come from here, so that the source need not have it.
+  virtual bool supplies(const StoredTensor& tensor) const = 0;
+  // `elements`: those from byte `begin` of the tensor on, in C order and in its own dtype.
+  virtual void apply(const StoredTensor& tensor, uint64_t begin,
+                     MutableByteView elements) const = 0;
 };
 
 // How the source of a conversion or comparison is opened.
@@ -71,6 +83,8 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   void read(std::span<const TensorItem> items, bool cast);
   // Reads a distributed optimizer's states from its buckets; read() takes their keys from now on.
   const OptimizerStates& unpack_optimizer(std::vector<OptimizerLayout> layouts);
+  // For tensor(), of tensors that are not cast.
+  void patch_with(std::shared_ptr<const TensorPatch> patch) { patch_ = std::move(patch); }
   Value object(const StoredObject& object) const;
   // The same, but its tensors are the file's bytes where they are mapped, as long as this source
   // lives, so that a large object takes no memory. Its checksums are checked.
@@ -109,6 +123,7 @@ class StoredSource : public std::enable_shared_from_this<StoredSource> {
   const std::shared_ptr<WarnedFiles> warned_ = std::make_shared<WarnedFiles>();
   mutable ThreadPool threads_;
   std::optional<OptimizerStates> states_;
+  std::shared_ptr<const TensorPatch> patch_;
   std::mutex mutex_;  // guards what follows
   std::vector<Asked> asked_;
   std::vector<Part> parts_;  // of the window

@@ -48,4 +48,15 @@ Bytes zstd_decompress(ByteView compressed, uint64_t max_size) {
   return out;
 }
 
+Bytes zstd_compress(ByteView bytes) {
+  constexpr int kLevel = 1;
+  Bytes out(ZSTD_compressBound(bytes.size()));
+  const size_t size = ZSTD_compress(out.data(), out.size(), bytes.data(), bytes.size(), kLevel);
+  if (ZSTD_isError(size) != 0) {
+    throw Error(ErrorCode::kInternal, std::string("zstd: ") + ZSTD_getErrorName(size));
+  }
+  out.resize(size);
+  return out;
+}
+
 }  // namespace tilestone::archive

@@ -8,4 +8,7 @@ namespace tilestone::archive {
 // or has more than `max_size` bytes.
 Bytes zstd_decompress(ByteView compressed, uint64_t max_size);
 
+// One frame, compressed fast rather than small.
+Bytes zstd_compress(ByteView bytes);
+
 }  // namespace tilestone::archive

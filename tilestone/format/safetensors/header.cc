@@ -319,9 +319,10 @@ uint64_t max_entry_bytes(const HeaderTensor& tensor) {
   return entry_text(tensor, UINT64_MAX, UINT64_MAX).size();
 }
 
-Bytes write_header(const std::vector<HeaderTensor>& tensors) {
-  // Readers, transformers among them, expect to be told the library whose dtypes these are.
-  std::string text = R"({"__metadata__":{"format":"pt")" + pieces_text(tensors) + "}";
+Bytes write_header(const std::vector<HeaderTensor>& tensors,
+                   const std::map<std::string, std::string>& metadata) {
+  std::string text = R"({"__metadata__":)" + Json(metadata).dump();
+  text.insert(text.size() - 1, pieces_text(tensors));
   uint64_t begin = 0;
   for (const HeaderTensor& tensor : tensors) {
     const uint64_t end =

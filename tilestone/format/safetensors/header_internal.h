@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,8 +52,10 @@ bool is_json_text(const std::string& text);
 
 // The header of a file with these tensors, in this order and without gaps. `begin` and `end` are
 // ignored. If a tensor has `piece`, all must have it. The text is padded with spaces to a
-// multiple of 8 bytes.
-Bytes write_header(const std::vector<HeaderTensor>& tensors);
+// multiple of 8 bytes. `metadata`: for "__metadata__". Readers, transformers among them, expect to
+// be told there the library whose dtypes these are.
+Bytes write_header(const std::vector<HeaderTensor>& tensors,
+                   const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 // At least as many bytes as the tensor adds to the text.
 uint64_t max_entry_bytes(const HeaderTensor& tensor);

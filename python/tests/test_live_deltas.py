@@ -1,0 +1,197 @@
+"""Deltas of states that ranks hold, and their application to arrays in memory."""
+
+import json
+import pathlib
+import shutil
+
+import forced_device
+import pytest
+import torch
+from forced_device import put
+from test_deltas import assert_same, changed, version
+from thread_ranks import run_ranks
+
+import tilestone
+
+
+def part(tensor, rank, world, dim):
+    """The bounds of a rank's part of a dim, which need not be equal."""
+    size = tensor.shape[dim]
+    return size * rank // world, size * (rank + 1) // world
+
+
+def sharded(state, rank, world, dim):
+    """The state as rank `rank` holds it: large tensors cut along a dim, the others replicated."""
+    held = {}
+    for key, tensor in state.items():
+        if tensor.dim() < 2 or tensor.numel() == 0:
+            held[key] = tensor.clone()
+            continue
+        begin, end = part(tensor, rank, world, dim)
+        local = tensor.narrow(dim, begin, end - begin).clone()
+        box = [(begin, end) if d == dim else (0, n) for d, n in enumerate(tensor.shape)]
+        held[key] = tilestone.ShardedTensor.from_box(key, local, tuple(tensor.shape), box)
+    return held
+
+
+def whole(states, shapes, dim=1):
+    """The tensors of all ranks, put together again."""
+    made = {key: torch.empty_like(tensor) for key, tensor in shapes.items()}
+    for rank, state in enumerate(states):
+        for key, held in state.items():
+            if isinstance(held, tilestone.ShardedTensor):
+                begin, end = part(shapes[key], rank, len(states), dim)
+                made[key].narrow(dim, begin, end - begin).copy_(held.data)
+            else:
+                made[key].copy_(held)
+    return made
+
+
+def save_versions(folder, versions, world, dim, **options):
+    """Saves the versions from `world` ranks; returns what rank 0 got."""
+    got = []
+
+    def body(comm):
+        last = None
+        for state in versions:
+            held = sharded(state, comm.rank, comm.size, dim)
+            last = tilestone.save_delta(held, folder, base=last, group=comm, **options)
+            if comm.rank == 0:
+                got.append(last)
+
+    run_ranks(world, body)
+    return got
+
+
+@pytest.fixture
+def versions():
+    torch.manual_seed(5)
+    made = [version()]
+    for share in (0.01, 0.5, 0.0, 0.02):
+        made.append(version(share, made[-1]))
+    return made
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 1), (2, 3), (3, 2), (4, 1)])
+def test_any_sharding_on_both_sides_bit_for_bit(tmp_path, versions, writers, readers):
+    got = save_versions(tmp_path / "v", versions, writers, 0, anchor_every=3)
+    assert [each.whole for each in got] == [True, False, False, True, False]
+    assert [each.number for each in got] == [0, 1, 2, 3, 4]
+    assert got[1].report.base == got[0].report.result and got[1].report.bytes < got[1].report.whole_bytes
+    states = [sharded(versions[0], rank, readers, 1) for rank in range(readers)]
+    for number in (1, 2):
+        folder = tmp_path / "v" / f"version-0000000{number}"
+        run_ranks(readers, lambda comm: tilestone.apply_delta(states[comm.rank], folder, group=comm))
+        assert_same(whole(states, versions[number]), versions[number])
+    run_ranks(readers, lambda comm: tilestone.apply_delta(states[comm.rank], tmp_path / "v", group=comm))
+    assert_same(whole(states, versions[4]), versions[4])
+
+
+def test_a_directory_catches_up_from_any_version_and_from_none(tmp_path, versions):
+    save_versions(tmp_path / "v", versions, 2, 0, anchor_every=4)
+    shutil.rmtree(tmp_path / "v" / "version-00000004")  # not there yet: the newest is a delta
+    for start in (*versions[:4], {key: torch.zeros_like(t) for key, t in versions[0].items()}):
+        state = {key: tensor.clone() for key, tensor in start.items()}
+        tilestone.apply_delta(state, tmp_path / "v", group=tilestone.solo())
+        assert_same(state, versions[3])
+
+
+def test_a_missed_base_is_refused_before_anything_changes_and_the_chain_is_named(tmp_path, versions):
+    save_versions(tmp_path / "v", versions, 2, 0, anchor_every=10)
+    state = {key: tensor.clone() for key, tensor in versions[0].items()}
+    with pytest.raises(tilestone.MismatchError) as failed:
+        tilestone.apply_delta(state, tmp_path / "v" / "version-00000002")
+    assert "version-00000000 (whole), version-00000001, version-00000002" in str(failed.value)
+    assert_same(state, versions[0])
+
+
+def test_a_damaged_delta_is_found_before_anything_changes(tmp_path, versions):
+    save_versions(tmp_path / "v", versions[:2], 2, 0, anchor_every=10)
+    (path,) = (tmp_path / "v" / "version-00000001").glob("delta-00002*")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    state = {key: tensor.clone() for key, tensor in versions[0].items()}
+    with pytest.raises(tilestone.CorruptError):
+        tilestone.apply_delta(state, tmp_path / "v" / "version-00000001")
+    assert_same(state, versions[0])
+
+
+def test_the_base_may_be_a_checkpoint_and_the_result_is_that_of_two_checkpoints(tmp_path, versions):
+    old, new = versions[0], versions[1]
+    tilestone.save(old, tmp_path / "a")
+    tilestone.save(new, tmp_path / "b")
+
+    def body(comm):
+        held = sharded(new, comm.rank, comm.size, 1)
+        tilestone.save_delta(held, tmp_path / "live", base=tmp_path / "a", group=comm)
+
+    run_ranks(3, body)
+    made = tilestone.save_delta(tmp_path / "b", tmp_path / "d.safetensors", base=tmp_path / "a")
+    applied = tilestone.apply_delta(tmp_path / "a", tmp_path / "live", to=tmp_path / "c")
+    assert (applied.base, applied.result) == (made.report.base, made.report.result)
+    assert_same(tilestone.load(tmp_path / "c"), new)
+
+
+def test_tensors_on_devices_and_strided_ones_change_in_place(tmp_path, versions):
+    old, new = versions[0], versions[1]
+    tilestone.save(old, tmp_path / "a")
+    on_device = {key: put(tensor.clone()) for key, tensor in new.items()}
+    last = tilestone.save_delta(on_device, tmp_path / "d", base=tmp_path / "a")
+    assert last.report.changed > 5
+    state = {key: put(tensor.clone()) for key, tensor in old.items()}
+    tilestone.apply_delta(state, tmp_path / "d")
+    assert_same({key: t.as_subclass(torch.Tensor) for key, t in state.items()}, new)
+    strided = {key: t.mT.contiguous().mT if t.dim() == 2 else t.clone() for key, t in old.items()}
+    versions_before = {key: tensor._version for key, tensor in strided.items()}
+    tilestone.apply_delta(strided, tmp_path / "d")
+    assert_same(strided, new)
+    assert strided["large"]._version > versions_before["large"]
+
+
+def test_a_failure_leaves_no_version_and_the_base_can_be_used_again(tmp_path, versions):
+    first = tilestone.save_delta(versions[0], tmp_path / "v", anchor_every=10)
+    lacking = {key: t for key, t in versions[1].items() if key != "scalar"}
+    with pytest.raises(tilestone.MismatchError) as failed:
+        tilestone.save_delta(lacking, tmp_path / "v", base=first, anchor_every=10)
+    assert failed.value.key == "scalar"
+    with pytest.raises(tilestone.InvalidArgumentError) as failed:
+        tilestone.save_delta({**versions[1], "step": 3}, tmp_path / "v", base=first, anchor_every=10)
+    assert failed.value.key == "step"
+    folder = tmp_path / "v" / "version-00000001"
+    assert not list(folder.glob("*.safetensors"))
+    folder.mkdir(exist_ok=True)
+    (folder / "delta-00001-of-00002-0badc0de.safetensors").write_bytes(b"of a killed rank")
+    tilestone.save_delta(versions[1], tmp_path / "v", base=first, anchor_every=10)
+    assert len(list(folder.glob("delta-*"))) == 1
+    state = {key: tensor.clone() for key, tensor in versions[0].items()}
+    tilestone.apply_delta(state, tmp_path / "v")
+    assert_same(state, versions[1])
+    with pytest.raises(tilestone.InvalidArgumentError):
+        tilestone.save_delta(versions[1], tmp_path / "v", base=first, anchor_every=10)  # was used
+    with pytest.raises(tilestone.InvalidArgumentError):
+        tilestone.save_delta(versions[1], tmp_path / "w")
+
+
+def dtensor_rank(rank, world, folder):
+    """A model's parameters as DTensors: versions are saved, and applied to plain tensors."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(7)
+    mesh = init_device_mesh("cpu", (world,))
+    weights = torch.randn(61, 33).to(torch.bfloat16)
+    newer = changed(weights, 0.05)
+    last = None
+    for each in (weights, newer):
+        state = {"model": {"w": distribute_tensor(each, mesh, [Shard(0)]), "b": torch.ones(3)}}
+        last = tilestone.save_delta(state, folder, base=last, anchor_every=5)
+    state = {"model": {"w": distribute_tensor(weights, mesh, [Shard(1)]), "b": torch.ones(3)}}
+    tilestone.apply_delta(state, folder)
+    dist.barrier()
+    return torch.equal(state["model"]["w"].full_tensor().view(torch.int16), newer.view(torch.int16))
+
+
+def test_dtensors_of_torch_ranks(tmp_path, worlds):
+    assert worlds[2].run(dtensor_rank, str(tmp_path / "v")) == [True, True]

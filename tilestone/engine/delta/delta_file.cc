@@ -1,0 +1,304 @@
+#include "tilestone/engine/delta/delta_file_internal.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/write/stream_internal.h"
+#include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/geometry/strided_copy.h"
+#include "tilestone/storage/one_file.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kCopied = 8u << 20;  // bytes of a spool that are copied at once
+
+Bytes read_range(Storage& storage, const ReadableFile& file, uint64_t begin, uint64_t end,
+                 const Deadline& deadline) {
+  Bytes bytes(end - begin);
+  if (bytes.empty()) return bytes;
+  const ReadOp op{&file, begin, bytes.size(), bytes.data()};
+  ReadOptions options;
+  options.buffers = BufferPool::create(BufferPool::kDefaultBuffer);
+  options.deadline = deadline;
+  options.cache = CachePolicy::kKeep;
+  storage.read({&op, 1}, options, [](size_t, ByteView) {});
+  return bytes;
+}
+
+// safetensors has no name for some dtypes, and other shapes for pairs of 4-bit elements.
+bool has_name(DType dtype) {
+  if (dtype == DType::kFloat4E2M1FNX2) return false;
+  try {
+    check_safetensors("key", dtype, {});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Where the inner box begins in the elements of the outer one, in bytes, if its elements follow one
+// another there.
+std::optional<uint64_t> place_if_contiguous(const Box& inner, const Box& outer, uint64_t itemsize) {
+  size_t dim = inner.rank();
+  while (dim > 0 && inner.shape[dim - 1] == outer.shape[dim - 1]) --dim;
+  for (size_t d = 0; d + 1 < dim; ++d) {
+    if (inner.shape[d] != 1) return std::nullopt;
+  }
+  const Dims strides = contiguous_strides(outer.shape);
+  uint64_t place = 0;
+  for (size_t d = 0; d < inner.rank(); ++d) {
+    place += static_cast<uint64_t>((inner.offset[d] - outer.offset[d]) * strides[d]) * itemsize;
+  }
+  return place;
+}
+
+}  // namespace
+
+void DeltaBody::put(const std::string& key, DType dtype, const Dims& shape, ByteView bytes) {
+  Part& part = parts_[itemsize(dtype)];
+  part.entries.push_back({key, dtype, shape});
+  part.bytes += bytes.size();
+  if (spool_ != nullptr && part.held.size() + bytes.size() > kHeld) {
+    if (part.spooled == nullptr) {
+      part.spooled = spool_->create("spool-" + std::to_string(itemsize(dtype)));
+    }
+    part.spooled->append(ByteView(part.held));
+    part.spooled->append(bytes);
+    part.held.clear();
+    return;
+  }
+  part.held.insert(part.held.end(), bytes.begin(), bytes.end());
+}
+
+DeltaPiece DeltaBody::add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
+                          ByteView now) {
+  DeltaPiece piece{.box = box, .kind = encoded.kind, .gap_bytes = encoded.gap_bytes};
+  const std::string name = delta_entry(tensor, piece);
+  const auto count = [](const Bytes& bytes, uint64_t item) {
+    return Dims{static_cast<int64_t>(bytes.size() / item)};
+  };
+  const bool named = has_name(tensor.dtype);
+  const DType dtype = named ? tensor.dtype : DType::kUInt8;
+  if (piece.kind == DeltaKind::kSparse) {
+    const bool wide = piece.gap_bytes == 2;
+    put(name + std::string(kDeltaPositions), wide ? DType::kUInt16 : DType::kUInt8,
+        count(encoded.positions, piece.gap_bytes), encoded.positions);
+    put(name + std::string(kDeltaValues), dtype, count(encoded.values, itemsize(dtype)),
+        encoded.values);
+    piece.crc32 = crc32(encoded.values, crc32(encoded.positions));
+  } else if (piece.kind == DeltaKind::kXor) {
+    put(name + std::string(kDeltaXor), DType::kUInt8, count(encoded.values, 1), encoded.values);
+    piece.crc32 = crc32(encoded.values);
+  } else {
+    put(name + std::string(kDeltaValues), dtype,
+        named ? box.shape : Dims{static_cast<int64_t>(now.size())}, now);
+    piece.crc32 = crc32(now);
+  }
+  return piece;
+}
+
+std::vector<DeltaEntry> DeltaBody::entries() const {
+  std::vector<DeltaEntry> entries;
+  for (const auto& [item, part] : parts_) {
+    entries.insert(entries.end(), part.entries.begin(), part.entries.end());
+  }
+  return entries;
+}
+
+uint64_t DeltaBody::bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [item, part] : parts_) bytes += part.bytes;
+  return bytes;
+}
+
+void DeltaBody::write(Storage& storage, const std::string& name, const Bytes& header,
+                      const Deadline& deadline) {
+  const uint64_t size = header.size() + bytes();
+  const auto file = storage.create(name, size, deadline);
+  StreamContext context;
+  context.buffers = make_pool(kDefaultBufferBytes / 4, 1, size);
+  context.deadline = deadline;
+  FileStream stream(*file, context, FetchAhead({}, nullptr, deadline));
+  stream.write(ByteView(header));
+  for (auto& [item, part] : parts_) {
+    if (part.spooled != nullptr) {
+      part.spooled->close();
+      const auto spooled = spool_->open(part.spooled->name());
+      for (uint64_t at = 0; at < spooled->size(); at += kCopied) {
+        const uint64_t end = std::min(at + kCopied, spooled->size());
+        stream.write(ByteView(read_range(*spool_, *spooled, at, end, deadline)));
+      }
+    }
+    stream.write(ByteView(part.held));
+  }
+  stream.finish();
+  file->sync(deadline);
+  file->close();
+}
+
+DeltaFile DeltaFile::open(const Location& location, const Deadline& deadline) {
+  DeltaFile delta;
+  delta.place_ = location.describe();
+  delta.deadline_ = deadline;
+  delta.storage_ = location.shared();
+  std::string name(kDeltaName);
+  if (const auto entry = entry_of_one_file(*delta.storage_)) {
+    delta.storage_ = entry->storage;
+    name = entry->name;
+  }
+  if (!delta.storage_->stat(name)) {
+    throw Error(ErrorCode::kNotFound, "there is no delta at " + delta.place_).with_file(name);
+  }
+  std::optional<DeltaIndex> index;
+  delta.files_[""] = delta.open_file(name, &index);
+  if (!index) {
+    throw Error(ErrorCode::kUnsupported, "the safetensors file is no delta")
+        .with_file(name)
+        .with_hint("`tilestone delta A B PATH` makes one");
+  }
+  delta.index_ = *std::move(index);
+  for (const DeltaTensor& tensor : delta.index_.tensors) {
+    for (const DeltaPiece& piece : tensor.pieces) {
+      if (!delta.files_.contains(piece.file)) {
+        delta.files_[piece.file] = delta.open_file(piece.file, nullptr);
+      }
+      delta.check_entries(tensor, piece);
+    }
+  }
+  for (const auto& [file, opened] : delta.files_) delta.bytes_ += opened.file->size();
+  return delta;
+}
+
+DeltaFile::Opened DeltaFile::open_file(const std::string& name,
+                                       std::optional<DeltaIndex>* index) const {
+  Opened opened{storage_->open(name), {}};
+  const uint64_t size = opened.file->size();
+  const Bytes first =
+      read_range(*storage_, *opened.file, 0, std::min(size, kDeltaHeaderBegin), deadline_);
+  const uint64_t length = delta_header_length(first, size, name);
+  const Bytes text =
+      read_range(*storage_, *opened.file, kDeltaHeaderBegin, kDeltaHeaderBegin + length, deadline_);
+  DeltaHeader header = parse_delta_header(text, size, name);
+  opened.entries = std::move(header.entries);
+  if (index != nullptr) *index = std::move(header.index);
+  return opened;
+}
+
+const DeltaEntry& DeltaFile::entry(const DeltaTensor& tensor, const DeltaPiece& piece,
+                                   std::string_view suffix) const {
+  const auto& entries = files_.find(piece.file)->second.entries;
+  const auto found = entries.find(delta_entry(tensor, piece) + std::string(suffix));
+  if (found != entries.end()) return found->second;
+  throw Error(ErrorCode::kCorrupt,
+              "the delta lacks the" + std::string(suffix) + " of " + to_string(piece.box))
+      .with_key(tensor.key)
+      .with_file(piece.file);
+}
+
+void DeltaFile::check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const {
+  if (piece.kind == DeltaKind::kXor) {
+    entry(tensor, piece, kDeltaXor);
+    return;
+  }
+  if (piece.kind == DeltaKind::kSparse) entry(tensor, piece, kDeltaPositions);
+  const DeltaEntry& values = entry(tensor, piece, kDeltaValues);
+  const uint64_t bytes = static_cast<uint64_t>(piece.box.numel()) * itemsize(tensor.dtype);
+  const uint64_t found = values.end - values.begin;
+  const bool fits = piece.kind == DeltaKind::kWhole ? found == bytes : found <= bytes;
+  if (fits) return;
+  throw Error(ErrorCode::kCorrupt, fmt::format("a box of {} bytes has {} bytes of values in the "
+                                               "delta",
+                                               bytes, found))
+      .with_key(tensor.key)
+      .with_file(piece.file);
+}
+
+const DeltaTensor* DeltaFile::added_or_kept(const std::string& key) const {
+  const auto& tensors = index_.tensors;
+  auto found =
+      std::lower_bound(tensors.begin(), tensors.end(), key,
+                       [](const DeltaTensor& a, const std::string& b) { return a.key < b; });
+  while (found != tensors.end() && found->key == key && found->removed()) ++found;
+  return found != tensors.end() && found->key == key ? &*found : nullptr;
+}
+
+Bytes DeltaFile::read(const DeltaPiece& piece, const DeltaEntry& entry) const {
+  return read_range(*storage_, *files_.find(piece.file)->second.file, entry.begin, entry.end,
+                    deadline_);
+}
+
+DeltaFile::Payload DeltaFile::read(const DeltaTensor& tensor, const DeltaPiece& piece) const {
+  Payload payload;
+  if (piece.kind == DeltaKind::kXor) {
+    payload.values = read(piece, entry(tensor, piece, kDeltaXor));
+  } else {
+    if (piece.kind == DeltaKind::kSparse) {
+      payload.positions = read(piece, entry(tensor, piece, kDeltaPositions));
+    }
+    payload.values = read(piece, entry(tensor, piece, kDeltaValues));
+  }
+  const uint32_t found = crc32(payload.values, crc32(payload.positions));
+  if (found == piece.crc32) return payload;
+  throw Error(ErrorCode::kCorrupt,
+              fmt::format("the delta is damaged: the CRC-32 of {} is {:08x}, expected {:08x}",
+                          to_string(piece.box), found, piece.crc32))
+      .with_key(tensor.key)
+      .with_file(piece.file.empty() ? place_ : piece.file);
+}
+
+void DeltaFile::apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements,
+                      ThreadPool& threads) const {
+  const uint64_t item = itemsize(tensor.dtype);
+  std::vector<const DeltaPiece*> pieces;
+  for (const DeltaPiece& piece : tensor.pieces) {
+    if (intersects(piece.box, box)) pieces.push_back(&piece);
+  }
+  const StridedView whole = StridedView::contiguous(elements.data(), box.shape, item);
+  threads.parallel_for(pieces.size(), [&](size_t i) {
+    const DeltaPiece& piece = *pieces[i];
+    const Payload payload = read(tensor, piece);
+    const auto patch = [&](MutableByteView bytes) {
+      apply_piece(piece.kind, piece.gap_bytes, payload.positions, payload.values, bytes, item);
+    };
+    const uint64_t size = static_cast<uint64_t>(piece.box.numel()) * item;
+    const auto place =
+        box.contains(piece.box) ? place_if_contiguous(piece.box, box, item) : std::nullopt;
+    if (place) return patch(elements.subspan(*place, size));
+    // Elements of the piece that are not in the box are made and left.
+    Bytes copy(size);
+    const Box common = *intersect(piece.box, box);
+    const StridedView here = whole.narrow(relative_to(common, box.offset));
+    const StridedView there = StridedView::contiguous(copy.data(), piece.box.shape, item)
+                                  .narrow(relative_to(common, piece.box.offset));
+    strided_copy(there, here);
+    patch(copy);
+    strided_copy(here, there);
+  });
+}
+
+void DeltaFile::verify(ThreadPool& threads, const Wanted& wanted) const {
+  std::vector<std::pair<const DeltaTensor*, const DeltaPiece*>> pieces;
+  for (const DeltaTensor& tensor : index_.tensors) {
+    for (const DeltaPiece& piece : tensor.pieces) {
+      if (wanted == nullptr || wanted(tensor, piece.box)) pieces.emplace_back(&tensor, &piece);
+    }
+  }
+  threads.parallel_for(pieces.size(), [&](size_t i) {
+    const auto& [tensor, piece] = pieces[i];
+    const Payload payload = read(*tensor, *piece);
+    const uint64_t item = itemsize(tensor->dtype);
+    check_piece(piece->kind, piece->gap_bytes, payload.positions, payload.values,
+                static_cast<uint64_t>(piece->box.numel()), item);
+  });
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,102 @@
+// The safetensors files of a delta: writing what was encoded, and reading it again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/delta/encoding_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/format/safetensors/delta_index.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// The file with the index, in the folder of a delta of several ranks.
+inline constexpr std::string_view kDeltaName = "delta.safetensors";
+
+// What a file of a delta holds after its header. The entries are ordered by the size of their
+// elements, as the safetensors package does, so that each is aligned.
+class DeltaBody {
+ public:
+  // `spool`: a directory for what exceeds kHeld bytes of memory; null: all is held in memory.
+  explicit DeltaBody(std::shared_ptr<Storage> spool) : spool_(std::move(spool)) {}
+
+  // Adds a piece; `now` is needed for kWhole. The piece's `file` is not set.
+  DeltaPiece add(const DeltaTensor& tensor, const Box& box, const EncodedPiece& encoded,
+                 ByteView now);
+  std::vector<DeltaEntry> entries() const;
+  uint64_t bytes() const;
+  // Writes the file, durably, with this header before the entries. Once.
+  void write(Storage& storage, const std::string& name, const Bytes& header,
+             const Deadline& deadline);
+
+ private:
+  static constexpr uint64_t kHeld = 8u << 20;  // for each size of elements
+  struct Part {
+    std::vector<DeltaEntry> entries;
+    uint64_t bytes = 0;
+    Bytes held;
+    std::unique_ptr<WritableFile> spooled;
+  };
+  void put(const std::string& key, DType dtype, const Dims& shape, ByteView bytes);
+
+  const std::shared_ptr<Storage> spool_;
+  std::map<uint64_t, Part, std::greater<>> parts_;  // by the size of their elements
+};
+
+// A delta that is opened for reading. Thread-safe.
+class DeltaFile {
+ public:
+  // A safetensors file, or a folder with kDeltaName. Throws Error(kNotFound) if there is neither,
+  // kCorrupt, and kUnsupported if it is an ordinary safetensors file.
+  static DeltaFile open(const Location& location, const Deadline& deadline = Deadline::never());
+
+  const DeltaIndex& index() const { return index_; }
+  const DeltaTensor* added_or_kept(const std::string& key) const;  // null: not in the new version
+  uint64_t bytes() const { return bytes_; }                        // of all its files
+  std::string describe() const { return place_; }
+  Storage& folder() const { return *storage_; }  // of its files
+
+  // Makes `elements`, those of `box` in C order, which are the base's, those of the new version.
+  // Only the pieces that have a part of the box are read. Throws Error(kCorrupt) if they are
+  // damaged; elements may have been changed then.
+  void apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements,
+             ThreadPool& threads) const;
+  // Reads the pieces for which `wanted` is true, or all, and checks them as far as this is possible
+  // without the base.
+  using Wanted = std::function<bool(const DeltaTensor& tensor, const Box& box)>;
+  void verify(ThreadPool& threads, const Wanted& wanted = nullptr) const;
+
+ private:
+  struct Opened {
+    std::unique_ptr<ReadableFile> file;
+    std::map<std::string, DeltaEntry, std::less<>> entries;
+  };
+  struct Payload {
+    Bytes positions, values;
+  };
+  DeltaFile() = default;
+  Opened open_file(const std::string& name, std::optional<DeltaIndex>* index) const;
+  const DeltaEntry& entry(const DeltaTensor& tensor, const DeltaPiece& piece,
+                          std::string_view suffix) const;
+  void check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const;
+  Payload read(const DeltaTensor& tensor, const DeltaPiece& piece) const;
+  Bytes read(const DeltaPiece& piece, const DeltaEntry& entry) const;
+
+  std::shared_ptr<Storage> storage_;
+  std::string place_;
+  Deadline deadline_ = Deadline::never();
+  uint64_t bytes_ = 0;
+  std::map<std::string, Opened, std::less<>> files_;  // by DeltaPiece::file
+  DeltaIndex index_;
+};
+
+}  // namespace tilestone::engine

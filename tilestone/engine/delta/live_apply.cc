@@ -1,0 +1,227 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/delta/box_crc_internal.h"
+#include "tilestone/engine/delta/chain_internal.h"
+#include "tilestone/engine/delta/compare_internal.h"
+#include "tilestone/engine/delta/live_internal.h"
+#include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/run/resources_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/format/dialect/dialect.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/geometry/strided_copy.h"
+
+namespace tilestone::engine {
+namespace {
+
+struct Target {
+  ShardSum sum;
+  TensorView memory;
+  bool summed = false;  // since it was changed
+};
+
+class InPlace {
+ public:
+  InPlace(const DeltaCall& call, const OpenOptions& options)
+      : rounds_(call.comm, "apply_delta", call.location, call.deadline),
+        threads_(thread_count(options.resources.threads)) {}
+
+  AppliedDelta run(const std::variant<const StateDict*, Error>& made,
+                   const std::vector<Location>& deltas) {
+    const Bytes answer = rounds_.run(
+        "comparing with the base",
+        [&](Deadline) {
+          if (const Error* const failed = std::get_if<Error>(&made)) throw *failed;
+          describe(*std::get<const StateDict*>(made));
+          for (const Location& each : deltas) open(each);
+          return own_sums();
+        },
+        [&](const std::vector<Bytes>& payloads) {
+          ByteWriter writer;
+          writer.varint(missed(summed(payloads)));
+          return std::vector<Bytes>(payloads.size(), writer.bytes());
+        });
+    const uint64_t count = ByteReader(answer, "how many deltas are missed").varint();
+    const DeltaFile& newest = deltas_.front();
+    AppliedDelta applied{report_of(newest.index()), count};
+    applied.report.bytes = newest.bytes();
+    if (count == 0) return applied;
+    const auto changed = rounds_.result_or_error([&] {
+      for (uint64_t i = count; i-- > 0;) change(deltas_.at(i));
+      return Bytes();
+    });
+    rounds_.run_last(
+        "applying the delta",
+        [&](Deadline) {
+          if (const Error* const failed = std::get_if<Error>(&changed)) throw *failed;
+          return own_sums();
+        },
+        [&](const std::vector<Bytes>& payloads) {
+          const SummedTensors sums = summed(payloads);
+          for (const DeltaTensor& tensor : newest.index().tensors) {
+            expect_result(newest, tensor, sums.find(tensor.key)->second.crc32());
+          }
+          return std::vector<Bytes>();
+        });
+    return applied;
+  }
+
+ private:
+  void describe(const StateDict& state) {
+    const StateDict plain = is_plain(state) ? state : drop_nonpersistent(build_factories(state));
+    for (const TensorItem& item :
+         pytorch_dialect()->to_items(plain, *format_named("torch_dist")).tensors) {
+      for (const Piece& piece : item.pieces) {
+        if (!piece.data.has_data()) {
+          throw Error(ErrorCode::kInvalidArgument, "the tensor has no memory").with_key(item.key);
+        }
+        targets_.push_back({{item.key, item.dtype, item.global_shape, piece.box}, piece.data});
+      }
+    }
+  }
+
+  // Opens a delta and checks what this rank needs of it.
+  void open(const Location& location) {
+    DeltaFile& delta = deltas_.emplace_back(DeltaFile::open(location, rounds_.deadline()));
+    if (deltas_.size() > 1 && deltas_[deltas_.size() - 2].index().base != delta.index().result) {
+      throw Error(ErrorCode::kMismatch, "the delta does not lead to the base of the one after it")
+          .with_file(delta.describe());
+    }
+    delta.verify(threads_, [&](const DeltaTensor& tensor, const Box& box) {
+      return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
+        return target.sum.key == tensor.key && target.sum.shape == tensor.shape &&
+               intersects(target.sum.box, box);
+      });
+    });
+  }
+
+  Bytes own_sums() {
+    std::vector<ShardSum> sums;
+    for (Target& target : targets_) {
+      ShardSum& sum = target.sum;
+      if (!std::exchange(target.summed, true)) {
+        sum.after = share_of(target.memory, sum.box, sum.shape, threads_);
+      }
+      sums.push_back(sum);
+    }
+    return encode_sums(sums);
+  }
+
+  static SummedTensors summed(const std::vector<Bytes>& payloads) {
+    SummedTensors sums;
+    for (size_t rank = 0; rank < payloads.size(); ++rank) {
+      const int number = static_cast<int>(rank);
+      add_sums(sums, decode_sums(payloads[rank], number), number);
+    }
+    expect_covered(sums);
+    return sums;
+  }
+
+  // How many of the deltas lead from these tensors to the newest version. Error(kMismatch) if they
+  // are those of no base.
+  uint64_t missed(const SummedTensors& sums) const {
+    const DeltaFile& newest = deltas_.front();
+    for (const DeltaFile& delta : deltas_) expect_same_keys(delta, sums);
+    if (is_version(newest, sums, &DeltaTensor::after)) return 0;
+    for (size_t i = 0; i < deltas_.size(); ++i) {
+      if (is_version(deltas_[i], sums, &DeltaTensor::before)) return i + 1;
+    }
+    for (const DeltaTensor& tensor : newest.index().tensors) {
+      expect_base(newest, tensor, sums.find(tensor.key)->second.crc32());
+    }
+    fail_base(newest, "", "some of its tensors are those of the new version");
+  }
+
+  static bool is_version(const DeltaFile& delta, const SummedTensors& sums,
+                         std::optional<uint32_t> DeltaTensor::* crc) {
+    const auto& tensors = delta.index().tensors;
+    return std::all_of(tensors.begin(), tensors.end(), [&](const DeltaTensor& tensor) {
+      return sums.find(tensor.key)->second.crc32() == tensor.*crc;
+    });
+  }
+
+  static void expect_same_keys(const DeltaFile& delta, const SummedTensors& sums) {
+    for (const DeltaTensor& tensor : delta.index().tensors) {
+      const auto found = sums.find(tensor.key);
+      if (found == sums.end()) fail_base(delta, tensor.key, "the tensor is not there");
+      if (!tensor.before || !tensor.after) {
+        throw Error(ErrorCode::kMismatch,
+                    "the delta adds, removes or reshapes a tensor, which can't be done in place")
+            .with_key(tensor.key)
+            .with_file(delta.describe())
+            .with_hint("apply it to a checkpoint, and load that");
+      }
+      const SummedTensor& has = found->second;
+      if (has.dtype == tensor.dtype && has.shape == tensor.shape) continue;
+      fail_base(
+          delta, tensor.key,
+          fmt::format("the tensor is {} {}, and {} {} in the delta's base", to_string(has.dtype),
+                      to_string(has.shape), to_string(tensor.dtype), to_string(tensor.shape)));
+    }
+    for (const auto& [key, has] : sums) {
+      if (delta.added_or_kept(key) != nullptr) continue;
+      fail_base(delta, key, "the delta's base has no such tensor");
+    }
+  }
+
+  void change(const DeltaFile& delta) {
+    for (Target& target : targets_) {
+      const DeltaTensor& tensor = *delta.added_or_kept(target.sum.key);
+      if (tensor.unchanged()) continue;
+      target.summed = false;
+      try {
+        change(target, delta, tensor);
+      } catch (Error& error) {
+        error.with_key(tensor.key);
+        throw;
+      }
+    }
+  }
+
+  void change(const Target& target, const DeltaFile& delta, const DeltaTensor& tensor) {
+    const TensorView& memory = target.memory;
+    const Box& box = target.sum.box;
+    const bool is_plain_memory = memory.device == nullptr && memory.strided_view().is_contiguous();
+    if (is_plain_memory) {
+      return delta.apply(tensor, box, {memory.data, memory.bytes()}, threads_);
+    }
+    const uint64_t item = itemsize(tensor.dtype);
+    const std::vector<Box> parts = pieces_of(box, item);
+    threads_.parallel_for(parts.size(), [&](size_t i) {
+      Bytes copy(static_cast<uint64_t>(parts[i].numel()) * item);
+      const TensorView there = memory.narrow(relative_to(parts[i], box.offset));
+      const StridedView here = StridedView::contiguous(copy.data(), parts[i].shape, item);
+      if (there.device != nullptr) {
+        const DeviceCopy part = there.device_copy(copy);
+        copy_now(CopyTo::kHost, {&part, 1});
+        delta.apply(tensor, parts[i], copy, threads_);
+        copy_now(CopyTo::kDevice, {&part, 1});
+        return;
+      }
+      strided_copy(here, there.strided_view());
+      delta.apply(tensor, parts[i], copy, threads_);
+      strided_copy(there.strided_view(), here);
+    });
+  }
+
+  Rounds rounds_;
+  ThreadPool threads_;
+  std::vector<DeltaFile> deltas_;  // the newest first
+  std::vector<Target> targets_;
+};
+
+}  // namespace
+
+AppliedDelta apply_in_place(const DeltaCall& call,
+                            const std::variant<const StateDict*, Error>& made,
+                            const std::vector<Location>& deltas, const OpenOptions& options) {
+  if (deltas.empty()) throw Error(ErrorCode::kInternal, "no delta is applied");
+  return InPlace(call, options).run(made, deltas);
+}
+
+}  // namespace tilestone::engine

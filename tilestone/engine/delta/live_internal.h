@@ -1,0 +1,64 @@
+// Deltas of states that ranks hold in memory. The ranks meet in rounds, as for a save: a failure of
+// one is thrown by all.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/delta/delta.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
+#include "tilestone/engine/delta/sums_internal.h"
+#include "tilestone/engine/run/options.h"
+#include "tilestone/engine/save/request_internal.h"
+
+namespace tilestone::engine {
+
+struct DeltaCall {
+  Communicator comm;
+  std::string location;  // Location::identity_or_empty()
+  Deadline deadline;
+};
+
+// A version of a state, as far as this rank writes it: in host memory, for the next delta.
+struct DeltaBase {
+  struct Part {
+    TensorView memory;
+    uint32_t share = 0;  // of its tensor's CRC-32
+  };
+  std::map<std::pair<std::string, Box>, Part> parts = {};
+  std::string id = {};                  // state_id() of the version
+  std::vector<TensorSum> tensors = {};  // of the version; only on the coordinator
+};
+
+// Makes `base` the state, without writing anything. The id of the state is then known.
+DeltaReport keep_base(const DeltaCall& call, const MadeRequest& request, DeltaBase& base);
+// Writes the folder of the request with what has changed since the base, and makes `base` the
+// state. `from`: the base is read there first. Until the folder has its index, which is written
+// last, it is no delta; after a failure `base` is what it was. Throws Error(kMismatch), naming the
+// key, if base and state have other tensors, or this rank's parts are other boxes than when the
+// base was made; Error(kInvalidArgument) for objects; Error(kAlreadyExists) if a delta is there;
+// and what a save's planning and writing throw.
+DeltaReport save_delta(const DeltaCall& call, const MadeRequest& request, DeltaBase& base,
+                       const std::optional<Location>& from);
+
+// What applying deltas to tensors in memory has done.
+struct AppliedDelta {
+  DeltaReport report;    // of the newest delta
+  uint64_t applied = 0;  // how many; 0: the tensors were those of its new version already
+};
+// Changes the tensors of the state in place. `made`: of this rank, or why it has none. `deltas`:
+// the newest first; each leads to the base of the one before it. The tensors of all ranks must be
+// those of the base of one of them, which is checked before any is changed: Error(kMismatch).
+// Throws Error(kCorrupt) if something else than the newest version comes out.
+AppliedDelta apply_in_place(const DeltaCall& call,
+                            const std::variant<const StateDict*, Error>& made,
+                            const std::vector<Location>& deltas, const OpenOptions& options);
+
+}  // namespace tilestone::engine

@@ -1,0 +1,56 @@
+// What the ranks of a delta tell one another of the boxes that they hold.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/bytes.h"
+#include "tilestone/base/thread_pool.h"
+#include "tilestone/format/safetensors/delta_index.h"
+#include "tilestone/state/tensor_view.h"
+
+namespace tilestone::engine {
+
+// A box of a tensor on one rank.
+struct ShardSum {
+  std::string key;
+  DType dtype = DType::kFloat32;
+  Dims shape;  // of the tensor
+  Box box;
+  bool has_base = false;
+  uint32_t before = 0, after = 0;  // shares of the tensor's CRC-32
+  std::vector<DeltaPiece> pieces = {};
+
+  uint64_t bytes() const { return static_cast<uint64_t>(box.numel()) * itemsize(dtype); }
+  void encode(ByteWriter& writer) const;
+  static ShardSum decode(ByteReader& reader);
+};
+Bytes encode_sums(std::span<const ShardSum> sums);
+std::vector<ShardSum> decode_sums(ByteView bytes, int rank);
+
+// The elements of a view in C order, from byte `begin` on: where they are, or a copy in `scratch`.
+ByteView elements_of(const TensorView& view, uint64_t begin, uint64_t size, Bytes& scratch);
+// The share of a box in the CRC-32 of its tensor.
+uint32_t share_of(const TensorView& view, const Box& box, const Dims& shape, ThreadPool& threads);
+
+// A tensor, from the sums of all ranks: replicas count once.
+struct SummedTensor {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::map<Box, std::pair<uint32_t, int>> boxes = {};  // the share, and the first rank that has it
+  uint64_t covered = 0;                                // elements
+
+  uint32_t crc32() const;
+};
+using SummedTensors = std::map<std::string, SummedTensor, std::less<>>;
+// Adds the sums `after` of a rank. Error(kMismatch), naming the key, if dtype, shape or a replica
+// differ.
+void add_sums(SummedTensors& tensors, std::span<const ShardSum> sums, int rank);
+// Error(kCoverage) if the boxes of a tensor are not all its elements once.
+void expect_covered(const SummedTensors& tensors);
+
+}  // namespace tilestone::engine

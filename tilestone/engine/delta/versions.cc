@@ -1,0 +1,81 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
+#include "tilestone/engine/delta/versions_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr std::string_view kVersion = "version-";
+
+std::optional<uint64_t> number_of(std::string_view name) {
+  if (!name.starts_with(kVersion)) return std::nullopt;
+  uint64_t number = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kVersion.size(), end, number);
+  const bool is_version = error == std::errc() && stop == end && version_name(number) == name;
+  return is_version ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+std::string version_name(uint64_t number) { return fmt::format("{}{:08}", kVersion, number); }
+
+std::vector<DeltaVersion> versions_at(const Location& location) {
+  Storage& storage = location.storage();
+  std::vector<DeltaVersion> versions;
+  for (const std::string& name : storage.list_directories()) {
+    const auto number = number_of(name);
+    if (!number) continue;
+    const std::vector<std::string> files = storage.child(name)->list_files();
+    const auto has = [&](std::string_view file) {
+      return std::find(files.begin(), files.end(), file) != files.end();
+    };
+    const bool is_delta = has(kDeltaName);
+    if (is_delta || has(".metadata")) versions.push_back({*number, name, !is_delta});
+  }
+  std::sort(versions.begin(), versions.end(),
+            [](const DeltaVersion& a, const DeltaVersion& b) { return a.number < b.number; });
+  return versions;
+}
+
+std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number) {
+  std::vector<DeltaVersion> chain;
+  for (const DeltaVersion& version : versions) {
+    if (version.number > number) break;
+    if (version.whole) chain.clear();
+    chain.push_back(version);
+  }
+  if (chain.empty() || chain.back().number != number) return {};
+  for (size_t i = 0; i < chain.size(); ++i) {
+    const uint64_t expected = number - (chain.size() - 1 - i);
+    if (chain[i].number == expected) continue;
+    throw Error(ErrorCode::kNotFound, version_name(expected) + " is missing");
+  }
+  return chain;
+}
+
+std::string chain_text(Storage& delta) {
+  const auto entry = delta.parent();
+  const auto number = entry ? number_of(entry->name) : std::nullopt;
+  if (!number) return "";
+  try {
+    std::string text;
+    for (const DeltaVersion& version : chain_to(versions_at(Location(entry->storage)), *number)) {
+      text += (text.empty() ? "" : ", ") + version.name + (version.whole ? " (whole)" : "");
+    }
+    return text;
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,28 @@
+// The versions of a directory of deltas: version-00000012, each a delta or a whole checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/run/options.h"
+
+namespace tilestone::engine {
+
+struct DeltaVersion {
+  uint64_t number = 0;
+  std::string name;
+  bool whole = false;  // a checkpoint
+};
+
+std::string version_name(uint64_t number);
+// Those that are complete, by number. Nothing if there is no directory.
+std::vector<DeltaVersion> versions_at(const Location& location);
+// Those that lead to the version: the latest whole one that is not after it, and all deltas after
+// that up to it. Error(kNotFound) if one of these is missing; empty if no version has the number.
+std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number);
+// For a message: "version-00000010 (whole), version-00000011"; "" if the folder of a delta is in no
+// such directory or has no such chain.
+std::string chain_text(Storage& delta);
+
+}  // namespace tilestone::engine
