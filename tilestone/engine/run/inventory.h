@@ -17,6 +17,10 @@
 
 namespace tilestone {
 
+namespace engine {
+class HostStep;
+}  // namespace engine
+
 struct Inventory {
   struct Tensor {
     DType dtype = DType::kFloat32;
@@ -62,6 +66,8 @@ struct RunStep {
   // The checkpoint at the location, if there is one, is of a branch that the run has abandoned: it
   // is replaced, as with SaveOptions::overwrite.
   bool replaces = false;
+  // The step is saved to a fast tier first (engine/save/on_hosts_internal.h); set on every rank.
+  std::shared_ptr<engine::HostStep> hosts = nullptr;
   Inventory now = {};        // receives what the save holds, once the checkpoint exists
   std::string save_id = {};  // receives its save id then
 };
