@@ -151,7 +151,7 @@ void bind_manager(nb::module_& m) {
   bind_step_info(m);
   nb::class_<ManagedRun> run(m, "ManagedRun", "What a CheckpointManager knows of its run.");
   run.def(nb::new_(&managed_run), "path"_a, "every"_a, "keep"_a.none(), "name"_a, "strict"_a,
-          "on_hosts"_a);
+          "on_hosts"_a = false);
   bind_calls(run);
   run.def(
          "name_of",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tilestone import _core
 from tilestone._calls.async_save import AsyncSave, AsyncStep
-from tilestone._calls.collective import torch_group
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._calls.collective import is_destroyed, torch_group
+from tilestone._errors import CheckpointError, InvalidArgumentError, UnsupportedError
 from tilestone._options import valid
 from tilestone._protocols import CommunicatorLike
 
@@ -43,8 +43,8 @@ class Fast:
             InvalidArgumentError: a field is out of range.
             UnsupportedError: more than one copy.
         """
-        path = valid.directory(self.path)
-        if not path or b"\0" in path:
+        given = valid.directory(self.path)
+        if not given or b"\0" in given:
             raise InvalidArgumentError(f"Fast.path can't be {self.path!r}")
         rate = self.drain_bytes_per_second
         if valid.whole("Fast.keep", self.keep, 64) == 0:
@@ -56,7 +56,7 @@ class Fast:
         if isinstance(self.domains, str) or (self.domains is not None and not self.copies):
             raise InvalidArgumentError("Fast.domains is a list of names, and needs copies=1")
         domains = [valid.word("Fast.domains", each) for each in self.domains or ()]
-        path = os.path.expanduser(os.fsdecode(path))
+        path = os.path.expanduser(os.fsdecode(given))
         return dataclasses.replace(self, path=path, domains=domains)
 
 
@@ -83,6 +83,11 @@ class HostSave(AsyncSave):
         )
 
 
+#: Groups that no tier uses any more, by their ranks. They stay, because torch gives a new group the
+#: name, and with it the addresses, of one that was destroyed. All ranks take them in the same order.
+_spare: dict[tuple[int, ...], list[Any]] = {}
+
+
 def _own_groups(comm: CommunicatorLike, count: int) -> list[tuple[Any, CommunicatorLike]]:
     """Groups of the same ranks, which only the tier's threads use. Collective."""
     if comm.size == 1:
@@ -98,10 +103,23 @@ def _own_groups(comm: CommunicatorLike, count: int) -> list[tuple[Any, Communica
     from tilestone._torch.comm import TorchCommunicator
 
     ranks = dist.get_process_group_ranks(group)
-    made = [
-        dist.new_group(ranks, backend="gloo", use_local_synchronization=True) for _ in range(count)
-    ]
+    spare = _spare.setdefault(tuple(ranks), [])
+    spare[:] = sorted(
+        (each for each in spare if not is_destroyed(each)), key=lambda each: str(each.group_name)
+    )
+    made = spare[:count]
+    del spare[:count]
+    while len(made) < count:
+        made.append(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
     return [(each, TorchCommunicator(each)) for each in made]
+
+
+def _give_back(groups: list[tuple[Any, CommunicatorLike]]) -> None:
+    for group, _ in groups:
+        if group is not None and not is_destroyed(group):
+            import torch.distributed as dist
+
+            _spare[tuple(dist.get_process_group_ranks(group))].append(group)
 
 
 class Tier:
@@ -127,22 +145,18 @@ class Tier:
         self._groups = _own_groups(comm, 3 if fast.copies else 2)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)
-        self.core = _core.FastTier(
-            run, path, fast.keep, drain_every, fast.drain_bytes_per_second, bool(fast.copies),
-            list(fast.domains or ()), meeting, draining, copying[0] if copying else None, seconds,
-        )  # fmt: skip
-        self._wait: Callable[[], None] = self.core.wait
-
-    def wait(self) -> None:
-        """Waits until the run's directory has what it should, or can't be written."""
-        self._wait()
+        try:
+            self.core = _core.FastTier(
+                run, path, fast.keep, drain_every, fast.drain_bytes_per_second, bool(fast.copies),
+                list(fast.domains or ()), meeting, draining, copying[0] if copying else None,
+                seconds,
+            )  # fmt: skip
+        except CheckpointError:
+            _give_back(self._groups)
+            raise
 
     def end(self) -> None:
-        """Ends the threads and the groups."""
+        """Ends the threads."""
         self.core.end()
         groups, self._groups = self._groups, []
-        for group, _ in groups:
-            if group is not None:
-                import torch.distributed as dist
-
-                dist.destroy_process_group(group)
+        _give_back(groups)

@@ -608,7 +608,7 @@ class CheckpointManager:
                 self._run.failed()
                 raise
         if self._tier is not None:
-            self._tier.wait()
+            self._tier.core.wait()
         self._exporter.wait()
         self._run.wait()
 

@@ -153,6 +153,7 @@ void Drains::work(const Communicator& comm, bool is_first) {
       const Error error = current_error();
       if (interrupt_->requested()) return;
       if (step && is_final(error)) {
+        note_stalled(false);
         drop(step->save_id, error.with_message(fmt::format(
                                 "step {} is not copied to {} and stays on the hosts: {}",
                                 step->step, run_.location().describe(), error.message())));
@@ -169,12 +170,14 @@ void Drains::work(const Communicator& comm, bool is_first) {
   }
 }
 
+void Drains::note_stalled(bool is_stalled) {
+  const std::lock_guard lock(mutex_);
+  is_stalled_ = is_stalled;
+  pinned_.clear();
+}
+
 void Drains::say_failure(const Error& error, double wait) {
-  {
-    const std::lock_guard lock(mutex_);
-    is_stalled_ = true;
-    pinned_.clear();
-  }
+  note_stalled(true);
   std::string steps;
   for (const uint64_t step : waiting()) steps += fmt::format(" {}", step);
   log(LogLevel::kWarning,

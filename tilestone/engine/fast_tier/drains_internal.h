@@ -53,6 +53,7 @@ class Drains {
             const Deadline& deadline);
   std::optional<HeldStep> held(const std::string& save_id) const;
   void ended(const SaidStep& step, bool is_first);
+  void note_stalled(bool is_stalled);
   void say_failure(const Error& error, double wait);
 
   const RunDirectory run_;

@@ -116,7 +116,7 @@ void OnHosts::save_straight(const Communicator& comm) {
   SavingByRounds saving(comm, "save past the full fast tier", planned_.share.save_id, deadline_);
   saving.planned = std::exchange(planned_, {});
   PlannedShare& planned = saving.planned;
-  planned_.hosts = planned.hosts;
+  planned_.hosts = std::exchange(planned.hosts, nullptr);
   planned.storage = nullptr;
   planned.written.clear();
   planned.result.bytes_written = 0;

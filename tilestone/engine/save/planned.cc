@@ -110,7 +110,8 @@ void note_published(PlannedShare& planned, StepTimes::Clock::time_point began, S
           ? "on " + counted(static_cast<uint64_t>(share.world_size), "rank")
           : "by rank " + std::to_string(share.rank) + " of " + std::to_string(share.world_size);
   const std::string done = result.published ? "saved " : "written, not yet published: ";
-  log_ended(planned.steps, done + planned.location->describe(),
+  const std::string where = planned.location->describe();
+  log_ended(planned.steps, done + (planned.hosts != nullptr ? where + " on the hosts" : where),
             knows_all ? planned.bytes_of_ranks : result.bytes_written, by, coordinator);
 }
 
