@@ -108,7 +108,7 @@ def measure(rank: int, folder: Path, size: int, rate: float, is_fast: bool) -> d
     import tilestone
 
     link = Link(rate / WORLD)
-    tilestone.register_store(f"slow{folder.name}", lambda _: store_of(folder / "run", link))
+    tilestone.register_store(f"slow{folder.name}", lambda url: store_of(folder / url.partition("://")[2], link))
     data = numpy.random.default_rng(rank).random(size // WORLD // 8)
     offsets = (0, rank, WORLD)
     made = tilestone.ShardedTensor.from_rank_offsets("w", data, offsets)

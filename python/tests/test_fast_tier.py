@@ -430,6 +430,19 @@ def test_a_run_that_goes_back_leaves_its_later_steps(tmp_path: pathlib.Path) -> 
         assert manager.restore(state_of(0))[0]["w"][0] == 20
 
 
+def test_a_step_of_another_run_in_the_run_s_directory_is_not_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    with tilestone.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, state_of(1))
+    with manager_of(tmp_path / "run", tmp_path / "fast") as manager:
+        with pytest.raises(tilestone.AlreadyExistsError):
+            manager.save(1, state_of(10))
+    with manager_of(tmp_path / "run", tmp_path / "fast", overwrite=True) as manager:
+        manager.save(1, state_of(10))
+    assert tilestone.load(tmp_path / "run/step-00000001")["w"][0] == 10
+
+
 def test_a_training_that_survives_the_loss_of_a_host(tmp_path: pathlib.Path) -> None:
     example = pathlib.Path(__file__).parents[2] / "examples" / "lost_host.py"
     done = subprocess.run(

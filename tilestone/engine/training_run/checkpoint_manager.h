@@ -330,14 +330,14 @@ class ManagedRun {
   // the one before, of which rank 0 warns. Every rank throws what expect_same_steps() throws, what
   // RunDirectory::newest() throws on rank 0, or if a wanted step is not durable, kNotFound or why
   // it is damaged.
+  using Load = std::function<void(uint64_t step, const std::string& folder)>;
+  std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
+                                  bool fallback, const Limit& limit, const Load& load);
   // With a fast tier: the state of this step, which need not be in the directory, was loaded; the
   // next save continues it. `others`: steps that may be elsewhere than in the directory.
   void continue_from(const StepInfo& step, std::vector<StepInfo> others);
   // The next save's ordinal is higher than this one.
   void note_ordinal(uint64_t ordinal);
-  using Load = std::function<void(uint64_t step, const std::string& folder)>;
-  std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
-                                  bool fallback, const Limit& limit, const Load& load);
 
  private:
   struct State;

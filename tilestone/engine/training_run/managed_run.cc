@@ -381,6 +381,11 @@ struct ManagedRun::State {
     made->attributes.emplace("step", std::to_string(step));
     made->exists_as = other_folder(steps, line);
     made->replaces = replaces(steps, line);
+    if (options.on_hosts && !made->replaces) {  // otherwise the transaction says so
+      for (const StepInfo& each : steps) {
+        if (each.name == line.front()->name && is_durable(each)) made->exists_as = each.name;
+      }
+    }
     say_beside(steps, line);
     find_before(steps, line);
     made->before = before;
