@@ -46,6 +46,7 @@ bool is_final(const Error& error) {
     case ErrorCode::kNotFound:
     case ErrorCode::kTimeout:
     case ErrorCode::kRankFailed:
+    case ErrorCode::kInterrupted:  // another rank is closed: it does so after a failure only
       return false;
     default:
       return true;
