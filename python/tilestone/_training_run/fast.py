@@ -142,6 +142,7 @@ class Tier:
         seconds: float,
     ) -> None:
         self._run = run  # the core refers to it
+        self.has_said_full = False
         self._groups = _own_groups(comm, 3 if fast.copies else 2)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)

@@ -455,9 +455,10 @@ class CheckpointManager:
 
     def _write_straight(self, step: int, given: Any, path: str, why: StorageError) -> None:
         """Saves to the run's directory, because a host's disk is full."""
-        if self._comm.rank == 0:
-            logger.warning("The fast tier is full; step %d is saved straight: %s", step, why)
         assert self._tier is not None
+        if self._comm.rank == 0 and not self._tier.has_said_full:
+            logger.warning("The fast tier is full; step %d is saved straight: %s", step, why)
+        self._tier.has_said_full = True
         self._tier.core.leave(given.engine["step"])
         self._write(step, given, path)
 
