@@ -45,6 +45,7 @@ void bind_convert(nb::module_& m);
 void bind_delta(nb::module_& m);
 void bind_async(nb::module_& m);
 void bind_manager(nb::module_& m);
+void bind_fast_tier(nb::module_& m);
 void bind_megatron_run(nb::module_& m);
 void bind_cli(nb::module_& m);
 

@@ -64,8 +64,8 @@ void bind_step_info(nb::module_& m) {
 }
 
 ManagedRun managed_run(const nb::bytes& path, uint64_t every, const std::optional<Keep>& keep,
-                       const std::string& name, bool strict, bool reuse) {
-  return {Location(path_of(path)), RunOptions{every, keep, name, strict, reuse}};
+                       const std::string& name, bool strict, bool reuse, bool on_hosts) {
+  return {Location(path_of(path)), RunOptions{every, keep, name, strict, reuse, on_hosts}};
 }
 
 // Runs a manager's call that communicates.
@@ -151,7 +151,7 @@ void bind_manager(nb::module_& m) {
   bind_step_info(m);
   nb::class_<ManagedRun> run(m, "ManagedRun", "What a CheckpointManager knows of its run.");
   run.def(nb::new_(&managed_run), "path"_a, "every"_a, "keep"_a.none(), "name"_a, "strict"_a,
-          "reuse"_a);
+          "reuse"_a, "on_hosts"_a);
   bind_calls(run);
   run.def(
          "name_of",

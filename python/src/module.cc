@@ -30,6 +30,7 @@ NB_MODULE(_core, m) {
   bind_convert(m);
   bind_delta(m);
   bind_manager(m);
+  bind_fast_tier(m);
   bind_megatron_run(m);
   bind_cli(m);
 }

@@ -68,6 +68,7 @@ from tilestone._options.values import (
     ByFiles, Checks, Differences, Keep, LocalCopies, Reading, Resources,
 )
 from tilestone._training_run.export import Export, Exported
+from tilestone._training_run.fast import Fast
 from tilestone._training_run.manager import CheckpointManager
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "Differences",
     "Export",
     "Exported",
+    "Fast",
     "InternalError",
     "InterruptedError",
     "InvalidArgumentError",

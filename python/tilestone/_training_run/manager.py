@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import logging
 import os
 import threading
@@ -20,6 +22,7 @@ from tilestone._errors import (
     CoverageError,
     InvalidArgumentError,
     MismatchError,
+    StorageError,
     UnsafeError,
     UnsupportedError,
 )
@@ -28,6 +31,7 @@ from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
 from tilestone._training_run.export import Export, Exported, Exporter
+from tilestone._training_run.fast import Fast, HostSave, Tier
 from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
@@ -93,10 +97,14 @@ class InFlight:
     Args:
         end: called with the step and the save id once the save has ended, also on a thread of the
             engine.
+
+    Attributes:
+        written: the end of the save; with a fast tier, not that of its draining.
     """
 
     def __init__(self, saving: AsyncSave, step: int, end: Callable[[int, str], None]) -> None:
         self._ended = threading.Event()
+        self.written = saving.local if isinstance(saving, HostSave) else saving.durable
         self.step = step
         self._process = os.getpid()
         self.saving = saving
@@ -105,7 +113,7 @@ class InFlight:
             end(step, saving.save_id)
             self._ended.set()
 
-        saving.durable.add_done_callback(ended)
+        self.written.add_done_callback(ended)
 
     @property
     def is_of_parent(self) -> bool:
@@ -165,6 +173,10 @@ class CheckpointManager:
         export: an `Export`: the steps that are also made into models for others, by rank 0, in the
             background, once they are durable. A failed export is tried again once, then logged, and
             in `exports`. Needs a directory of a file system.
+        fast: a `Fast`: steps are saved to a directory of each host first, and copied to run_dir in
+            the background (docs/fast_tier.md). Needs a torch process group, or one rank.
+        drain_every: with `fast`: the steps that are multiples of it are copied, and those that are
+            saved by force; the others stay on the hosts.
         strict: a save that lacks something that the step before has raises MismatchError, before
             the checkpoint exists. Otherwise it is logged. It lacks something if a key is missing, a
             tensor has fewer bytes, or a tensor that all ranks wrote parts of comes from one rank.
@@ -190,6 +202,8 @@ class CheckpointManager:
         name: str = "step-{step:08}",
         group: ProcessGroup | CommunicatorLike | None = None,
         async_save: bool = True,
+        fast: Fast | None = None,
+        drain_every: int = 1,
         strict: bool = False,
         export: Export | None = None,
         reuse: bool = False,
@@ -200,7 +214,13 @@ class CheckpointManager:
         self._comm = self._session._comm
         self._is_closed = False
         try:
-            given = self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
+            if fast is not None and reuse:
+                raise InvalidArgumentError(
+                    "reuse=True compares with the step before in the run's directory, which a fast "
+                    "tier does not wait for: use one of the two"
+                )
+            given = self._set_fast(fast, drain_every)
+            given += self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
             self._exporter = self._make_exporter(export)
         except CheckpointError as error:
             _refuse(_COMPARISON, self._comm, error, self._timeout)
@@ -208,6 +228,13 @@ class CheckpointManager:
         self._preemption = Preemption(self._comm)
         self._in_flight: InFlight | None = None
         weakref.finalize(self, self._run.end)  # also at the program's end
+        self._last_save: AsyncSave | None = None
+        self._tier: Tier | None = None
+        if self._fast is not None:
+            self._tier = Tier(
+                self._fast, self._drain_every, self._run, self._comm, valid.limit_of(self._timeout)
+            )
+            weakref.finalize(self, self._tier.core.end)  # runs before the run's
 
     def _set_arguments(
         self,
@@ -243,6 +270,7 @@ class CheckpointManager:
             valid.word("name", name),
             valid.flag("strict", strict),
             valid.flag("reuse", reuse),
+            self._fast is not None,
         )
         self._options: AsyncSaveKeywords = options
         return [
@@ -260,6 +288,29 @@ class CheckpointManager:
         own = export if self._comm.rank == 0 else None
         return Exporter(own, self._directory, run.name_of, run.prune_after)
 
+    def _set_fast(self, fast: Any, drain_every: Any) -> list[tuple[str, str]]:
+        """Checks and keeps those of the fast tier. Returns what ranks must agree on."""
+        if fast is not None and not isinstance(fast, Fast):
+            raise InvalidArgumentError(f"fast must be a tilestone.Fast, not {fast!r}")
+        self._drain_every = valid.whole("drain_every", drain_every, 64)
+        if self._drain_every == 0 or (fast is None and self._drain_every != 1):
+            raise InvalidArgumentError(
+                f"drain_every={drain_every} is at least 1, and needs fast=tilestone.Fast(path)"
+            )
+        self._fast: Fast | None = None if fast is None else fast.checked()
+        if self._fast is None:
+            return [("fast", "None")]
+        equal = dataclasses.replace(self._fast, path="")  # which may differ between hosts
+        return [("fast", repr(equal)), ("drain_every", str(drain_every))]
+
+    @property
+    def last_save(self) -> AsyncSave | None:
+        """The last save: its `staged`, with a fast tier `local`, and `durable`.
+
+        None before the first one, and without a fast tier for saves that are not in the background.
+        """
+        return self._last_save
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidArgumentError("the manager is closed")
@@ -276,6 +327,8 @@ class CheckpointManager:
         if self._in_flight is None or self._in_flight.step != step:
             return False
         self._in_flight.wait()
+        if self._tier is not None:
+            return self._in_flight.written.exception() is not None
         folder = os.path.join(self._directory, self._run.new_name_of(step))
         try:
             with opening.open(folder) as found:  # perhaps an older one
@@ -338,12 +391,20 @@ class CheckpointManager:
 
         def difference(folder: str) -> str:
             path = os.path.join(self._directory, folder)
+            if self._tier is not None:
+                path = self._tier.core.url_of(step) or path
             return self._session._difference(state, path, **options)
 
         def write(folder: str, begun: _core.RunStep) -> None:
             given: Any = prepared(state)
             given.engine = {**given.engine, "step": begun}
-            self._write(step, given, os.path.join(self._directory, folder))
+            path = os.path.join(self._directory, folder)
+            if self._tier is None:
+                self._write(step, given, path)
+            else:
+                drained = self._tier.core.begin(step, forced, begun)
+                drains = forced or step % self._drain_every == 0
+                self._write(step, given, path, (drained, drains))
 
         self._run.save(
             self._comm, step, numbers, bool(options.get("overwrite")),
@@ -355,13 +416,18 @@ class CheckpointManager:
         if self._in_flight is not None:
             self._in_flight.wait()
 
-    def _write(self, step: int, given: Any, path: str) -> None:
-        """Saves, or begins to."""
+    def _write(
+        self, step: int, given: Any, path: str, hosts: tuple[_core.Pending, bool] | None = None
+    ) -> None:
+        """Saves, or begins to. `hosts`: of a save to these, when it is drained, and whether."""
         options: Any = self._options
         try:
-            if self._in_background:
+            if hosts is not None:
+                self._write_to_hosts(step, given, path, *hosts)
+            elif self._in_background:
                 saving = self._session.async_save(given, path, **options)
                 self._in_flight = InFlight(saving, step, self._exporter.after)
+                self._last_save = saving
             else:
                 saved = self._session.save(given, path, **options)
                 self._exporter.after(step, saved.save_id)
@@ -369,6 +435,42 @@ class CheckpointManager:
             if error.reason == "different_calls":
                 error.add_hint("step and force of a save must be the same on every rank")
             raise
+
+    def _write_to_hosts(
+        self, step: int, given: Any, path: str, drained: _core.Pending, drains: bool
+    ) -> None:
+        options: Any = self._options
+        if not self._in_background:  # nothing is staged, so the tensors are written in the call
+            options = {**options, "max_staged_bytes": 0}
+        try:
+            begun = self._session.async_save(given, path, **options)
+        except StorageError as error:  # of what was not staged; all ranks raise it
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._write_straight(step, given, path, error)
+            return
+        saving = HostSave(begun._core, drained)
+        self._last_save = saving
+
+        def ended(durable: Any) -> None:
+            if durable.exception() is None:
+                self._exporter.after(step, saving.save_id)
+
+        if drains:
+            saving.durable.add_done_callback(ended)
+        if self._in_background:
+            self._in_flight = InFlight(saving, step, lambda *_: None)
+        else:
+            saving.local.result()
+
+    def _write_straight(self, step: int, given: Any, path: str, why: StorageError) -> None:
+        """Saves to the run's directory, because a host's disk is full."""
+        assert self._tier is not None
+        if self._comm.rank == 0 and not self._tier.has_said_full:
+            logger.warning("The fast tier is full; step %d is saved straight: %s", step, why)
+        self._tier.has_said_full = True
+        self._tier.core.leave(given.engine["step"])
+        self._write(step, given, path)
 
     def restore(
         self,
@@ -418,9 +520,9 @@ class CheckpointManager:
             _refuse(_CHOICE, self._comm, error, timeout)
         loaded = state
 
-        def load(chosen: int, folder: str) -> None:
+        def load(chosen: int, folder: str, url: str = "") -> None:
             nonlocal loaded
-            path = os.path.join(self._directory, folder)
+            path = url or os.path.join(self._directory, folder)
             try:
                 loaded = self._session.load(state, path, **options)
             except (CorruptError, CoverageError, UnsafeError) as error:
@@ -431,8 +533,9 @@ class CheckpointManager:
                     )
                 raise
 
-        step = self._run.restore(self._comm, wanted, fallback, seconds, load)
-        if step is not None:
+        run = self._run if self._tier is None else self._tier.core
+        step = run.restore(self._comm, wanted, fallback, seconds, load)
+        if step is not None and self._tier is None:
             self._exporter.restored(step)
         return loaded, step
 
@@ -500,6 +603,10 @@ class CheckpointManager:
     def wait(self) -> None:
         """Waits until the last save is durable, and nothing is being exported or removed any more.
 
+        With a fast tier, also until the run's directory has the steps that are to be copied there.
+        If it can't be written, the steps wait on the hosts, which the log has said, and this
+        returns.
+
         Raises:
             The error with which the last save has failed in the background.
         """
@@ -507,10 +614,12 @@ class CheckpointManager:
             self._in_flight.wait()
             in_flight, self._in_flight = self._in_flight, None
             try:
-                in_flight.saving.result()
+                in_flight.written.result()
             except CheckpointError:
                 self._run.failed()
                 raise
+        if self._tier is not None:
+            self._tier.core.wait()
         self._exporter.wait()
         self._run.wait()
 
@@ -534,6 +643,8 @@ class CheckpointManager:
                 raise
             logger.warning("The last save has failed: %s", error)
         finally:
+            if self._tier is not None:
+                self._tier.end()
             self._exporter.wait()
             self._run.end()
             self._session.close()

@@ -231,11 +231,26 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   new_ = describe_save(std::move(given.save), *terms_.format, *terms_.dialect);
   if (given.step != nullptr) compare_with_before(*given.step, new_.inventory);
   step_ = std::move(given.step);
+  prepare_index(given.manifest, given.threads, deadline);
+}
+
+void Transaction::prepare_made(NewIndex made, const std::set<std::string>& dialects,
+                               std::span<const Receipt> receipts, int threads, Deadline deadline) {
+  expect_files(*storage_, receipts, threads, deadline);
+  new_ = std::move(made);
+  for (IndexFile& file : new_.index) {
+    if (old_.one_by_one && dialects.contains(file.name)) file.role = IndexRole::kAfter;
+  }
+  prepare_index(true, threads, deadline);
+}
+
+// new_ is what is published, of which the switch comes last.
+void Transaction::prepare_index(bool manifest, int threads, Deadline deadline) {
   if (!staging_) {
     const IndexFile& file = switch_file(new_.index);
     storage_->prepare_put(temporary_of(file), file.bytes, deadline);
   }
-  if (given.manifest) {
+  if (manifest) {
     const std::string name = manifest_name(terms_.save_id);
     new_.files.insert(name);
     storage_->publish(name, temporary_name(terms_.save_id, "manifest"), new_.manifest, false,
@@ -250,7 +265,7 @@ void Transaction::prepare(ToPublish given, Deadline deadline) {
   }
   // This look precedes publish_before(), whose files may themselves look like a checkpoint.
   if (!staging_ && !claim_.is_held()) look();
-  publish_before(given.threads, deadline);
+  publish_before(threads, deadline);
   if (!staging_) return;
   publish(IndexRole::kSwitch, deadline);
   publish(IndexRole::kAfter, deadline);

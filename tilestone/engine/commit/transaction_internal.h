@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,11 @@ class Transaction {
   // is not locked, also throws the errors of begin(), if a checkpoint or a save without a
   // communicator has appeared there meanwhile.
   void prepare(ToPublish given, Deadline deadline);
+  // The same for an index that was made before, of this save id: of a step that was saved to a fast
+  // tier. `dialects`: which of its files are the dialect's; `receipts`: of which only the files
+  // count.
+  void prepare_made(NewIndex made, const std::set<std::string>& dialects,
+                    std::span<const Receipt> receipts, int threads, Deadline deadline);
   // Step 6. The checkpoint begins to exist during this call. If the call fails and was_tried(), it
   // is not known whether the checkpoint exists.
   void commit(Deadline deadline);
@@ -73,6 +80,7 @@ class Transaction {
   void begin_in_place(bool is_fresh, Deadline deadline);
   void begin_staged(const Standing& before);
   void expect_own_files();
+  void prepare_index(bool manifest, int threads, Deadline deadline);
   void publish_before(int threads, Deadline deadline);
   void publish(IndexRole role, Deadline deadline);
   void put_switch(Deadline deadline);

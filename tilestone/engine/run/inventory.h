@@ -17,6 +17,10 @@
 
 namespace tilestone {
 
+namespace engine {
+class HostStep;
+}  // namespace engine
+
 struct Inventory {
   struct Tensor {
     DType dtype = DType::kFloat32;
@@ -66,6 +70,8 @@ struct RunStep {
   bool replaces = false;
   // The step before, where SaveOptions::reuse names none; null: nothing is reused.
   std::shared_ptr<const Location> reuse = nullptr;
+  // The step is saved to a fast tier first (engine/save/on_hosts_internal.h); set on every rank.
+  std::shared_ptr<engine::HostStep> hosts = nullptr;
   Inventory now = {};        // receives what the save holds, once the checkpoint exists
   std::string save_id = {};  // receives its save id then
 };

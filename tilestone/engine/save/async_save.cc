@@ -9,6 +9,7 @@
 #include "tilestone/engine/save/async_save_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"
+#include "tilestone/engine/save/on_hosts_internal.h"
 
 namespace tilestone {
 namespace engine {
@@ -79,13 +80,21 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
   // Not "save": after they have planned, ranks that save meet in other ways.
   SavingByRounds saving(call.options.comm, "async_save", call.location.identity_or_empty(),
                         call.deadline);
+  const auto hosts = hosts_of(request);
+  saving.publishes = hosts == nullptr;
   plan_step(saving, request, call.session.get(), terms_of(async));
+  if (hosts != nullptr) save_on(hosts, saving.planned);
   note_planned(saving.planned, began, preparing_of(request));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});
   auto background = std::make_shared<Background>(
       about_of(saving.planned.share, call.location, async), deadline, interrupt);
   StagedShare staged = stage_by_rounds(saving.rounds, std::move(saving.planned),
                                        async.max_staged_bytes, call.session.get(), call.lazy);
+  if (hosts != nullptr) {
+    const auto save = std::make_shared<OnHosts>(std::move(staged), call.session, call.deadline);
+    background->start({[save] { return save->save(); }, {}, call.lazy});
+    return background;
+  }
   const auto save = std::make_shared<InBackground>(std::move(staged), call.session, call.deadline);
   try {
     background->start({[save] { return save->save(); }, [save] { save->tidy(); }, call.lazy});

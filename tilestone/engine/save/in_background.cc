@@ -92,12 +92,13 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
     rounds.run(
         "staging",
         [&](const Deadline& deadline) {
-          BackgroundMeeting own = open_to_meet(planned, deadline);
+          std::optional<BackgroundMeeting> own;
+          if (planned.hosts == nullptr) own.emplace(open_to_meet(planned, deadline));
           if (most) {
             written = write_what_exceeds(planned, *most, kept_of(session), deadline);
           }
           memory = stage_share(planned, session, deadline, lazy);
-          meeting.emplace(std::move(own));
+          if (own) meeting.emplace(*std::move(own));
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
@@ -108,7 +109,16 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
     throw;
   }
   planned.steps.add("staging", began);
-  return {std::move(planned), std::move(memory), std::move(written), *std::move(meeting)};
+  return {std::move(planned), std::move(memory), std::move(written), std::move(meeting)};
+}
+
+Receipt write_staged(PlannedShare& planned, std::optional<Receipt>& before, SessionParts* session,
+                     const Deadline& deadline) {
+  const int first = before ? static_cast<int>(before->files.size()) : 0;
+  Receipt receipt = write_share(planned, kept_of(session), deadline, first);
+  if (before) receipt = joined_receipts(*std::exchange(before, std::nullopt), std::move(receipt));
+  planned.result.items_written = receipt.chunks.size() + receipt.objects.size();
+  return receipt;
 }
 
 InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> session,
@@ -119,7 +129,7 @@ InBackground::InBackground(StagedShare staged, std::shared_ptr<SessionParts> ses
       session_(std::move(session)),
       deadline_(std::move(deadline)),
       is_coordinator_(planned_.transaction.has_value()),
-      meeting_(std::move(staged.meeting)) {}
+      meeting_(std::move(staged.meeting).value()) {}
 
 SaveResult InBackground::save() {
   try {
@@ -155,10 +165,7 @@ Error InBackground::named(Error error) const {
 }
 
 Receipt InBackground::write() {
-  const int first = before_ ? static_cast<int>(before_->files.size()) : 0;
-  Receipt receipt = write_share(planned_, kept_of(session_.get()), deadline_, first);
-  if (before_) receipt = joined_receipts(*std::exchange(before_, std::nullopt), std::move(receipt));
-  planned_.result.items_written = receipt.chunks.size() + receipt.objects.size();
+  Receipt receipt = write_staged(planned_, before_, session_.get(), deadline_);
   release();
   return receipt;
 }

@@ -20,8 +20,8 @@ namespace tilestone::engine {
 struct StagedShare {
   PlannedShare planned;
   std::shared_ptr<StagingMemory> memory;
-  std::optional<Receipt> written;  // what was not staged
-  BackgroundMeeting meeting;       // of the save's ranks
+  std::optional<Receipt> written;            // what was not staged
+  std::optional<BackgroundMeeting> meeting;  // of the save's ranks; not of a save to a fast tier
 };
 
 // Takes from the share's assignment the tensors for which `most` bytes of staging memory have no
@@ -33,6 +33,10 @@ Assignment take_what_exceeds(SaveShare& share, uint64_t most);
 // the save has ended. `lazy`: see stage_share().
 StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<uint64_t> most,
                             SessionParts* session, const std::shared_ptr<LazyStaging>& lazy);
+
+// Writes what was staged. `before`: the receipt of what was not, which is joined; taken.
+Receipt write_staged(PlannedShare& planned, std::optional<Receipt>& before, SessionParts* session,
+                     const Deadline& deadline);
 
 // One rank's save after the call. Its functions are called by the save's thread.
 class InBackground {

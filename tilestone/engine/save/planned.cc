@@ -65,7 +65,8 @@ Receipt write_assigned(PlannedShare& planned, KeptResources* kept, Deadline dead
                        int first_file) {
   const SaveShare& share = planned.share;
   if (planned.storage == nullptr) open_storage(planned, deadline);
-  if (planned.transaction && !planned.of_dialect) {
+  const bool describes = planned.transaction || (planned.hosts != nullptr && share.rank == 0);
+  if (describes && !planned.of_dialect) {
     planned.of_dialect = share.dialect->encode_index(share.items, *share.format);
   }
   if (planned.lazy != nullptr) planned.lazy->read(deadline);
@@ -115,7 +116,8 @@ void note_published(PlannedShare& planned, StepTimes::Clock::time_point began, S
           ? "on " + counted(static_cast<uint64_t>(share.world_size), "rank")
           : "by rank " + std::to_string(share.rank) + " of " + std::to_string(share.world_size);
   const std::string done = result.published ? "saved " : "written, not yet published: ";
-  log_ended(planned.steps, done + planned.location->describe(),
+  const std::string where = planned.location->describe();
+  log_ended(planned.steps, done + (planned.hosts != nullptr ? where + " on the hosts" : where),
             knows_all ? planned.bytes_of_ranks : result.bytes_written, by, coordinator);
 }
 
@@ -138,26 +140,30 @@ std::map<std::string, std::string> all_attributes(const SaveOptions& options) {
 
 }  // namespace
 
-void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
-                    std::span<const Bytes> encoded, Deadline deadline) {
+SaveToIndex save_to_index(PlannedShare& planned, std::vector<Receipt> receipts,
+                          std::span<const Bytes> encoded) {
   const SaveShare& share = planned.share;
-  const bool copies = share.options.copies.has_value();
   for (const Receipt& receipt : receipts) {
     for (const ReceiptFile& file : receipt.files) {
       if (file.steps <= 1) planned.bytes_of_ranks += file.size;
     }
   }
-  planned.transaction->prepare(
-      {.save = {.receipts = std::move(receipts),
-                .encoded = encoded,
-                .copies = copies ? CopyPolicy::kNoted : CopyPolicy::kRefuse,
-                .attributes = all_attributes(share.options),
-                .of_dialect = std::exchange(planned.of_dialect, std::nullopt).value(),
-                .replicas = std::move(planned.replicas),
-                .common = share.items.common ? &*share.items.common : nullptr},
-       .threads = share.options.resources.threads,
-       .step = share.options.step},
-      deadline);
+  return {.receipts = std::move(receipts),
+          .encoded = encoded,
+          .copies = share.options.copies ? CopyPolicy::kNoted : CopyPolicy::kRefuse,
+          .attributes = all_attributes(share.options),
+          .of_dialect = std::exchange(planned.of_dialect, std::nullopt).value(),
+          .replicas = std::move(planned.replicas),
+          .common = share.items.common ? &*share.items.common : nullptr};
+}
+
+void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
+                    std::span<const Bytes> encoded, Deadline deadline) {
+  const SaveOptions& options = planned.share.options;
+  planned.transaction->prepare({.save = save_to_index(planned, std::move(receipts), encoded),
+                                .threads = options.resources.threads,
+                                .step = options.step},
+                               deadline);
 }
 
 void discard(PlannedShare& planned, bool none_writes) noexcept {

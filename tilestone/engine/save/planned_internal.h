@@ -26,6 +26,8 @@
 
 namespace tilestone::engine {
 
+class HostStep;
+
 struct PlannedShare {
   std::shared_ptr<Storage> location;
   SaveShare share;
@@ -39,6 +41,8 @@ struct PlannedShare {
   std::shared_ptr<LazyStaging> lazy;  // what is still to be staged; null: nothing
   StepTimes steps;                    // that this rank has taken
 
+  // Of a save to a fast tier, which has no transaction; null: of any other.
+  std::shared_ptr<HostStep> hosts;
   // Only in the process that commits. Holds the location's lock.
   std::optional<Transaction> transaction;
   uint64_t bytes_of_ranks = 0;  // likewise: of all ranks' data files, once they have reported
@@ -77,6 +81,9 @@ void note_published(PlannedShare& planned, StepTimes::Clock::time_point began, S
 // Forgets the tensors, which are not read again once the data is durable.
 void release_tensors(SaveShare& share);
 
+// What the process that commits knows of the save, with the receipts of all ranks.
+SaveToIndex save_to_index(PlannedShare& planned, std::vector<Receipt> receipts,
+                          std::span<const Bytes> encoded);
 // Transaction::prepare() with the receipts of all ranks. encoded[r] is receipts[r].encode().
 void prepare_commit(PlannedShare& planned, std::vector<Receipt> receipts,
                     std::span<const Bytes> encoded, Deadline deadline);

@@ -271,6 +271,9 @@ struct RunOptions {
   std::string name = kStepPattern;          // of a step's folder
   bool strict = false;                      // RunStep::strict
   bool reuse = false;                       // ManagerOptions::reuse
+  // Steps are saved to a fast tier (engine/fast_tier) first, so that a save looks at the directory
+  // only as long as it knows nothing of it: a directory that hangs does not stop the training.
+  bool on_hosts = false;
 };
 
 // One rank's view of a run. With a communicator, all ranks make the same calls; those that
@@ -331,6 +334,11 @@ class ManagedRun {
   using Load = std::function<void(uint64_t step, const std::string& folder)>;
   std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
                                   bool fallback, const Limit& limit, const Load& load);
+  // With a fast tier: the state of this step, which need not be in the directory, was loaded; the
+  // next save continues it. `others`: steps that may be elsewhere than in the directory.
+  void continue_from(const StepInfo& step, std::vector<StepInfo> others);
+  // The next save's ordinal is higher than this one.
+  void note_ordinal(uint64_t ordinal);
 
  private:
   struct State;

@@ -185,6 +185,7 @@ struct ManagedRun::State {
   // Of the next save. The parent is the step that was saved or restored last; the run's id is made
   // by the first save that continues no step with one.
   Lineage lineage = {};
+  std::optional<std::vector<StepInfo>> steps_seen = std::nullopt;  // on_hosts: once it is known
   bool has_said_beside = false;
   bool has_said_replaced = false;
 
@@ -205,9 +206,12 @@ struct ManagedRun::State {
   }
 
   // The steps of the directory. Failures are logged, because other ranks are about to save.
-  std::vector<StepInfo> steps_for(uint64_t step) const {
+  std::vector<StepInfo> steps_for(uint64_t step) {
+    if (steps_seen) return *steps_seen;
     try {
-      return directory.list_lineages();
+      const std::vector<StepInfo> found = directory.list_lineages();
+      if (options.on_hosts) steps_seen = found;
+      return found;
     } catch (const Error& error) {
       log(LogLevel::kWarning,
           fmt::format("step {} is saved without a look at other steps: {}", step, error.what()));
@@ -317,6 +321,11 @@ struct ManagedRun::State {
   std::string saved_before(const Communicator& comm, uint64_t step, Deadline deadline) {
     if (last != step) return "";
     const Bytes folder = decided_by_rank_0(comm, kAgain, deadline, [&] {
+      if (options.on_hosts) {
+        end_last();
+        const bool is_saved = lineage.parent && lineage.parent->step == step;
+        return to_bytes(is_saved ? directory.names().name_of(step) : "");
+      }
       pruning->get().wait();  // it may hold the step's lock
       end_last();
       const auto found = directory.find(step);
@@ -334,6 +343,11 @@ struct ManagedRun::State {
               const std::map<std::string, double>& metrics, Deadline deadline) {
     decided_by_rank_0(comm, kAgain, deadline, [&] {
       if (metrics.empty()) return Bytes();
+      if (options.on_hosts) {
+        log(LogLevel::kWarning,
+            fmt::format("the metrics of step {} are those of its first save", step));
+        return Bytes();
+      }
       engine::set_attributes(directory.at(folder).shared(), attributes_of(metrics), deadline);
       pruning->get().after(step);
       return Bytes();
@@ -380,6 +394,11 @@ struct ManagedRun::State {
     made->attributes.emplace("step", std::to_string(step));
     made->exists_as = other_folder(steps, line);
     made->replaces = replaces(steps, line);
+    if (options.on_hosts && !made->replaces) {  // otherwise the transaction says so
+      for (const StepInfo& each : steps) {
+        if (each.name == line.front()->name && is_durable(each)) made->exists_as = each.name;
+      }
+    }
     say_beside(steps, line);
     find_before(steps, line);
     made->before = before;
@@ -537,6 +556,7 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
     try {
       load(chosen->step, chosen->name);
       state_->restored(*chosen);
+      state_->steps_seen = std::nullopt;
       return chosen->step;
     } catch (const Error& error) {
       if (step || !is_about_files(error)) throw;
@@ -548,6 +568,20 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
     }
   }
   return std::nullopt;
+}
+
+void ManagedRun::continue_from(const StepInfo& step, std::vector<StepInfo> others) {
+  State& state = *state_;
+  state.restored(chosen_of(step));
+  state.steps_seen = std::nullopt;
+  static_cast<void>(state.steps_for(step.step));
+  if (state.steps_seen) {
+    state.steps_seen->insert(state.steps_seen->end(), others.begin(), others.end());
+  }
+}
+
+void ManagedRun::note_ordinal(uint64_t ordinal) {
+  state_->lineage.ordinal = std::max(state_->lineage.ordinal, ordinal);
 }
 
 void ManagedRun::failed() {

@@ -199,7 +199,7 @@ def _find(places: Places, group: Any, deadline: Deadline) -> Found | None:
     if _ranks.size(group) > 1:
         comm = TorchCommunicator(group)
         for path in filter(None, (places.load, places.non_persistent)):
-            run = _core.ManagedRun(names.location(path), 1, None, names.PATTERN, False)
+            run = _core.ManagedRun(names.location(path), 1, None, names.PATTERN, False, False, False)
             run.expect_same_steps(comm, [], deadline.seconds())
 
     return on_one(_WORK, group, lambda: _chosen(places), deadline)

@@ -1,0 +1,451 @@
+"""CheckpointManager with a fast tier: steps on the hosts, draining, and what a restart continues."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import numpy
+import pytest
+import ranks
+
+import tilestone
+
+ROWS = 60
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": numpy.full(4000, step, numpy.float32), "step": step}
+
+
+def shard_of(rank: int, world: int, axis: int, data: Any) -> tilestone.ShardedTensor:
+    """This rank's part of a matrix that is cut along an axis."""
+    return tilestone.ShardedTensor.from_rank_offsets("w", data, (axis, rank, world))
+
+
+def sharded_state(rank: int, world: int, step: int, axis: int = 0) -> dict[str, Any]:
+    whole = numpy.arange(ROWS * ROWS, dtype=numpy.float64).reshape(ROWS, ROWS) + step
+    part = numpy.ascontiguousarray(numpy.split(whole, world, axis)[rank])
+    return {"w": shard_of(rank, world, axis, part), "step": step, "mean": numpy.full(9, step)}
+
+
+def steps_in(run: pathlib.Path) -> list[int]:
+    return [int(each.name[5:]) for each in sorted(run.glob("step-*"))]
+
+
+def on_host(fast: pathlib.Path) -> list[int]:
+    return sorted(int(each.name[5:13]) for each in fast.glob("step-*/.kept") for each in [each.parent])
+
+
+def manager_of(run: Any, fast: Any, **options: Any) -> tilestone.CheckpointManager:
+    if not isinstance(fast, tilestone.Fast):
+        fast = tilestone.Fast(fast)
+    return tilestone.CheckpointManager(run, fast=fast, **options)
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_steps_stay_on_the_host_and_some_are_copied_to_the_run(
+    tmp_path: pathlib.Path, in_background: bool
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast, drain_every=4, async_save=in_background) as manager:
+        for step in range(1, 7):
+            assert manager.save(step, state_of(step))
+            saving = manager.last_save
+            saving.local.result()
+        manager.wait()
+        assert steps_in(run) == [4] and on_host(fast) == [5, 6]
+        assert manager.latest() == 4
+    tilestone.open(run / "step-00000004").verify()
+    numpy.testing.assert_array_equal(tilestone.load(run / "step-00000004")["w"], state_of(4)["w"])
+    with manager_of(run, fast) as manager:
+        state, step = manager.restore(state_of(0))
+        assert step == 6 and state["step"] == 6 and state["w"][0] == 6
+        assert manager.save(7, state_of(7))
+    assert steps_in(run) == [4, 7]
+
+
+def test_what_is_copied_is_what_an_ordinary_save_writes(tmp_path: pathlib.Path) -> None:
+    with manager_of(tmp_path / "run", tmp_path / "fast") as manager:
+        manager.save(1, state_of(1), {"loss": 0.5})
+        saving = manager.last_save
+        assert saving is not None and saving.durable.result() is not None
+        assert saving.durable.exception() is None
+    with tilestone.CheckpointManager(tmp_path / "plain") as manager:
+        manager.save(1, state_of(1), {"loss": 0.5})
+    sizes = [
+        sorted((file.suffix, file.stat().st_size) for file in folder.rglob("*") if file.is_file())
+        for folder in (tmp_path / "run/step-00000001", tmp_path / "plain/step-00000001")
+    ]
+    assert [suffix for suffix, _ in sizes[0]] == [suffix for suffix, _ in sizes[1]]
+    assert manager.steps()[0].metrics == {"loss": 0.5}
+
+
+def test_the_same_step_once_more_with_the_same_state_writes_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    with manager_of(tmp_path / "run", tmp_path / "fast", drain_every=100) as manager:
+        manager.save(3, state_of(3))
+        assert not manager.should_save(3)
+        before = os.listdir(tmp_path / "fast")
+        manager.save(3, state_of(3), force=True)
+        assert os.listdir(tmp_path / "fast") == before
+        with pytest.raises(tilestone.AlreadyExistsError):
+            manager.save(3, state_of(4), force=True)
+
+
+def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
+    for fast in (tilestone.Fast("x", keep=0), tilestone.Fast(""), "x"):
+        with pytest.raises(tilestone.InvalidArgumentError):
+            tilestone.CheckpointManager(tmp_path, fast=fast)  # type: ignore[arg-type]
+    with pytest.raises(tilestone.UnsupportedError):
+        manager_of(tmp_path, tilestone.Fast("x", copies=2))
+    with pytest.raises(tilestone.InvalidArgumentError, match="another host"):
+        manager_of(tmp_path, tilestone.Fast(tmp_path / "x", copies=1))
+    with pytest.raises(tilestone.InvalidArgumentError, match="drain_every"):
+        tilestone.CheckpointManager(tmp_path, drain_every=10)
+
+
+def test_a_host_s_directory_is_for_one_run_at_a_time(tmp_path: pathlib.Path) -> None:
+    with manager_of(tmp_path / "a", tmp_path / "fast"):
+        code = f"""
+            import tilestone
+            try:
+                tilestone.CheckpointManager({str(tmp_path / 'b')!r}, timeout=1,
+                                            fast=tilestone.Fast({str(tmp_path / 'fast')!r}))
+            except tilestone.AlreadyExistsError as error:
+                assert "another process" in str(error), error
+                raise SystemExit(7)
+        """
+        ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
+        assert ended.returncode == 7
+
+
+# ---- Two ranks, each on a host of its own: their directories differ.
+
+
+def train(
+    rank: int, world: int, folder: str, steps: list[int], drain_every: int, axis: int = 0
+) -> Any:
+    """Restores, saves the steps, and returns what was restored."""
+    with manager_of(
+        f"{folder}/run", f"{folder}/host{rank}", drain_every=drain_every
+    ) as manager:
+        template = sharded_state(rank, world, 0, axis)
+        restored, found = manager.restore(template)
+        for step in steps:
+            manager.save(step, sharded_state(rank, world, step, axis))
+    expected = sharded_state(rank, world, found or 0, axis)
+    assert restored["step"] == (found or 0)
+    numpy.testing.assert_array_equal(template["w"].data, expected["w"].data)
+    numpy.testing.assert_array_equal(restored["mean"], expected["mean"])
+    return found
+
+
+def test_ranks_of_two_hosts_restore_the_newest_step_from_their_disks(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    assert world.run(train, str(tmp_path), [1, 2, 3], 2) == [None, None]
+    assert steps_in(tmp_path / "run") == [2]
+    for host in ("host0", "host1"):
+        assert on_host(tmp_path / host) == [2, 3]
+        assert len(list(tmp_path.glob(f"{host}/step-00000003-*/*.distcp"))) == 1
+    assert world.run(train, str(tmp_path), [4], 2) == [3, 3]
+    assert steps_in(tmp_path / "run") == [2, 4]
+    for found in steps_in(tmp_path / "run"):
+        tilestone.open(tmp_path / f"run/step-{found:08}").verify()
+
+
+def test_another_layout_reads_from_the_host_that_has_the_bytes(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train, str(tmp_path), [1, 2], 10)
+    assert not steps_in(tmp_path / "run")
+    assert world.run(train, str(tmp_path), [], 10, 1) == [2, 2]
+
+
+def test_a_wiped_host_takes_the_newest_drained_step(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train, str(tmp_path), [1, 2, 3], 2)
+    shutil.rmtree(tmp_path / "host1")
+    assert world.run(train, str(tmp_path), [3, 4], 2) == [2, 2]
+    assert steps_in(tmp_path / "run") == [2, 4]
+
+
+def two_on_one_host(rank: int, world: int, folder: str) -> None:
+    with manager_of(f"{folder}/run", f"{folder}/host", drain_every=2) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, sharded_state(rank, world, step))
+    with manager_of(f"{folder}/run", f"{folder}/host") as manager:
+        template = sharded_state(rank, world, 0, 1)
+        assert manager.restore(template)[1] == 3
+        numpy.testing.assert_array_equal(
+            template["w"].data, sharded_state(rank, world, 3, 1)["w"].data
+        )
+
+
+def test_ranks_that_share_a_directory_find_out(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(two_on_one_host, str(tmp_path))
+    assert steps_in(tmp_path / "run") == [2] and on_host(tmp_path / "host") == [2, 3]
+
+
+# ---- Copies on other hosts.
+
+
+def train_with_copies(
+    rank: int, world: int, folder: str, steps: list[int], domains: list[str] | None = None
+) -> Any:
+    fast = tilestone.Fast(f"{folder}/host{rank}", copies=1, domains=domains)
+    with manager_of(f"{folder}/run", fast, drain_every=100) as manager:
+        template = sharded_state(rank, world, 0)
+        found = manager.restore(template)[1]
+        for step in steps:
+            manager.save(step, sharded_state(rank, world, step))
+    numpy.testing.assert_array_equal(
+        template["w"].data, sharded_state(rank, world, found or 0)["w"].data
+    )
+    return found
+
+
+def test_with_copies_a_lost_host_loses_no_step(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[3]
+    world.run(train_with_copies, str(tmp_path), [1, 2])
+    for lost, newest in enumerate([2, 3, 4]):
+        shutil.rmtree(tmp_path / f"host{lost}")
+        found = world.run(train_with_copies, str(tmp_path), [newest + 1])
+        assert found == [newest] * 3
+
+
+def test_copies_go_to_another_domain(worlds: ranks.Worlds, tmp_path: pathlib.Path) -> None:
+    world = worlds[3]
+    world.run(train_with_copies, str(tmp_path), [1], ["a", "a", "b"])
+    files = [len(list(tmp_path.glob(f"host{rank}/*/*.distcp"))) for rank in range(3)]
+    assert files == [2, 1, 3]  # two hosts send to the third
+
+
+# ---- A full disk, and a run's directory that can't be written.
+
+
+def full_disk(monkeypatch_path: pathlib.Path, size: str) -> Any:
+    """A small tmpfs there."""
+    monkeypatch_path.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", monkeypatch_path], check=True
+    )
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_full_disk_of_a_host_is_passed_by(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, in_background: bool
+) -> None:
+    fast = tmp_path / "fast"
+    full_disk(fast, "1m")
+    try:
+        with manager_of(
+            tmp_path / "run", fast, drain_every=100, async_save=in_background
+        ) as manager:
+            manager.save(1, state_of(1))
+            manager.save(2, {**state_of(2), "w": numpy.full(1 << 20, 2.0)})
+            manager.save(3, state_of(3))
+            manager.wait()
+            assert steps_in(tmp_path / "run") == [2] and on_host(fast) == [1, 3]
+        assert caplog.text.count("the fast tier is full".lower()) + caplog.text.count(
+            "The fast tier is full"
+        ) == 1
+        with manager_of(tmp_path / "run", fast) as manager:
+            assert manager.restore(state_of(0))[1] == 3
+    finally:
+        subprocess.run(["umount", fast], check=True)
+
+
+# ---- A run's directory that can't be written, and kills.
+
+
+def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Messages of threads are passed on by the next call."""
+    while text not in caplog.text:
+        time.sleep(0.01)
+        with contextlib.suppress(tilestone.NotFoundError):
+            tilestone.open("/nothing")
+
+
+class Broken:
+    """A run's directory in which nothing can be made while it is broken."""
+
+    def __init__(self, run: pathlib.Path) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._run.rename(self._run.with_name("away"))
+        self._run.write_text("no directory")
+
+    def __exit__(self, *_: object) -> None:
+        self._run.unlink()
+        self._run.with_name("away").rename(self._run)
+
+
+def test_a_run_directory_that_fails_stops_no_save(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            for step in (2, 3, 4):
+                manager.save(step, state_of(step))
+                manager.last_save.local.result()
+            until_said(caplog, "wait on the hosts")
+            assert on_host(fast)[-2:] == [3, 4]
+        manager.last_save.durable.result()
+    assert steps_in(run)[-2:] == [3, 4]
+    removed = "step 2 is removed from the hosts before" in caplog.text
+    assert removed or 2 in steps_in(run)
+
+
+def test_what_waits_at_the_end_is_copied_after_the_next_start(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            manager.close()
+        assert "stay on the hosts, and are copied after the next start" in caplog.text
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+    assert steps_in(run) == [1, 2]
+    tilestone.open(run / "step-00000002").verify()
+
+
+def killed_while_it_copies(run: str, fast: str) -> None:
+    tier = tilestone.Fast(fast, drain_bytes_per_second=1 << 20)
+    with manager_of(run, tier) as manager:
+        manager.save(1, {"w": numpy.ones(1 << 22)})
+        manager.last_save.local.result()
+        while not list(pathlib.Path(run).glob("step-*/*.distcp")):
+            time.sleep(0.005)
+        os.kill(os.getpid(), 9)
+
+
+def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    process = ranks.context().Process(target=killed_while_it_copies, args=(str(run), str(fast)))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.open(run / "step-00000001")
+    with manager_of(run, fast) as manager:
+        loaded, found = manager.restore({"w": numpy.zeros(1 << 22)})
+        assert found == 1 and loaded["w"].all()
+    assert steps_in(run) == [1]
+    tilestone.open(run / "step-00000001").verify()
+
+
+def damage(fast: pathlib.Path, step: int) -> None:
+    (file,) = fast.glob(f"step-{step:08}-*/*.distcp")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_file_on_a_host_is_never_copied(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            damage(fast, 2)
+        assert isinstance(manager.last_save.durable.exception(), tilestone.CorruptError)
+        manager.save(3, state_of(3))
+    assert manager.latest() == 3
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.open(run / "step-00000002")
+
+
+def test_a_damaged_step_on_a_host_is_not_restored(tmp_path: pathlib.Path) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast, drain_every=2) as manager:
+        manager.save(2, state_of(2))
+        manager.save(3, state_of(3))
+    damage(fast, 3)
+    with manager_of(run, fast) as manager:
+        with pytest.raises(tilestone.CorruptError):
+            manager.restore(state_of(0))
+        state, found = manager.restore(state_of(0), fallback=True)
+        assert found == 2 and state["w"][0] == 2
+    damage(fast, 2)  # the run's directory has it, too
+    with manager_of(run, fast) as manager:
+        state, found = manager.restore(state_of(0), 2)
+        assert found == 2 and state["w"][0] == 2
+
+
+def test_steps_of_an_unknown_run_do_not_count(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with manager_of(tmp_path / "a", tmp_path / "fast", drain_every=5) as manager:
+        manager.save(1, state_of(1))
+    with manager_of(tmp_path / "b", tmp_path / "fast") as manager:
+        assert manager.restore(state_of(0))[1] is None
+        assert "of runs that" in caplog.text
+    with manager_of(tmp_path / "a", tmp_path / "fast") as manager:
+        assert manager.restore(state_of(0))[1] == 1
+
+
+def test_a_run_that_goes_back_leaves_its_later_steps(tmp_path: pathlib.Path) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, tilestone.Fast(fast, keep=5), drain_every=2) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step))
+    with manager_of(run, tilestone.Fast(fast, keep=2), drain_every=2) as manager:
+        assert manager.restore(state_of(0), 1)[1] == 1
+        manager.save(2, state_of(20))
+        manager.wait()
+        assert on_host(fast) == [1, 2]
+    assert tilestone.load(run / "step-00000002")["w"][0] == 20
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[0]["w"][0] == 20
+
+
+def test_a_step_of_another_run_in_the_run_s_directory_is_not_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    with tilestone.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, state_of(1))
+    with manager_of(tmp_path / "run", tmp_path / "fast") as manager:
+        with pytest.raises(tilestone.AlreadyExistsError):
+            manager.save(1, state_of(10))
+    with manager_of(tmp_path / "run", tmp_path / "fast", overwrite=True) as manager:
+        manager.save(1, state_of(10))
+    assert tilestone.load(tmp_path / "run/step-00000001")["w"][0] == 10
+
+
+def test_a_training_that_survives_the_loss_of_a_host(tmp_path: pathlib.Path) -> None:
+    example = pathlib.Path(__file__).parents[2] / "examples" / "lost_host.py"
+    done = subprocess.run(
+        [sys.executable, example, tmp_path], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.count("begins after step 7") == 2 and "no step is lost" in done.stdout

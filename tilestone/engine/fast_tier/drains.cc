@@ -1,0 +1,320 @@
+// Each rank has a thread for this, with a communicator that nothing else uses.
+//
+//  1. Choose. The first rank of each host says which waiting steps its host has. Rank 0 chooses the
+//     oldest of which every file is there, and says who copies which file.
+//  2. Begin. Rank 0 begins the ordinary transaction (commit/transaction.cc) at the step's folder in
+//     the run's directory, with the save id of the step. If the step stands there already, because
+//     a process died after it had committed, the drain is over.
+//  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
+//     way, and makes them durable.
+//  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
+//     shows nothing of the step before.
+//  5. Each host notes that the step is drained.
+//
+// A crash before 4 leaves what a transaction leaves, and after a restart the step is drained from
+// the beginning. If a try fails on any rank, all have failed, and try again later, each time after
+// a longer wait, unless no try can succeed: then the step stays on the hosts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/base/size_text.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/engine/commit/staging_internal.h"
+#include "tilestone/engine/commit/transaction_internal.h"
+#include "tilestone/engine/fast_tier/copying_internal.h"
+#include "tilestone/engine/fast_tier/drains_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr double kFirstWait = 1, kLongestWait = 60;  // seconds until a failed drain is tried again
+constexpr int kDrainThreads = 1;
+
+// Whether no further try can succeed.
+bool is_final(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kIo:
+    case ErrorCode::kNotFound:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kRankFailed:
+    case ErrorCode::kInterrupted:  // another rank is closed: it does so after a failure only
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Rank 0's part of one drain.
+struct Commit {
+  std::optional<Transaction> transaction = std::nullopt;
+  KeptIndex index = {};
+  Manifest manifest = {};
+};
+
+Bytes to_answer(bool stands, const std::string& staging) {
+  ByteWriter out;
+  out.u8(stands);
+  out.string(staging);
+  return std::move(out).take();
+}
+
+// Begins the transaction, unless the step stands there.
+Bytes begin(Commit& commit, const std::shared_ptr<Storage>& location, const Deadline& deadline) {
+  const std::string& save_id = commit.index.about.save_id;
+  commit.manifest = Manifest::decode(commit.index.manifest, manifest_name(save_id));
+  const auto format = format_named(commit.manifest.format);
+  if (holds_checkpoint_of(*location, format, save_id)) return to_answer(true, "");
+  commit.transaction.emplace(location, format, save_dialect_named(commit.manifest.dialect), save_id,
+                             commit.index.about.replaces);
+  commit.transaction->begin(deadline);
+  return to_answer(false, commit.transaction->staging());
+}
+
+void prepare(Commit& commit, const Deadline& deadline) {
+  std::set<std::string> dialects;
+  for (const auto& entry : commit.index.about.index) {
+    if (entry.of_dialect) dialects.insert(entry.name);
+  }
+  commit.transaction->prepare_made(commit.index.made(), dialects, commit.manifest.receipts,
+                                   kDrainThreads, deadline);
+}
+
+}  // namespace
+
+Drains::Drains(RunDirectory run, HostFolder folder, std::optional<uint64_t> bytes_per_second,
+               std::function<void(uint64_t)> drained)
+    : run_(std::move(run)),
+      folder_(std::move(folder)),
+      rate_(bytes_per_second),
+      drained_(std::move(drained)) {}
+
+void Drains::add(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
+  const std::lock_guard lock(mutex_);
+  waiting_.try_emplace(save_id, Waiting{step, std::move(ended)});
+}
+
+bool Drains::is_pinned(const std::string& save_id) const {
+  const std::lock_guard lock(mutex_);
+  return pinned_.contains(save_id);
+}
+
+bool Drains::is_stalled() const {
+  const std::lock_guard lock(mutex_);
+  return is_stalled_;
+}
+
+std::vector<uint64_t> Drains::waiting() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint64_t> steps;
+  for (const auto& [save_id, waiting] : waiting_) steps.push_back(waiting.step);
+  std::ranges::sort(steps);
+  return steps;
+}
+
+void Drains::drop(const std::string& save_id, const Error& why) {
+  std::shared_ptr<Pending::State> state;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = waiting_.find(save_id);
+    if (found == waiting_.end()) return;
+    state = found->second.ended;
+    waiting_.erase(found);
+    pinned_.erase(save_id);
+  }
+  log(LogLevel::kWarning, why.what());
+  state->end(std::make_exception_ptr(why));
+}
+
+void Drains::stop() {
+  interrupt_->request(std::make_exception_ptr(
+      Error(ErrorCode::kInterrupted, "the manager of the run was closed before it was drained")));
+}
+
+void Drains::work(const Communicator& comm, bool is_first) {
+  const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
+  for (double wait = kFirstWait;;) {
+    std::optional<SaidStep> step;
+    try {
+      step = choose(comm, is_first, deadline);
+      if (!step) return;
+      drain(comm, *step, deadline);
+      ended(*step, is_first);
+      wait = kFirstWait;
+      continue;
+    } catch (...) {
+      const Error error = current_error();
+      if (interrupt_->requested()) return;
+      if (step && is_final(error)) {
+        note_stalled(false);
+        drop(step->save_id, error.with_message(fmt::format(
+                                "step {} is not copied to {} and stays on the hosts: {}",
+                                step->step, run_.location().describe(), error.message())));
+        continue;
+      }
+      say_failure(error, wait);
+    }
+    try {
+      pause(std::chrono::duration<double>(wait), deadline);
+    } catch (const Error&) {
+      return;
+    }
+    wait = std::min(2 * wait, kLongestWait);
+  }
+}
+
+void Drains::note_stalled(bool is_stalled) {
+  const std::lock_guard lock(mutex_);
+  is_stalled_ = is_stalled;
+  pinned_.clear();
+}
+
+void Drains::say_failure(const Error& error, double wait) {
+  note_stalled(true);
+  std::string steps;
+  for (const uint64_t step : waiting()) steps += fmt::format(" {}", step);
+  log(LogLevel::kWarning,
+      fmt::format("{} can't be written now; the steps{} wait on the hosts, and are tried again in "
+                  "{:.0f} s: {}",
+                  run_.location().describe(), steps, wait, error.what()));
+}
+
+std::optional<HeldStep> Drains::held(const std::string& save_id) const {
+  for (HeldStep& step : folder_.list()) {
+    if (step.about.save_id == save_id) return std::move(step);
+  }
+  return std::nullopt;
+}
+
+// What waits and this host holds. It stays until rank 0 has chosen.
+Bytes Drains::say(int rank) {
+  std::vector<HeldStep> held = folder_.list();
+  const std::lock_guard lock(mutex_);
+  std::erase_if(held, [&](const HeldStep& step) { return !waiting_.contains(step.about.save_id); });
+  for (const HeldStep& step : held) pinned_.insert(step.about.save_id);
+  return say_steps(held, rank);
+}
+
+std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first,
+                                       const Deadline& deadline) {
+  const auto decide = [](int, const std::vector<Bytes>& said) {
+    const std::vector<SaidStep> steps = united_steps(said);
+    const auto whole = std::ranges::find_if(steps, &SaidStep::is_whole);
+    ByteWriter out;
+    if (whole != steps.end()) encode_step(out, *whole);
+    return Decision{std::move(out).take(), true};
+  };
+  const Bytes answer = agree(
+      comm, "choice of a step to drain", deadline,
+      [&](int, const Bytes&) { return is_first ? say(comm.rank()) : Bytes(); }, decide);
+  std::optional<SaidStep> step;
+  if (!answer.empty()) {
+    ByteReader in(answer, "a step to drain");
+    step = decode_step(in);
+  }
+  const std::lock_guard lock(mutex_);
+  pinned_.clear();
+  if (step) pinned_.insert(step->save_id);
+  return step;
+}
+
+void Drains::copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
+                  const Deadline& deadline) {
+  if (std::ranges::find(step.owners, rank) == step.owners.end()) return;
+  const auto own = held(step.save_id);
+  if (!own) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
+  const auto from = folder_.at(own->folder);
+  const KeptIndex index = folder_.read(*own);
+  const Manifest manifest = Manifest::decode(index.manifest, manifest_name(step.save_id));
+  const auto sums = range_sums(manifest.receipts);
+  Rate rate(rate_);
+  for (size_t i = 0; i < step.owners.size(); ++i) {
+    if (step.owners[i] != rank) continue;
+    const ReceiptFile& file = own->about.files.at(i);
+    const auto found = sums.find(file.name);
+    copied.push_back(file.name);
+    copy_file(*from, to, file,
+              found == sums.end() ? std::span<const RangeSum>() : std::span(found->second), rate,
+              deadline);
+  }
+  to.settle("");
+}
+
+void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadline& deadline) {
+  const Location place = run_.at(run_.names().name_of(step.step));
+  const std::shared_ptr<Storage> location = place.shared();
+  Rounds rounds(comm, "drain", step.save_id, deadline);
+  Commit commit;
+  std::shared_ptr<Storage> to = location;
+  std::vector<std::string> copied;
+  bool may_be_published = false;
+  try {
+    const Bytes answer = rounds.run(
+        "beginning",
+        [&](Deadline) {
+          if (comm.rank() != step.keeper) return Bytes();
+          const auto own = held(step.save_id);
+          if (!own) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
+          return folder_.read(*own).encode();
+        },
+        [&](const std::vector<Bytes>& payloads) {
+          commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
+          return std::vector<Bytes>(payloads.size(), begin(commit, location, rounds.deadline()));
+        });
+    ByteReader in(answer, "the beginning of a drain");
+    const bool stands = in.u8() != 0;
+    const std::string staging(in.string());
+    if (!staging.empty()) to = staging_storage(*location, staging);
+    rounds.run(
+        "copying",
+        [&](const Deadline& limit) {
+          if (!stands) copy(step, comm.rank(), *to, copied, limit);
+          return Bytes();
+        },
+        [&](const std::vector<Bytes>&) {
+          if (!stands) prepare(commit, rounds.deadline());
+          return std::vector<Bytes>();
+        });
+    may_be_published = true;
+    rounds.run_last(
+        "committing", [](Deadline) { return Bytes(); },
+        [&](const std::vector<Bytes>&) {
+          if (!stands) commit.transaction->commit(rounds.deadline().without_interrupt());
+          return std::vector<Bytes>();
+        });
+    if (commit.transaction) commit.transaction->clean();
+  } catch (...) {
+    const bool ended = Rounds::reached_all(current_error());
+    const bool tried = commit.transaction && commit.transaction->was_tried();
+    if (!may_be_published || (commit.transaction && !tried)) remove_files(*to, copied);
+    if (commit.transaction && !tried) commit.transaction->abandon(ended || comm.size() == 1);
+    throw;
+  }
+}
+
+void Drains::ended(const SaidStep& step, bool is_first) {
+  if (const auto own = is_first ? held(step.save_id) : std::nullopt) {
+    folder_.mark_drained(own->folder);
+  }
+  std::shared_ptr<Pending::State> state;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stalled_ = false;
+    pinned_.clear();
+    const auto found = waiting_.find(step.save_id);
+    if (found != waiting_.end()) state = found->second.ended;
+    waiting_.erase(step.save_id);
+  }
+  drained_(step.step);
+  if (state != nullptr) state->end(nullptr);
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,70 @@
+// Draining: the steps of a fast tier that are to be copied to the run's directory, one after the
+// other, oldest first. drains.cc describes the protocol.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tilestone/comm/communicator.h"
+#include "tilestone/engine/fast_tier/said_steps_internal.h"
+#include "tilestone/engine/run/pending_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
+
+namespace tilestone::engine {
+
+// Thread-safe.
+class Drains {
+ public:
+  // `drained`: called on every rank once the run's directory has a step.
+  Drains(RunDirectory run, HostFolder folder, std::optional<uint64_t> bytes_per_second,
+         std::function<void(uint64_t step)> drained);
+
+  // The step waits from now on. Every rank calls, and then gives its thread work().
+  // `ended`: ended once the run's directory has the step.
+  void add(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
+  // Whether its files must stay.
+  bool is_pinned(const std::string& save_id) const;
+  // The step waits no more: `why` ends what waits for it.
+  void drop(const std::string& save_id, const Error& why);
+  bool is_stalled() const;  // the last try has failed
+  std::vector<uint64_t> waiting() const;
+
+  // Drains until nothing waits, or stop(). Every rank, in its own thread. `is_first`: of its host,
+  // so that this rank copies for it.
+  void work(const Communicator& comm, bool is_first);
+  void stop();
+
+ private:
+  struct Waiting {
+    uint64_t step = 0;
+    std::shared_ptr<Pending::State> ended;
+  };
+  std::optional<SaidStep> choose(const Communicator& comm, bool is_first, const Deadline& deadline);
+  Bytes say(int rank);
+  void drain(const Communicator& comm, const SaidStep& step, const Deadline& deadline);
+  void copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
+            const Deadline& deadline);
+  std::optional<HeldStep> held(const std::string& save_id) const;
+  void ended(const SaidStep& step, bool is_first);
+  void note_stalled(bool is_stalled);
+  void say_failure(const Error& error, double wait);
+
+  const RunDirectory run_;
+  const HostFolder folder_;
+  const std::optional<uint64_t> rate_;
+  const std::function<void(uint64_t)> drained_;
+  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
+  mutable std::mutex mutex_;  // guards the following
+  std::map<std::string, Waiting> waiting_;
+  std::set<std::string> pinned_;
+  bool is_stalled_ = false;
+};
+
+}  // namespace tilestone::engine

@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/engine/fast_tier/host_folder_internal.h"
+#include "tilestone/engine/training_run/checkpoint_manager.h"
+#include "tilestone/engine/write/new_files_internal.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+const std::string kKept = ".kept", kDrained = ".drained", kScratch = ".kept.tmp";
+constexpr uint64_t kMostKept = 1u << 30;  // bytes of `.kept`
+constexpr int kIndexThreads = 1;          // for files of an index
+
+uint64_t ordinal_of(const HeldStep& held) { return lineage_of(held.about.attributes).ordinal; }
+
+HeldStep held_in(Storage& folder, std::string name) {
+  HeldStep held;
+  held.about = KeptStep::decode(read_file(folder, kKept, kMostKept), name + "/" + kKept);
+  held.folder = std::move(name);
+  held.is_drained = folder.stat(kDrained).has_value();
+  const std::vector<std::string> names = folder.list();
+  for (size_t i = 0; i < held.about.files.size(); ++i) {
+    const ReceiptFile& file = held.about.files[i];
+    if (!std::ranges::binary_search(names, file.name)) continue;
+    const auto info = folder.stat(file.name);
+    if (info && info->size == file.size) held.here.push_back(static_cast<uint32_t>(i));
+  }
+  return held;
+}
+
+bool is_step_folder(const std::string& name) { return name.starts_with("step-"); }
+
+}  // namespace
+
+std::string HostFolder::folder_of(uint64_t step, const std::string& save_id) {
+  return fmt::format("step-{:08}-{}", step, save_id);
+}
+
+std::vector<HeldStep> HostFolder::list() const {
+  std::vector<HeldStep> found;
+  for (const std::string& name : root_->list_directories()) {
+    if (!is_step_folder(name)) continue;
+    try {
+      const auto folder = at(name);
+      if (folder->stat(kKept)) found.push_back(held_in(*folder, name));
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, fmt::format("a step of the fast tier can't be read, and does not "
+                                          "count: {}",
+                                          error.what()));
+    }
+  }
+  std::ranges::stable_sort(found, {}, ordinal_of);
+  return found;
+}
+
+KeptIndex HostFolder::read(const HeldStep& held) const {
+  const auto folder = at(held.folder);
+  KeptIndex index{held.about, {}, {}};
+  for (const KeptStep::IndexEntry& entry : held.about.index) {
+    index.files.push_back(read_file(*folder, entry.name, entry.size));
+  }
+  const uint64_t size = held.about.manifest_size;
+  index.manifest = read_file(*folder, manifest_name(held.about.save_id), size);
+  return index;
+}
+
+void HostFolder::keep(const std::string& name, const KeptIndex& index,
+                      const Deadline& deadline) const {
+  const auto folder = at(name);
+  const std::string manifest = manifest_name(index.about.save_id);
+  std::vector<NewFile> files = {{&manifest, index.manifest}};
+  for (size_t i = 0; i < index.files.size(); ++i) {
+    files.push_back({&index.about.index[i].name, index.files[i]});
+  }
+  write_new_files(*folder, files, kIndexThreads, deadline, [](const std::string&) {});
+  folder->publish(kKept, kScratch, index.about.encode(), false, deadline);
+}
+
+void HostFolder::mark_drained(const std::string& folder) const {
+  at(folder)->publish(kDrained, kScratch, {}, true, Deadline::never());
+}
+
+void HostFolder::remove(const std::string& folder) const noexcept {
+  try {
+    at(folder)->remove(kKept);  // first: what is left then is a leftover
+    root_->remove_tree(folder);
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, fmt::format("{} stays in the fast tier: {}", folder, error.what()));
+  }
+}
+
+void HostFolder::remove_leftovers() const {
+  for (const std::string& name : root_->list_directories()) {
+    if (is_step_folder(name) && !at(name)->stat(kKept)) remove(name);
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,49 @@
+// A host's directory of a fast tier: one folder for each step, `step-00000100-SAVE_ID`, with the
+// files that the host's ranks have written, the step's whole index, and the file `.kept`
+// (KeptStep), which is put last: without it the folder is a leftover.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tilestone/base/deadline.h"
+#include "tilestone/engine/save/kept_step_internal.h"
+#include "tilestone/storage/storage.h"
+
+namespace tilestone::engine {
+
+// A step of which this host has something.
+struct HeldStep {
+  KeptStep about;
+  std::string folder;
+  std::vector<uint32_t> here;  // which of about.files, whole by their sizes
+  bool is_drained = false;     // the run's directory has the step
+};
+
+// Thread-safe.
+class HostFolder {
+ public:
+  explicit HostFolder(std::shared_ptr<Storage> root) : root_(std::move(root)) {}
+
+  const std::shared_ptr<Storage>& root() const { return root_; }
+  static std::string folder_of(uint64_t step, const std::string& save_id);
+  std::shared_ptr<Storage> at(const std::string& folder) const { return root_->child(folder); }
+
+  // By ordinal, ascending. What can't be read is logged and left out.
+  std::vector<HeldStep> list() const;
+  KeptIndex read(const HeldStep& held) const;
+  // Makes the index durable, `.kept` last.
+  void keep(const std::string& folder, const KeptIndex& index, const Deadline& deadline) const;
+  void mark_drained(const std::string& folder) const;
+  // Failures are logged.
+  void remove(const std::string& folder) const noexcept;
+  // Removes the folders without `.kept`, which saves have left that were killed.
+  void remove_leftovers() const;
+
+ private:
+  std::shared_ptr<Storage> root_;
+};
+
+}  // namespace tilestone::engine

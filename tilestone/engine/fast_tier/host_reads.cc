@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "tilestone/engine/fast_tier/host_reads_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr uint64_t kMostOfTurn = 16u << 20;   // bytes to a rank and from a rank
+constexpr uint64_t kLeastOfPair = 64u << 10;  // bytes from one rank to another
+constexpr std::chrono::duration<double> kLongestPause{0.05};
+
+// What a rank says in a turn.
+constexpr uint8_t kNothing = 0, kAsks = 1, kEnded = 2;
+
+uint64_t most_of_pair(int world) {
+  return std::max(kLeastOfPair, kMostOfTurn / static_cast<uint64_t>(world));
+}
+
+}  // namespace
+
+void HostReads::get(std::span<const FarRange> ranges, const Deadline& deadline) {
+  const auto batch = std::make_shared<Batch>();
+  std::unique_lock lock(mutex_);
+  for (const FarRange& range : ranges) {
+    for (uint64_t done = 0; done < range.size; done += kLeastOfPair) {
+      const uint64_t size = std::min(kLeastOfPair, range.size - done);
+      waiting_.push_back(
+          {{range.owner, range.file, range.offset + done, size, range.target + done}, batch});
+      ++batch->left;
+    }
+  }
+  changed_.notify_all();
+  while (batch->left > 0 && !failure_) {
+    changed_.wait_for(lock, deadline.wait_time());
+    try {
+      if (!deadline.expired()) continue;
+      failure_ = Error(ErrorCode::kTimeout, "the deadline passed while another host was read");
+    } catch (...) {
+      failure_ = current_error();  // from now on nothing is put at the targets
+      throw;
+    }
+  }
+  if (batch->failure) throw Error(*batch->failure);
+  if (failure_) throw Error(*failure_);
+}
+
+void HostReads::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void HostReads::fail(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = error;
+  waiting_.clear();
+  changed_.notify_all();
+}
+
+// `pauses`: nobody has asked in the turn before.
+HostReads::Turn HostReads::next_turn(int world, bool pauses) {
+  Turn turn(static_cast<size_t>(world));
+  const uint64_t most = most_of_pair(world);
+  std::unique_lock lock(mutex_);
+  if (!pauses) pause_ = std::chrono::duration<double>(0.001);
+  if (pauses) {
+    changed_.wait_for(lock, pause_, [&] { return !waiting_.empty() || ended_; });
+    pause_ = std::min(2 * pause_, kLongestPause);
+  }
+  std::vector<uint64_t> bytes(turn.size(), 0);
+  uint64_t all = 0;
+  std::deque<Piece> later;
+  for (Piece& piece : waiting_) {
+    const auto owner = static_cast<size_t>(piece.range.owner);
+    const bool fits = bytes[owner] + piece.range.size <= most &&
+                      (all == 0 || all + piece.range.size <= kMostOfTurn);
+    if (!fits) {
+      later.push_back(std::move(piece));
+      continue;
+    }
+    bytes[owner] += piece.range.size;
+    all += piece.range.size;
+    turn[owner].push_back(std::move(piece));
+  }
+  waiting_ = std::move(later);
+  return turn;
+}
+
+void HostReads::serve(const Communicator& comm, const std::string& save_id,
+                      const Deadline& deadline) {
+  try {
+    Rounds rounds(comm, "reading from other hosts", save_id, deadline);
+    for (bool pauses = false;;) {
+      Turn turn = next_turn(comm.size(), pauses);
+      const bool asks =
+          std::ranges::any_of(turn, [](const auto& pieces) { return !pieces.empty(); });
+      const std::vector<Bytes> asked = rounds.exchange("requests", deadline, [&] {
+        bool ended = false;
+        {
+          const std::lock_guard lock(mutex_);
+          ended = ended_ && waiting_.empty() && !asks;
+        }
+        std::vector<Bytes> messages;
+        for (const auto& pieces : turn) {
+          ByteWriter out;
+          out.u8(asks ? kAsks : ended ? kEnded : kNothing);
+          out.varint(pieces.size());
+          for (const Piece& piece : pieces) {
+            out.string(piece.range.file);
+            out.varint(piece.range.offset);
+            out.varint(piece.range.size);
+          }
+          messages.push_back(std::move(out).take());
+        }
+        return messages;
+      });
+      const auto has = [](uint8_t said) {
+        return [said](const Bytes& message) {
+          return !message.empty() && std::to_integer<uint8_t>(message[0]) == said;
+        };
+      };
+      if (std::ranges::all_of(asked, has(kEnded))) return;
+      pauses = std::ranges::none_of(asked, has(kAsks));
+      if (pauses) continue;
+      take(turn, rounds.exchange("bytes", deadline, [&] { return answers(asked); }));
+    }
+  } catch (...) {
+    fail(current_error());
+  }
+}
+
+std::vector<Bytes> HostReads::answers(const std::vector<Bytes>& asked) const {
+  std::vector<Bytes> messages;
+  for (const Bytes& message : asked) {
+    ByteReader in(message, "a request to a host");
+    in.u8();
+    ByteWriter out;
+    for (uint64_t left = in.count(3); left > 0; --left) {
+      const std::string file(in.string());
+      const uint64_t offset = in.varint();
+      const uint64_t size = in.varint();
+      try {
+        if (size > kLeastOfPair) in.fail("a range is too long");
+        const Bytes bytes = read_(file, offset, size);
+        out.u8(1);
+        out.blob(bytes);
+      } catch (const Error& error) {
+        out.u8(0);
+        out.blob(error.encode());
+      }
+    }
+    messages.push_back(std::move(out).take());
+  }
+  return messages;
+}
+
+void HostReads::take(Turn& turn, const std::vector<Bytes>& answers) {
+  const std::lock_guard lock(mutex_);
+  for (size_t owner = 0; owner < turn.size(); ++owner) {
+    ByteReader in(answers[owner], "bytes of another host");
+    for (Piece& piece : turn[owner]) {
+      const bool is_there = in.u8() != 0;
+      const ByteView bytes = in.blob();
+      if (!is_there) {
+        Error failed = Error::decode(bytes);
+        failed.with_rank(piece.range.owner);
+        if (!piece.batch->failure) piece.batch->failure = std::move(failed);
+      } else if (bytes.size() != piece.range.size) {
+        in.fail("a range has another size");
+      } else if (!failure_) {  // else the target may be gone
+        std::memcpy(piece.range.target, bytes.data(), bytes.size());
+      }
+      --piece.batch->left;
+    }
+  }
+  changed_.notify_all();
+}
+
+}  // namespace tilestone::engine

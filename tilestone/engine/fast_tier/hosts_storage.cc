@@ -1,0 +1,183 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "tilestone/base/checksum.h"
+#include "tilestone/base/error.h"
+#include "tilestone/engine/fast_tier/hosts_storage_internal.h"
+#include "tilestone/format/manifest.h"
+
+namespace tilestone::engine {
+namespace {
+
+class FarFile final : public ReadableFile {
+ public:
+  FarFile(std::string name, uint64_t size, int owner)
+      : name_(std::move(name)), size_(size), owner_(owner) {}
+  uint64_t size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+  int owner() const { return owner_; }
+
+ private:
+  const std::string name_;
+  const uint64_t size_;
+  const int owner_;
+};
+
+// The checksums of a range that did not come from a disk.
+void add_sums(const ReadOp& op, ByteView bytes) {
+  if (op.crc32 == nullptr) return;
+  const uint64_t each = op.crc_bytes == 0 ? std::max<uint64_t>(bytes.size(), 1) : op.crc_bytes;
+  uint32_t* sum = op.crc32;
+  for (uint64_t at = 0; at == 0 || at < bytes.size(); at += each) {
+    *sum++ = crc32(bytes.subspan(at, std::min<uint64_t>(each, bytes.size() - at)));
+  }
+}
+
+class HostsStorage final : public Storage {
+ public:
+  HostsStorage(std::shared_ptr<Storage> own, std::string description,
+               std::shared_ptr<HostReads> fetching)
+      : own_(std::move(own)),
+        description_(std::move(description)),
+        fetching_(std::move(fetching)) {}
+
+  void add(const std::string& name, uint64_t size, int owner) {
+    const auto info = own_->stat(name);
+    const bool is_here = info && info->size == size;
+    files_.emplace(name, File{size, owner, is_here});
+  }
+
+  StorageFacts facts() const override {
+    StorageFacts facts;
+    facts.description = description_;
+    return facts;
+  }
+
+  std::unique_ptr<ReadableFile> open(const std::string& name) override {
+    const auto found = files_.find(name);
+    if (found == files_.end()) {
+      throw Error(ErrorCode::kNotFound, "no host has the file").with_file(name);
+    }
+    const File& file = found->second;
+    if (file.is_here) return own_->open(name);
+    return std::make_unique<FarFile>(name, file.size, file.owner);
+  }
+
+  void read(std::span<const ReadOp> ops, const ReadOptions& options,
+            const ReadDone& done) override {
+    std::vector<ReadOp> near;
+    std::vector<size_t> near_index, far_index;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const bool is_far = dynamic_cast<const FarFile*>(ops[i].file) != nullptr;
+      if (!is_far) near.push_back(ops[i]);
+      (is_far ? far_index : near_index).push_back(i);
+    }
+    if (!near.empty()) {
+      own_->read(near, options, [&](size_t i, ByteView bytes) { done(near_index[i], bytes); });
+    }
+    if (options.prefetched == nullptr) read_far(ops, far_index, options.deadline, done);
+  }
+
+  std::optional<FileInfo> stat(const std::string& name) override {
+    const auto found = files_.find(name);
+    if (found == files_.end()) return std::nullopt;
+    return FileInfo{.size = found->second.size};
+  }
+
+  Listing listing(const std::string& prefix, Depth depth) override {
+    Listing found;
+    std::set<std::string> directories;
+    for (const auto& [name, file] : files_) {
+      if (!name.starts_with(prefix)) continue;
+      const size_t slash = depth == Depth::kLevel ? name.find('/', prefix.size()) : name.npos;
+      if (slash == name.npos) {
+        found.files.push_back(name);
+      } else {
+        directories.insert(name.substr(0, slash));
+      }
+    }
+    found.directories.assign(directories.begin(), directories.end());
+    return found;
+  }
+
+  bool is_claimed(const std::string&) override { return false; }
+  std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override { refuse(); }
+  std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {
+    refuse();
+  }
+  bool put(const std::string&, ByteView, const Condition&, const std::string&, Deadline) override {
+    refuse();
+  }
+  void remove(std::span<const std::string>) override { refuse(); }
+  void settle(const std::string&) override { refuse(); }
+
+ private:
+  struct File {
+    uint64_t size = 0;
+    int owner = 0;
+    bool is_here = false;
+  };
+
+  static constexpr uint64_t kMostAtOnce = 32u << 20;  // bytes
+
+  [[noreturn]] void refuse() const {
+    throw Error(ErrorCode::kUnsupported, "a step of a fast tier is only read: " + description_);
+  }
+
+  void read_far(std::span<const ReadOp> ops, const std::vector<size_t>& indices,
+                const Deadline& deadline, const ReadDone& done) {
+    for (size_t first = 0; first < indices.size();) {
+      size_t end = first;
+      uint64_t bytes = 0;
+      std::vector<FarRange> ranges;
+      std::vector<Bytes> own(indices.size() - first);
+      for (; end < indices.size() && (end == first || bytes < kMostAtOnce); ++end) {
+        const ReadOp& op = ops[indices[end]];
+        const auto& file = dynamic_cast<const FarFile&>(*op.file);
+        if (op.offset > file.size() || op.size > file.size() - op.offset) {
+          throw Error(ErrorCode::kCorrupt, "the file is shorter than what is read of it")
+              .with_file(file.name());
+        }
+        Bytes& memory = own[end - first];
+        if (op.target == nullptr) memory.resize(op.size);
+        std::byte* const target = op.target == nullptr ? memory.data() : op.target;
+        ranges.push_back({file.owner(), file.name(), op.offset, op.size, target});
+        bytes += op.size;
+      }
+      fetching_->get(ranges, deadline);
+      for (size_t i = first; i < end; ++i) {
+        const ByteView view(ranges[i - first].target, ranges[i - first].size);
+        add_sums(ops[indices[i]], view);
+        done(indices[i], view);
+      }
+      first = end;
+    }
+  }
+
+  const std::shared_ptr<Storage> own_;
+  const std::string description_;
+  const std::shared_ptr<HostReads> fetching_;
+  std::map<std::string, File> files_;
+};
+
+}  // namespace
+
+std::shared_ptr<Storage> hosts_storage(std::shared_ptr<Storage> own, const KeptStep& about,
+                                       const std::vector<int>& owners, int keeper,
+                                       std::shared_ptr<HostReads> fetching) {
+  auto made = std::make_shared<HostsStorage>(
+      std::move(own), fmt::format("step {} on the hosts (save {})", about.step, about.save_id),
+      std::move(fetching));
+  for (size_t i = 0; i < about.files.size(); ++i) {
+    made->add(about.files[i].name, about.files[i].size, owners.at(i));
+  }
+  for (const auto& entry : about.index) made->add(entry.name, entry.size, keeper);
+  made->add(manifest_name(about.save_id), about.manifest_size, keeper);
+  return made;
+}
+
+}  // namespace tilestone::engine

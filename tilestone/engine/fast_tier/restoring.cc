@@ -1,0 +1,278 @@
+// Restoring with a fast tier.
+//
+//  1. The first rank of each host says which steps its host has, and of which files. Rank 0 unites
+//     this, and chooses between the newest step that is whole on the hosts and the newest of the
+//     run's directory, by their ordinals. Only steps of runs that the run's directory knows count:
+//     by a step there, or by the marker that a run's first save to the hosts leaves.
+//  2. A step on the hosts is loaded as any checkpoint is, from a storage that reads this host's
+//     files itself and those of other hosts through HostReads, so the layout may be another one. If
+//     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
+//     chosen.
+//  3. What is whole on the hosts and should be in the run's directory, but is not, is drained from
+//     now on.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <future>
+#include <map>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/size_text.h"
+#include "tilestone/engine/agree.h"
+#include "tilestone/engine/fast_tier/host_reads_internal.h"
+#include "tilestone/engine/fast_tier/hosts_storage_internal.h"
+#include "tilestone/engine/fast_tier/tier_internal.h"
+#include "tilestone/engine/run/terms_internal.h"
+
+namespace tilestone::engine {
+namespace {
+
+constexpr const char* kChoice = "choice of a checkpoint";  // as ManagedRun::restore()
+
+// Whether a load failed because of what is on the hosts.
+bool is_about_hosts(const Error& error) {
+  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
+    return false;
+  }
+  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
+         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
+}
+
+std::set<std::string> known_runs(const RunDirectory& run, const std::vector<StepInfo>& there) {
+  std::set<std::string> runs;
+  for (const StepInfo& each : there) runs.insert(each.lineage.run);
+  for (const std::string& name : run.location().storage().list_files(kRunMarker)) {
+    runs.insert(name.substr(std::string_view(kRunMarker).size()));
+  }
+  runs.erase("");
+  return runs;
+}
+
+// Reads files of this host for the others; a file stays open.
+HostReads::ReadOwn reading_of(std::shared_ptr<Storage> own) {
+  const auto files = std::make_shared<std::map<std::string, std::unique_ptr<ReadableFile>>>();
+  return [own = std::move(own), files](const std::string& name, uint64_t offset, uint64_t size) {
+    auto& file = (*files)[name];
+    if (file == nullptr) file = own->open(name);
+    Bytes bytes(size);
+    const ReadOp op{file.get(), offset, size, bytes.data()};
+    if (size > 0) own->read({&op, 1}, {}, [](size_t, ByteView) {});
+    return bytes;
+  };
+}
+
+}  // namespace
+
+Bytes Tier::Choice::encode() const {
+  ByteWriter out;
+  out.u8(step.has_value());
+  if (step) encode_step(out, *step);
+  out.blob(record);
+  out.u8(stands_there);
+  for (const SaidStep& each : of_run) encode_step(out, each);
+  return std::move(out).take();
+}
+
+Tier::Choice Tier::Choice::decode(ByteView bytes) {
+  ByteReader in(bytes, kChoice);
+  Choice choice;
+  if (in.u8() != 0) choice.step = decode_step(in);
+  const ByteView record = in.blob();
+  choice.record.assign(record.begin(), record.end());
+  choice.stands_there = in.u8() != 0;
+  while (in.remaining() > 0) choice.of_run.push_back(decode_step(in));
+  return choice;
+}
+
+Bytes Tier::say_held() {
+  if (!is_first()) return {};
+  return say_steps(folder_.list(), meeting_.rank());
+}
+
+void Tier::say_others(size_t count) {
+  if (count == 0 || std::exchange(has_said_others_, true)) return;
+  log(LogLevel::kWarning,
+      fmt::format("{} in the fast tier {}: of runs that {} does not know. Nothing reads or removes "
+                  "them",
+                  counted(count, "step"), count == 1 ? "is" : "are",
+                  run_.directory().location().describe()));
+}
+
+// Says which newest steps there are, and what taking the other one would lose.
+void Tier::say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_hosts) const {
+  const std::string where = run_.directory().location().describe();
+  const std::string on_hosts =
+      hosts == nullptr
+          ? "no step is whole on the hosts"
+          : fmt::format("step {} is the newest that is whole on the hosts", hosts->step);
+  const std::string in_run = there == nullptr ? fmt::format("{} has none", where)
+                                              : fmt::format("{} has step {}", where, there->step);
+  std::string loss;
+  if (takes_hosts && there != nullptr && there->step < hosts->step) {
+    loss = fmt::format(", with which {} would be lost", counted(hosts->step - there->step, "step"));
+  } else if (!takes_hosts && hosts != nullptr && there != nullptr && hosts->step < there->step) {
+    loss = fmt::format("; with that of the hosts {} would be lost",
+                       counted(there->step - hosts->step, "step"));
+  }
+  log(LogLevel::kInfo,
+      fmt::format("the run continues from {}: {}; {}{}",
+                  takes_hosts ? "the hosts" : "its directory", on_hosts, in_run, loss));
+}
+
+// On rank 0.
+Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> step,
+                          const std::set<std::string>& damaged) {
+  const RunDirectory& directory = run_.directory();
+  const std::vector<StepInfo> there = directory.list_lineages();
+  const std::set<std::string> runs = known_runs(directory, there);
+  const size_t all_runs = said.size();
+  std::erase_if(said, [&](const SaidStep& each) { return !runs.contains(each.lineage.run); });
+  say_others(all_runs - said.size());
+
+  const SaidStep* newest = nullptr;
+  for (const SaidStep& each : said) {
+    if (each.is_whole() && !damaged.contains(each.save_id) && (!step || each.step == *step)) {
+      newest = &each;
+    }
+  }
+  std::vector<StepInfo> of_step = there;
+  if (step) std::erase_if(of_step, [&](const StepInfo& each) { return each.step != *step; });
+  const StepInfo* const newest_there = tip_of(of_step);
+  const bool takes_hosts =
+      newest != nullptr &&
+      (newest_there == nullptr || newest_there->lineage.ordinal <= newest->lineage.ordinal);
+  say_choice(newest, newest_there, takes_hosts);
+  Choice choice;
+  if (takes_hosts) choice.step = *newest;
+
+  std::vector<StepInfo> all = there;
+  for (const SaidStep& each : said) all.push_back(each.info());
+  const StepInfo* const tip = takes_hosts ? nullptr : newest_there;
+  const StepInfo from = takes_hosts ? newest->info() : tip != nullptr ? *tip : StepInfo();
+  std::set<std::string> on_line = {from.save_id};
+  for (const StepInfo* each : line_of(all, from)) on_line.insert(each->save_id);
+  for (SaidStep& each : said) {
+    for (const StepInfo& standing : there) {
+      if (standing.save_id != each.save_id) continue;
+      if (!each.is_drained && directory.look(standing).state != StepState::kDurable) continue;
+      each.is_drained = true;
+      choice.stands_there =
+          choice.stands_there || (choice.step && choice.step->save_id == each.save_id);
+    }
+    if (!on_line.contains(each.save_id)) each.drains = false;
+  }
+  // What the line has left, or no host has whole, goes first.
+  std::ranges::stable_partition(said, [&](const SaidStep& each) {
+    return !on_line.contains(each.save_id) || !each.is_whole();
+  });
+  choice.of_run = std::move(said);
+  return choice;
+}
+
+Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
+                          const std::set<std::string>& damaged, const Deadline& deadline) {
+  const Terms terms = {{"step", step ? std::to_string(*step) : "the newest"},
+                       {"fallback", fallback ? "true" : "false"}};
+  const auto say = [&](int round, const Bytes& answer) {
+    if (round == 0) return with_terms(say_held(), terms);
+    const Choice choice = Choice::decode(answer);
+    if (choice.step->keeper != comm.rank()) return Bytes();
+    for (const HeldStep& held : folder_.list()) {
+      if (held.about.save_id == choice.step->save_id) return held.about.encode();
+    }
+    throw Error(ErrorCode::kNotFound, "a step is on this host no more");
+  };
+  Choice choice;
+  const Bytes answer = agree(comm, kChoice, deadline, say, [&](int round, std::vector<Bytes> said) {
+    if (round == 0) {
+      agree_on_terms(said);
+      choice = choose(united_steps(said), step, damaged);
+      return Decision{choice.encode(), !choice.step};
+    }
+    choice.record = std::move(said.at(static_cast<size_t>(choice.step->keeper)));
+    return Decision{choice.encode(), true};
+  });
+  return Choice::decode(answer);
+}
+
+void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given) {
+  const SaidStep& step = *choice.step;
+  const std::string folder = HostFolder::folder_of(step.step, step.save_id);
+  const KeptStep about = KeptStep::decode(choice.record, folder);
+  const auto own = folder_.at(folder);
+  const auto fetching = std::make_shared<HostReads>(reading_of(own));
+  opened_.reset();
+  const StepUrl opened(step.save_id, hosts_storage(own, about, step.owners, step.keeper, fetching));
+  const bool is_far = std::ranges::any_of(hosts_.first_of, [](int first) { return first > 0; });
+  std::promise<void> served;
+  if (is_far) {
+    meets_.post([&] {
+      fetching->serve(meeting_, step.save_id, deadline);
+      served.set_value();
+    });
+  }
+  const auto end = [&] {
+    fetching->end();
+    if (is_far) served.get_future().wait();
+  };
+  try {
+    given(step.step, folder, opened.url());
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
+void Tier::adopt(const Choice& choice) {
+  {
+    const std::lock_guard lock(mutex_);
+    known_.clear();
+    for (const SaidStep& each : choice.of_run) known_.push_back({each.step, each.save_id});
+  }
+  run_.note_ordinal(hosts_.ordinal);
+  for (const SaidStep& each : choice.of_run) {
+    run_.note_ordinal(each.lineage.ordinal);
+    if (!each.drains || each.is_drained || !each.is_whole()) continue;
+    drain(each.step, each.save_id,
+          std::make_shared<Pending::State>(fmt::format("copying step {}", each.step),
+                                           Deadline::never()));
+  }
+  prune();
+}
+
+std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<uint64_t> step,
+                                      bool fallback, const ManagedRun::Limit& limit,
+                                      const FastTier::Load& given) {
+  std::set<std::string> damaged;
+  for (;;) {
+    const Choice choice = agreed(comm, step, fallback, damaged, limit());
+    if (!choice.step) {
+      const auto found = run_.restore(
+          comm, step, fallback, limit,
+          [&](uint64_t chosen, const std::string& folder) { given(chosen, folder, ""); });
+      adopt(choice);
+      return found;
+    }
+    try {
+      load(choice, limit(), given);
+    } catch (const Error& error) {
+      if (!is_about_hosts(error) || !(choice.stands_there || fallback)) throw;
+      damaged.insert(choice.step->save_id);
+      if (comm.is_coordinator()) {
+        log(LogLevel::kWarning,
+            fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
+                        choice.step->step, error.what()));
+      }
+      continue;
+    }
+    std::vector<StepInfo> others;
+    for (const SaidStep& each : choice.of_run) others.push_back(each.info());
+    run_.continue_from(choice.step->info(), std::move(others));
+    adopt(choice);
+    return choice.step->step;
+  }
+}
+
+}  // namespace tilestone::engine

@@ -1,0 +1,264 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
+#include "tilestone/base/uuid.h"
+#include "tilestone/engine/fast_tier/host_copies_internal.h"
+#include "tilestone/engine/fast_tier/hosts_storage_internal.h"
+#include "tilestone/engine/fast_tier/tier_internal.h"
+#include "tilestone/engine/save/on_hosts_internal.h"
+#include "tilestone/storage/posix_storage.h"
+
+namespace tilestone {
+namespace engine {
+namespace {
+
+constexpr std::chrono::seconds kMarkerTime{60};
+
+// A save to the hosts.
+class TierStep final : public HostStep {
+ public:
+  TierStep(std::shared_ptr<Tier> tier, uint64_t step, bool drains,
+           std::shared_ptr<Pending::State> drained)
+      : HostStep(step, drains), tier_(std::move(tier)), drained_(std::move(drained)) {}
+
+  std::shared_ptr<Storage> storage(const std::string& save_id) override {
+    return tier_->folder().at(folder_of(save_id));
+  }
+  void meet(const std::function<void(const Communicator&)>& work) override {
+    tier_->meets().run([&] { work(tier_->meeting()); });
+  }
+  bool is_first_of_host(int rank) const override { return tier_->hosts().is_first(rank); }
+  void keep(const KeptIndex& index, Deadline deadline) override {
+    tier_->folder().keep(folder_of(index.about.save_id), index, deadline);
+  }
+  void kept(const std::string& save_id) override {
+    const auto drained = std::exchange(drained_, nullptr);
+    tier_->kept(step(), save_id, drains() ? drained : nullptr);
+    if (!drains()) drained->end(nullptr);
+  }
+  void dropped(const std::string& save_id) noexcept override {
+    if (is_first_of_host(tier_->meeting().rank())) tier_->folder().remove(folder_of(save_id));
+  }
+  void saved_straight(const Error& why) override {
+    tier_->saved_straight(step(), why);
+    std::exchange(drained_, nullptr)->end(nullptr);
+  }
+  void failed(const Error& error) noexcept override {
+    if (drained_ != nullptr) drained_->end(std::make_exception_ptr(error));
+  }
+
+ private:
+  std::string folder_of(const std::string& save_id) const {
+    return HostFolder::folder_of(step(), save_id);
+  }
+  const std::shared_ptr<Tier> tier_;
+  std::shared_ptr<Pending::State> drained_;  // null: it is over to the tier
+};
+
+const FastOptions& checked(const FastOptions& options) {
+  if (options.keep > 0 && options.drain_every > 0 && options.drain_bytes_per_second != 0) {
+    return options;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "keep, drain_every and drain_bytes_per_second of a fast tier must be at least 1");
+}
+
+}  // namespace
+
+Tier::Tier(ManagedRun& run, FastOptions options, Communicator meeting, Communicator draining,
+           Communicator copying)
+    : run_(run),
+      options_(checked(options)),
+      folder_(posix_storage(options_.path)),
+      meeting_(std::move(meeting)),
+      draining_(std::move(draining)),
+      copying_(std::move(copying)),
+      drains_(run.directory(), folder_, options_.drain_bytes_per_second,
+              [&run](uint64_t step) { run.prune_after(step); }) {}
+
+void Tier::meet(const Deadline& deadline) {
+  hosts_ = meet_hosts(meeting_, folder_, deadline);
+  run_.note_ordinal(hosts_.ordinal);
+  if (options_.copies) targets_ = copy_targets(hosts_.first_of, options_.domains);
+}
+
+Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::shared_ptr<Tier>& self) {
+  const bool drains = forced || step % options_.drain_every == 0;
+  const std::string what =
+      fmt::format("copying step {} to {}", step, run_.directory().location().describe());
+  const auto drained = std::make_shared<Pending::State>(what, Deadline::never());
+  begun.hosts = std::make_shared<TierStep>(self, step, drains, drained);
+  if (meeting_.is_coordinator()) mark(lineage_of(begun.attributes).run);
+  return Pending(drained);
+}
+
+std::string Tier::url_of(uint64_t step) {
+  std::string save_id;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Known& each : known_) {
+      if (each.step == step) save_id = each.save_id;  // the last counts
+    }
+  }
+  if (save_id.empty()) return "";
+  KeptStep about{.step = step, .save_id = save_id};
+  for (HeldStep& held : folder_.list()) {
+    if (held.about.save_id == save_id) about = std::move(held.about);
+  }
+  const auto own = folder_.at(HostFolder::folder_of(step, save_id));
+  const std::vector<int> owners(about.files.size(), 0);
+  opened_.emplace(save_id, hosts_storage(own, about, owners, 0, nullptr));
+  return opened_->url();
+}
+
+// So that the run's steps on the hosts count after a restart even before one is drained.
+void Tier::mark(const std::string& run_id) {
+  if (run_id == marked_ || run_id.empty()) return;
+  try {
+    const std::string name = kRunMarker + run_id;
+    run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
+                                              name + ".tmp", Deadline::after(kMarkerTime));
+    marked_ = run_id;
+  } catch (const Error& error) {
+    log(LogLevel::kWarning,
+        fmt::format("until a step is in the run's directory, which can't be written now, a restart "
+                    "does not find the steps on the hosts: {}",
+                    error.what()));
+  }
+}
+
+void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains) {
+  {
+    const std::lock_guard lock(mutex_);
+    known_.push_back({step, save_id});
+  }
+  if (options_.copies) copy(step, save_id);
+  if (drains != nullptr) drain(step, save_id, std::move(drains));
+  prune();
+}
+
+void Tier::copy(uint64_t step, const std::string& save_id) {
+  {
+    const std::lock_guard lock(mutex_);
+    in_copy_.insert(save_id);
+  }
+  copies_in_.post([this, step, save_id] {
+    try {
+      copy_to_hosts(copying_, folder_, save_id, targets_,
+                    Deadline::never().with_interrupt(interrupt_));
+    } catch (...) {
+      log(LogLevel::kWarning,
+          fmt::format("step {} has no copies on other hosts: {}", step, current_error().what()));
+    }
+    const std::lock_guard lock(mutex_);
+    in_copy_.erase(save_id);
+  });
+}
+
+void Tier::drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
+  drains_.add(step, save_id, std::move(ended));
+  drains_in_.post([this] { drains_.work(draining_, is_first()); });
+}
+
+void Tier::saved_straight(uint64_t step, const Error& why) {
+  if (!std::exchange(has_said_full_, true) && meeting_.is_coordinator()) {
+    log(LogLevel::kWarning,
+        fmt::format("the fast tier is full, so step {} is saved straight to {}, as are later ones "
+                    "while that lasts: {}",
+                    step, run_.directory().location().describe(), why.what()));
+  }
+  run_.prune_after(step);
+}
+
+// All ranks decide alike; the first one of each host removes.
+void Tier::prune() {
+  std::vector<Known> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i + options_.keep < known_.size();) {
+      if (drains_.is_pinned(known_[i].save_id) || in_copy_.contains(known_[i].save_id)) {
+        ++i;
+        continue;
+      }
+      gone.push_back(known_[i]);
+      known_.erase(known_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  for (const Known& each : gone) {
+    drains_.drop(each.save_id,
+                 Error(ErrorCode::kIo,
+                       fmt::format("step {} is removed from the hosts before it was copied to {}: "
+                                   "newer steps are whole, and no more are kept",
+                                   each.step, run_.directory().location().describe())));
+    if (is_first()) folder_.remove(HostFolder::folder_of(each.step, each.save_id));
+  }
+}
+
+void Tier::wait(const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kLook{20};
+  meets_.wait();
+  copies_in_.wait();
+  while (!drains_in_.is_idle() && !drains_.is_stalled() && !deadline.expired())
+    pause(kLook, deadline);
+}
+
+void Tier::end() {
+  if (std::exchange(is_over_, true)) return;
+  meets_.end();
+  const std::vector<uint64_t> waiting = drains_.waiting();
+  drains_.stop();
+  interrupt_->request(std::make_exception_ptr(
+      Error(ErrorCode::kInterrupted, "the manager of the run was closed before it was copied")));
+  drains_in_.end();
+  copies_in_.end();
+  if (!waiting.empty() && meeting_.is_coordinator()) {
+    log(LogLevel::kWarning,
+        fmt::format("steps that {} lacks stay on the hosts, and are copied after the next start of "
+                    "the run: the first is {}, the last {}",
+                    run_.directory().location().describe(), waiting.front(), waiting.back()));
+  }
+  hosts_.claim.reset();
+}
+
+}  // namespace engine
+
+struct FastTier::State {
+  std::shared_ptr<engine::Tier> tier;
+};
+
+FastTier::FastTier(ManagedRun& run, FastOptions options, Communicator meeting,
+                   Communicator draining, Communicator copying, Deadline deadline)
+    : state_(std::make_unique<State>()) {
+  state_->tier = std::make_shared<engine::Tier>(run, std::move(options), std::move(meeting),
+                                                std::move(draining), std::move(copying));
+  state_->tier->meet(deadline);
+}
+
+FastTier::~FastTier() {
+  if (state_ != nullptr) end();
+}
+FastTier::FastTier(FastTier&& other) noexcept = default;
+
+Pending FastTier::begin(uint64_t step, bool forced, RunStep& begun) {
+  return state_->tier->begin(step, forced, begun, state_->tier);
+}
+
+std::string FastTier::url_of(uint64_t step) const { return state_->tier->url_of(step); }
+
+std::optional<uint64_t> FastTier::restore(const Communicator& comm, std::optional<uint64_t> step,
+                                          bool fallback, const ManagedRun::Limit& limit,
+                                          const Load& load) {
+  return state_->tier->restore(comm, step, fallback, limit, load);
+}
+
+void FastTier::wait(const Deadline& deadline) { state_->tier->wait(deadline); }
+
+void FastTier::end() { state_->tier->end(); }
+
+}  // namespace tilestone

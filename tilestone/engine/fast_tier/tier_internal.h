@@ -1,0 +1,106 @@
+// What the parts of a fast tier share: saving (tier.cc) and restoring (restoring.cc).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tilestone/engine/fast_tier/drains_internal.h"
+#include "tilestone/engine/fast_tier/fast_tier.h"
+#include "tilestone/engine/fast_tier/host_folder_internal.h"
+#include "tilestone/engine/fast_tier/met_hosts_internal.h"
+#include "tilestone/engine/fast_tier/step_url_internal.h"
+#include "tilestone/engine/fast_tier/worker_internal.h"
+
+namespace tilestone::engine {
+
+// In a run's directory, with the run's id: it has steps on hosts.
+inline constexpr const char* kRunMarker = ".fast-tier-of-";
+
+// One rank's end. Saves that are under way share it.
+class Tier {
+ public:
+  // Error(kInvalidArgument) for options that are out of range.
+  Tier(ManagedRun& run, FastOptions options, Communicator meeting, Communicator draining,
+       Communicator copying);
+  void meet(const Deadline& deadline);
+
+  // ---- Saving
+  Pending begin(uint64_t step, bool forced, RunStep& begun, const std::shared_ptr<Tier>& self);
+  // The step is whole. Every rank. `drains`: null if it stays on the hosts.
+  void kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains);
+  // Instead, every rank: the run's directory has it.
+  void saved_straight(uint64_t step, const Error& why);
+  std::string url_of(uint64_t step);
+
+  // ---- Restoring
+  std::optional<uint64_t> restore(const Communicator& comm, std::optional<uint64_t> step,
+                                  bool fallback, const ManagedRun::Limit& limit,
+                                  const FastTier::Load& load);
+
+  void wait(const Deadline& deadline);
+  void end();
+
+  const HostFolder& folder() const { return folder_; }
+  const MetHosts& hosts() const { return hosts_; }
+  const Communicator& meeting() const { return meeting_; }
+  Worker& meets() { return meets_; }
+  const Drains& drains() const { return drains_; }
+
+ private:
+  // A step on the hosts that this process knows.
+  struct Known {
+    uint64_t step = 0;
+    std::string save_id;
+  };
+  // What rank 0 chooses for a restore.
+  struct Choice {
+    std::optional<SaidStep> step;  // on the hosts; nullopt: the run's directory has the newest
+    Bytes record;                  // its KeptStep
+    bool stands_there = false;     // the run's directory has it, too
+    std::vector<SaidStep> of_run;  // whole steps of the run, oldest first
+
+    Bytes encode() const;
+    static Choice decode(ByteView bytes);
+  };
+
+  void drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
+  void copy(uint64_t step, const std::string& save_id);
+  void prune();
+  void mark(const std::string& run_id);
+  bool is_first() const { return hosts_.is_first(meeting_.rank()); }
+
+  Bytes say_held();
+  Choice choose(std::vector<SaidStep> said, std::optional<uint64_t> step,
+                const std::set<std::string>& damaged);
+  void say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_hosts) const;
+  void say_others(size_t count);
+  Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
+                const std::set<std::string>& damaged, const Deadline& deadline);
+  void load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given);
+  void adopt(const Choice& choice);
+
+  ManagedRun& run_;
+  const FastOptions options_;
+  const HostFolder folder_;
+  const Communicator meeting_, draining_, copying_;
+  MetHosts hosts_;
+  std::vector<int> targets_;       // of copies, see copy_targets()
+  std::mutex mutex_;               // guards known_ and in_copy_
+  std::vector<Known> known_;       // oldest first
+  std::set<std::string> in_copy_;  // whose files must stay
+  const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // of copies
+  std::string marked_;  // on rank 0: the run whose marker stands
+  bool is_over_ = false;
+  bool has_said_others_ = false;
+  bool has_said_full_ = false;     // used by the thread of the meetings
+  std::optional<StepUrl> opened_;  // what url_of() has returned
+  Drains drains_;
+  Worker meets_, drains_in_, copies_in_;  // last: their threads use the others
+};
+
+}  // namespace tilestone::engine
