@@ -339,6 +339,31 @@ TEST_P(ObjectConformance, AFileIsThereWhenItIsComplete) {
   EXPECT_EQ(text_of(storage(), "taken"), "old");
 }
 
+TEST_P(ObjectConformance, APutSaysTheTagThatALookFindsAndItsOwnFileIsRemovedUnderIt) {
+  const auto put = [&](const char* text, const Condition& condition) {
+    return storage().put_for_tag("f", as_bytes(text), condition, "s", Deadline::never());
+  };
+  const auto first = put("one", Condition::absent());
+  ASSERT_TRUE(first);
+  const std::string tag = storage().stat("f")->tag;
+  EXPECT_TRUE(first->empty() || *first == tag);
+  EXPECT_FALSE(put("other", Condition::absent()));
+  const auto second = put("two", Condition::has(tag));
+  ASSERT_TRUE(second);
+  EXPECT_FALSE(put("three", Condition::has(tag)));
+  const std::string now = storage().stat("f")->tag;
+  EXPECT_TRUE(second->empty() || *second == now);
+  EXPECT_TRUE(storage().remove_own("f", now, Deadline::never()));
+  EXPECT_FALSE(storage().stat("f"));
+  EXPECT_TRUE(storage().remove_own("f", now, Deadline::never()));
+}
+
+TEST_P(ObjectConformance, AListOfOneInstantIsWholeOrSaysNothing) {
+  for (const char* name : {"a", "a/f", "b/in/g"}) put_file(storage(), name, {});
+  const Listing all = storage().listing("", Depth::kAtOnce);
+  EXPECT_EQ(all.files, all.is_whole ? (Names{"a", "a/f", "b/in/g"}) : Names{});
+}
+
 TEST_P(ObjectConformance, DirectoriesAreWhatNamesHaveInCommon) {
   for (const char* name : {"a", "a/f", "a/in/g", "a-/h", "a0"}) put_file(storage(), name, {});
   const Listing top = storage().listing("", Depth::kLevel);

@@ -159,10 +159,11 @@ void Transaction::begin(Deadline deadline) {
 // has begun there; then the look is a new one.
 Standing Transaction::look(const std::function<void()>& end_removal) const {
   constexpr int kMaxTries = 8;
+  bool ends_one = end_removal != nullptr;
   for (int tries = 1;; ++tries) {
     try {
       Standing here = look_at(*location_, terms_.format);
-      if (here.is_removed && end_removal && tries == 1) {
+      if (here.is_removed && std::exchange(ends_one, false)) {
         end_removal();
         continue;
       }
