@@ -196,18 +196,18 @@ class FolderReader {
     const LocalBoxes held = described != nullptr ? held_by(*described, rank, local.shape)
                                                  : LocalBoxes{shape, {whole}, {whole}};
     const bool is_plain = held.boxes.size() == 1 && held.boxes[0] == whole;
+    const uint32_t number = number_of(file);
     std::vector<StoredChunk> chunks;
     for (size_t i = 0; i < held.boxes.size(); ++i) {
       if (held.boxes[i].empty()) continue;
-      chunks.push_back(chunk_of(local, held.boxes[i], held.locals[i], number_of(file)));
+      chunks.push_back(chunk_of(local, held.boxes[i], held.locals[i], number));
     }
     if (const auto known = merged_.find(item.key); known != merged_.end()) {
       const StoredTensor& tensor = known->second.tensor;
       const bool fits = tensor.dtype == item.dtype && tensor.shape == shape;
       if (!fits && !is_plain) {
         throw Error(ErrorCode::kCorrupt,
-                    "ranks have saved this tensor with different shapes or "
-                    "dtypes");
+                    "ranks have saved this tensor with different shapes or dtypes");
       }
       if (!fits || (is_plain && differs(known->second, chunks))) {
         return merge(item, of_rank(item.key, rank), {}, shape, chunks, is_plain);
@@ -226,10 +226,9 @@ class FolderReader {
 
   std::string of_rank(const std::string& key, int rank) {
     if (rank_keys_++ == 0) {
-      metadata_.notes.push_back("ranks have saved different values under one key: \"" + key +
-                                "\" is that of the lowest rank, and the others have keys such as "
-                                "\"" +
-                                key + ".__rank_" + std::to_string(rank) + "\"");
+      metadata_.notes.push_back("ranks have saved different values under one key, first \"" + key +
+                                "\": it is that of the lowest rank, and others have keys such as " +
+                                key + ".__rank_" + std::to_string(rank));
     }
     return key + ".__rank_" + std::to_string(rank);
   }
