@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import shutil
+import signal
+import time
 import warnings
 from typing import Any
 
@@ -240,6 +242,36 @@ def test_what_no_folder_can_hold_is_refused_by_key_on_all_ranks_and_changes_noth
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(refusals, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["two files", "pieces"])
+def test_a_kill_at_any_time_leaves_the_old_or_the_new_model(tmp_path: pathlib.Path, kind: str) -> None:
+    folder = tmp_path / "hf"
+
+    def save(scale: int) -> None:
+        writer = dcp.HuggingFaceStorageWriter(str(folder), **KINDS[kind])
+        dcp.save(whole(scale), storage_writer=writer, no_dist=True)
+
+    save(1)
+    (folder / "config.json").write_text("{}")
+    old = 1
+    for new in range(2, 8):
+        child = os.fork()
+        if child == 0:
+            try:
+                save(new)
+            finally:
+                os._exit(0)
+        time.sleep(0.02 * new)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found = tilestone.load(folder)
+        scale = int(found["scalar"] / 2.5)
+        assert scale in (old, new) and same(found, flat(whole(scale)))
+        old = scale
+        assert (folder / "config.json").exists()
+    save(9)
+    assert os.listdir(tmp_path) == ["hf"]
 
 
 def test_a_writer_refuses_urls_other_checkpoints_and_unknown_parameters(
