@@ -443,6 +443,21 @@ def test_a_step_of_another_run_in_the_run_s_directory_is_not_replaced(
     assert tilestone.load(tmp_path / "run/step-00000001")["w"][0] == 10
 
 
+def test_a_store_as_the_run_s_directory(bucket: str, tmp_path: pathlib.Path) -> None:
+    run, fast = f"{bucket}/run", tmp_path / "fast"
+    with manager_of(run, fast, drain_every=2) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step))
+        manager.wait()
+        assert manager.latest() == 2
+    with manager_of(run, fast, drain_every=2) as manager:
+        assert manager.restore(state_of(0))[1] == 3
+    shutil.rmtree(fast)
+    with manager_of(run, fast) as manager:
+        state, found = manager.restore(state_of(0))
+        assert found == 2 and state["w"][0] == 2
+
+
 def test_a_training_that_survives_the_loss_of_a_host(tmp_path: pathlib.Path) -> None:
     example = pathlib.Path(__file__).parents[2] / "examples" / "lost_host.py"
     done = subprocess.run(
