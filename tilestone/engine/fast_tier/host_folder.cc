@@ -88,7 +88,8 @@ void HostFolder::mark_drained(const std::string& folder) const {
 
 void HostFolder::remove(const std::string& folder) const noexcept {
   try {
-    at(folder)->remove(kKept);  // first: what is left then is a leftover
+    if (at(folder)->list().empty()) return;  // a replaced host never had it
+    at(folder)->remove(kKept);               // first: what is left then is a leftover
     root_->remove_tree(folder);
   } catch (const std::exception& error) {
     log(LogLevel::kWarning, fmt::format("{} stays in the fast tier: {}", folder, error.what()));
