@@ -8,6 +8,9 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +30,8 @@ def state_of(step: int) -> dict[str, Any]:
 
 def config_in(folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir()
-    (folder / "config.json").write_text('{"dtype": "float32"}')
+    text = {"model_type": "mine", "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": None, "text_config": text} | text))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_text("weights that stay")
     return folder
@@ -56,7 +60,9 @@ def test_a_run_exports_its_steps_keeps_the_newest_and_takes_none_for_a_step(
     assert exports_in(run) == ["step-00000006", "step-00000008"]
     folder = run / "export" / "hf" / "step-00000008"
     assert manager.exports[-1].path == str(folder)
-    assert json.loads((folder / "config.json").read_text()) == {"dtype": "bfloat16"}
+    text = {"model_type": "mine", "dtype": "bfloat16"}
+    config = {"torch_dtype": "bfloat16", "text_config": text} | text
+    assert json.loads((folder / "config.json").read_text()) == config
     assert (folder / "tokenizer.json").read_text() == "{}"
     found = load_file(folder / "model.safetensors")
     assert torch.equal(found["w"], torch.full((4, 3), 8.0, dtype=torch.bfloat16))
@@ -96,30 +102,102 @@ def test_an_export_that_fails_is_tried_again_logged_and_made_when_the_run_contin
     assert exports_in(run) == ["step-00000002"]
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.02)
+
+
 def test_no_save_waits_for_an_export_and_no_step_that_is_read_is_removed(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import threading
-
-    goes_on = threading.Event()
+    goes_on = {0: threading.Event(), 1: threading.Event()}
 
     def rename(key: str) -> str:
-        assert goes_on.wait(60)
+        assert goes_on[len(manager.exports)].wait(60)
         return key
 
     run, keep = tmp_path / "run", tilestone.Keep(last=1)
     export = tilestone.Export(rename=rename)
-    with tilestone.CheckpointManager(run, keep=keep, export=export) as manager:
+    how: Any = {"strict": True, "on_error": "warn"}
+    with tilestone.CheckpointManager(run, keep=keep, export=export, **how) as manager:
         for step in range(1, 5):
             manager.save(step, state_of(step))
-        while manager.latest() != 4:
-            pass
+        wait_until(lambda: manager.latest() == 4)
         assert len(manager.steps()) == 4 and manager.exports == []
-        goes_on.set()
+        manager.save(5, {"model": {}})  # fails, because it lacks something
+        manager.save(6, state_of(6))
+        wait_until(lambda: manager.latest() == 6)
+        manager.save(7, {"model": {}})
+        assert manager._in_flight is not None
+        manager._in_flight.wait()
+        goes_on[0].set()
+        # While the second export is made, the steps before it go.
+        wait_until(lambda: [step.step for step in manager.steps() if step.state == "durable"] == [6])
+        assert [(each.step, each.error) for each in manager.exports] == [(1, None)]
+        goes_on[1].set()
+        manager._exporter.wait()
+        assert [(each.step, each.error) for each in manager.exports] == [(1, None), (6, None)]
+    for step in (2, 3, 4):
+        assert f"Step {step} is not exported" in caplog.text
+
+
+def test_exports_of_a_branch_that_was_left_are_older_and_those_of_other_saves_are_made_anew(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config_in(pathlib.Path("config"))
+    (tmp_path / "elsewhere").mkdir()
+
+    def manager(**options: Any) -> Any:
+        return tilestone.CheckpointManager("run", async_save=False, **options)
+
+    def exported(step: int) -> Any:
+        return load_file(run / "export" / "hf" / f"step-{step:08}" / "model.safetensors")
+
+    run, export = tmp_path / "run", tilestone.Export(keep=2, config_dir="config")
+    with manager(export=export) as first:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for step in range(1, 5):
+            first.save(step, state_of(step))
+            first.wait()
+        assert [each.error for each in first.exports] == [None] * 4
+        assert exports_in(run) == ["step-00000003", "step-00000004"]
+        mine = run / "export" / "hf" / "mine.removed"
+        mine.mkdir()
+        first.restore(state_of(0), step=2)
+        first.wait()
+        assert first.exports[-1].error is None
+        assert exports_in(run) == ["mine.removed", "step-00000002", "step-00000004"]
+    monkeypatch.chdir(tmp_path)
+    with manager(overwrite=True) as second:
+        second.restore(state_of(0), step=2)
+        second.save(3, state_of(30))
+        second.save(4, state_of(40))
+    with manager(export=export) as third:
+        assert third.restore(state_of(0))[1] == 4
+        third.wait()
+        assert torch.equal(exported(4)["module.w"], torch.full((4, 3), 40.0))
+        third.restore(state_of(0))
+        third.wait()
+        assert len(third.exports) == 1
+
+
+def test_nobody_waits_for_an_export_that_could_not_begin_or_exits(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    export = tilestone.Export(rename=lambda _: sys.exit(3))
+    with tilestone.CheckpointManager(tmp_path / "run", export=export) as manager:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails)
+            manager.save(1, state_of(1))
+            manager.wait()
+        manager.save(2, state_of(2))
         manager.wait()
-        assert [(each.step, each.error) for each in manager.exports] == [(1, None), (4, None)]
-        assert [step.step for step in manager.steps()] == [4]
-    assert "Step 2 is not exported" in caplog.text and "Step 3 is not exported" in caplog.text
+        assert [type(each.error) for each in manager.exports] == [RuntimeError, SystemExit]
+    assert "Step 1 was not exported: can't start new thread" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -130,7 +208,6 @@ def test_no_save_waits_for_an_export_and_no_step_that_is_read_is_removed(
         ({"keep": 0}, "at least 1"),
         ({"dtype": "float31"}, "float31"),
         ({"rename": 5}, "rename must be"),
-        ({"config_dir": "/nowhere"}, "no config.json"),
     ],
 )
 def test_what_can_not_be_exported_is_refused_at_once(arguments: dict[str, Any], text: str) -> None:
@@ -140,7 +217,10 @@ def test_what_can_not_be_exported_is_refused_at_once(arguments: dict[str, Any], 
 
 def of_ranks(rank: int, world: int, run: str) -> int:
     mesh = init_device_mesh("cpu", (world,))
-    export = tilestone.Export(every=2)
+    with pytest.raises(tilestone.InvalidArgumentError, match="no config.json"):
+        tilestone.CheckpointManager(run, export=tilestone.Export(config_dir="/nowhere"))
+    config = f"{os.path.dirname(run)}/config" if rank == 0 else "/nowhere"  # rank 0's counts
+    export = tilestone.Export(every=2, config_dir=config)
     with tilestone.CheckpointManager(run, export=export) as manager:
         for step in (1, 2):
             w = distribute_tensor(torch.full((5, 3), step * 1.0), mesh, [Shard(0)])
@@ -151,6 +231,7 @@ def of_ranks(rank: int, world: int, run: str) -> int:
 def test_rank_0_exports_what_all_ranks_have_saved(
     worlds: ranks.Worlds, tmp_path: pathlib.Path
 ) -> None:
+    config_in(tmp_path / "config")
     assert worlds[2].run(of_ranks, str(tmp_path / "run")) == [1, 0]
     found = load_file(tmp_path / "run" / "export" / "hf" / "step-00000002" / "model.safetensors")
     assert torch.equal(found["w"], torch.full((5, 3), 2.0))

@@ -41,11 +41,6 @@ def _is_of_a_model(name: str) -> bool:
     )  # fmt: skip
 
 
-def is_hidden(name: str) -> bool:
-    """Whether this is the name of a hidden directory in which a folder is made."""
-    return name.startswith(".") and name.endswith(_HIDDEN)
-
-
 def sync(directory: str) -> None:
     """Makes the names in a directory durable."""
     held = os.open(directory, os.O_RDONLY)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilestone import _core
 from tilestone._calls.maintenance import convert
-from tilestone._calls.model_folder import NewFolder, is_hidden
+from tilestone._calls.model_folder import NewFolder
 from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
@@ -25,6 +25,8 @@ logger = logging.getLogger("tilestone")
 
 _SHARD_BYTES = 5_000_000_000  # of a safetensors file, as save_pretrained has long had it
 _FOLDER = re.compile(r"step-(\d{8,})")
+_LEFT = re.compile(rf"\.{_FOLDER.pattern}(\.removed|\.huggingface)")  # while it is removed, or made
+_SOURCE = os.path.join(".tilestone", "source")  # in an export: the save id of the step's checkpoint
 # Files of a model's folder that hold weights, or say where they are.
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json",
@@ -46,9 +48,10 @@ class Export:
             keys. `only=""` is the whole state, which must have only tensors then. A function is
             called on a thread of rank 0.
         dtype: as `cast` of `tilestone.convert`; config.json gets it too.
-        config_dir: a folder whose files are copied into each export: config.json, the tokenizer's
-            files, code; not its weights and subfolders. None: there are none.
-        keep: so many of the newest exports are kept; None: all.
+        config_dir: a folder, which rank 0 sees, whose files are copied into each export: config.json,
+            the tokenizer's files, code; not its weights and subfolders. None: there are none.
+        keep: so many of the newest exports are kept; None: all. Those of steps that the run has left
+            count as older.
 
     Raises:
         InvalidArgumentError: an argument can't be used.
@@ -71,6 +74,12 @@ class Export:
         renaming("export.rename", self.rename)
         if self.dtype is not None:
             _core.ConvertOptions().cast = self.dtype_name
+        if self.config_dir is not None:  # the program may change its working directory
+            absolute = os.path.join(os.getcwd(), os.path.expanduser(self.config_dir))
+            object.__setattr__(self, "config_dir", absolute)
+
+    def check_config(self) -> None:
+        """Refuses a config_dir in which there is no config.json, as this rank sees it."""
         if self.config_dir is not None and not os.path.isfile(self._in_config("config.json")):
             raise InvalidArgumentError(
                 f"export.config_dir has no config.json: {os.fspath(self.config_dir)!r}",
@@ -84,32 +93,41 @@ class Export:
 
     def _in_config(self, name: str) -> str:
         assert self.config_dir is not None
-        return os.path.join(os.path.expanduser(self.config_dir), name)
+        return os.path.join(self.config_dir, name)
 
     def copy_config(self, folder: str) -> None:
         """Copies the files of config_dir into a folder."""
         if self.config_dir is None:
             return
-        for name in os.listdir(os.path.expanduser(self.config_dir)):
+        for name in os.listdir(self.config_dir):
             source, target = self._in_config(name), os.path.join(folder, name)
             if name.startswith(".") or name.endswith(_WEIGHTS) or not os.path.isfile(source):
                 continue
             with open(source, "rb") as read:
-                text = read.read()
-            if name == "config.json":
-                text = self._with_dtype(text)
-            with open(target, "wb") as written:
-                written.write(text)
-                written.flush()
-                os.fsync(written.fileno())
+                data = read.read()
+            if name == "config.json" and self.dtype_name:
+                config = json.loads(data)
+                if not {"dtype", "torch_dtype"} & config.keys():
+                    config["dtype"] = None
+                _set_dtype(config, self.dtype_name)
+                data = json.dumps(config, indent=2).encode() + b"\n"
+            _write(target, data)
 
-    def _with_dtype(self, text: bytes) -> bytes:
-        """A config.json that names the dtype of the export, by which transformers loads it."""
-        if not self.dtype_name:
-            return text
-        config = json.loads(text)
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = self.dtype_name
-        return json.dumps(config, indent=2).encode() + b"\n"
+
+def _set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Has a config.json, and the parts of it ("text_config"), name the dtype in which transformers loads."""
+    for name, value in config.items():
+        if name in ("dtype", "torch_dtype"):
+            config[name] = dtype
+        elif name.endswith("_config") and isinstance(value, dict):
+            _set_dtype(value, dtype)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,21 +143,21 @@ class Exported:
 
     step: int
     path: str
-    error: Exception | None
+    error: BaseException | None
     seconds: float
 
 
 class Exporter:
     """Makes a run's exports, on a thread of rank 0, and has steps pruned.
 
-    While an export is made no step is pruned, because it could be the one that is read. One further
-    step may wait; a newer one takes its place.
+    While an export is made no step is pruned, because it could be the one that is read; when the next
+    one begins, those before it are. One further step may wait; a newer one takes its place.
 
     Args:
         export: what is exported; None: nothing, here.
-        directory: the run's.
+        directory: the run's; absolute.
         name_of: the folder of a step.
-        prune_after: prunes once a step is durable; returns at once.
+        prune_after: prunes once a step is durable; returns at once. It keeps the step and later ones.
     """
 
     def __init__(
@@ -156,13 +174,14 @@ class Exporter:
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._works = False  # whether the thread runs
-        self._waiting: tuple[int, str] | None = None  # the step that is next, and its save id
+        self._waiting: int | None = None  # the step that is next
         self._unpruned: list[int] = []
         self.ended: list[Exported] = []
 
     def after(self, step: int, save_id: str) -> None:
-        """The save of a step has ended, well or not. Returns at once."""
-        self._begin(step, save_id)
+        """The save of a step has ended, well or not. Returns soon."""
+        if self._is_due(step) and self._save_id_of(step) == save_id:
+            self._begin(step)
         with self._changed:
             if self._works:
                 self._unpruned.append(step)
@@ -171,22 +190,28 @@ class Exporter:
 
     def restored(self, step: int) -> None:
         """A run continues from a step, which is exported now if that was not done."""
-        if not os.path.lexists(self._path(step)):
-            self._begin(step, "")
+        if self._is_due(step) and self._source_of(step) != self._save_id_of(step):
+            self._begin(step)
 
-    def _begin(self, step: int, save_id: str) -> None:
-        if self._export is None or step % self._export.every != 0:
-            return
+    def _is_due(self, step: int) -> bool:
+        return self._export is not None and step % self._export.every == 0
+
+    def _begin(self, step: int) -> None:
         with self._changed:
             if self._waiting is not None:
                 logger.warning(
                     "Step %d is not exported: the one before is still exported, and step %d takes its turn",
-                    self._waiting[0], step,
+                    self._waiting, step,
                 )  # fmt: skip
-            self._waiting = step, save_id
-            if not self._works:
-                self._works = True
+            self._waiting = step
+            if self._works:
+                return
+            try:
                 threading.Thread(target=self._work, name="tilestone-export").start()
+                self._works = True
+            except RuntimeError as error:  # too many threads, or the interpreter ends
+                self._waiting = None
+                self._end(Exported(step, self._path(step), error, 0.0))
 
     def wait(self) -> None:
         """Waits until no export is under way. Does nothing in a forked child."""
@@ -198,27 +223,39 @@ class Exporter:
         return os.path.join(self._directory, "export", "hf", f"step-{step:08}")
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                if self._waiting is None:
-                    self._works = False
-                    steps, self._unpruned = self._unpruned, []
-                    for step in steps:
-                        self._prune_after(step)
-                    self._changed.notify_all()
-                    return
-                (step, save_id), self._waiting = self._waiting, None
-            if save_id and self._save_id_of(step) != save_id:
-                continue  # the save has failed
-            ended = self._tried(step)
-            if ended.error is not None:
-                logger.warning("The export of step %d has failed, and is tried again: %s", step, ended.error)
+        try:
+            while (step := self._next()) is not None:
                 ended = self._tried(step)
-            if ended.error is None:
-                logger.info("Exported step %d to %s in %.1f s", step, ended.path, ended.seconds)
+                if ended.error is not None:
+                    logger.warning("The export of step %d has failed, and is tried again: %s", step, ended.error)
+                    ended = self._tried(step)
+                self._end(ended)
+        except BaseException:
+            with self._changed:  # nobody may wait for this thread
+                self._works, self._waiting = False, None
+                self._changed.notify_all()
+            raise
+
+    def _next(self) -> int | None:
+        """The step that is to be exported; None: there is none, and the thread ends."""
+        with self._changed:
+            step, self._waiting = self._waiting, None
+            if step is None:
+                self._works = False
+                self._changed.notify_all()
+                steps, self._unpruned = self._unpruned, []
             else:
-                logger.error("Step %d was not exported: %s", step, ended.error)
-            self.ended.append(ended)
+                steps = [step] if step in self._unpruned else []
+            for each in steps:
+                self._prune_after(each)
+            return step
+
+    def _end(self, ended: Exported) -> None:
+        if ended.error is None:
+            logger.info("Exported step %d to %s in %.1f s", ended.step, ended.path, ended.seconds)
+        else:
+            logger.error("Step %d was not exported: %s", ended.step, ended.error)
+        self.ended.append(ended)
 
     def _save_id_of(self, step: int) -> str:
         """Of the durable checkpoint of a step; "": there is none."""
@@ -228,13 +265,21 @@ class Exporter:
         except Exception:  # the thread must go on
             return ""
 
+    def _source_of(self, step: int) -> str | None:
+        """The save id of the checkpoint that a step's export was made of; None: there is no export."""
+        try:
+            with open(os.path.join(self._path(step), _SOURCE)) as file:
+                return file.read()
+        except OSError:
+            return None
+
     def _tried(self, step: int) -> Exported:
         began, path, failed = time.monotonic(), self._path(step), None
         new = NewFolder(path)
         try:
             self._make(step, new)
-            self._remove_old()
-        except Exception as error:
+            self._remove_old(step)
+        except BaseException as error:  # SystemExit of `rename` too
             failed = error
             new.abandon()
         return Exported(step, path, failed, time.monotonic() - began)
@@ -243,23 +288,29 @@ class Exporter:
         export = self._export
         assert export is not None
         new.begin()
+        source = self._save_id_of(step)  # a step that is saved anew meanwhile is exported again
         convert(
             os.path.join(self._directory, self._name_of(step)), new.model, format="safetensors",
             only=export.only, rename=export.rename, cast=export.dtype, shard_size=_SHARD_BYTES,
         )  # fmt: skip
         export.copy_config(new.model)
+        _write(os.path.join(new.model, _SOURCE), source.encode())
         new.publish()
 
-    def _remove_old(self) -> None:
-        """Removes the exports that are not kept, and what killed processes have left."""
+    def _remove_old(self, made: int) -> None:
+        """Removes the exports that are not kept, and what killed processes have left.
+
+        Args:
+            made: the step that was exported last. The run has left higher ones.
+        """
         assert self._export is not None
         above = os.path.dirname(self._path(0))
         names = os.listdir(above)
-        found = sorted((int(m[1]), name) for name in names if (m := _FOLDER.fullmatch(name)))
-        for _, name in found[: -self._export.keep] if self._export.keep else []:
+        found = [(int(m[1]) <= made, int(m[1]), name) for name in names if (m := _FOLDER.fullmatch(name))]
+        for _, _, name in sorted(found)[: -self._export.keep] if self._export.keep else []:
             gone = os.path.join(above, f".{name}.removed")
             shutil.rmtree(gone, ignore_errors=True)
             os.rename(os.path.join(above, name), gone)  # nobody sees a part of it
         for name in os.listdir(above):
-            if is_hidden(name) or name.endswith(".removed"):
+            if _LEFT.fullmatch(name):
                 shutil.rmtree(os.path.join(above, name), ignore_errors=True)

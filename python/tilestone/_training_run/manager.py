@@ -110,8 +110,10 @@ class InFlight:
         self.saving = saving
 
         def ended(_: object) -> None:
-            end(step, saving.save_id)
-            self._ended.set()
+            try:
+                end(step, saving.save_id)
+            finally:
+                self._ended.set()
 
         self.written.add_done_callback(ended)
 
@@ -262,9 +264,11 @@ class CheckpointManager:
                 f"run_dir can't be {run_dir!r}", hint='"." is the working directory'
             )
         _core.refuse_url(directory)
-        self._directory = os.path.expanduser(os.fsdecode(directory))
+        self._directory = os.fsdecode(directory)
+        if not _core.is_url(directory):  # the program may change its working directory
+            self._directory = os.path.join(os.getcwd(), os.path.expanduser(self._directory))
         self._run = _core.ManagedRun(
-            directory,
+            os.fsencode(self._directory),
             valid.whole("every", every, 64),
             None if keep is None else keep.made(),
             valid.word("name", name),
@@ -286,6 +290,8 @@ class CheckpointManager:
             valid.refuse_any_url(self._directory, "an export")
         run = self._run
         own = export if self._comm.rank == 0 else None
+        if own is not None:
+            own.check_config()
         return Exporter(own, self._directory, run.name_of, run.prune_after)
 
     def _set_fast(self, fast: Any, drain_every: Any) -> list[tuple[str, str]]:
