@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -113,7 +114,7 @@ def old_folder(path: str) -> None:
     for name, text in {"config.json": "{}", "sub/a": "", "old.safetensors": "x"}.items():
         pathlib.Path(path, name).write_text(text)
     # What a killed save has left.
-    hidden = pathlib.Path(path).parent / f".{os.path.basename(path)}.huggingface" / "model"
+    hidden = pathlib.Path(path).parent / f".{os.path.basename(path)}.huggingface-{'0' * 32}" / "model"
     hidden.mkdir(parents=True)
     (hidden / "left.safetensors").write_text("x")
 
@@ -195,7 +196,7 @@ def in_the_background(rank: int, world: int, folder: str) -> None:
         dist.barrier()
         check_loads(f"{folder}/{kind}", lambda scale: sharded(world, scale))
     # A rank that can't begin the second pass fails all.
-    new = NewFolder(f"{folder}/other")
+    new = NewFolder(f"{folder}/other", "an attempt")
     if rank == 1:
         new.pieces = f"{folder}/nowhere"
     else:
@@ -211,6 +212,97 @@ def test_a_save_in_the_background_and_a_rank_that_fails_between_the_passes(
     worlds: Worlds, tmp_path: pathlib.Path
 ) -> None:
     worlds[2].run(in_the_background, str(tmp_path))
+
+
+def of_rank_0(rank: int, world: int, folder: str) -> None:
+    joined = {"save_distributed": True, "enable_consolidation": True}
+    for name, save in (("ours", dcp.save), ("torch", stock.save)):
+        path = f"{folder}/{name}"
+        options = KINDS["two files"] if rank == 0 else joined
+        if rank == 0:
+            old_folder(path)
+        dist.barrier()
+        writer = dcp.HuggingFaceStorageWriter(path, **options)
+        saved = save(sharded(world, 1), storage_writer=writer)
+        if rank == 0 or name == "ours":
+            assert set(saved.state_dict_metadata) == set(flat(whole(1)))
+        dist.barrier()
+        if rank == 0:
+            check_folder(pathlib.Path(path), "two files")
+    with pytest.raises(dcp.CheckpointException, match="rank 1 does not see the directory"):
+        os.makedirs(f"{folder}/host-{rank}")
+        writer = dcp.HuggingFaceStorageWriter(f"{folder}/host-{rank}/hf", **PIECES)
+        stock.save(sharded(world, 1), storage_writer=writer)
+    del writer
+    gc.collect()  # the exception refers to it
+    assert os.listdir(f"{folder}/host-{rank}") == []
+    for kind in ("pieces", "joined"):
+        path = f"{folder}/cached {kind}"
+        for scale in (1, 2, 3, 1):
+            planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+            writer = dcp.HuggingFaceStorageWriter(path, **KINDS[kind])
+            stock.save(sharded(world, scale), storage_writer=writer, planner=planner)
+            check_loads(path, lambda factor: sharded(world, factor * scale))
+            dist.barrier()
+
+
+def test_rank_0s_mapping_counts_all_see_its_directory_and_cached_plans_have_the_newest_order(
+    worlds: Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(of_rank_0, str(tmp_path))
+
+
+def model_in(folder: NewFolder, scale: int) -> NewFolder:
+    folder.begin()
+    tilestone.save({"w": torch.ones(2) * scale}, folder.pieces)
+    folder.join({}, "model.safetensors")
+    return folder
+
+
+def test_saves_to_one_folder_are_apart_and_what_dead_ones_have_left_goes(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "hf"
+    child = os.fork()
+    if child == 0:
+        _kept = model_in(NewFolder(path), 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    left = os.listdir(tmp_path)
+    assert len(left) == 1
+    first, second = model_in(NewFolder(path), 2), model_in(NewFolder(path), 3)
+    assert len(os.listdir(tmp_path)) == 2 and left[0] not in os.listdir(tmp_path)
+    for each, scale in ((first, 2), (second, 3)):
+        each.publish()
+        assert torch.equal(tilestone.load(path)["w"], torch.ones(2) * scale)
+    model_in(NewFolder(path), 4)  # is dropped
+    assert os.listdir(tmp_path) == ["hf"]
+
+
+def test_folders_that_can_not_be_replaced_are_refused_before_anything_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(path: pathlib.Path, kind: type[Exception], text: str) -> None:
+        before = sorted(os.listdir(path.parent))
+        with pytest.raises(kind, match=text):
+            NewFolder(path).begin()
+        assert sorted(os.listdir(path.parent)) == before
+
+    (tmp_path / "file").touch()
+    check(tmp_path / "file", tilestone.InvalidArgumentError, "is a file")
+    check(pathlib.Path("/dev/shm"), tilestone.UnsupportedError, "is mounted there")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    for each in ("a", "a/b"):
+        check(tmp_path / each, tilestone.UnsupportedError, "working directory")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "__0.metadata").touch()
+    by_files = tilestone.ByFiles(0, 2, "of one job", wait=False)
+    tilestone.save({"w": torch.ones(2)}, tmp_path / "unpublished", by_files=by_files)
+    with tilestone.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"w": torch.ones(2)})
+    for each in ("a", "unpublished", "run"):
+        check(tmp_path / each, tilestone.AlreadyExistsError, "no Hugging Face folder")
 
 
 def refusals(rank: int, world: int, folder: str) -> None:
@@ -231,7 +323,9 @@ def refusals(rank: int, world: int, folder: str) -> None:
                 save(state, storage_writer=dcp.HuggingFaceStorageWriter(path, **options))
             dist.barrier()
             if rank == 0:
+                gc.collect()
                 assert same(tilestone.load(path, group=tilestone.solo()), flat(whole(1)))
+                assert os.listdir(folder) == ["hf"]
             dist.barrier()
     dcp.save({"twice": twice}, storage_writer=dcp.HuggingFaceStorageWriter(path))
     dist.barrier()

@@ -1,11 +1,12 @@
 """A Hugging Face folder that is made beside the old one, and then takes its place.
 
     parent/NAME                  the folder: the old model, or nothing
-    parent/.NAME.huggingface/    while a new one is made; what is found there was left by a dead process
+    parent/.NAME.huggingface-ID/ while a new one is made; ID is another one for each attempt
         pieces/                  a checkpoint of all ranks, if tensors have to be joined
         model/                   the new folder
 
-1. Rank 0 removes what is left of an earlier attempt, and makes the hidden directory.
+1. Rank 0 removes what dead processes have left, and makes the hidden directory, which it locks: the
+   directories of others that are locked stay. Where a file system has no locks, they count as dead.
 2. The files of the model are made in `model`, and are durable.
 3. Rank 0 takes over the other files of the old folder (config.json, tokenizer files): as hard links,
    or as copies.
@@ -13,25 +14,30 @@
 5. The hidden directory is removed, with the old model in it.
 
 Before step 4 the folder is untouched, after it the new one is complete and durable. Nothing locks the
-folder: two programs must not write to one folder at the same time.
+folder itself: of two saves the one that ends last stays, and what is written to it by others during
+the steps 3 and 4 is lost.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
+import uuid
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from tilestone import _core
-from tilestone._errors import AlreadyExistsError
+from tilestone._errors import AlreadyExistsError, InvalidArgumentError, UnsupportedError
 from tilestone._options import valid
 
-_HIDDEN = ".huggingface"
 #: Of torch's writer: the pieces of a model that it has joined.
 _TORCHS_PIECES = "sharded"
-#: Files by which a folder is a checkpoint that is no Hugging Face folder.
-_OTHER_INDEXES = (".metadata", "metadata.json")
+#: Files by which a folder is a checkpoint that is no Hugging Face folder, or a run's directory.
+_OTHERS = re.compile(r"\.metadata|__\d+.*\.metadata|metadata\.(json|pkl)|\.z(array|group)|zarr\.json")
+_STEPS = os.path.join(".tilestone", "steps")
 
 
 def _is_of_a_model(name: str) -> bool:
@@ -59,38 +65,123 @@ def _link(source: str, target: str) -> None:
             os.fsync(copied.fileno())
 
 
+def _locked(place: str) -> int | None:
+    """Locks a hidden directory, until the file is closed; None: another process has."""
+    held = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return None
+    except OSError:  # there are no locks here
+        pass
+    return held
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _remove(place: str, held: int, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
+
+
 class NewFolder:
     """The names of a folder that is being made, and rank 0's steps of it.
 
+    On rank 0 the hidden directory goes with the object, if it was not published.
+
     Args:
         path: of the folder, in a file system. Symbolic links are resolved.
+        attempt: rank 0's; by default a new one.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], attempt: str = "") -> None:
         valid.refuse_any_url(path, "a Hugging Face folder")
         self.path = os.path.realpath(path)
+        self.attempt = attempt or uuid.uuid4().hex
         self._parent, self._name = os.path.split(self.path)
-        self._hidden = f".{self._name}{_HIDDEN}"
+        self._hidden = f".{self._name}.huggingface-{self.attempt}"
         self.place = os.path.join(self._parent, self._hidden)
         self.pieces = os.path.join(self.place, "pieces")
         self.model = os.path.join(self.place, "model")
+        self._end: Any = lambda: None
 
     def begin(self) -> None:
         """Step 1.
 
         Raises:
             AlreadyExistsError: the folder holds a checkpoint of another kind.
+            InvalidArgumentError: it is a file.
+            UnsupportedError: it can't be replaced in one step.
         """
-        for name in _OTHER_INDEXES:
-            if os.path.lexists(os.path.join(self.path, name)):
-                raise AlreadyExistsError(
-                    f"{self.path} holds a checkpoint that is no Hugging Face folder", file=name,
-                    hint="save elsewhere, or remove that checkpoint first",
-                )  # fmt: skip
-        self.abandon()
+        is_old = self._check_old()
+        self._remove_dead()
         os.makedirs(self.place)
-        if os.path.isdir(self.path):
+        held = _locked(self.place)
+        if held is None:
+            raise AlreadyExistsError(f"another save to {self.path} began at the same moment")
+        self._end = weakref.finalize(self, _remove, self.place, held, os.getpid())
+        if is_old:
             shutil.copymode(self.path, self.place)
+            self._try_exchange()
+
+    def _check_old(self) -> bool:
+        """Whether there is something at the path, which must be a folder that can be replaced."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            raise InvalidArgumentError(f"{self.path} is a file, and a folder is written") from None
+        found = next((name for name in names if _OTHERS.fullmatch(name)), "")
+        if os.path.isdir(os.path.join(self.path, _STEPS)):
+            found = _STEPS
+        if found or _core.unpublished(os.fsencode(self.path), 0.0):
+            raise AlreadyExistsError(
+                f"{self.path} holds a checkpoint or a run that is no Hugging Face folder", file=found,
+                hint="save elsewhere, or remove that first",
+            )  # fmt: skip
+        why = ""
+        if os.path.join(_working_directory(), "").startswith(os.path.join(self.path, "")):
+            why = "the working directory of this process is in it"
+        elif os.path.ismount(self.path):
+            why = "another file system is mounted there"
+        elif not os.access(self.path, os.W_OK, effective_ids=True):
+            why = f"this process must not write to it (its mode is {os.stat(self.path).st_mode & 0o7777:o})"
+        if why:
+            raise UnsupportedError(
+                f"{self.path} can't be replaced: {why}", hint="save to a folder that does not exist"
+            )
+        return True
+
+    def _remove_dead(self) -> None:
+        hidden = re.compile(re.escape(f".{self._name}.huggingface-") + "[0-9a-f]{32}")
+        for name in os.listdir(self._parent) if os.path.isdir(self._parent) else []:
+            if not hidden.fullmatch(name):
+                continue
+            left = os.path.join(self._parent, name)
+            try:
+                held = _locked(left)
+            except OSError:  # another process has removed it
+                continue
+            if held is not None:
+                _remove(left, held, os.getpid())
+
+    def _try_exchange(self) -> None:
+        for name in ("new", "old/not empty"):
+            os.makedirs(os.path.join(self.place, "trial", name))
+        try:
+            _core.replace_directory(os.fsencode(os.path.join(self.place, "trial")), "new", "old")
+        except UnsupportedError as error:
+            error.add_hint("save to a folder that does not exist")
+            raise
+        shutil.rmtree(os.path.join(self.place, "trial"))
 
     def publish(self) -> None:
         """Steps 3 to 5."""
@@ -113,8 +204,8 @@ class NewFolder:
         self.abandon()
 
     def abandon(self) -> None:
-        """Removes the hidden directory."""
-        shutil.rmtree(self.place, ignore_errors=True)
+        """Step 5, also of an attempt that has failed."""
+        self._end()
 
     def join(self, files: Mapping[str, str], other_file: str, comm: Any = None) -> None:
         """Makes `model` of `pieces`: every rank of the communicator writes some of the files.

@@ -40,8 +40,14 @@ def refuse_any_url(path: Any, what: str) -> None:
         )
 
 
+def absolute(path: str) -> str:
+    """The same path, also after the working directory has changed; "~" is the home directory."""
+    path = os.path.expanduser(path)
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 def location(path: Any) -> bytes:
-    """The same; empty for an invalid path, which the call's first round reports."""
+    """As directory(); empty for an invalid path, which the call's first round reports."""
     try:
         return directory(path)
     except InvalidArgumentError:

@@ -25,7 +25,7 @@ logger = logging.getLogger("tilestone")
 
 _SHARD_BYTES = 5_000_000_000  # of a safetensors file, as save_pretrained has long had it
 _FOLDER = re.compile(r"step-(\d{8,})")
-_LEFT = re.compile(rf"\.{_FOLDER.pattern}(\.removed|\.huggingface)")  # while it is removed, or made
+_LEFT = re.compile(rf"\.{_FOLDER.pattern}(\.removed|\.huggingface-[0-9a-f]{{32}})")  # while it is removed, or made
 _SOURCE = os.path.join(".tilestone", "source")  # in an export: the save id of the step's checkpoint
 # Files of a model's folder that hold weights, or say where they are.
 _WEIGHTS = (
@@ -74,9 +74,8 @@ class Export:
         renaming("export.rename", self.rename)
         if self.dtype is not None:
             _core.ConvertOptions().cast = self.dtype_name
-        if self.config_dir is not None:  # the program may change its working directory
-            absolute = os.path.join(os.getcwd(), os.path.expanduser(self.config_dir))
-            object.__setattr__(self, "config_dir", absolute)
+        if self.config_dir is not None:
+            object.__setattr__(self, "config_dir", valid.absolute(os.fspath(self.config_dir)))
 
     def check_config(self) -> None:
         """Refuses a config_dir in which there is no config.json, as this rank sees it."""

@@ -56,7 +56,7 @@ class Fast:
         if isinstance(self.domains, str) or (self.domains is not None and not self.copies):
             raise InvalidArgumentError("Fast.domains is a list of names, and needs copies=1")
         domains = [valid.word("Fast.domains", each) for each in self.domains or ()]
-        path = os.path.expanduser(os.fsdecode(given))
+        path = valid.absolute(os.fsdecode(given))
         return dataclasses.replace(self, path=path, domains=domains)
 
 

@@ -265,8 +265,8 @@ class CheckpointManager:
             )
         _core.refuse_url(directory)
         self._directory = os.fsdecode(directory)
-        if not _core.is_url(directory):  # the program may change its working directory
-            self._directory = os.path.join(os.getcwd(), os.path.expanduser(self._directory))
+        if not _core.is_url(directory):
+            self._directory = valid.absolute(self._directory)
         self._run = _core.ManagedRun(
             os.fsencode(self._directory),
             valid.whole("every", every, 64),

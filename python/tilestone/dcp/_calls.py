@@ -287,8 +287,13 @@ class StoredMetadata(Metadata):
 
     def _read(self) -> None:
         own = vars(self)
-        if own["_is_read"]:
-            return
+        if not own["_is_read"]:
+            found = self.load()
+            own.update({name: getattr(found, name, None) for name in _FIELDS}, _is_read=True)
+
+    def load(self) -> Metadata:
+        """Reads it."""
+        own = vars(self)
         data = _core.bytes_at(valid.directory(place(own["_path"])), own["_name"])
         if data is None:
             raise FileNotFoundError(errno.ENOENT, f"no {own['_name']}", own["_path"])
@@ -300,7 +305,7 @@ class StoredMetadata(Metadata):
                 f"the checkpoint at {own['_path']} was replaced: it has the save id {stored}, not "
                 f"{own['_save_id']}; use the result of a save before the next one to its place"
             )
-        own.update({name: getattr(found, name, None) for name in _FIELDS}, _is_read=True)
+        return found  # type: ignore[no-any-return]
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FIELDS:

@@ -9,8 +9,10 @@ converted. How the new folder takes the old one's place is told in _calls/model_
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ from tilestone._calls.collective import communicator
 from tilestone._calls.model_folder import NewFolder, sync
 from tilestone._calls.opening import open as open_checkpoint
 from tilestone._calls.save_load import run_save
-from tilestone._errors import InvalidArgumentError, UnsupportedError
+from tilestone._errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilestone._objects.dtypes import native_type
 from tilestone._options import valid
 from tilestone.dcp import _calls
@@ -55,12 +57,26 @@ class _Order:
     """How a rank writes its part, in SavePlan.storage_data.
 
     Attributes:
+        path: the writer's.
+        attempt: of the NewFolder.
         rank: in the group that saves.
+        numbers: the coordinator's fqn_to_index_mapping.
         first: the rank's order for the checkpoint of the first pass; None: there is none.
     """
 
+    path: str
+    attempt: str
     rank: int
-    first: Any = None
+    numbers: dict[str, int] | None
+    first: Any
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _arrived[self.path, self.rank] = self
+
+
+# The newest order that has reached a rank of this process, as in _writer.py.
+_arrived: dict[tuple[str, int], _Order] = {}
 
 
 class _Tensors(_calls.State):
@@ -122,7 +138,9 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         if enable_consolidation:
             self.consolidated_output_path = str(path)
         self._new: NewFolder | None = None  # of the save that has begun, on the coordinator
-        self._first: FileSystemWriter | None = None  # writes the first pass
+        self._orders: list[_Order] = []
+        self._first: FileSystemWriter | None = None  # writes the first pass of it
+        self._set_up: Any = None  # torch's arguments for it
 
     @property
     def is_whole(self) -> bool:
@@ -136,77 +154,89 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         super().reset(checkpoint_id)
         self._new = self._first = None
 
-    def folder(self) -> NewFolder:
-        """The folder at the writer's path."""
-        return NewFolder(_calls.place(self.path))
-
-    def files(self, shard: int | None = None) -> tuple[dict[str, str], str]:
-        """The file of each key, and that of all other keys, as torch names them."""
-        numbers = self.fqn_to_index_mapping
-        if not numbers:
-            return {}, _gen_file_name(1, 1, shard)
-        last = max(numbers.values())
-        return {key: _gen_file_name(number, last, shard) for key, number in numbers.items()}, ""
-
-    def check_key(self, key: str) -> None:
-        """Refuses a key that the mapping does not name.
-
-        Raises:
-            InvalidArgumentError: it does not.
-        """
-        if self.fqn_to_index_mapping and key not in self.fqn_to_index_mapping:
-            raise InvalidArgumentError("fqn_to_index_mapping does not have this key", key=key)
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """As in torch."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedError("a Hugging Face folder can't be saved with use_collectives=False")
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        self._first = FileSystemWriter(self.folder().pieces)
-        self._first.set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self._set_up = is_coordinator, args, kwargs
+
+    def _make_first(self, folder: NewFolder) -> FileSystemWriter:
+        is_coordinator, args, kwargs = self._set_up
+        first = FileSystemWriter(folder.pieces)
+        first.set_up_storage_writer(is_coordinator, *args, **kwargs)
+        return first
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Checks this rank's keys.
 
         Raises:
-            InvalidArgumentError: an item is no tensor, or its key has no file.
+            InvalidArgumentError: an item is no tensor.
         """
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 _refuse_object(item.index.fqn)
-            self.check_key(item.index.fqn)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begins the save, and gives each rank its order."""
-        self._new = self.folder()
-        self._new.begin()
-        orders: list[Any] = [None] * len(plans)
+        """Begins the save, and gives each rank its order.
+
+        Raises:
+            InvalidArgumentError: a key has no file.
+        """
+        for plan in plans:
+            check_keys((item.index.fqn for item in plan.items), self.fqn_to_index_mapping)
+        self._new = new = NewFolder(_calls.place(self.path))
+        new.begin()
+        firsts: list[Any] = [None] * len(plans)
+        self._first = None
         if self.is_whole and not _is_of_one_rank(plans):
-            assert self._first is not None
-            orders = [plan.storage_data for plan in self._first.prepare_global_plan(plans)]
+            self._first = self._make_first(new)
+            firsts = [plan.storage_data for plan in self._first.prepare_global_plan(plans)]
+        self._orders = [
+            _Order(str(self.path), new.attempt, rank, self.fqn_to_index_mapping, first)
+            for rank, first in enumerate(firsts)
+        ]
         return [
-            dataclasses.replace(plan, storage_data=_Order(rank, first))
-            for rank, (plan, first) in enumerate(zip(plans, orders, strict=True))
+            dataclasses.replace(plan, storage_data=order)
+            for plan, order in zip(plans, self._orders, strict=True)
         ]
 
+    def _current(self, order: _Order) -> _Order:
+        """The order of this save, also if the planner has used a cached plan."""
+        if self._new is not None:
+            return self._orders[order.rank]
+        return _arrived.get((str(self.path), order.rank), order)
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's items. They are durable when it returns."""
-        order: _Order = plan.storage_data
+        """Writes this rank's items. They are durable when it returns.
+
+        Raises:
+            NotFoundError: this rank does not see what the coordinator has made.
+        """
+        order = self._current(plan.storage_data)
+        folder = NewFolder(_calls.place(self.path), order.attempt)
+        if not os.path.isdir(folder.place):
+            raise NotFoundError(
+                f"rank {order.rank} does not see the directory that the coordinator has made beside "
+                "the folder, or another save has removed it", file=folder.place,
+                hint="save to a file system that all ranks see",
+            )  # fmt: skip
         if order.first is not None:
-            assert self._first is not None
-            return self._first.write_data(
-                dataclasses.replace(plan, storage_data=order.first), planner
-            )
+            first = self._first or self._make_first(folder)
+            return first.write_data(dataclasses.replace(plan, storage_data=order.first), planner)
         future: Future[list[WriteResult]] = Future()
-        future.set_result(self._write(order.rank, plan.items, planner) if plan.items else [])
+        future.set_result(self._write(order, folder, plan.items, planner) if plan.items else [])
         return future
 
-    def _write(self, rank: int, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+    def _write(
+        self, order: _Order, folder: NewFolder, items: list[WriteItem], planner: SavePlanner
+    ) -> list[WriteResult]:
         tensors: dict[str, Any] = {}
         pieces: dict[str, tuple[list[int], list[int]]] = {}
         results = []
-        files, other_file = self.files(None if self.is_whole else rank + 1)
+        rank = order.rank
+        files, other_file = files_of(order.numbers, None if self.is_whole else rank + 1)
         for item in items:
             key, tensor = item.index.fqn, planner.resolve_data(item)
             assert item.tensor_data is not None and isinstance(tensor, torch.Tensor)
@@ -219,7 +249,6 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
             pieces[key] = list(item.tensor_data.chunk.offsets), list(item.tensor_data.size)
             info = _StorageInfo(files.get(key, other_file), 0, tensor.nbytes)
             results.append(WriteResult(item.index, tensor.nbytes, info))
-        folder = self.folder()
         if self.is_whole:
             run_save(_Tensors(tensors, files, other_file, {}), folder.model, group=_calls.SOLO)
             return results
@@ -234,21 +263,46 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Puts the new folder in its place."""
-        assert self._new is not None and self._first is not None
+        assert self._new is not None
         new, self._new = self._new, None
-        if self._first.has_begun:
+        if self._first is not None:
             self._first.finish(metadata, results)
-            new.join(*self.files())
+            new.join(*files_of(self.fqn_to_index_mapping))
         os.makedirs(new.model, exist_ok=True)  # of a state without tensors
         new.publish()
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves."""
-        return {**vars(self), "_new": None, "_first": None}
+        return {**vars(self), "_new": None, "_first": None, "_set_up": None}
+
+
+def files_of(numbers: dict[str, int] | None, shard: int | None = None) -> tuple[dict[str, str], str]:
+    """The file of each key, and that of all other keys, as torch names them.
+
+    Args:
+        numbers: fqn_to_index_mapping.
+    """
+    if not numbers:
+        return {}, _gen_file_name(1, 1, shard)
+    last = max(numbers.values())
+    return {key: _gen_file_name(number, last, shard) for key, number in numbers.items()}, ""
+
+
+def check_keys(keys: Iterable[str], numbers: dict[str, int] | None) -> None:
+    """Refuses keys that the mapping does not name.
+
+    Raises:
+        InvalidArgumentError: it does not name one.
+    """
+    for key in keys:
+        if numbers and key not in numbers:
+            raise InvalidArgumentError("fqn_to_index_mapping does not have this key", key=key)
 
 
 def _is_of_one_rank(plans: list[SavePlan]) -> bool:
-    """Whether one rank has all items, and each is a whole tensor."""
+    """Whether one rank has all items, and each is a whole tensor; as far as plans are not cached."""
+    if not all(plan.usable for plan in plans):
+        return False
     having = [plan for plan in plans if plan.items]
     return len(having) <= 1 and all(
         item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
@@ -260,20 +314,26 @@ def _is_of_one_rank(plans: list[SavePlan]) -> bool:
 class _Flat(_calls.State):
     """A rank's state as torch flattens it, which has only tensors."""
 
-    def __init__(self, state: Any, writer: HuggingFaceStorageWriter, new: NewFolder | None) -> None:
+    def __init__(self, state: Any, numbers: dict[str, int] | None) -> None:
         super().__init__(state)
-        self._writer = writer
-        self._new = new
+        self._numbers = numbers
 
     def make(self) -> dict[str, Any]:
-        if self._new is not None:
-            self._new.begin()
         flat, _ = flatten_state_dict(super().make())  # type: ignore[arg-type]
         for key, item in flat.items():
             if not isinstance(item, (torch.Tensor, ShardedTensor)):
                 _refuse_object(key)
-            self._writer.check_key(key)
+        check_keys(flat, self._numbers)
         return flat
+
+
+def _agree(work: str, comm: Any, decide: Callable[[], Any]) -> Any:
+    """What rank 0 decides, or its error, on all ranks."""
+
+    def answer(_: int, __: list[bytes]) -> tuple[bytes, bool]:
+        return json.dumps(decide()).encode(), True
+
+    return json.loads(_core.agree(work, comm, lambda _, __: b"", answer, _core.DEFAULT_TIMEOUT))
 
 
 def save_together(
@@ -281,25 +341,32 @@ def save_together(
 ) -> Metadata:
     """Saves whole tensors that several ranks hold: all of them write in both passes."""
     group, rank = _calls.group_and_rank(process_group, alone)
-    new = writer.folder()
+    new = NewFolder(_calls.place(writer.path))
+
+    def begin() -> tuple[str, dict[str, int] | None]:
+        new.begin()
+        return new.attempt, writer.fqn_to_index_mapping
+
     with _calls.failing_as_torch("write", rank):
+        comm = communicator(group)
         try:
-            state = _Flat(state_dict, writer, new if rank == 0 else None)
-            run_save(state, new.pieces, group=group, overwrite=True)
-            comm = communicator(group)
-            new.join(*writer.files(), comm)
+            attempt, numbers = _agree("beginning of a Hugging Face folder", comm, begin)
+            if rank != 0:
+                new = NewFolder(new.path, attempt)
+            run_save(_Flat(state_dict, numbers), new.pieces, group=group)
+            new.join(*files_of(numbers), comm)
+            _agree("publishing a Hugging Face folder", comm, new.publish)
+        finally:
+            new.abandon()
+    return StoredModel(new.path)
 
-            def publish(_: int, __: list[bytes]) -> tuple[bytes, bool]:
-                new.publish()
-                return b"", True
 
-            work = "publishing a Hugging Face folder"
-            _core.agree(work, comm, lambda _, __: b"", publish, _core.DEFAULT_TIMEOUT)
-        except BaseException:
-            if rank == 0:
-                new.abandon()
-            raise
-        return metadata_of(new.path)
+class StoredModel(_calls.StoredMetadata):
+    """A model's Metadata, which is read when it is first used."""
+
+    def load(self) -> Metadata:
+        """From the folder that stands there then."""
+        return metadata_of(vars(self)["_path"])
 
 
 def metadata_of(path: str | os.PathLike[str]) -> Metadata:
