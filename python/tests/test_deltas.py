@@ -63,8 +63,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, share):
     new = version(share, old)
     tilestone.save(old, tmp_path / "a")
     tilestone.save(new, tmp_path / "b")
-    made = command("delta", tmp_path / "a", tmp_path / "b", tmp_path / "d.safetensors")
-    assert made.returncode == 0, made.stderr
+    tilestone.save_delta(tmp_path / "b", tmp_path / "d.safetensors", base=tmp_path / "a")
     report = tilestone.apply_delta(tmp_path / "a", tmp_path / "d.safetensors", to=tmp_path / "c")
     assert_same(tilestone.load(tmp_path / "c"), new)
     assert report.bytes == (tmp_path / "d.safetensors").stat().st_size
@@ -101,7 +100,7 @@ def test_a_missed_base_is_refused_and_nothing_is_made(tmp_path):
     for i, each in enumerate(versions):
         tilestone.save(each, tmp_path / str(i))
     path = tmp_path / "d.safetensors"
-    assert command("delta", tmp_path / "1", tmp_path / "2", path).returncode == 0
+    tilestone.save_delta(tmp_path / "2", path, base=tmp_path / "1")
     with pytest.raises(tilestone.MismatchError) as failed:
         tilestone.apply_delta(tmp_path / "0", path, to=tmp_path / "made")
     assert failed.value.key in versions[0]

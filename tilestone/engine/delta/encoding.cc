@@ -32,6 +32,7 @@ class Changes {
  public:
   Changes(ByteView base, ByteView now, uint64_t itemsize, uint64_t most)
       : a_(base.data()), b_(now.data()), item_(itemsize), most_(most) {
+    indices_.reserve(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
     const uint64_t whole = now.size() - now.size() % kScanned;
     for (uint64_t at = 0; at < whole && !too_many(); at += kScanned) {
       if (is_same_block(at)) continue;
@@ -287,15 +288,13 @@ void apply_piece(DeltaKind kind, uint64_t gap_bytes, ByteView positions, ByteVie
                       });
     });
   }
-  const bool is_xor = kind == DeltaKind::kXor;
-  const Bytes planes = is_xor ? archive::zstd_decompress(values, elements.size()) : Bytes();
-  const ByteView made = is_xor ? ByteView(planes) : values;
-  if (made.size() != elements.size()) fail_piece("a box has another number of elements");
-  if (is_xor) {
-    for_itemsize(itemsize, [&](auto item) { apply_planes<item()>(made, elements); });
-  } else if (!made.empty()) {
-    std::memcpy(elements.data(), made.data(), made.size());
+  if (kind == DeltaKind::kXor) {
+    Bytes planes(elements.size());
+    archive::zstd_decompress_into(values, planes);
+    return for_itemsize(itemsize, [&](auto item) { apply_planes<item()>(planes, elements); });
   }
+  if (values.size() != elements.size()) fail_piece("a box has another number of elements");
+  if (!values.empty()) std::memcpy(elements.data(), values.data(), values.size());
 }
 
 void check_piece(DeltaKind kind, uint64_t gap_bytes, ByteView positions, ByteView values,
@@ -305,9 +304,12 @@ void check_piece(DeltaKind kind, uint64_t gap_bytes, ByteView positions, ByteVie
                            [](uint64_t, uint64_t) {});
   }
   const uint64_t bytes = elements * itemsize;
-  const bool is_xor = kind == DeltaKind::kXor;
-  const uint64_t found = is_xor ? archive::zstd_decompress(values, bytes).size() : values.size();
-  if (found != bytes) fail_piece("a box has another number of elements");
+  if (kind == DeltaKind::kWhole) {
+    if (values.size() != bytes) fail_piece("a box has another number of elements");
+  } else if (!archive::zstd_says_size(values, bytes)) {  // several frames, or one without a size
+    Bytes planes(bytes);
+    archive::zstd_decompress_into(values, planes);
+  }
 }
 
 }  // namespace tilestone::engine

@@ -48,6 +48,20 @@ Bytes zstd_decompress(ByteView compressed, uint64_t max_size) {
   return out;
 }
 
+void zstd_decompress_into(ByteView compressed, MutableByteView out) {
+  const size_t size = ZSTD_decompress(out.data(), out.size(), compressed.data(), compressed.size());
+  if (ZSTD_isError(size) != 0) {
+    throw Error(ErrorCode::kCorrupt, std::string("zstd stream: ") + ZSTD_getErrorName(size));
+  }
+  if (size == out.size()) return;
+  throw Error(ErrorCode::kCorrupt, "zstd stream: it has " + std::to_string(size) +
+                                       " bytes, expected " + std::to_string(out.size()));
+}
+
+bool zstd_says_size(ByteView compressed, uint64_t size) {
+  return ZSTD_getFrameContentSize(compressed.data(), compressed.size()) == size;
+}
+
 Bytes zstd_compress(ByteView bytes) {
   constexpr int kLevel = 1;
   Bytes out(ZSTD_compressBound(bytes.size()));
