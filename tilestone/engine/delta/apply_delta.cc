@@ -142,14 +142,14 @@ class BaseCheck {
       begin += size;
       progress.add(size);
     }
-    if (tensor.before) expect_base(delta_, tensor, crc_of_shares(before, tensor.bytes()));
-    if (tensor.after) expect_result(delta_, tensor, crc_of_shares(after, tensor.bytes()));
+    if (tensor.before) expect_base(delta_, tensor, crc_of_portions(before, tensor.bytes()));
+    if (tensor.after) expect_result(delta_, tensor, crc_of_portions(after, tensor.bytes()));
   }
 
   std::pair<uint32_t, uint32_t> sum_and_apply(const DeltaTensor& tensor,
                                               std::span<const Box> boxes) {
     const uint64_t item = itemsize(tensor.dtype);
-    std::vector<std::pair<uint32_t, uint32_t>> shares(boxes.size());
+    std::vector<std::pair<uint32_t, uint32_t>> portions(boxes.size());
     std::vector<MutableByteView> parts;
     MutableByteView rest(elements_);
     for (const Box& box : boxes) {
@@ -157,14 +157,14 @@ class BaseCheck {
       rest = rest.subspan(parts.back().size());
     }
     threads_.parallel_for(boxes.size(), [&](size_t i) {
-      shares[i].first = crc_share(parts[i], boxes[i], tensor.shape, item);
-      shares[i].second = shares[i].first;
+      portions[i].first = crc_portion(parts[i], boxes[i], tensor.shape, item);
+      portions[i].second = portions[i].first;
       if (tensor.unchanged() || tensor.removed()) return;
       delta_.apply(tensor, boxes[i], parts[i], threads_);
-      shares[i].second = crc_share(parts[i], boxes[i], tensor.shape, item);
+      portions[i].second = crc_portion(parts[i], boxes[i], tensor.shape, item);
     });
     std::pair<uint32_t, uint32_t> sums;
-    for (const auto& [before, after] : shares) {
+    for (const auto& [before, after] : portions) {
       sums.first ^= before;
       sums.second ^= after;
     }

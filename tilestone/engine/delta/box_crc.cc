@@ -46,7 +46,7 @@ size_t first_dim_of_runs(const Box& box, const Dims& shape) {
 
 }  // namespace
 
-uint32_t crc_share(ByteView elements, const Box& box, const Dims& shape, uint64_t itemsize) {
+uint32_t crc_portion(ByteView elements, const Box& box, const Dims& shape, uint64_t itemsize) {
   if (elements.empty()) return 0;
   const size_t dims = first_dim_of_runs(box, shape);
   const Dims strides = contiguous_strides(shape);
@@ -60,7 +60,7 @@ uint32_t crc_share(ByteView elements, const Box& box, const Dims& shape, uint64_
   std::map<uint64_t, Zeros> zeros;  // by their number: one for each dim
   Dims index(dims, 0);
   uint64_t begin = first, end = first + run;
-  uint32_t share = linear_crc(elements.first(run));
+  uint32_t portion = linear_crc(elements.first(run));
   for (uint64_t i = 1; i < runs; ++i) {
     for (size_t d = dims; d-- > 0;) {
       begin += static_cast<uint64_t>(strides[d]) * itemsize;
@@ -70,14 +70,14 @@ uint32_t crc_share(ByteView elements, const Box& box, const Dims& shape, uint64_
     }
     const uint64_t step = begin + run - end;
     end += step;
-    share = zeros.try_emplace(step, step).first->second.append(share) ^
-            linear_crc(elements.subspan(i * run, run));
+    portion = zeros.try_emplace(step, step).first->second.append(portion) ^
+              linear_crc(elements.subspan(i * run, run));
   }
-  return with_zeros(share, total - end);
+  return with_zeros(portion, total - end);
 }
 
-uint32_t crc_of_shares(uint32_t shares, uint64_t bytes) {
-  return ~(shares ^ with_zeros(~uint32_t{0}, bytes));
+uint32_t crc_of_portions(uint32_t portions, uint64_t bytes) {
+  return ~(portions ^ with_zeros(~uint32_t{0}, bytes));
 }
 
 }  // namespace tilestone::engine

@@ -23,12 +23,12 @@ std::vector<ComparedPiece> compare_pieces(const DeltaTensor& tensor, std::span<c
   }
   threads.parallel_for(pieces.size(), [&](size_t i) {
     ComparedPiece& piece = pieces[i];
-    const auto share = [&](ByteView elements) {
-      return crc_share(elements, piece.box, tensor.shape, item);
+    const auto portion = [&](ByteView elements) {
+      return crc_portion(elements, piece.box, tensor.shape, item);
     };
-    if (!base.empty() && sum_base) piece.before = share(old[i]);
+    if (!base.empty() && sum_base) piece.before = portion(old[i]);
     if (now.empty()) return;
-    piece.after = share(piece.now);
+    piece.after = portion(piece.now);
     piece.encoded = base.empty() ? EncodedPiece{} : encode_piece(old[i], piece.now, item);
   });
   return pieces;

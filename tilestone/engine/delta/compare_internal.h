@@ -20,7 +20,7 @@ struct ComparedPiece {
   Box box;
   ByteView now = {};
   std::optional<EncodedPiece> encoded = {};  // nullopt: unchanged
-  uint32_t before = 0, after = 0;            // shares of the tensor's CRC-32 (box_crc_internal.h)
+  uint32_t before = 0, after = 0;            // portions of the tensor's CRC-32 (box_crc_internal.h)
 };
 
 // The elements of the boxes follow one another in `base` and in `now`. Without a base everything is

@@ -118,7 +118,7 @@ TEST(DeltaEncoding, PiecesAreTheBoxInItsOrder) {
 }
 
 // The CRC-32 of a tensor that is cut into boxes at random.
-TEST(DeltaCrc, SharesOfAnyBoxesMakeTheChecksumOfTheWhole) {
+TEST(DeltaCrc, PortionsOfAnyBoxesMakeTheChecksumOfTheWhole) {
   std::mt19937_64 random(4);
   for (const Dims& shape : {Dims{}, Dims{17}, Dims{6, 7}, Dims{3, 5, 4}, Dims{2, 3, 4, 5}}) {
     const uint64_t item = 2;
@@ -126,13 +126,13 @@ TEST(DeltaCrc, SharesOfAnyBoxesMakeTheChecksumOfTheWhole) {
     const StridedView whole = StridedView::contiguous(bytes.data(), shape, item);
     std::vector<Box> boxes{Box::whole(shape)};
     for (int cut = 0; cut < 6; ++cut) {
-      uint32_t shares = 0;
+      uint32_t portions = 0;
       for (const Box& box : boxes) {
         Bytes part(static_cast<size_t>(box.numel()) * item);
         strided_copy(StridedView::contiguous(part.data(), box.shape, item), whole.narrow(box));
-        shares ^= crc_share(part, box, shape, item);
+        portions ^= crc_portion(part, box, shape, item);
       }
-      EXPECT_EQ(crc_of_shares(shares, bytes.size()), crc32(bytes)) << to_string(shape);
+      EXPECT_EQ(crc_of_portions(portions, bytes.size()), crc32(bytes)) << to_string(shape);
       if (shape.empty()) break;
       Box& box = boxes[random() % boxes.size()];
       const size_t dim = random() % shape.size();
@@ -143,7 +143,7 @@ TEST(DeltaCrc, SharesOfAnyBoxesMakeTheChecksumOfTheWhole) {
       boxes.push_back(rest);
     }
   }
-  EXPECT_EQ(crc_of_shares(0, 0), 0U);
+  EXPECT_EQ(crc_of_portions(0, 0), 0U);
 }
 
 }  // namespace tilestone::engine::encoding_test

@@ -105,7 +105,7 @@ class InPlace {
     for (Target& target : targets_) {
       ShardSum& sum = target.sum;
       if (!std::exchange(target.summed, true)) {
-        sum.after = share_of(target.memory, sum.box, sum.shape, threads_);
+        sum.after = portion_of(target.memory, sum.box, sum.shape, threads_);
       }
       sums.push_back(sum);
     }

@@ -30,7 +30,7 @@ struct DeltaCall {
 struct DeltaBase {
   struct Part {
     TensorView memory;
-    uint32_t share = 0;  // of its tensor's CRC-32
+    uint32_t portion = 0;  // of its tensor's CRC-32
   };
   std::map<std::pair<std::string, Box>, Part> parts = {};
   std::string id = {};                  // state_id() of the version

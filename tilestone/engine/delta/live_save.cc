@@ -1,3 +1,17 @@
+// The protocol of a delta that ranks save together:
+//
+// 1. The ranks agree who writes which box, as for a save, but begin no transaction.
+// 2. Each compares its boxes with the base in its memory, and writes what has changed into a file
+//    whose name has the save's id. The file is durable before the rank reports.
+// 3. The coordinator merges the reports into the index. If a rank has failed until then, every rank
+//    removes its file.
+// 4. The coordinator puts the index, if none is there: the delta exists. From here on no rank
+//    removes its file, because a put that has failed may have been done all the same.
+// 5. Each rank makes the base in its memory the new version.
+//
+// A crash before 4 leaves files that no index names; the next delta there removes them after its 4.
+// A crash between 4 and 5 loses the base with the process; the next version is then a whole one.
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -122,8 +136,8 @@ class LiveDelta {
     source->read(items, false);
     for (const TensorItem& item : items) {
       const Piece& piece = item.pieces.front();
-      base_.parts.at({item.key, piece.box}).share =
-          share_of(piece.data, piece.box, item.global_shape, *threads_);
+      base_.parts.at({item.key, piece.box}).portion =
+          portion_of(piece.data, piece.box, item.global_shape, *threads_);
     }
     for (const StoredTensor& tensor : source->metadata().tensors) {
       base_.tensors.push_back({tensor.key, tensor.dtype, tensor.shape});
@@ -172,9 +186,9 @@ class LiveDelta {
 
   void compare(Shard& shard, DeltaBody& body) {
     ShardSum& sum = shard.sum;
-    if (shard.base != nullptr) sum.before = shard.base->share;
+    if (shard.base != nullptr) sum.before = shard.base->portion;
     if (!writes_) {
-      sum.after = share_of(shard.now, sum.box, sum.shape, *threads_);
+      sum.after = portion_of(shard.now, sum.box, sum.shape, *threads_);
       return;
     }
     const DeltaTensor tensor = tensor_of(sum);
@@ -265,8 +279,8 @@ class LiveDelta {
       for (const ShardSum& sum : of_rank) {
         DeltaTensor& tensor = tensors.try_emplace(sum.key, tensor_of(sum)).first->second;
         tensor.pieces.insert(tensor.pieces.end(), sum.pieces.begin(), sum.pieces.end());
-        auto& [share, has_base] = before.try_emplace(sum.key, 0, true).first->second;
-        share ^= sum.before;
+        auto& [portion, has_base] = before.try_emplace(sum.key, 0, true).first->second;
+        portion ^= sum.before;
         has_base = has_base && (sum.has_base || sum.box.empty());
       }
     }
@@ -277,7 +291,7 @@ class LiveDelta {
     for (auto& [key, tensor] : tensors) {
       tensor.after = sums.at(key).crc32();
       if (take_kept(old, tensor, before.at(key).second)) {
-        tensor.before = crc_of_shares(before.at(key).first, tensor.bytes());
+        tensor.before = crc_of_portions(before.at(key).first, tensor.bytes());
       }
       made.push_back(std::move(tensor));
     }
@@ -346,7 +360,7 @@ class LiveDelta {
       } else {
         apply_changes(shard, part.memory);
       }
-      part.share = shard.sum.after;
+      part.portion = shard.sum.after;
       parts.emplace(std::pair(shard.sum.key, shard.sum.box), std::move(part));
     }
     base_.parts = std::move(parts);

@@ -110,8 +110,8 @@ class DeltaOfTwo {
       begin += size;
       progress.add(base.size() + now.size());
     }
-    if (in_a) tensor.before = crc_of_shares(before, tensor.bytes());
-    if (in_b) tensor.after = crc_of_shares(after, tensor.bytes());
+    if (in_a) tensor.before = crc_of_portions(before, tensor.bytes());
+    if (in_b) tensor.after = crc_of_portions(after, tensor.bytes());
   }
 
   const DeltaOptions& options_;

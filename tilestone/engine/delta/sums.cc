@@ -83,7 +83,8 @@ ByteView elements_of(const TensorView& view, uint64_t begin, uint64_t size, Byte
   return scratch;
 }
 
-uint32_t share_of(const TensorView& view, const Box& box, const Dims& shape, ThreadPool& threads) {
+uint32_t portion_of(const TensorView& view, const Box& box, const Dims& shape,
+                    ThreadPool& threads) {
   const uint64_t item = itemsize(view.dtype);
   const std::vector<Box> parts = pieces_of(box, item);
   std::vector<uint64_t> begins;
@@ -92,19 +93,19 @@ uint32_t share_of(const TensorView& view, const Box& box, const Dims& shape, Thr
     begins.push_back(begin);
     begin += static_cast<uint64_t>(part.numel()) * item;
   }
-  std::atomic<uint32_t> share = 0;
+  std::atomic<uint32_t> portion = 0;
   threads.parallel_for(parts.size(), [&](size_t i) {
     Bytes scratch;
     const uint64_t size = static_cast<uint64_t>(parts[i].numel()) * item;
-    share ^= crc_share(elements_of(view, begins[i], size, scratch), parts[i], shape, item);
+    portion ^= crc_portion(elements_of(view, begins[i], size, scratch), parts[i], shape, item);
   });
-  return share;
+  return portion;
 }
 
 uint32_t SummedTensor::crc32() const {
-  uint32_t shares = 0;
-  for (const auto& [box, sum] : boxes) shares ^= sum.first;
-  return crc_of_shares(shares, static_cast<uint64_t>(numel(shape)) * itemsize(dtype));
+  uint32_t portions = 0;
+  for (const auto& [box, sum] : boxes) portions ^= sum.first;
+  return crc_of_portions(portions, static_cast<uint64_t>(numel(shape)) * itemsize(dtype));
 }
 
 void add_sums(SummedTensors& tensors, std::span<const ShardSum> sums, int rank) {

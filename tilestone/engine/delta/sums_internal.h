@@ -22,7 +22,7 @@ struct ShardSum {
   Dims shape;  // of the tensor
   Box box;
   bool has_base = false;
-  uint32_t before = 0, after = 0;  // shares of the tensor's CRC-32
+  uint32_t before = 0, after = 0;  // portions of the tensor's CRC-32
   std::vector<DeltaPiece> pieces = {};
 
   uint64_t bytes() const { return static_cast<uint64_t>(box.numel()) * itemsize(dtype); }
@@ -34,15 +34,16 @@ std::vector<ShardSum> decode_sums(ByteView bytes, int rank);
 
 // The elements of a view in C order, from byte `begin` on: where they are, or a copy in `scratch`.
 ByteView elements_of(const TensorView& view, uint64_t begin, uint64_t size, Bytes& scratch);
-// The share of a box in the CRC-32 of its tensor.
-uint32_t share_of(const TensorView& view, const Box& box, const Dims& shape, ThreadPool& threads);
+// The portion of a box in the CRC-32 of its tensor.
+uint32_t portion_of(const TensorView& view, const Box& box, const Dims& shape, ThreadPool& threads);
 
 // A tensor, from the sums of all ranks: replicas count once.
 struct SummedTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
-  std::map<Box, std::pair<uint32_t, int>> boxes = {};  // the share, and the first rank that has it
-  uint64_t covered = 0;                                // elements
+  std::map<Box, std::pair<uint32_t, int>> boxes =
+      {};                // the portion, and the first rank that has it
+  uint64_t covered = 0;  // elements
 
   uint32_t crc32() const;
 };
