@@ -142,11 +142,15 @@ void bind_live(nb::module_& m) {
                 "OpenOptions) -> tuple[DeltaReport, int]"));
   m.def(
       "delta_versions",
-      [](const nb::bytes& path) {
+      [](const nb::bytes& path, nb::handle comm, double seconds) {
+        const Entered entered;
         const Location location(path_of(path));
-        return without_gil([&](const Stop&) { return versions_of(engine::versions_at(location)); });
+        return as_rank_of(to_communicator(comm), location, end_after(seconds),
+                          [&](const engine::DeltaCall& call) {
+                            return versions_of(engine::agreed_versions(call, location));
+                          });
       },
-      "path"_a);
+      "path"_a, "comm"_a.none(), "seconds"_a);
   m.def("version_name", &engine::version_name, "number"_a);
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilestone import _core
-from tilestone._calls.collective import LoadCall, SaveCall
+from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
 from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._options import valid
@@ -99,7 +99,7 @@ def save_delta(
     options: dict[str, Any] = {
         "resources": resources, "timeout": timeout, "progress": progress,
     }  # fmt: skip
-    place, number = _place(path, base, anchor_every)
+    place, number = _place(path, base, anchor_every, group, timeout)
     whole = base is None or (anchor_every is not None and number % anchor_every == 0)
     with _memory_of(base) as kept:
         if whole:
@@ -133,7 +133,9 @@ def _memory_of(base: Any) -> Iterator[_core.DeltaBase | None]:
         raise
 
 
-def _place(path: Any, base: Any, anchor_every: int | None) -> tuple[str, int]:
+def _place(
+    path: Any, base: Any, anchor_every: int | None, group: Any, timeout: float | None
+) -> tuple[str, int]:
     """The folder of the new version, and its number; without `anchor_every` the path, and 0."""
     valid.directory(path)
     if anchor_every is None:
@@ -143,9 +145,16 @@ def _place(path: Any, base: Any, anchor_every: int | None) -> tuple[str, int]:
     if isinstance(base, DeltaVersion) and base.number is not None:
         number = base.number + 1
     else:
-        versions = _core.delta_versions(valid.directory(path))
+        versions = _versions(path, group, timeout)
         number = versions[-1][0] + 1 if versions else 0
     return _within(path, _core.version_name(number)), number
+
+
+def _versions(path: Any, group: Any, timeout: float | None) -> list[tuple[int, str, bool]]:
+    """(number, name, whether it is whole) of each version in a directory, as rank 0 finds them."""
+    return _core.delta_versions(
+        valid.directory(path), communicator(group), valid.limit_of(timeout)
+    )
 
 
 def _live(
@@ -225,7 +234,7 @@ def apply_delta(
     if to is not None:
         raise InvalidArgumentError("to is only for a checkpoint; arrays are changed in place")
     options: dict[str, Any] = {"timeout": timeout, "resources": resources, "reading": reading}
-    versions = _core.delta_versions(valid.directory(path))
+    versions = _versions(path, group, timeout)
     if not versions:
         return _in_place(target, [path], group, options)
     whole = [version for version in versions if version[2]]

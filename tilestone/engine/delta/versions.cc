@@ -5,10 +5,11 @@
 #include <optional>
 #include <string_view>
 
+#include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
-#include "tilestone/format/known/known.h"
+#include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -44,6 +45,30 @@ std::vector<DeltaVersion> versions_at(const Location& location) {
   }
   std::sort(versions.begin(), versions.end(),
             [](const DeltaVersion& a, const DeltaVersion& b) { return a.number < b.number; });
+  return versions;
+}
+
+std::vector<DeltaVersion> agreed_versions(const DeltaCall& call, const Location& location) {
+  Rounds rounds(call.comm, "delta_versions", call.location, call.deadline);
+  const Bytes answer = rounds.run_last(
+      "listing versions", [](Deadline) { return Bytes(); },
+      [&](const std::vector<Bytes>& payloads) {
+        const std::vector<DeltaVersion> found = versions_at(location);
+        ByteWriter writer;
+        writer.varint(found.size());
+        for (const DeltaVersion& version : found) {
+          writer.u64(version.number);
+          writer.u8(version.whole ? 1 : 0);
+        }
+        return std::vector<Bytes>(payloads.size(), writer.bytes());
+      });
+  ByteReader reader(answer, "the versions of a directory");
+  std::vector<DeltaVersion> versions(reader.count(sizeof(uint64_t) + 1));
+  for (DeltaVersion& version : versions) {
+    version.number = reader.u64();
+    version.name = version_name(version.number);
+    version.whole = reader.u8() != 0;
+  }
   return versions;
 }
 

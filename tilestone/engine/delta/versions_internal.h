@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tilestone/engine/delta/live_internal.h"
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {
@@ -18,6 +19,8 @@ struct DeltaVersion {
 std::string version_name(uint64_t number);
 // Those that are complete, by number. Nothing if there is no directory.
 std::vector<DeltaVersion> versions_at(const Location& location);
+// The same on every rank: as rank 0 finds them.
+std::vector<DeltaVersion> agreed_versions(const DeltaCall& call, const Location& location);
 // Those that lead to the version: the latest whole one that is not after it, and all deltas after
 // that up to it. Error(kNotFound) if one of these is missing; empty if no version has the number.
 std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number);
