@@ -204,9 +204,8 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
     def _current(self, order: _Order) -> _Order:
         """The order of this save, also if the planner has used a cached plan."""
-        if self._new is not None:
-            return self._orders[order.rank]
-        return _arrived.get((str(self.path), order.rank), order)
+        newest = _arrived.pop((str(self.path), order.rank), order)
+        return newest if self._new is None else self._orders[order.rank]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's items. They are durable when it returns.
@@ -273,7 +272,7 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """For torch's process that saves."""
-        return {**vars(self), "_new": None, "_first": None, "_set_up": None}
+        return {**vars(self), "_new": None, "_orders": [], "_first": None, "_set_up": None}
 
 
 def files_of(numbers: dict[str, int] | None, shard: int | None = None) -> tuple[dict[str, str], str]:
