@@ -231,6 +231,19 @@ def test_with_copies_a_lost_host_loses_no_step(
         assert found == [newest] * 3
 
 
+def train_beside_a_group_of_rank_0(rank: int, world: int, folder: str) -> Any:
+    import torch.distributed as dist
+
+    dist.new_group([0])  # torch would name further groups differently on rank 0
+    return train_with_copies(rank, world, folder, [1])
+
+
+def test_ranks_that_are_in_different_groups_make_a_tier(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    assert worlds[2].run(train_beside_a_group_of_rank_0, str(tmp_path)) == [None, None]
+
+
 def test_copies_go_to_another_domain(worlds: ranks.Worlds, tmp_path: pathlib.Path) -> None:
     world = worlds[3]
     world.run(train_with_copies, str(tmp_path), [1], ["a", "a", "b"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,12 +85,13 @@ class HostSave(AsyncSave):
         )
 
 
-#: Groups that no tier uses any more, by their ranks. They stay, because torch gives a new group the
-#: name, and with it the addresses, of one that was destroyed. All ranks take them in the same order.
-_spare: dict[tuple[int, ...], list[Any]] = {}
+#: Groups that no tier uses any more, by their names. They stay: other ranks may still be connected.
+_spare: dict[str, Any] = {}
 
 
-def _own_groups(comm: CommunicatorLike, count: int) -> list[tuple[Any, CommunicatorLike]]:
+def _own_groups(
+    comm: CommunicatorLike, count: int, seconds: float
+) -> list[tuple[Any, CommunicatorLike]]:
     """Groups of the same ranks, which only the tier's threads use. Collective."""
     if comm.size == 1:
         return [(None, _core.solo())] * count
@@ -103,23 +106,57 @@ def _own_groups(comm: CommunicatorLike, count: int) -> list[tuple[Any, Communica
     from tilestone._torch.comm import TorchCommunicator
 
     ranks = dist.get_process_group_ranks(group)
-    spare = _spare.setdefault(tuple(ranks), [])
-    spare[:] = sorted(
-        (each for each in spare if not is_destroyed(each)), key=lambda each: str(each.group_name)
-    )
-    made = spare[:count]
-    del spare[:count]
-    while len(made) < count:
-        made.append(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
+    made = [_group_named(name, ranks) for name in _agreed_names(comm, ranks, count, seconds)]
     return [(each, TorchCommunicator(each)) for each in made]
+
+
+def _agreed_names(
+    comm: CommunicatorLike, ranks: list[int], count: int, seconds: float
+) -> list[str]:
+    """Names of groups that all ranks have to spare, and new ones."""
+    import torch.distributed as dist
+
+    for name in [name for name, each in _spare.items() if is_destroyed(each)]:
+        del _spare[name]
+    own = [name for name in _spare if dist.get_process_group_ranks(_spare[name]) == ranks]
+
+    def answer(_: int, said: list[bytes]) -> tuple[bytes, bool]:
+        spare = set.intersection(*(set(json.loads(each)) for each in said))
+        new = [f"tilestone-{uuid.uuid4()}" for _ in range(count)]
+        return json.dumps((sorted(spare) + new)[:count]).encode(), True
+
+    work = "groups of a fast tier"
+    names: list[str] = json.loads(
+        _core.agree(work, comm, lambda _, __: json.dumps(own).encode(), answer, seconds)
+    )
+    return names
+
+
+def _group_named(name: str, ranks: list[int]) -> Any:
+    """A gloo group of these ranks, which all make it.
+
+    `new_group` without the ranks outside names a group after the count of groups of which this rank
+    is a member. Where ranks differ in that (Megatron's first and last stage have a group of their
+    own), they would wait for each other under different names for ever.
+    """
+    if name in _spare:
+        return _spare.pop(name)
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    rank = ranks.index(dist.get_rank())
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), rank, ranks, dist.Backend("gloo"), c10d._get_default_store(), name,
+        timeout=c10d.default_pg_timeout,
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[group] = {of_all: own for own, of_all in enumerate(ranks)}
+    return group
 
 
 def _give_back(groups: list[tuple[Any, CommunicatorLike]]) -> None:
     for group, _ in groups:
         if group is not None and not is_destroyed(group):
-            import torch.distributed as dist
-
-            _spare[tuple(dist.get_process_group_ranks(group))].append(group)
+            _spare[str(group.group_name)] = group
 
 
 class Tier:
@@ -143,7 +180,7 @@ class Tier:
     ) -> None:
         self._run = run  # the core refers to it
         self.has_said_full = False
-        self._groups = _own_groups(comm, 3 if fast.copies else 2)
+        self._groups = _own_groups(comm, 3 if fast.copies else 2, seconds)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)
         try:
