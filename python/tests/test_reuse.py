@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -107,16 +108,44 @@ def test_a_managers_steps_share_files_with_the_step_before(tmp_path: pathlib.Pat
     expect(tmp_path / "step-00000007", 7, touched=1)
 
 
+@pytest.mark.parametrize("on_error", ["raise", "warn", "not in the background"])
 def test_a_failed_step_is_not_reused(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, on_error: str
 ) -> None:
-    with tilestone.CheckpointManager(tmp_path, reuse=True, async_save=False) as manager:
+    options: dict[str, Any] = {"async_save": False}
+    if on_error in ("raise", "warn"):
+        options = {"on_error": on_error}
+    with tilestone.CheckpointManager(tmp_path, reuse=True, **options) as manager:
         for step in (1, 2):
             manager.save(step, state_of(step))
-        with pytest.raises(tilestone.CheckpointError):
-            manager.save(3, {"x": torch.ones(2, device="meta")})
+        manager.wait()
+        # Its folder can't be made.
+        (tmp_path / "step-00000003").write_text("a file")
+        with contextlib.suppress(tilestone.CheckpointError):
+            manager.save(3, state_of(3))
+        with contextlib.suppress(tilestone.CheckpointError):
+            manager.wait()
+        os.remove(tmp_path / "step-00000003")
         manager.save(4, state_of(4))
+        manager.wait()
     assert most_links(tmp_path / "step-00000004") == 2
+    assert "nothing is reused" not in caplog.text
+
+
+def test_a_step_that_fails_in_the_background_is_not_reused(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tilestone.CheckpointManager(tmp_path, reuse=True, on_error="warn") as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+        manager.wait()
+        manager.save(3, state_of(3))
+        assert manager._in_flight is not None
+        manager._in_flight.saving.abandon()
+        manager.save(4, state_of(4))
+        manager.wait()
+    abandoned = not (tmp_path / "step-00000003" / ".metadata").exists()
+    assert most_links(tmp_path / "step-00000004") == (2 if abandoned else 3)
     assert "nothing is reused" not in caplog.text
 
 

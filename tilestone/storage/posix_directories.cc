@@ -388,9 +388,10 @@ bool posix_link(PosixContext& other, const std::string& from, PosixContext& cont
   if (errno == EEXIST || errno == EIO || errno == ENOSPC || errno == EDQUOT) {
     fail_errno(kWhat, context.path_of(name), errno);
   }
-  log_once(LogLevel::kWarning, std::string("files can't be linked from ") + other.root() + " to " +
-                                   context.root() + ": " + std::strerror(errno) +
-                                   "; they are written");
+  // Without the folders, which are others at each save.
+  log_once(LogLevel::kWarning,
+           std::string("files can't be linked from one directory to another: ") +
+               std::strerror(errno) + "; they are written");
   return false;
 }
 

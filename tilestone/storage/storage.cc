@@ -249,7 +249,8 @@ bool Storage::remove_own(const std::string& name, const std::string& tag, Deadli
 }
 
 bool Storage::link(const StorageEntry&, const std::string&, const Deadline&) {
-  log_once(LogLevel::kWarning, "files can't be linked to " + describe() + "; they are written");
+  log_once(LogLevel::kWarning,
+           "files can't be linked to a storage of another kind or place; they are written");
   return false;
 }
 

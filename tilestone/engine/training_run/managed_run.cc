@@ -175,8 +175,7 @@ struct ManagedRun::State {
   std::atomic<bool> leads = false;              // this is rank 0
   std::optional<uint64_t> last = std::nullopt;  // the step that was saved or restored last
   bool is_last_saved = false;
-  std::string last_folder = {};    // of the step that was saved or restored last; "": there is none
-  std::string folder_before = {};  // of the one before, in case that save has failed
+  std::vector<std::string> last_folders = {};  // of the two steps that were saved or restored last
   std::set<std::string> lost = {};  // folders of damaged steps that the run has gone back behind
   std::map<std::string, std::string> lost_saves = {};  // on rank 0, their save ids
   std::shared_ptr<RunStep> begun = nullptr;            // of the last save
@@ -381,9 +380,7 @@ struct ManagedRun::State {
     auto made = std::make_shared<RunStep>();
     made->name = fmt::format("step {}", step);
     made->strict = options.strict;
-    if (options.reuse && !last_folder.empty()) {
-      made->reuse = std::make_shared<const Location>(directory.at(last_folder));
-    }
+    if (options.reuse) made->reuse = engine::step_to_reuse(directory, last_folders);
     if (!comm.is_coordinator()) return made;
     end_last();
     const std::vector<StepInfo> steps = steps_for(step);
@@ -467,7 +464,7 @@ struct ManagedRun::State {
     lost.insert(chosen.lost.begin(), chosen.lost.end());
     last = chosen.step;
     is_last_saved = false;
-    last_folder = folder_before = chosen.name;
+    last_folders = {chosen.name};
     begun = nullptr;
     before = nullptr;
     lineage = chosen.lineage;
@@ -538,7 +535,8 @@ bool ManagedRun::save(const Communicator& comm, uint64_t step,
     throw;
   }
   state_->last = step;
-  state_->folder_before = std::exchange(state_->last_folder, directory().names().name_of(step));
+  state_->last_folders.insert(state_->last_folders.begin(), directory().names().name_of(step));
+  state_->last_folders.resize(std::min<size_t>(state_->last_folders.size(), 2));
   state_->is_last_saved = true;
   state_->begun = std::move(begun);
   return true;
@@ -584,10 +582,7 @@ void ManagedRun::note_ordinal(uint64_t ordinal) {
   state_->lineage.ordinal = std::max(state_->lineage.ordinal, ordinal);
 }
 
-void ManagedRun::failed() {
-  state_->forget_last();
-  state_->last_folder = state_->folder_before;
-}
+void ManagedRun::failed() { state_->forget_last(); }
 
 void ManagedRun::prune_after(uint64_t step) {
   if (state_->leads) state_->pruning->get().after(step);

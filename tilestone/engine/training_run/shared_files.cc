@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "tilestone/base/error.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/format/data_file_name.h"
 #include "tilestone/storage/storage.h"
 
@@ -15,7 +16,29 @@ std::optional<FileIdentity> identity_of(Storage& storage, const std::string& nam
   return info ? info->identity : std::nullopt;
 }
 
+bool has_manifest(const Location& location) {
+  try {
+    const std::vector<std::string> names =
+        location.storage().list_files(std::string(kTilestoneDirectory) + "/");
+    return std::ranges::any_of(names, [](const std::string& name) {
+      const auto own = parse_in_tilestone_directory(name);
+      return own && own->kind == kManifestKind;
+    });
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("looking for a step to reuse: ") + error.what());
+    return false;
+  }
+}
+
 }  // namespace
+
+std::shared_ptr<const Location> step_to_reuse(const RunDirectory& run,
+                                              const std::vector<std::string>& folders) {
+  if (folders.empty()) return nullptr;
+  const auto found = std::ranges::find_if(
+      folders, [&](const std::string& folder) { return has_manifest(run.at(folder)); });
+  return std::make_shared<const Location>(run.at(found == folders.end() ? folders[0] : *found));
+}
 
 std::vector<std::string> steps_that_share(const RunDirectory& run, const std::string& folder,
                                           const std::string& file) {

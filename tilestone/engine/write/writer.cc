@@ -32,6 +32,8 @@ constexpr uint64_t kLarge = 1u << 20;
 // each other in the state tend to change together.
 constexpr uint64_t kApartFiles = 16;
 constexpr uint64_t kLeastOfApart = 64u << 20;
+// Of several chunks in one file. An object store copies at most 5 GiB.
+constexpr uint64_t kMostOfApart = uint64_t{4} << 30;
 
 // A tensor item's piece, as a chunk of the local plan numbers it.
 struct PieceRef {
@@ -299,8 +301,12 @@ class RankWriter {
     FileShare share{.apart = true};
     for (uint32_t i = 0; i < reusable_.size(); ++i) {
       if (way_of(i) != Way::kApart) continue;
+      const uint64_t bytes = reusable_[i].data->bytes();
+      if (share.bytes > 0 && share.bytes + bytes > kMostOfApart) {
+        shares.push_back(std::exchange(share, {.apart = true}));
+      }
       share.chunks.push_back(i);
-      share.bytes += reusable_[i].data->bytes();
+      share.bytes += bytes;
       if (share.bytes >= enough) shares.push_back(std::exchange(share, {.apart = true}));
     }
     if (!share.chunks.empty()) shares.push_back(std::move(share));

@@ -160,9 +160,11 @@ class S3Store : public Storage {
     const StorageEntry entry = without_children(from);
     const auto* const other = dynamic_cast<const S3Store*>(entry.storage.get());
     if (other == nullptr) return Storage::link(from, name, deadline);
+    const std::string source = other->key(entry.name);
+    const auto info = other->bucket_->client.head(source, false, bounded(deadline)).wait();
+    if (!info || info->size > kMaxCopied) return false;
     try {
-      return bucket_->client
-          .copy(other->bucket_->name, other->key(entry.name), key(name), bounded(deadline))
+      return bucket_->client.copy(other->bucket_->name, source, key(name), bounded(deadline))
           .wait()
           .has_value();
     } catch (const Error& error) {
