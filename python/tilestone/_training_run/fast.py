@@ -142,8 +142,8 @@ def _group_named(name: str, ranks: list[int]) -> Any:
     if name in _spare:
         return _spare.pop(name)
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
 
+    c10d: Any = dist.distributed_c10d
     rank = ranks.index(dist.get_rank())
     group, _ = c10d._new_process_group_helper(
         len(ranks), rank, ranks, dist.Backend("gloo"), c10d._get_default_store(), name,
