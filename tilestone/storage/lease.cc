@@ -197,9 +197,11 @@ class Lease : public StorageClaim {
       tag_.clear();
     }
   }
+  // A store that ignores the condition is asked only as long as nobody else can have taken over.
   bool remove(const Deadline& end) {
-    return is_late() ? storage_->remove_if(name_, tag_, end)
-                     : storage_->remove_own(name_, tag_, end);
+    if (is_late()) return storage_->remove_if(name_, tag_, end);
+    const Deadline sure = Deadline::after(sure_until_.load() - Clock::now());
+    return storage_->remove_own(name_, tag_, sure.when() < end.when() ? sure : end);
   }
 
   const pid_t process_ = ::getpid();
