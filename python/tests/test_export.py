@@ -103,7 +103,9 @@ def test_an_export_that_fails_is_tried_again_logged_and_made_when_the_run_contin
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
     while not holds():
+        assert time.monotonic() < end
         time.sleep(0.02)
 
 
@@ -180,6 +182,21 @@ def test_exports_of_a_branch_that_was_left_are_older_and_those_of_other_saves_ar
         third.restore(state_of(0))
         third.wait()
         assert len(third.exports) == 1
+
+
+def test_steps_of_a_fast_tier_are_exported_once_the_run_has_them_also_from_another_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export, fast = tilestone.Export(), tilestone.Fast("host")
+    with tilestone.CheckpointManager("run", fast=fast, drain_every=2, export=export) as manager:
+        manager.save(1, state_of(1))
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        manager.save(2, state_of(2))
+    assert [(each.step, each.error) for each in manager.exports] == [(2, None)]
+    assert exports_in(tmp_path / "run") == ["step-00000002"]
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_nobody_waits_for_an_export_that_could_not_begin_or_exits(
