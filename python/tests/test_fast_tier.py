@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import textwrap
@@ -126,6 +128,27 @@ def test_a_host_s_directory_is_for_one_run_at_a_time(tmp_path: pathlib.Path) -> 
         """
         ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
         assert ended.returncode == 7
+
+
+def test_only_what_the_fast_tier_has_made_is_removed(tmp_path: pathlib.Path) -> None:
+    run, leftover = tmp_path / "run", "step-00000007-00000000-1111-4222-8333-444444444444"
+    with tilestone.CheckpointManager(run) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+    (tmp_path / "link").symlink_to(run)
+    for fast in (run, tmp_path / "link"):
+        with pytest.raises(tilestone.InvalidArgumentError, match="run's directory itself"):
+            manager_of(run, fast)
+    others = ["step-7", "step-00000007-old", f"{leftover}.bak", f"my-{leftover}"]
+    for name in [leftover, *others]:
+        (run / name).mkdir()
+        (run / name / "file").touch()
+    with manager_of(tmp_path / "other", run):
+        pass
+    assert not (run / leftover).exists()
+    assert all((run / name / "file").exists() for name in others)
+    for step in (1, 2):
+        tilestone.open(run / f"step-{step:08}").verify()
 
 
 # ---- Two ranks, each on a host of its own: their directories differ.
@@ -349,6 +372,80 @@ def test_what_waits_at_the_end_is_copied_after_the_next_start(
     tilestone.open(run / "step-00000002").verify()
 
 
+def test_after_restarts_on_different_hosts_the_step_of_the_run_s_directory_counts(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with manager_of(run, tmp_path / "a") as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            manager.close()
+    with manager_of(run, tmp_path / "b") as manager:
+        assert manager.restore(state_of(0))[1] == 1
+        manager.save(2, state_of(20))
+    with manager_of(run, tmp_path / "a", overwrite=True) as manager:
+        state, found = manager.restore(state_of(0))
+        assert found == 2 and state["w"][0] == 20
+    assert tilestone.load(run / "step-00000002")["w"][0] == 20
+
+
+def test_what_waits_replaces_only_an_older_step(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with manager_of(run, tmp_path / "fast", overwrite=True) as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+        manager.wait()
+        with Broken(run):
+            manager.save(1, state_of(10), force=True)
+            manager.save(3, state_of(3))
+            until_said(caplog, "wait on the hosts")
+            with tilestone.CheckpointManager(tmp_path / "away") as other:
+                assert other.restore(state_of(0))[1] == 2
+                for step in (4, 3):  # 3 is its second save, and the second one of the other, too
+                    other.save(step, state_of(30), force=True)
+        assert isinstance(manager.last_save.durable.exception(), tilestone.AlreadyExistsError)
+    found = [tilestone.load(run / f"step-{step:08}")["w"][0] for step in (1, 3)]
+    assert found == [10, 30]
+
+
+def test_a_step_that_another_process_holds_is_copied_later(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = tmp_path / "run/step-00000001/.tilestone"
+    hidden.mkdir(parents=True)
+    with manager_of(tmp_path / "run", tmp_path / "fast") as manager:
+        with open(hidden / "lock", "w") as lock:
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+            manager.save(1, state_of(1))
+            until_said(caplog, "wait on the hosts")
+        assert manager.last_save.durable.exception() is None
+    tilestone.open(tmp_path / "run/step-00000001").verify()
+
+
+def test_a_host_that_cannot_note_that_a_step_is_copied_goes_on(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            (folder,) = fast.glob("step-00000002-*")
+            (folder / ".kept.tmp").mkdir()  # as a full disk: no file can be made there
+        assert manager.last_save.durable.exception() is None
+        assert manager.latest() == 2
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+    assert "can't be noted on this host" in caplog.text
+
+
 def killed_while_it_copies(run: str, fast: str) -> None:
     tier = tilestone.Fast(fast, drain_bytes_per_second=1 << 20)
     with manager_of(run, tier) as manager:
@@ -414,6 +511,40 @@ def test_a_damaged_step_on_a_host_is_not_restored(tmp_path: pathlib.Path) -> Non
     with manager_of(run, fast) as manager:
         state, found = manager.restore(state_of(0), 2)
         assert found == 2 and state["w"][0] == 2
+
+
+@pytest.mark.parametrize("what", ["unfinished", "cut", "damaged"])
+def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
+    tmp_path: pathlib.Path, what: str
+) -> None:
+    """The directory has 1 and 5, the host has 3; and of 5 it has lost a file."""
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, tilestone.Fast(fast, keep=3), drain_every=2) as manager:
+        for step, forced in ((1, True), (3, False), (5, True)):
+            manager.save(step, state_of(step), force=forced)
+    (lost,) = fast.glob("step-00000005-*/*.distcp")
+    lost.unlink()
+    there = run / "step-00000005"
+    (data,) = there.glob("*.distcp")
+    if what == "unfinished":  # a copy that was killed after its manifest, before its index
+        (manifest,) = there.glob(".tilestone/*.manifest")
+        manifest.with_suffix(".begun").touch()
+        (there / ".metadata").unlink()
+        shutil.rmtree(run / ".tilestone")  # hints
+    elif what == "cut":
+        os.truncate(data, 100)
+    else:
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    with manager_of(run, fast) as manager:
+        if what != "unfinished":
+            with pytest.raises(tilestone.CorruptError):
+                manager.restore(state_of(0))
+        state, found = manager.restore(state_of(0), fallback=what != "unfinished")
+        assert found == 3 and state["w"][0] == 3
+        manager.save(5, state_of(50))
+    assert tilestone.load(there)["w"][0] == 50
 
 
 def test_steps_of_an_unknown_run_do_not_count(

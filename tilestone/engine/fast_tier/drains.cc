@@ -48,6 +48,8 @@ bool is_final(const Error& error) {
     case ErrorCode::kRankFailed:
     case ErrorCode::kInterrupted:  // another rank is closed: it does so after a failure only
       return false;
+    case ErrorCode::kAlreadyExists:
+      return error.reason() != Reason::kUnderWay;
     default:
       return true;
   }
@@ -67,14 +69,24 @@ Bytes to_answer(bool stands, const std::string& staging) {
   return std::move(out).take();
 }
 
+// Whether the step replaces what stands there: only what is older, because after a restart on other
+// hosts the run may have saved the step once more.
+bool may_replace(const KeptStep& about, const RunDirectory& run) {
+  if (!about.replaces) return false;
+  const StepInfo standing = run.look({.step = about.step, .name = run.names().name_of(about.step)});
+  return standing.state != StepState::kDurable ||
+         standing.lineage.ordinal < lineage_of(about.attributes).ordinal;
+}
+
 // Begins the transaction, unless the step stands there.
-Bytes begin(Commit& commit, const std::shared_ptr<Storage>& location, const Deadline& deadline) {
+Bytes begin(Commit& commit, const RunDirectory& run, const std::shared_ptr<Storage>& location,
+            const Deadline& deadline) {
   const std::string& save_id = commit.index.about.save_id;
   commit.manifest = Manifest::decode(commit.index.manifest, manifest_name(save_id));
   const auto format = format_named(commit.manifest.format);
   if (holds_checkpoint_of(*location, format, save_id)) return to_answer(true, "");
   commit.transaction.emplace(location, format, save_dialect_named(commit.manifest.dialect), save_id,
-                             commit.index.about.replaces);
+                             may_replace(commit.index.about, run));
   commit.transaction->begin(deadline);
   return to_answer(false, commit.transaction->staging());
 }
@@ -267,7 +279,8 @@ void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadlin
         },
         [&](const std::vector<Bytes>& payloads) {
           commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
-          return std::vector<Bytes>(payloads.size(), begin(commit, location, rounds.deadline()));
+          return std::vector<Bytes>(payloads.size(),
+                                    begin(commit, run_, location, rounds.deadline()));
         });
     ByteReader in(answer, "the beginning of a drain");
     const bool stands = in.u8() != 0;

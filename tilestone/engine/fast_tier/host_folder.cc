@@ -6,6 +6,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 #include "tilestone/engine/write/new_files_internal.h"
 #include "tilestone/format/manifest.h"
@@ -13,6 +14,7 @@
 namespace tilestone::engine {
 namespace {
 
+constexpr std::string_view kStep = "step-";
 const std::string kKept = ".kept", kDrained = ".drained", kScratch = ".kept.tmp";
 constexpr uint64_t kMostKept = 1u << 30;  // bytes of `.kept`
 constexpr int kIndexThreads = 1;          // for files of an index
@@ -34,12 +36,18 @@ HeldStep held_in(Storage& folder, std::string name) {
   return held;
 }
 
-bool is_step_folder(const std::string& name) { return name.starts_with("step-"); }
+// Exactly as folder_of() names it: no other folder is read or removed.
+bool is_step_folder(const std::string& name) {
+  if (!name.starts_with(kStep)) return false;
+  const std::string_view rest = std::string_view(name).substr(kStep.size());
+  const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  return digits > 0 && rest.substr(digits).starts_with('-') && is_save_id(rest.substr(digits + 1));
+}
 
 }  // namespace
 
 std::string HostFolder::folder_of(uint64_t step, const std::string& save_id) {
-  return fmt::format("step-{:08}-{}", step, save_id);
+  return fmt::format("{}{:08}-{}", kStep, step, save_id);
 }
 
 std::vector<HeldStep> HostFolder::list() const {
@@ -82,8 +90,14 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
   folder->publish(kKept, kScratch, index.about.encode(), false, deadline);
 }
 
-void HostFolder::mark_drained(const std::string& folder) const {
-  at(folder)->publish(kDrained, kScratch, {}, true, Deadline::never());
+void HostFolder::mark_drained(const std::string& folder) const noexcept {
+  try {
+    at(folder)->publish(kDrained, kScratch, {}, true, Deadline::never());
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, fmt::format("that {} is in the run's directory can't be noted on this "
+                                        "host, and is found out again after a restart: {}",
+                                        folder, error.what()));
+  }
 }
 
 void HostFolder::remove(const std::string& folder) const noexcept {

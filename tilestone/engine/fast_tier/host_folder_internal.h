@@ -36,7 +36,8 @@ class HostFolder {
   KeptIndex read(const HeldStep& held) const;
   // Makes the index durable, `.kept` last.
   void keep(const std::string& folder, const KeptIndex& index, const Deadline& deadline) const;
-  void mark_drained(const std::string& folder) const;
+  // Failures are logged.
+  void mark_drained(const std::string& folder) const noexcept;
   // Failures are logged.
   void remove(const std::string& folder) const noexcept;
   // Removes the folders without `.kept`, which saves have left that were killed.

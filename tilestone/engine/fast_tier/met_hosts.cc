@@ -36,8 +36,13 @@ std::unique_ptr<StorageClaim> claim(Storage& root, const Deadline& deadline) {
 // One rank's part of the meeting.
 class Meeting {
  public:
-  Meeting(const Communicator& comm, const HostFolder& folder, const Deadline& deadline)
-      : folder_(folder), root_(*folder.root()), rank_(comm.rank()), deadline_(deadline) {}
+  Meeting(const Communicator& comm, const HostFolder& folder, const std::function<void()>& check,
+          const Deadline& deadline)
+      : folder_(folder),
+        root_(*folder.root()),
+        check_(check),
+        rank_(comm.rank()),
+        deadline_(deadline) {}
   ~Meeting() {
     try {
       root_.remove(file_of(own_));
@@ -77,6 +82,7 @@ class Meeting {
 
  private:
   Bytes leave() {
+    check_();
     root_.put(file_of(own_), {}, Condition::always(), file_of(own_) + ".tmp", deadline_);
     return to_bytes(own_);
   }
@@ -109,6 +115,7 @@ class Meeting {
 
   const HostFolder& folder_;
   Storage& root_;
+  const std::function<void()>& check_;
   const int rank_;
   const Deadline deadline_;
   const std::string own_ = random_uuid();
@@ -117,8 +124,9 @@ class Meeting {
 
 }  // namespace
 
-MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder, const Deadline& deadline) {
-  Meeting meeting(comm, folder, deadline);
+MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
+                    const std::function<void()>& check, const Deadline& deadline) {
+  Meeting meeting(comm, folder, check, deadline);
   const Bytes answer = agree(
       comm, "meeting at a fast tier", deadline,
       [&](int round, const Bytes& before) { return meeting.say(round, before); }, Meeting::decide);

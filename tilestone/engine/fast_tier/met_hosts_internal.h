@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -22,7 +23,9 @@ struct MetHosts {
 };
 
 // Every rank. The first rank of each host then holds the directory, and has removed leftovers.
-// Error(kAlreadyExists) if another process holds one.
-MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder, const Deadline& deadline);
+// Error(kAlreadyExists) if another process holds one. What `check` throws on a rank, all throw, and
+// nothing was made.
+MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
+                    const std::function<void()>& check, const Deadline& deadline);
 
 }  // namespace tilestone::engine

@@ -1,13 +1,15 @@
 // Restoring with a fast tier.
 //
 //  1. The first rank of each host says which steps its host has, and of which files. Rank 0 unites
-//     this, and chooses between the newest step that is whole on the hosts and the newest of the
-//     run's directory, by their ordinals. Only steps of runs that the run's directory knows count:
-//     by a step there, or by the marker that a run's first save to the hosts leaves.
+//     this, and chooses between the newest step that is whole on the hosts and the newest durable
+//     one of the run's directory, by their ordinals; of two different ones with the same ordinal,
+//     saved after restarts on different hosts, that of the directory. Only steps of runs that the
+//     directory knows count: by a step there, or by the marker that a run's first save to the hosts
+//     leaves.
 //  2. A step on the hosts is loaded as any checkpoint is, from a storage that reads this host's
 //     files itself and those of other hosts through HostReads, so the layout may be another one. If
 //     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
-//     chosen.
+//     chosen, from the hosts and the directory again; so it is if one of the directory is damaged.
 //  3. What is whole on the hosts and should be in the run's directory, but is not, is drained from
 //     now on.
 #include <fmt/format.h>
@@ -24,6 +26,7 @@
 #include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/tier_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
+#include "tilestone/engine/training_run/look_internal.h"
 
 namespace tilestone::engine {
 namespace {
@@ -47,6 +50,20 @@ std::set<std::string> known_runs(const RunDirectory& run, const std::vector<Step
   }
   runs.erase("");
   return runs;
+}
+
+// The step that a restore from the directory takes, or, damaged and without `fallback`, fails with.
+std::optional<StepInfo> newest_there(const RunDirectory& run, std::vector<StepInfo> steps,
+                                     bool fallback, const std::set<std::string>& damaged) {
+  std::optional<StepInfo> found;
+  const auto look = [&](const StepInfo& listed) {
+    return look_at(run.at(listed.name).shared(), listed);
+  };
+  follow(run, std::move(steps), {damaged.begin(), damaged.end()}, look, [&](const Look& seen) {
+    if (seen.info.state == StepState::kDurable || (seen.error && !fallback)) found = seen.info;
+    return found.has_value();
+  });
+  return found;
 }
 
 // Reads files of this host for the others; a file stays open.
@@ -121,7 +138,7 @@ void Tier::say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_h
 }
 
 // On rank 0.
-Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> step,
+Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> step, bool fallback,
                           const std::set<std::string>& damaged) {
   const RunDirectory& directory = run_.directory();
   const std::vector<StepInfo> there = directory.list_lineages();
@@ -138,18 +155,17 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   }
   std::vector<StepInfo> of_step = there;
   if (step) std::erase_if(of_step, [&](const StepInfo& each) { return each.step != *step; });
-  const StepInfo* const newest_there = tip_of(of_step);
+  const auto tip = newest_there(directory, std::move(of_step), fallback, damaged);
   const bool takes_hosts =
       newest != nullptr &&
-      (newest_there == nullptr || newest_there->lineage.ordinal <= newest->lineage.ordinal);
-  say_choice(newest, newest_there, takes_hosts);
+      (!tip || tip->lineage.ordinal < newest->lineage.ordinal || tip->save_id == newest->save_id);
+  say_choice(newest, tip ? &*tip : nullptr, takes_hosts);
   Choice choice;
   if (takes_hosts) choice.step = *newest;
 
   std::vector<StepInfo> all = there;
   for (const SaidStep& each : said) all.push_back(each.info());
-  const StepInfo* const tip = takes_hosts ? nullptr : newest_there;
-  const StepInfo from = takes_hosts ? newest->info() : tip != nullptr ? *tip : StepInfo();
+  const StepInfo from = takes_hosts ? newest->info() : tip.value_or(StepInfo());
   std::set<std::string> on_line = {from.save_id};
   for (const StepInfo* each : line_of(all, from)) on_line.insert(each->save_id);
   for (SaidStep& each : said) {
@@ -187,7 +203,7 @@ Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step
   const Bytes answer = agree(comm, kChoice, deadline, say, [&](int round, std::vector<Bytes> said) {
     if (round == 0) {
       agree_on_terms(said);
-      choice = choose(united_steps(said), step, damaged);
+      choice = choose(united_steps(said), step, fallback, damaged);
       return Decision{choice.encode(), !choice.step};
     }
     choice.record = std::move(said.at(static_cast<size_t>(choice.step->keeper)));
@@ -242,18 +258,41 @@ void Tier::adopt(const Choice& choice) {
   prune();
 }
 
+// From the run's directory. Before a load after one that has failed, of a step that is damaged or
+// was removed, all is chosen anew: if that is on the hosts, `choice` has it on return.
+std::optional<uint64_t> Tier::load_there(const Communicator& comm, std::optional<uint64_t> step,
+                                         bool fallback, const ManagedRun::Limit& limit,
+                                         const FastTier::Load& given,
+                                         std::set<std::string>& damaged, Choice& choice) {
+  std::string failed;
+  try {
+    return run_.restore(comm, step, fallback, limit, [&](uint64_t chosen, const std::string& name) {
+      if (!failed.empty()) {
+        damaged.insert(failed);
+        choice = agreed(comm, step, fallback, damaged, limit());
+        if (choice.step) throw Error(ErrorCode::kInterrupted, "the hosts have a newer step");
+      }
+      failed = name;
+      given(chosen, name, "");
+    });
+  } catch (const Error&) {
+    if (!choice.step) throw;
+    return std::nullopt;
+  }
+}
+
 std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<uint64_t> step,
                                       bool fallback, const ManagedRun::Limit& limit,
                                       const FastTier::Load& given) {
   std::set<std::string> damaged;
+  Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {
-    const Choice choice = agreed(comm, step, fallback, damaged, limit());
     if (!choice.step) {
-      const auto found = run_.restore(
-          comm, step, fallback, limit,
-          [&](uint64_t chosen, const std::string& folder) { given(chosen, folder, ""); });
-      adopt(choice);
-      return found;
+      const auto found = load_there(comm, step, fallback, limit, given, damaged, choice);
+      if (!choice.step) {
+        adopt(choice);
+        return found;
+      }
     }
     try {
       load(choice, limit(), given);
@@ -265,6 +304,7 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
             fmt::format("step {} on the hosts is damaged ({}); the next best one is looked for",
                         choice.step->step, error.what()));
       }
+      choice = agreed(comm, step, fallback, damaged, limit());
       continue;
     }
     std::vector<StepInfo> others;

@@ -83,7 +83,14 @@ Tier::Tier(ManagedRun& run, FastOptions options, Communicator meeting, Communica
               [&run](uint64_t step) { run.prune_after(step); }) {}
 
 void Tier::meet(const Deadline& deadline) {
-  hosts_ = meet_hosts(meeting_, folder_, deadline);
+  const auto check = [&] {
+    const Location& run = run_.directory().location();
+    if (Location(options_.path).resolved_identity() != run.resolved_identity()) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "the fast tier " + options_.path + " is the run's directory itself")
+        .with_hint("give the hosts a directory of their own");
+  };
+  hosts_ = meet_hosts(meeting_, folder_, check, deadline);
   run_.note_ordinal(hosts_.ordinal);
   if (options_.copies) targets_ = copy_targets(hosts_.first_of, options_.domains);
 }

@@ -75,13 +75,18 @@ class Tier {
   bool is_first() const { return hosts_.is_first(meeting_.rank()); }
 
   Bytes say_held();
-  Choice choose(std::vector<SaidStep> said, std::optional<uint64_t> step,
+  // `damaged`: save ids of steps on the hosts, and names of steps in the run's directory.
+  Choice choose(std::vector<SaidStep> said, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged);
   void say_choice(const SaidStep* hosts, const StepInfo* there, bool takes_hosts) const;
   void say_others(size_t count);
   Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged, const Deadline& deadline);
   void load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given);
+  std::optional<uint64_t> load_there(const Communicator& comm, std::optional<uint64_t> step,
+                                     bool fallback, const ManagedRun::Limit& limit,
+                                     const FastTier::Load& given, std::set<std::string>& damaged,
+                                     Choice& choice);
   void adopt(const Choice& choice);
 
   ManagedRun& run_;

@@ -1,10 +1,12 @@
 // What the folder of a run's step holds.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
@@ -23,6 +25,15 @@ Look look_at(const std::shared_ptr<Storage>& storage, StepInfo listed);
 
 // By its hint, if it has one that can be believed.
 Look look_or_believe(const RunDirectory& run, const StepInfo& listed);
+
+// Looks at the steps that a run may continue from, in the order in which they count, until `take`
+// returns true: the line with the highest ordinal, the newest step first. A step that is no
+// checkpoint does not count. After a damaged one, also one of `damaged`, names at which nobody
+// looks, only those follow that it continues.
+using LookAt = std::function<Look(const StepInfo&)>;
+void follow(const RunDirectory& run, std::vector<StepInfo> steps,
+            const std::vector<std::string>& damaged, const LookAt& look,
+            const std::function<bool(const Look&)>& take);
 
 // Fills the save id and the lineage from the heads of the manifests there, and opens no checkpoint.
 // Of several manifests, as a killed save leaves them, the one with the highest ordinal counts. If

@@ -86,19 +86,17 @@ bool is_among(const Names& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-using LookAt = std::function<engine::Look(const StepInfo&)>;
+}  // namespace
 
-// Looks at the steps that a run may continue from, in the order in which they count, until `take`
-// returns true: the line with the highest ordinal, the newest step first. A step that is no
-// checkpoint does not count. After a damaged one, also one of `damaged`, at which nobody looks,
-// only those follow that it continues.
+namespace engine {
+
 void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& damaged,
-            const LookAt& look, const std::function<bool(const engine::Look&)>& take) {
+            const LookAt& look, const std::function<bool(const Look&)>& take) {
   while (const StepInfo* tip = tip_of(steps)) {
     const auto at = steps.begin() + (tip - steps.data());
     bool is_damaged = is_among(damaged, at->name);
     if (!is_damaged) {
-      engine::Look seen = look(*at);
+      Look seen = look(*at);
       if (seen.info.state == StepState::kDurable && seen.info.lineage != at->lineage) {
         *at = std::move(seen.info);  // a killed save had left a manifest beside the checkpoint's
         continue;
@@ -119,7 +117,7 @@ void follow(const RunDirectory& run, std::vector<StepInfo> steps, const Names& d
   }
 }
 
-}  // namespace
+}  // namespace engine
 
 std::string_view to_string(StepState state) {
   static constexpr std::string_view kNames[] = {"durable", "unfinished", "damaged", "foreign"};
@@ -334,7 +332,8 @@ std::optional<StepInfo> RunDirectory::newest(bool fallback, const Names& damaged
   const auto look = [&](const StepInfo& listed) {
     return engine::look_at(at(listed.name).shared(), listed);
   };
-  follow(*this, steps, damaged, look, [&](const engine::Look& seen) { return newest.take(seen); });
+  engine::follow(*this, steps, damaged, look,
+                 [&](const engine::Look& seen) { return newest.take(seen); });
   newest.take_unknown(steps, damaged);
   return newest.result(lost);
 }
@@ -342,7 +341,7 @@ std::optional<StepInfo> RunDirectory::newest(bool fallback, const Names& damaged
 std::optional<uint64_t> RunDirectory::latest() const {
   std::optional<uint64_t> found;
   const auto look = [&](const StepInfo& each) { return engine::look_or_believe(*this, each); };
-  follow(*this, list_lineages(), {}, look, [&](const engine::Look& seen) {
+  engine::follow(*this, list_lineages(), {}, look, [&](const engine::Look& seen) {
     if (seen.info.state == StepState::kDurable) found = seen.info.step;
     return found.has_value();
   });
