@@ -101,6 +101,15 @@ def test_what_is_no_run_is_read_and_checked(tmp_path: pathlib.Path) -> None:
     assert maps_of(data_file(tmp_path / "whole").name) == 0 and (part == values[2:5]).all()
 
 
+def test_tensors_that_share_bytes_are_read(tmp_path: pathlib.Path) -> None:
+    a = torch.arange(16.0)
+    torch.save({"a": a, "b": a, "c": a[8:16]}, tmp_path / "model_0.pt")
+    checkpoint = tilestone.open(tmp_path, mapped=True, framework="torch")
+    checkpoint.read("model.a").zero_()
+    assert torch.equal(checkpoint.read("model.b"), a)
+    assert torch.equal(checkpoint.read("model.c"), a[8:16])
+
+
 def test_nothing_is_checked_but_by_verify(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "ckpt"
     tilestone.save(state(), folder)

@@ -270,3 +270,50 @@ def test_files_that_are_no_such_folder_are_not_taken_for_one(tmp_path: pathlib.P
     with pytest.raises(tilestone.NotFoundError):
         tilestone.open(tmp_path)
     tilestone.save({"a": torch.ones(1)}, tmp_path)
+
+
+def test_values_of_ranks_that_have_no_checksum_of_their_own_are_kept(tmp_path: pathlib.Path) -> None:
+    same = torch.arange(8.0)
+    for rank in range(2):
+        own = same + 10 * rank
+        torch.save(
+            {"part": own[2:5], "t": own.view(2, 4).t(), "same": same[2:5], "same_t": same[:6:2]},
+            tmp_path / f"model_{rank}.pt",
+        )
+    checkpoint = tilestone.open(tmp_path, framework="torch")
+    assert sorted(checkpoint.keys()) == [
+        *("model.part", "model.part.__rank_1", "model.same", "model.same_t"),
+        *("model.t", "model.t.__rank_1"),
+    ]
+    assert checkpoint.read("model.part").tolist() == [2, 3, 4]
+    assert checkpoint.read("model.part.__rank_1").tolist() == [12, 13, 14]
+    assert checkpoint.read("model.t.__rank_1").tolist() == (same + 10).view(2, 4).t().tolist()
+    torch.serialization.set_crc32_options(False)
+    try:
+        for rank in range(2):
+            torch.save({"w": same + rank}, tmp_path / f"model_{rank}.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    checkpoint = tilestone.open(tmp_path, framework="torch")
+    assert torch.equal(checkpoint.read("model.w"), same)
+    assert torch.equal(checkpoint.read("model.w.__rank_1"), same + 1)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.tensor = torch.ones(2)
+
+
+def test_no_pickle_makes_a_stand_in_for_what_cannot_be_read(tmp_path: pathlib.Path) -> None:
+    torch.save([Holder()], tmp_path / "held_0.pt")
+    for module in (b"", b"tilestone.unreadable"):
+        made = b"\x8c" + bytes([len(module)]) + module + b"\x8c\x05value\x93)\x81"
+        pickled = b"\x80\x04}(\x8c\x01x" + made + b"\x8c\x01y](" + made + b"e\x8c\x01nK\x05u."
+        with zipfile.ZipFile(tmp_path / "model_0.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", pickled)
+        checkpoint = tilestone.open(tmp_path)
+        assert sorted(checkpoint.keys()) == ["held", "model.n", "model.x", "model.y"]
+        assert checkpoint.object("model.n") == 5
+        for key in ("model.x", "model.y", "held"):
+            with pytest.raises(tilestone.CheckpointError, match=key):
+                checkpoint.object(key)

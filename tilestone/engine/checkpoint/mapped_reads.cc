@@ -8,9 +8,11 @@
 namespace tilestone::engine {
 namespace {
 
-// Whether the tensor is one item, and the item holds nothing else.
-bool is_one_item(const StoredTensor& tensor) {
+// Whether the tensor is one item, and the item holds nothing else. A write to memory that two
+// tensors share would change both.
+bool is_one_item(const ReadContext& context, const StoredTensor& tensor) {
   if (tensor.chunks.size() != 1 || tensor.chunk_shape) return false;
+  if (context.format.items_may_share_bytes()) return false;
   const StoredChunk& chunk = tensor.chunks[0];
   return !chunk.flat && !chunk.strides && chunk.at.codec == Codec::kNone && !chunk.box.empty() &&
          chunk.box == Box::whole(tensor.shape);
@@ -33,7 +35,7 @@ MappedReads::MappedReads(const ReadContext& context) {
         .with_hint("open it without `mapped`, or copy it to a directory first");
   }
   for (const StoredTensor& tensor : context.metadata.tensors) {
-    if (!is_one_item(tensor) || files_.contains(tensor.chunks[0].at.file)) continue;
+    if (!is_one_item(context, tensor) || files_.contains(tensor.chunks[0].at.file)) continue;
     File& file = files_[tensor.chunks[0].at.file];
     try {
       const auto opened = context.storage.open(context.metadata.files[tensor.chunks[0].at.file]);
@@ -51,7 +53,7 @@ std::vector<std::optional<TensorView>> MappedReads::find(const ReadContext& cont
   std::vector<ChunkRef> chunks;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const StoredTensor& tensor = context.metadata.tensors[tensors[i]];
-    if (!is_one_item(tensor) || !files_.at(tensor.chunks[0].at.file).memory) continue;
+    if (!is_one_item(context, tensor) || !files_.at(tensor.chunks[0].at.file).memory) continue;
     which.push_back(i);
     chunks.push_back({tensors[i], 0});
   }

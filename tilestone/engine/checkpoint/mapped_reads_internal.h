@@ -21,8 +21,9 @@ class MappedReads {
   explicit MappedReads(const ReadContext& context);
 
   // For each tensor, by its index in the metadata: its elements in a mapped file, if one item holds
-  // them and they are one aligned run of bytes there; else nullopt: it must be read. Checked is
-  // only that the elements lie in their file. Throws as find_payloads().
+  // them, which no other tensor shares, and they are one aligned run of bytes there; else nullopt:
+  // it must be read. Checked is only that the elements lie in their file. Throws as
+  // find_payloads().
   std::vector<std::optional<TensorView>> find(const ReadContext& context,
                                               std::span<const uint32_t> tensors) const;
 

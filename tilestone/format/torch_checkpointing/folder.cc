@@ -61,6 +61,35 @@ StoredChunk chunk_of(const LocalTensor& local, const Box& box, const Box& part, 
   return chunk;
 }
 
+// Where bytes are in a record, and the record's checksum: equal ones are taken for equal bytes.
+struct Content {
+  uint32_t record_crc32;
+  uint64_t record_size;
+  uint64_t begin;  // in the record
+  uint64_t length;
+  std::optional<Dims> strides;
+  friend bool operator==(const Content&, const Content&) = default;
+};
+
+struct Part {
+  StoredChunk chunk;
+  std::optional<Content> content;  // nullopt: without a checksum, nobody knows
+};
+
+Part part_of(const LocalTensor& local, StoredChunk chunk) {
+  std::optional<Content> content;
+  if (local.record_crc32) {
+    content = Content{*local.record_crc32, local.record_size, chunk.at.offset - local.record_offset,
+                      chunk.at.length, chunk.strides};
+  }
+  return {std::move(chunk), std::move(content)};
+}
+
+// Whether both are known, and equal.
+bool are_same(const std::optional<Content>& a, const std::optional<Content>& b) {
+  return a && b && *a == *b;
+}
+
 class FolderReader {
  public:
   FolderReader(const DirectoryFiles& files, const Format& format) : files_(files), format_(format) {
@@ -86,8 +115,9 @@ class FolderReader {
  private:
   struct Merged {
     StoredTensor tensor;
-    bool is_plain = false;                // not sharded
-    std::map<Box, uint32_t> chunks = {};  // by box
+    bool is_plain = false;                              // not sharded
+    std::map<Box, uint32_t> chunks = {};                // by box
+    std::vector<std::optional<Content>> contents = {};  // of the chunks
     std::vector<std::pair<uint32_t, ItemLocation>> copies = {};
   };
 
@@ -197,10 +227,10 @@ class FolderReader {
                                                  : LocalBoxes{shape, {whole}, {whole}};
     const bool is_plain = held.boxes.size() == 1 && held.boxes[0] == whole;
     const uint32_t number = number_of(file);
-    std::vector<StoredChunk> chunks;
+    std::vector<Part> parts;
     for (size_t i = 0; i < held.boxes.size(); ++i) {
       if (held.boxes[i].empty()) continue;
-      chunks.push_back(chunk_of(local, held.boxes[i], held.locals[i], number));
+      parts.push_back(part_of(local, chunk_of(local, held.boxes[i], held.locals[i], number)));
     }
     if (const auto known = merged_.find(item.key); known != merged_.end()) {
       const StoredTensor& tensor = known->second.tensor;
@@ -209,32 +239,32 @@ class FolderReader {
         throw Error(ErrorCode::kCorrupt,
                     "ranks have saved this tensor with different shapes or dtypes");
       }
-      if (!fits || (is_plain && differs(known->second, chunks))) {
-        return merge(item, of_rank(item.key, rank), {}, shape, chunks, is_plain);
+      if (!fits || (is_plain && may_differ(known->second, parts))) {
+        return merge(item, of_rank(item.key, rank), {}, shape, parts, is_plain);
       }
     }
-    merge(item, item.key, item.path, shape, chunks, is_plain);
+    merge(item, item.key, item.path, shape, parts, is_plain);
   }
 
-  // Whether the bytes of a tensor that each rank has as a whole are not those of the first rank.
-  static bool differs(const Merged& first, const std::vector<StoredChunk>& chunks) {
-    if (!first.is_plain || chunks.empty() || first.tensor.chunks.empty()) return false;
-    const auto& a = first.tensor.chunks[0].at.checksums;
-    const auto& b = chunks[0].at.checksums;
-    return a && b && a->item_crc32 != b->item_crc32;
+  // Whether the bytes of a tensor that each rank has as a whole are not known to be those of the
+  // first rank.
+  static bool may_differ(const Merged& first, const std::vector<Part>& parts) {
+    if (!first.is_plain || parts.empty() || first.contents.empty()) return false;
+    return !are_same(first.contents[0], parts[0].content);
   }
 
   std::string of_rank(const std::string& key, int rank) {
     if (rank_keys_++ == 0) {
-      metadata_.notes.push_back("ranks have saved different values under one key, first \"" + key +
-                                "\": it is that of the lowest rank, and others have keys such as " +
-                                key + ".__rank_" + std::to_string(rank));
+      metadata_.notes.push_back(
+          "ranks have saved values under one key that differ, or have no checksums, first \"" +
+          key + "\": it is that of the lowest rank, and others have keys such as " + key +
+          ".__rank_" + std::to_string(rank));
     }
     return key + ".__rank_" + std::to_string(rank);
   }
 
   void merge(const TensorItem& item, const std::string& key, const Path& path, const Dims& shape,
-             const std::vector<StoredChunk>& chunks, bool is_plain) {
+             const std::vector<Part>& parts, bool is_plain) {
     const auto [known, is_new] = merged_.try_emplace(key);
     Merged& merged = known->second;
     if (is_new) {
@@ -242,21 +272,18 @@ class FolderReader {
       merged.tensor.order = item.order;
       merged.is_plain = is_plain;
     }
-    for (const StoredChunk& chunk : chunks) {
+    for (const auto& [chunk, content] : parts) {
       const auto [at, is_first] =
           merged.chunks.emplace(chunk.box, static_cast<uint32_t>(merged.tensor.chunks.size()));
       if (is_first) {
         merged.tensor.chunks.push_back(chunk);
-        continue;
-      }
-      const auto& first = merged.tensor.chunks[at->second].at.checksums;
-      const auto& other = chunk.at.checksums;
-      if (!first || !other) continue;
-      if (first->item_crc32 == other->item_crc32) {
-        merged.copies.emplace_back(at->second, chunk.at);
+        merged.contents.push_back(content);
+      } else if (are_same(merged.contents[at->second], content)) {
+        if (chunk.at.checksums) merged.copies.emplace_back(at->second, chunk.at);
       } else if (other_replicas_++ == 0) {
-        metadata_.notes.push_back("replicas of a shard differ; that of the lowest rank counts: \"" +
-                                  key + "\", and possibly others");
+        metadata_.notes.push_back(
+            "replicas of a shard differ, or have no checksums; that of the lowest rank counts: \"" +
+            key + "\", and possibly others");
       }
     }
   }

@@ -154,6 +154,11 @@ void refuse_lazy(const archive::Pickle& pickle) {
 
 constexpr std::string_view kUnreadable = "tilestone.unreadable";
 
+// Whether the value says only why another one can't be read, or is a pickled object that looks so.
+bool is_stand_in(const Value& value) {
+  return value.kind() == Value::Kind::kOpaque && value.as_opaque().module == kUnreadable;
+}
+
 bool holds_tensors(const Value& value) {
   bool found = value.kind() == Value::Kind::kTensor;
   for_each_child(value, [&](const Value& child) { found = found || holds_tensors(child); });
@@ -213,6 +218,9 @@ class Shown {
       return Value::list(std::move(items));
     }
     if (is_tensor || holds_tensors(value)) return unreadable_value("an object that holds tensors");
+    if (is_stand_in(value)) {
+      return unreadable_value("an object of the module " + std::string(kUnreadable));
+    }
     try {
       archive::check_value(value);
       return value;
@@ -274,9 +282,14 @@ const LocalTensor& local_of(const TensorView& tensor) {
 }
 
 std::string unreadable(const Value& leaf) {
-  const bool is_stand_in =
-      leaf.kind() == Value::Kind::kOpaque && leaf.as_opaque().module == kUnreadable;
-  return is_stand_in ? leaf.as_opaque().args[0].as_string() : "";
+  if (is_stand_in(leaf)) return leaf.as_opaque().args[0].as_string();
+  std::string reason;
+  if (leaf.kind() == Value::Kind::kList) {
+    for (const Value& item : leaf.items()) {
+      if (reason.empty()) reason = unreadable(item);
+    }
+  }
+  return reason;
 }
 
 }  // namespace tilestone::torch_checkpointing
