@@ -314,7 +314,9 @@ def test_a_full_disk_of_a_host_is_passed_by(
 
 def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
     """Messages of threads are passed on by the next call."""
+    end = time.monotonic() + 60
     while text not in caplog.text:
+        assert time.monotonic() < end, caplog.text
         time.sleep(0.01)
         with contextlib.suppress(tilestone.NotFoundError):
             tilestone.open("/nothing")
@@ -545,6 +547,29 @@ def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
         assert found == 3 and state["w"][0] == 3
         manager.save(5, state_of(50))
     assert tilestone.load(there)["w"][0] == 50
+
+
+def restored_of_both(rank: int, world: int, folder: str) -> Any:
+    with manager_of(f"{folder}/run", f"{folder}/host{rank}") as manager:
+        template = sharded_state(rank, world, 0)
+        found = manager.restore(template, fallback=True)[1]
+    numpy.testing.assert_array_equal(
+        template["w"].data, sharded_state(rank, world, found or 0)["w"].data
+    )
+    return found
+
+
+def test_ranks_choose_anew_on_the_hosts_after_a_damaged_step_of_the_run_s_directory(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train, str(tmp_path), [2, 3, 4], 2)
+    shutil.rmtree(next(tmp_path.glob("host1/step-00000004-*")))
+    for data in (tmp_path / "run/step-00000004").glob("*.distcp"):
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    assert world.run(restored_of_both, str(tmp_path)) == [3, 3]
 
 
 def test_steps_of_an_unknown_run_do_not_count(
