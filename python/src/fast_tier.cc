@@ -90,6 +90,10 @@ void bind_fast_tier(nb::module_& m) {
       .def(
           "leave", [](FastTier&, RunStep& begun) { begun.hosts = nullptr; }, "begun"_a,
           "The step is saved straight to the run's directory.")
+      .def("has_begun", &FastTier::has_begun, "begun"_a,
+           "Whether what the save has raised may be of the hosts.")
+      .def("take_full", &FastTier::take_full,
+           "Whether a host's disk was full after the call of a save since the last time.")
       .def(
           "url_of",
           [](FastTier& self, uint64_t step) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
@@ -17,6 +18,7 @@ from typing import Any
 import numpy
 import pytest
 import ranks
+from children import in_child
 
 import tilestone
 
@@ -309,6 +311,53 @@ def test_a_full_disk_of_a_host_is_passed_by(
         subprocess.run(["umount", fast], check=True)
 
 
+def save_too_much(rank: int, world: int, folder: str, options: dict[str, Any]) -> list[str]:
+    """Rank 1 writes its tensors in the call; then its objects do not fit. Returns the outcomes."""
+    outcomes = []
+    with manager_of(
+        f"{folder}/run", f"{folder}/host{rank}", drain_every=100, timeout=60, **options
+    ) as manager:
+        for step, size in enumerate([600_000, 600_000, 600_000, 10], start=1):
+            state = {"o": tilestone.ShardedObject("o", b"a" * size * rank, (world,), (rank,))}
+            if rank == 1:
+                data = numpy.ones(size, numpy.uint8)
+                state["w"] = tilestone.ShardedTensor.from_rank_offsets("w", data)
+            try:
+                manager.save(step, state)
+                outcomes.append("saved")
+            except tilestone.StorageError as error:
+                assert error.errno == errno.ENOSPC
+                outcomes.append("earlier" if "an earlier" in str(error) else "failed")
+    return outcomes
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_ranks_go_past_a_full_disk_together_or_fail_together(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, in_background: bool
+) -> None:
+    full_disk(tmp_path / "host1", "1m")
+    try:
+        options = {"max_staged_bytes": 0} if in_background else {"async_save": False}
+        outcomes = worlds[2].run(save_too_much, str(tmp_path), options)
+        assert outcomes[0] == outcomes[1]
+        # What was written in the call of the first step is not there any more.
+        assert outcomes[0] == ["saved", "earlier" if in_background else "saved", "saved", "saved"]
+        assert steps_in(tmp_path / "run") == ([3] if in_background else [1, 2, 3])
+        assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [4]
+    finally:
+        subprocess.run(["umount", tmp_path / "host1"], check=True)
+
+
+def test_a_forked_child_does_not_wait_for_steps_that_its_parent_copies(
+    tmp_path: pathlib.Path,
+) -> None:
+    tier = tilestone.Fast(tmp_path / "fast", drain_bytes_per_second=1 << 20)
+    with manager_of(tmp_path / "run", tier, async_save=False) as manager:
+        manager.save(1, {"w": numpy.ones(1 << 20, numpy.uint8)})
+        assert in_child(manager.close) == 0
+    assert steps_in(tmp_path / "run") == [1]
+
+
 # ---- A run's directory that can't be written, and kills.
 
 
@@ -368,6 +417,8 @@ def test_what_waits_at_the_end_is_copied_after_the_next_start(
             until_said(caplog, "wait on the hosts")
             manager.close()
         assert "stay on the hosts, and are copied after the next start" in caplog.text
+        failure = manager.last_save.durable.exception(0)  # nobody waits for it any more
+        assert isinstance(failure, tilestone.InterruptedError), failure
     with manager_of(run, fast) as manager:
         assert manager.restore(state_of(0))[1] == 2
     assert steps_in(run) == [1, 2]

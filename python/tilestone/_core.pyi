@@ -1713,6 +1713,14 @@ class FastTier:
     def leave(self, begun: RunStep) -> None:
         """The step is saved straight to the run's directory."""
 
+    def has_begun(self, begun: RunStep) -> bool:
+        """Whether what the save has raised may be of the hosts."""
+
+    def take_full(self) -> bool:
+        """
+        Whether a host's disk was full after the call of a save since the last time.
+        """
+
     def url_of(self, step: int) -> str: ...
 
     def restore(self, comm: object | None, step: int | None, fallback: bool, seconds: float, load: Callable[[int, str, str], None]) -> int | None: ...

@@ -180,6 +180,7 @@ class Tier:
     ) -> None:
         self._run = run  # the core refers to it
         self.has_said_full = False
+        self.goes_straight = False  # the last save has failed, because a host's disk was full
         self._groups = _own_groups(comm, 3 if fast.copies else 2, seconds)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)

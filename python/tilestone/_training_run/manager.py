@@ -313,7 +313,7 @@ class CheckpointManager:
     def last_save(self) -> AsyncSave | None:
         """The last save: its `staged`, with a fast tier `local`, and `durable`.
 
-        None before the first one, and without a fast tier for saves that are not in the background.
+        None before the first one, and for saves to run_dir that are not in the background.
         """
         return self._last_save
 
@@ -445,18 +445,27 @@ class CheckpointManager:
     def _write_to_hosts(
         self, step: int, given: Any, path: str, drained: _core.Pending, drains: bool
     ) -> None:
+        assert self._tier is not None
         options: Any = self._options
         if not self._in_background:  # nothing is staged, so the tensors are written in the call
             options = {**options, "max_staged_bytes": 0}
+        self._tier.goes_straight |= self._tier.core.take_full()
+        if self._tier.goes_straight:
+            self._write_straight(step, given, path, "the last save has failed, and says why")
+            return
         try:
             begun = self._session.async_save(given, path, **options)
-        except StorageError as error:  # of what was not staged; all ranks raise it
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            saving = HostSave(begun._core, drained)
+            self._last_save = saving
+            if not self._in_background:
+                saving.local.result()
+        except StorageError as error:  # of what was not staged, or of the hosts; on all ranks
+            is_of_hosts = self._tier.core.has_begun(given.engine["step"])  # not of an earlier save
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_of_hosts:
                 raise
             self._write_straight(step, given, path, error)
+            self._tier.core.take_full()
             return
-        saving = HostSave(begun._core, drained)
-        self._last_save = saving
 
         def ended(durable: Any) -> None:
             if durable.exception() is None:
@@ -466,17 +475,17 @@ class CheckpointManager:
             saving.durable.add_done_callback(ended)
         if self._in_background:
             self._in_flight = InFlight(saving, step, lambda *_: None)
-        else:
-            saving.local.result()
 
-    def _write_straight(self, step: int, given: Any, path: str, why: StorageError) -> None:
+    def _write_straight(self, step: int, given: Any, path: str, why: object) -> None:
         """Saves to the run's directory, because a host's disk is full."""
         assert self._tier is not None
         if self._comm.rank == 0 and not self._tier.has_said_full:
             logger.warning("The fast tier is full; step %d is saved straight: %s", step, why)
         self._tier.has_said_full = True
         self._tier.core.leave(given.engine["step"])
+        self._last_save = None
         self._write(step, given, path)
+        self._tier.goes_straight = False
 
     def restore(
         self,

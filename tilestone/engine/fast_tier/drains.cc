@@ -151,6 +151,21 @@ void Drains::stop() {
       Error(ErrorCode::kInterrupted, "the manager of the run was closed before it was drained")));
 }
 
+void Drains::leave() {
+  std::map<std::string, Waiting> left;
+  {
+    const std::lock_guard lock(mutex_);
+    left.swap(waiting_);
+  }
+  for (const auto& [save_id, waiting] : left) {
+    waiting.ended->end(std::make_exception_ptr(
+        Error(ErrorCode::kInterrupted,
+              fmt::format("step {} stays on the hosts, and is copied to {} after the next start of "
+                          "the run: its manager was closed before",
+                          waiting.step, run_.location().describe()))));
+  }
+}
+
 void Drains::work(const Communicator& comm, bool is_first) {
   const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
   for (double wait = kFirstWait;;) {

@@ -40,6 +40,8 @@ class Drains {
   // so that this rank copies for it.
   void work(const Communicator& comm, bool is_first);
   void stop();
+  // After work(): what still waits stays on the hosts, and nobody waits for it any more.
+  void leave();
 
  private:
   struct Waiting {

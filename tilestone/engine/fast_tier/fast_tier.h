@@ -49,6 +49,11 @@ class FastTier {
   // `forced`: it is drained whatever its number. Returns the end of its draining, or if it stays on
   // the hosts, of the save.
   Pending begin(uint64_t step, bool forced, RunStep& begun);
+  // Whether a host's disk was full after the call of a save since the last take_full(), so that the
+  // save has failed. Alike on all ranks, unless one has lost the others.
+  bool take_full();
+  // Whether the ranks have planned the save, so that what it throws may be of the hosts.
+  bool has_begun(const RunStep& begun) const;
   // The URL, valid in this process, under which rank 0 reads the index of a step of this run that
   // is on its host; "": none is known.
   std::string url_of(uint64_t step) const;

@@ -1,6 +1,7 @@
 #include "tilestone/engine/fast_tier/host_copies_internal.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -12,6 +13,8 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kTurn = 4u << 20;  // bytes
+// For one turn of all hosts. The last one of a file makes it durable, which may take minutes.
+constexpr std::chrono::seconds kTurnTime{600};
 
 std::optional<HeldStep> find_held(const HostFolder& folder, const std::string& save_id) {
   for (HeldStep& step : folder.list()) {
@@ -57,12 +60,10 @@ class Sending {
 // What one host gets from another.
 class Receiving {
  public:
-  Receiving(std::shared_ptr<Storage> folder, const HeldStep& held, size_t from,
-            const Deadline& deadline)
+  Receiving(std::shared_ptr<Storage> folder, const HeldStep& held, size_t from)
       : folder_(std::move(folder)),
         held_(held),
-        scratch_(".copy-" + std::to_string(from) + ".tmp"),
-        deadline_(deadline) {}
+        scratch_(".copy-" + std::to_string(from) + ".tmp") {}
   ~Receiving() {
     if (open_ == nullptr) return;
     open_.reset();
@@ -73,18 +74,18 @@ class Receiving {
     }
   }
 
-  void take(ByteView message) {
+  void take(ByteView message, const Deadline& deadline) {
     ByteReader in(message, "a file of another host");
     const uint64_t index = in.varint();
     if (index >= held_.about.files.size()) in.fail("an unknown file");
     const ReceiptFile& file = held_.about.files[index];
     if (open_ == nullptr) {
       if (folder_->stat(scratch_)) folder_->remove(scratch_);
-      open_ = folder_->create(scratch_, file.size, deadline_);
+      open_ = folder_->create(scratch_, file.size, deadline);
     }
     open_->append(in.blob());
     if (open_->size() < file.size) return;
-    open_->sync(deadline_);
+    open_->sync(deadline);
     open_->close();
     open_.reset();
     folder_->rename(scratch_, file.name, true);
@@ -95,7 +96,6 @@ class Receiving {
   const std::shared_ptr<Storage> folder_;
   const HeldStep& held_;
   const std::string scratch_;
-  const Deadline deadline_;
   std::unique_ptr<WritableFile> open_;
 };
 
@@ -133,14 +133,16 @@ std::vector<int> copy_targets(const std::vector<int>& first_of,
 }
 
 void copy_to_hosts(const Communicator& comm, const HostFolder& folder, const std::string& save_id,
-                   const std::vector<int>& targets, const Deadline& deadline) {
+                   const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt) {
   const int target = targets.at(static_cast<size_t>(comm.rank()));
-  Rounds rounds(comm, "copies on other hosts", save_id, deadline);
+  const auto turn_end = [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); };
+  Rounds rounds(comm, "copies on other hosts", save_id, turn_end());
   std::optional<HeldStep> held;
   std::optional<Sending> sending;
   std::vector<std::unique_ptr<Receiving>> receiving(static_cast<size_t>(comm.size()));
   std::vector<Bytes> received;
   for (bool more = true; more;) {
+    const Deadline deadline = turn_end();
     received = rounds.exchange("files of hosts", deadline, [&] {
       if (target >= 0 && !held) {
         held = find_held(folder, save_id);
@@ -151,9 +153,9 @@ void copy_to_hosts(const Communicator& comm, const HostFolder& folder, const std
         if (received[from].size() < 2) continue;
         auto& one = receiving[from];
         if (one == nullptr) {
-          one = std::make_unique<Receiving>(folder.at(held->folder), *held, from, deadline);
+          one = std::make_unique<Receiving>(folder.at(held->folder), *held, from);
         }
-        one->take(ByteView(received[from]).subspan(1));
+        one->take(ByteView(received[from]).subspan(1), deadline);
       }
       const Bytes mine = sending ? sending->next() : Bytes();
       std::vector<Bytes> messages(static_cast<size_t>(comm.size()),

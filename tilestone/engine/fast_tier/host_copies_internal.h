@@ -25,8 +25,8 @@ std::vector<int> copy_targets(const std::vector<int>& first_of,
                               const std::vector<std::string>& domains);
 
 // Sends and receives what is in the folder. Every rank, in its thread. Throws the error of any
-// rank; then what has arrived completely stays.
+// rank; then what has arrived completely stays. A host that hangs is waited for ten minutes.
 void copy_to_hosts(const Communicator& comm, const HostFolder& folder, const std::string& save_id,
-                   const std::vector<int>& targets, const Deadline& deadline);
+                   const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt);
 
 }  // namespace tilestone::engine

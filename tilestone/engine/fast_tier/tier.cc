@@ -26,6 +26,11 @@ class TierStep final : public HostStep {
   TierStep(std::shared_ptr<Tier> tier, uint64_t step, bool drains,
            std::shared_ptr<Pending::State> drained)
       : HostStep(step, drains), tier_(std::move(tier)), drained_(std::move(drained)) {}
+  ~TierStep() override {  // unless it has ended: the save has failed in its call
+    if (drained_ == nullptr || !drained_->belongs_here()) return;
+    drained_->end(std::make_exception_ptr(
+        Error(ErrorCode::kInterrupted, "the step was not saved to the hosts")));
+  }
 
   std::shared_ptr<Storage> storage(const std::string& save_id) override {
     return tier_->folder().at(folder_of(save_id));
@@ -50,6 +55,7 @@ class TierStep final : public HostStep {
     std::exchange(drained_, nullptr)->end(nullptr);
   }
   void failed(const Error& error) noexcept override {
+    tier_->failed(error);
     if (drained_ != nullptr) drained_->end(std::make_exception_ptr(error));
   }
 
@@ -101,7 +107,7 @@ Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::share
       fmt::format("copying step {} to {}", step, run_.directory().location().describe());
   const auto drained = std::make_shared<Pending::State>(what, Deadline::never());
   begun.hosts = std::make_shared<TierStep>(self, step, drains, drained);
-  if (meeting_.is_coordinator()) mark(lineage_of(begun.attributes).run);
+  if (meeting_.is_coordinator()) begin_mark(lineage_of(begun.attributes).run);
   return Pending(drained);
 }
 
@@ -124,20 +130,33 @@ std::string Tier::url_of(uint64_t step) {
   return opened_->url();
 }
 
-// So that the run's steps on the hosts count after a restart even before one is drained.
+// So that the run's steps on the hosts count after a restart even before one is drained. A run's
+// directory that hangs does not stop the save.
+void Tier::begin_mark(const std::string& run_id) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (run_id == marked_ || run_id == marking_ || run_id.empty()) return;
+    marking_ = run_id;
+  }
+  drains_in_.post([this, run_id] { mark(run_id); });
+}
+
 void Tier::mark(const std::string& run_id) {
-  if (run_id == marked_ || run_id.empty()) return;
+  bool is_marked = false;
   try {
     const std::string name = kRunMarker + run_id;
     run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
                                               name + ".tmp", Deadline::after(kMarkerTime));
-    marked_ = run_id;
+    is_marked = true;
   } catch (const Error& error) {
     log(LogLevel::kWarning,
         fmt::format("until a step is in the run's directory, which can't be written now, a restart "
                     "does not find the steps on the hosts: {}",
                     error.what()));
   }
+  const std::lock_guard lock(mutex_);
+  if (is_marked) marked_ = run_id;
+  if (marking_ == run_id) marking_.clear();
 }
 
 void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains) {
@@ -157,8 +176,7 @@ void Tier::copy(uint64_t step, const std::string& save_id) {
   }
   copies_in_.post([this, step, save_id] {
     try {
-      copy_to_hosts(copying_, folder_, save_id, targets_,
-                    Deadline::never().with_interrupt(interrupt_));
+      copy_to_hosts(copying_, folder_, save_id, targets_, interrupt_);
     } catch (...) {
       log(LogLevel::kWarning,
           fmt::format("step {} has no copies on other hosts: {}", step, current_error().what()));
@@ -209,14 +227,17 @@ void Tier::prune() {
 
 void Tier::wait(const Deadline& deadline) {
   constexpr std::chrono::milliseconds kLook{20};
-  meets_.wait();
-  copies_in_.wait();
-  while (!drains_in_.is_idle() && !drains_.is_stalled() && !deadline.expired())
-    pause(kLook, deadline);
+  if (is_of_parent()) return;
+  const auto until = [&](const auto& holds) {
+    while (!holds() && !deadline.expired()) pause(kLook, deadline);
+  };
+  until([&] { return meets_.is_idle(); });
+  until([&] { return copies_in_.is_idle(); });
+  until([&] { return drains_in_.is_idle() || drains_.is_stalled(); });
 }
 
 void Tier::end() {
-  if (std::exchange(is_over_, true)) return;
+  if (is_of_parent() || std::exchange(is_over_, true)) return;
   meets_.end();
   const std::vector<uint64_t> waiting = drains_.waiting();
   drains_.stop();
@@ -230,6 +251,7 @@ void Tier::end() {
                     "the run: the first is {}, the last {}",
                     run_.directory().location().describe(), waiting.front(), waiting.back()));
   }
+  drains_.leave();
   hosts_.claim.reset();
 }
 
@@ -263,6 +285,10 @@ std::optional<uint64_t> FastTier::restore(const Communicator& comm, std::optiona
                                           const Load& load) {
   return state_->tier->restore(comm, step, fallback, limit, load);
 }
+
+bool FastTier::take_full() { return state_->tier->take_full(); }
+
+bool FastTier::has_begun(const RunStep& begun) const { return begun.hosts->has_begun(); }
 
 void FastTier::wait(const Deadline& deadline) { state_->tier->wait(deadline); }
 

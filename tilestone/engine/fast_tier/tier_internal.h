@@ -1,6 +1,9 @@
 // What the parts of a fast tier share: saving (tier.cc) and restoring (restoring.cc).
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,6 +18,7 @@
 #include "tilestone/engine/fast_tier/met_hosts_internal.h"
 #include "tilestone/engine/fast_tier/step_url_internal.h"
 #include "tilestone/engine/fast_tier/worker_internal.h"
+#include "tilestone/engine/save/on_hosts_internal.h"
 
 namespace tilestone::engine {
 
@@ -35,6 +39,11 @@ class Tier {
   void kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains);
   // Instead, every rank: the run's directory has it.
   void saved_straight(uint64_t step, const Error& why);
+  // Instead, on this rank: the save has failed.
+  void failed(const Error& why) {
+    if (is_disk_full(why)) was_full_ = true;
+  }
+  bool take_full() { return was_full_.exchange(false); }
   std::string url_of(uint64_t step);
 
   // ---- Restoring
@@ -71,8 +80,10 @@ class Tier {
   void drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
   void copy(uint64_t step, const std::string& save_id);
   void prune();
+  void begin_mark(const std::string& run_id);
   void mark(const std::string& run_id);
   bool is_first() const { return hosts_.is_first(meeting_.rank()); }
+  bool is_of_parent() const { return process_ != ::getpid(); }  // this is a forked child
 
   Bytes say_held();
   // `damaged`: save ids of steps on the hosts, and names of steps in the run's directory.
@@ -89,17 +100,19 @@ class Tier {
                                      Choice& choice);
   void adopt(const Choice& choice);
 
+  const pid_t process_ = ::getpid();
   ManagedRun& run_;
   const FastOptions options_;
   const HostFolder folder_;
   const Communicator meeting_, draining_, copying_;
   MetHosts hosts_;
   std::vector<int> targets_;       // of copies, see copy_targets()
-  std::mutex mutex_;               // guards known_ and in_copy_
+  std::mutex mutex_;               // guards known_, in_copy_, marked_ and marking_
   std::vector<Known> known_;       // oldest first
   std::set<std::string> in_copy_;  // whose files must stay
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // of copies
-  std::string marked_;  // on rank 0: the run whose marker stands
+  std::string marked_, marking_;  // on rank 0: the run whose marker stands, and is being made
+  std::atomic<bool> was_full_ = false;
   bool is_over_ = false;
   bool has_said_others_ = false;
   bool has_said_full_ = false;     // used by the thread of the meetings

@@ -24,34 +24,28 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Work that logs its own failures. Does nothing after end().
-  void post(std::function<void()> work) {
+  // Work that logs its own failures. After end() it is not done: false.
+  bool post(std::function<void()> work) {
     {
       const std::lock_guard lock(mutex_);
-      if (ends_) return;
+      if (ends_) return false;
       waiting_.push_back(std::move(work));
       if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
     }
     changed_.notify_all();
+    return true;
   }
 
   // Waits for the work. Throws what it throws; Error(kInterrupted) after end().
   void run(const std::function<void()>& work) {
     const auto task = std::make_shared<std::packaged_task<void()>>(work);
-    post([task] { (*task)(); });
-    {
-      const std::lock_guard lock(mutex_);
-      if (ends_) throw Error(ErrorCode::kInterrupted, "the fast tier is closed");
+    if (!post([task] { (*task)(); })) {
+      throw Error(ErrorCode::kInterrupted, "the fast tier is closed");
     }
     task->get_future().get();
   }
 
-  // Until everything is done that was given so far.
-  void wait() {
-    std::unique_lock lock(mutex_);
-    if (process_ == ::getpid()) changed_.wait(lock, [&] { return waiting_.empty() && !busy_; });
-  }
-
+  // Whether everything is done that was given so far. Not to be called in a forked child.
   bool is_idle() {
     const std::lock_guard lock(mutex_);
     return waiting_.empty() && !busy_;

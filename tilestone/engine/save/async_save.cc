@@ -82,7 +82,9 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
                         call.deadline);
   const auto hosts = hosts_of(request);
   saving.publishes = hosts == nullptr;
-  plan_step(saving, request, call.session.get(), terms_of(async));
+  Terms terms = terms_of(async);
+  terms.emplace_back("where it is saved first", hosts != nullptr ? "the hosts" : "the location");
+  plan_step(saving, request, call.session.get(), terms);
   if (hosts != nullptr) save_on(hosts, saving.planned);
   note_planned(saving.planned, began, preparing_of(request));
   if (call.session != nullptr) call.session->count({1, 0, 0, 0});

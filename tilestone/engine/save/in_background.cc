@@ -1,5 +1,6 @@
 #include "tilestone/engine/save/in_background_internal.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -88,8 +89,9 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
   std::optional<Receipt> written;
   std::optional<BackgroundMeeting> meeting;
   const auto began = StepTimes::Clock::now();
+  Bytes whole;
   try {
-    rounds.run(
+    whole = rounds.run(
         "staging",
         [&](const Deadline& deadline) {
           std::optional<BackgroundMeeting> own;
@@ -99,9 +101,12 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
           }
           memory = stage_share(planned, session, deadline, lazy);
           if (own) meeting.emplace(*std::move(own));
-          return Bytes();
+          return Bytes{std::byte(!written)};
         },
-        [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });
+        [](const std::vector<Bytes>& ranks) {
+          const bool all = std::ranges::find(ranks, Bytes{std::byte(0)}) == ranks.end();
+          return std::vector<Bytes>(ranks.size(), Bytes{std::byte(all)});
+        });
   } catch (...) {
     leave_failure(planned, meeting, current_error());
     meeting.reset();
@@ -109,7 +114,8 @@ StagedShare stage_by_rounds(Rounds& rounds, PlannedShare planned, std::optional<
     throw;
   }
   planned.steps.add("staging", began);
-  return {std::move(planned), std::move(memory), std::move(written), std::move(meeting)};
+  return {std::move(planned), std::move(memory), std::move(written), std::move(meeting),
+          whole == Bytes{std::byte(1)}};
 }
 
 Receipt write_staged(PlannedShare& planned, std::optional<Receipt>& before, SessionParts* session,

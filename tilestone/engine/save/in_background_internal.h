@@ -22,6 +22,7 @@ struct StagedShare {
   std::shared_ptr<StagingMemory> memory;
   std::optional<Receipt> written;            // what was not staged
   std::optional<BackgroundMeeting> meeting;  // of the save's ranks; not of a save to a fast tier
+  bool is_whole = true;                      // no rank has written anything yet
 };
 
 // Takes from the share's assignment the tensors for which `most` bytes of staging memory have no

@@ -10,13 +10,10 @@
 #include "tilestone/version.h"
 
 namespace tilestone::engine {
-namespace {
 
-bool is_full(const Error& error) {
+bool is_disk_full(const Error& error) {
   return error.sys_errno() == ENOSPC || error.sys_errno() == EDQUOT;
 }
-
-}  // namespace
 
 std::shared_ptr<HostStep> hosts_of(const MadeRequest& request) {
   const auto* const made = std::get_if<RequestView>(&request);
@@ -27,24 +24,25 @@ std::shared_ptr<HostStep> hosts_of(const MadeRequest& request) {
 void save_on(const std::shared_ptr<HostStep>& hosts, PlannedShare& planned) {
   planned.storage = hosts->storage(planned.share.save_id);
   planned.hosts = hosts;
+  hosts->begin();
 }
 
 OnHosts::OnHosts(StagedShare staged, std::shared_ptr<SessionParts> session, Deadline deadline)
     : planned_(std::move(staged.planned)),
       memory_(std::move(staged.memory)),
       before_(std::move(staged.written)),
+      is_whole_(staged.is_whole),
       session_(std::move(session)),
       deadline_(std::move(deadline)) {}
 
 SaveResult OnHosts::save() {
   try {
-    const bool is_staged = !before_;
     Written written = write();
     planned_.hosts->meet([&](const Communicator& comm) {
       try {
         meet(comm, std::move(written));
       } catch (const Error& error) {
-        if (!is_full(error) || !is_staged) throw;
+        if (!is_disk_full(error) || !is_whole_) throw;
         save_straight(comm);
         planned_.hosts->saved_straight(error);
       }
@@ -75,26 +73,28 @@ void OnHosts::meet(const Communicator& comm, Written written) {
   Rounds rounds(comm, "save to the hosts", share.save_id, deadline_);
   auto reported = began;
   try {
-    const Bytes answer = rounds.run(
+    Bytes made;
+    rounds.run(
         "writing",
         [&](Deadline) {
           if (const Error* const failed = std::get_if<Error>(&written)) throw *failed;
           return std::get<Receipt>(written).encode();
         },
         [&](std::vector<Bytes> payloads) {
-          std::vector<Bytes> answers(payloads.size());
-          const Bytes index = describe(std::move(payloads));
-          for (size_t rank = 0; rank < answers.size(); ++rank) {
-            if (hosts.is_first_of_host(static_cast<int>(rank))) answers[rank] = index;
-          }
-          return answers;
+          made = describe(std::move(payloads));
+          return std::vector<Bytes>();
         });
+    auto index = rounds.result_or_error([&] { return rounds.broadcast(made, rounds.deadline()); });
+    made = {};
     planned_.steps.add("reporting", began);
     reported = StepTimes::Clock::now();
     rounds.run_last(
         "keeping the step on its hosts",
         [&](Deadline deadline) {
-          if (!answer.empty()) hosts.keep(KeptIndex::decode(answer), deadline);
+          if (const Error* const failed = std::get_if<Error>(&index)) throw *failed;
+          if (hosts.is_first_of_host(comm.rank())) {
+            hosts.keep(KeptIndex::decode(std::get<Bytes>(index)), deadline);
+          }
           return Bytes();
         },
         [](const std::vector<Bytes>&) { return std::vector<Bytes>(); });

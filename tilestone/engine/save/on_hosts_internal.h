@@ -15,7 +15,8 @@
 // every file is there.
 //
 // If a host's disk is full, every rank hears of it in 3 or 4. Then the ranks save what they have
-// staged straight to the location, in rounds of the same communicator.
+// staged straight to the location, in rounds of the same communicator. If any rank has written
+// something in the call, which nobody has any more, all of them fail instead.
 #pragma once
 
 #include <functional>
@@ -23,6 +24,7 @@
 #include <optional>
 #include <string>
 
+#include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
@@ -43,6 +45,9 @@ class HostStep {
 
   uint64_t step() const { return step_; }
   bool drains() const { return drains_; }
+  // Whether the ranks have planned the save. Before, what a save throws is not of its hosts.
+  bool has_begun() const { return has_begun_; }
+  void begin() { has_begun_ = true; }
   // Where this rank writes; the same directory for all ranks of a host.
   virtual std::shared_ptr<Storage> storage(const std::string& save_id) = 0;
   // Runs `work` in the thread that owns the communicator; returns or throws as `work` does.
@@ -61,7 +66,11 @@ class HostStep {
  private:
   const uint64_t step_;
   const bool drains_;
+  bool has_begun_ = false;
 };
+
+// Whether the error says that a disk is full.
+bool is_disk_full(const Error& error);
 
 // Null: the request is none for a fast tier.
 std::shared_ptr<HostStep> hosts_of(const MadeRequest& request);
@@ -85,6 +94,7 @@ class OnHosts {
   PlannedShare planned_;
   std::shared_ptr<StagingMemory> memory_;
   std::optional<Receipt> before_;
+  const bool is_whole_;  // see StagedShare
   std::shared_ptr<SessionParts> session_;
   const Deadline deadline_;
   Inventory now_;  // on rank 0, what the save holds
