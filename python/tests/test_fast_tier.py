@@ -600,6 +600,33 @@ def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
     assert tilestone.load(there)["w"][0] == 50
 
 
+def saved_while_the_run_s_directory_fails(rank: int, world: int, folder: str) -> None:
+    from torch.distributed import barrier
+
+    with manager_of(f"{folder}/run", f"{folder}/host{rank}") as manager:
+        manager.save(1, sharded_state(rank, world, 1))
+        manager.wait()
+        barrier()
+        with Broken(pathlib.Path(folder) / "run") if rank == 0 else contextlib.nullcontext():
+            barrier()
+            manager.save(2, sharded_state(rank, world, 2))
+            manager.last_save.local.result()
+            barrier()
+            time.sleep(0.3)  # a try fails
+            assert not manager.last_save.durable.done()
+        assert manager.last_save.durable.exception() is None
+
+
+def test_ranks_try_again_together_once_the_run_s_directory_is_back(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(saved_while_the_run_s_directory_fails, str(tmp_path))
+    for step in (1, 2):
+        tilestone.open(tmp_path / f"run/step-{step:08}").verify()
+    for host in ("host0", "host1"):
+        assert len(list(tmp_path.glob(f"{host}/*/.drained"))) == 2
+
+
 def restored_of_both(rank: int, world: int, folder: str) -> Any:
     with manager_of(f"{folder}/run", f"{folder}/host{rank}") as manager:
         template = sharded_state(rank, world, 0)

@@ -329,9 +329,7 @@ void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadlin
 }
 
 void Drains::ended(const SaidStep& step, bool is_first) {
-  if (const auto own = is_first ? held(step.save_id) : std::nullopt) {
-    folder_.mark_drained(own->folder);
-  }
+  if (is_first) folder_.mark_drained(HostFolder::folder_of(step.step, step.save_id));
   std::shared_ptr<Pending::State> state;
   {
     const std::lock_guard lock(mutex_);

@@ -92,6 +92,7 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
 
 void HostFolder::mark_drained(const std::string& folder) const noexcept {
   try {
+    if (!at(folder)->stat(kKept)) return;  // a replaced host never had it
     at(folder)->publish(kDrained, kScratch, {}, true, Deadline::never());
   } catch (const std::exception& error) {
     log(LogLevel::kWarning, fmt::format("that {} is in the run's directory can't be noted on this "
