@@ -317,8 +317,9 @@ def save_too_much(rank: int, world: int, folder: str, options: dict[str, Any]) -
     with manager_of(
         f"{folder}/run", f"{folder}/host{rank}", drain_every=100, timeout=60, **options
     ) as manager:
-        for step, size in enumerate([600_000, 600_000, 600_000, 10], start=1):
-            state = {"o": tilestone.ShardedObject("o", b"a" * size * rank, (world,), (rank,))}
+        for step, size in enumerate([600_000, 600_000, 600_000, 10, 10], start=1):
+            key = f"o{rank}"
+            state = {key: tilestone.ShardedObject(key, b"a" * size * rank, (1,), (0,))}
             if rank == 1:
                 data = numpy.ones(size, numpy.uint8)
                 state["w"] = tilestone.ShardedTensor.from_rank_offsets("w", data)
@@ -341,11 +342,25 @@ def test_ranks_go_past_a_full_disk_together_or_fail_together(
         outcomes = worlds[2].run(save_too_much, str(tmp_path), options)
         assert outcomes[0] == outcomes[1]
         # What was written in the call of the first step is not there any more.
-        assert outcomes[0] == ["saved", "earlier" if in_background else "saved", "saved", "saved"]
+        second = "earlier" if in_background else "saved"
+        assert outcomes[0] == ["saved", second, "saved", "saved", "saved"]
         assert steps_in(tmp_path / "run") == ([3] if in_background else [1, 2, 3])
-        assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [4]
+        assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [4, 5]
     finally:
         subprocess.run(["umount", tmp_path / "host1"], check=True)
+
+
+def test_a_full_run_directory_is_not_taken_for_a_full_host(tmp_path: pathlib.Path) -> None:
+    disks = [tmp_path / "host1", tmp_path / "run"]
+    for disk in disks:
+        full_disk(disk, "1m")
+    try:
+        outcomes = save_too_much(1, 1, str(tmp_path), {"max_staged_bytes": 0})
+        assert outcomes == ["saved", "earlier", "saved", "earlier", "saved"]
+        assert on_host(tmp_path / "host1") == [5]
+    finally:
+        for disk in disks:
+            subprocess.run(["umount", disk], check=True)
 
 
 def test_a_forked_child_does_not_wait_for_steps_that_its_parent_copies(
