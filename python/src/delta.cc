@@ -35,8 +35,8 @@ DeltaOptions delta_options(const OpenOptions& given, nb::handle progress) {
 void bind_report(nb::module_& m) {
   nb::class_<DeltaReport>(m, "DeltaReport", "What a delta holds.")
       .def_ro("base", &DeltaReport::base,
-              "The id of the version that it changes: 64 hex digits, equal only for versions with "
-              "the same keys, dtypes, shapes and bits.")
+              "The id of the version that it changes: 64 hex digits, made of keys, dtypes, "
+              "shapes and CRC-32s.")
       .def_ro("result", &DeltaReport::result, "The id of the version that it leads to.")
       .def_ro("unchanged", &DeltaReport::unchanged, "Number of tensors.")
       .def_ro("changed", &DeltaReport::changed)
@@ -87,10 +87,12 @@ DeltaReport save_live(const nb::callable& prepare, const nb::bytes& path, nb::ha
 }
 
 // `prepare` returns a LoadRequest, whose arrays are changed. Returns also how many of the deltas,
-// which are the newest first, were applied.
-std::pair<DeltaReport, uint64_t> apply_live(const nb::callable& prepare,
-                                            const std::vector<nb::bytes>& paths, nb::handle comm,
-                                            double seconds, const OpenOptions& options) {
+// which are the newest first, were applied; with `or_none` None if the arrays are no version.
+std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& prepare,
+                                                           const std::vector<nb::bytes>& paths,
+                                                           nb::handle comm, double seconds,
+                                                           const OpenOptions& options,
+                                                           bool or_none) {
   const Entered entered;
   std::vector<Location> deltas;
   for (const nb::bytes& path : paths) {
@@ -108,7 +110,7 @@ std::pair<DeltaReport, uint64_t> apply_live(const nb::callable& prepare,
   }
   const engine::AppliedDelta applied = as_rank_of(
       communicator, deltas.at(0), until(deadline, failed), [&](const engine::DeltaCall& call) {
-        return engine::apply_in_place(call, state, deltas, options);
+        return engine::apply_in_place(call, state, deltas, options, or_none);
       });
   const auto& asked = std::get<BridgedLoad>(made);
   // Tells the bridge which arrays have been changed.
@@ -136,10 +138,10 @@ void bind_live(nb::module_& m) {
                 "bytes, comm: object, seconds: float, base: DeltaBase, from_: bytes | None, "
                 "writes: bool) -> DeltaReport"));
   m.def("apply_live_deltas", &apply_live, "prepare"_a, "paths"_a, "comm"_a.none(), "seconds"_a,
-        "options"_a,
+        "options"_a, "or_none"_a,
         nb::sig("def apply_live_deltas(prepare: collections.abc.Callable[[], LoadRequest], paths: "
                 "collections.abc.Sequence[bytes], comm: object, seconds: float, options: "
-                "OpenOptions) -> tuple[DeltaReport, int]"));
+                "OpenOptions, or_none: bool) -> tuple[DeltaReport, int | None]"));
   m.def(
       "delta_versions",
       [](const nb::bytes& path, nb::handle comm, double seconds) {

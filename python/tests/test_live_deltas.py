@@ -173,6 +173,94 @@ def test_a_failure_leaves_no_version_and_the_base_can_be_used_again(tmp_path, ve
         tilestone.save_delta(versions[1], tmp_path / "w")
 
 
+def low_bit_flipped(tensor):
+    """So many elements have changed, so little, that a delta has the XOR."""
+    return (tensor.view(torch.int16) ^ (torch.rand(tensor.shape) < 0.5).short()).view(tensor.dtype)
+
+
+@pytest.mark.parametrize("place", [torch.Tensor.clone, put])
+def test_tied_tensors_get_each_xor_once(tmp_path, place):
+    torch.manual_seed(8)
+    tied = [torch.randn(300, 200).to(torch.bfloat16)]
+    other = [tied[0].clone()]  # equal at first, but not tied
+    for _ in range(2):
+        tied.append(low_bit_flipped(tied[-1]))
+        other.append(low_bit_flipped(other[-1]))
+    last = None
+    for t, o in zip(tied, other, strict=True):
+        last = tilestone.save_delta({"a": t, "b": t, "o": o}, tmp_path / "v", base=last, anchor_every=9)
+    assert b'\\"xor\\"' in (tmp_path / "v" / "version-00000001" / "delta.safetensors").read_bytes()
+    memory = place(tied[0])
+    state = {"a": memory, "b": memory.detach(), "o": place(other[0])}
+    tilestone.apply_delta(state, tmp_path / "v")
+    plain = {key: tensor.as_subclass(torch.Tensor) for key, tensor in state.items()}
+    assert_same(plain, {"a": tied[2], "b": tied[2], "o": other[2]})
+
+
+def test_a_missing_version_harms_only_those_before_it_and_changes_nothing(tmp_path, versions):
+    save_versions(tmp_path / "v", versions[:4], 2, 0, anchor_every=10)
+    shutil.rmtree(tmp_path / "v" / "version-00000001")
+    for start in (0, 4):  # before the gap, and no version at all
+        state = {key: tensor.clone() for key, tensor in versions[start].items()}
+        with pytest.raises(tilestone.MismatchError):
+            tilestone.apply_delta(state, tmp_path / "v")
+        assert_same(state, versions[start])
+    state = {key: tensor.clone() for key, tensor in versions[1].items()}
+    tilestone.apply_delta(state, tmp_path / "v")
+    assert_same(state, versions[3])
+
+
+def test_a_tensor_added_in_a_chain_hinders_only_readers_before_it(tmp_path, versions):
+    new = {"new": torch.arange(5.0)}
+    chain = [versions[0], *({**each, **new} for each in versions[1:4])]
+    save_versions(tmp_path / "v", chain, 2, 0, anchor_every=10)
+    state = {key: tensor.clone() for key, tensor in chain[1].items()}
+    tilestone.apply_delta(state, tmp_path / "v")
+    assert_same(state, chain[3])
+    for start in (chain[0], {key: torch.zeros_like(tensor) for key, tensor in chain[1].items()}):
+        state = {key: tensor.clone() for key, tensor in start.items()}
+        with pytest.raises(tilestone.MismatchError, match="adds, removes or reshapes|not there"):
+            tilestone.apply_delta(state, tmp_path / "v")
+        assert_same(state, start)
+
+
+def test_overlapping_pieces_are_refused(tmp_path, versions):
+    save_versions(tmp_path / "v", versions[:2], 1, 0, anchor_every=10)
+    path = tmp_path / "v" / "version-00000001" / "delta.safetensors"
+    header = json.loads(path.read_bytes()[8:])
+    tensors = json.loads(header["__metadata__"]["tensors"])
+    with_pieces = next(tensor for tensor in tensors if tensor.get("pieces"))
+    with_pieces["pieces"] *= 2
+    header["__metadata__"]["tensors"] = json.dumps(tensors)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    state = {key: tensor.clone() for key, tensor in versions[0].items()}
+    with pytest.raises(tilestone.CorruptError, match="overlap") as failed:
+        tilestone.apply_delta(state, tmp_path / "v" / "version-00000001")
+    assert failed.value.key == with_pieces["key"]
+    assert_same(state, versions[0])
+
+
+def test_a_base_that_is_not_the_version_before_is_refused(tmp_path, versions):
+    save_versions(tmp_path / "v", versions[:2], 1, 0, anchor_every=10)
+    for number in (0, 1):
+        tilestone.save(versions[number], tmp_path / f"step-{number}")
+    with pytest.raises(tilestone.MismatchError, match="version-00000001"):
+        tilestone.save_delta(versions[3], tmp_path / "v", base=tmp_path / "step-0", anchor_every=10)
+    tilestone.save_delta(versions[3], tmp_path / "v", base=tmp_path / "step-1", anchor_every=10)
+    state = {key: tensor.clone() for key, tensor in versions[0].items()}
+    tilestone.apply_delta(state, tmp_path / "v")
+    assert_same(state, versions[3])
+
+
+def test_no_whole_version_is_saved_where_a_delta_is(tmp_path, versions):
+    save_versions(tmp_path / "v", versions[:2], 1, 0, anchor_every=10)
+    other = tilestone.save_delta(versions[0], tmp_path / "w", anchor_every=1)
+    with pytest.raises(tilestone.AlreadyExistsError):
+        tilestone.save_delta(versions[1], tmp_path / "v", base=other, anchor_every=1)
+    assert not (tmp_path / "v" / "version-00000001" / ".metadata").exists()
+
+
 def dtensor_rank(rank, world, folder):
     """A model's parameters as DTensors: versions are saved, and applied to plain tensors."""
     import torch.distributed as dist

@@ -1530,7 +1530,7 @@ class DeltaReport:
     @property
     def base(self) -> str:
         """
-        The id of the version that it changes: 64 hex digits, equal only for versions with the same keys, dtypes, shapes and bits.
+        The id of the version that it changes: 64 hex digits, made of keys, dtypes, shapes and CRC-32s.
         """
 
     @property
@@ -1578,7 +1578,7 @@ class DeltaBase:
 
 def save_live_delta(prepare: Callable[[], SaveRequest], path: bytes, comm: object, seconds: float, base: DeltaBase, from_: bytes | None, writes: bool) -> DeltaReport: ...
 
-def apply_live_deltas(prepare: Callable[[], LoadRequest], paths: Sequence[bytes], comm: object, seconds: float, options: OpenOptions) -> tuple[DeltaReport, int]: ...
+def apply_live_deltas(prepare: Callable[[], LoadRequest], paths: Sequence[bytes], comm: object, seconds: float, options: OpenOptions, or_none: bool) -> tuple[DeltaReport, int | None]: ...
 
 def delta_versions(path: bytes, comm: object | None, seconds: float) -> list[tuple[int, str, bool]]: ...
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core
 from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
-from tilestone._errors import InvalidArgumentError, MismatchError
+from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.progress import ProgressCallback, reporting
@@ -87,9 +87,10 @@ def save_delta(
 
     Raises:
         MismatchError: base and state have other tensors, or a rank has another part of a tensor
-            than when the base was saved; `key` is the tensor. Save a whole version.
-        InvalidArgumentError: the state has an object, or no base is given.
-        AlreadyExistsError: a delta is at `path`.
+            than when the base was saved; `key` is the tensor. Or the base is not the version before
+            in the directory. Save a whole version.
+        InvalidArgumentError: the state has an object, no base is given, or it was a base before.
+        AlreadyExistsError: a version is at `path`.
         CorruptError, StorageError, TimeoutError, RankFailedError, ...: as for `save`.
     """
     if isinstance(state, (str, os.PathLike)):
@@ -236,33 +237,36 @@ def apply_delta(
     options: dict[str, Any] = {"timeout": timeout, "resources": resources, "reading": reading}
     versions = _versions(path, group, timeout)
     if not versions:
-        return _in_place(target, [path], group, options)
+        return _in_place(target, [path], group, options)[0]
     whole = [version for version in versions if version[2]]
     after = whole[-1][0] if whole else -1
     deltas = [_within(path, name) for number, name, _ in versions if number > after]
     if deltas:
-        try:
-            return _in_place(target, deltas[::-1], group, options)
-        except MismatchError:
-            if not whole:
-                raise
+        leads = bool(whole) and versions[-1][0] - after == len(deltas)
+        report, applied = _in_place(target, deltas[::-1], group, options, or_none=leads)
+        if applied is not None:
+            return report
     load(target, _within(path, whole[-1][1]), group=group, **options)
-    return _in_place(target, deltas[::-1], group, options) if deltas else None
+    return _in_place(target, deltas[::-1], group, options)[0] if deltas else None
 
 
 def _in_place(
-    target: Any, deltas: list[Any], group: Any, options: dict[str, Any]
-) -> _core.DeltaReport:
+    target: Any, deltas: list[Any], group: Any, options: dict[str, Any], or_none: bool = False
+) -> tuple[_core.DeltaReport, int | None]:
+    """Applies deltas, the newest first: what the newest holds, and how many were applied.
+
+    `or_none`: None, and nothing is changed, if the target is no version from which they lead.
+    """
     opening = {name: options[name] for name in ("reading", "resources")}
     given = checked("apply_delta", OpenOptions, opening)
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
-        report, _ = _core.apply_live_deltas(
+        applied = _core.apply_live_deltas(
             call.prepare, [valid.location(each) for each in deltas], call.comm, call.limit,
-            given.fill(_core.OpenOptions()),
+            given.fill(_core.OpenOptions()), or_none,
         )  # fmt: skip
         call.give_back()
-    return report
+    return applied
 
 
 def _to_checkpoint(

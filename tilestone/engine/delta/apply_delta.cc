@@ -86,7 +86,6 @@ class BaseCheck {
         threads_(thread_count(options.resources.threads)) {}
 
   void run() {
-    delta_.verify(threads_);
     for (const StoredTensor& tensor : source_.metadata().tensors) expect_known(tensor);
     uint64_t bytes = 0;
     std::vector<TensorView> views;
@@ -94,6 +93,7 @@ class BaseCheck {
       bytes += tensor.bytes();
       views.push_back(tensor.before ? source_.tensor(stored(tensor), tensor.dtype) : TensorView());
     }
+    delta_.verify(threads_);
     ProgressMeter progress(options_.progress, "verify", bytes);
     for (size_t i = 0; i < views.size(); ++i) {
       check(delta_.index().tensors[i], views[i], progress);

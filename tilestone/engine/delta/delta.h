@@ -19,7 +19,7 @@ struct DeltaOptions {
 };
 
 struct DeltaReport {
-  std::string base, result;  // ids: equal only for versions with the same keys, dtypes and bits
+  std::string base, result;  // ids: of keys, dtypes, shapes and CRC-32s
   uint64_t unchanged = 0;    // tensors
   uint64_t changed = 0;
   uint64_t added = 0;  // with those whose dtype or shape has changed

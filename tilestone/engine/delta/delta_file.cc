@@ -205,21 +205,22 @@ const DeltaEntry& DeltaFile::entry(const DeltaTensor& tensor, const DeltaPiece& 
 }
 
 void DeltaFile::check_entries(const DeltaTensor& tensor, const DeltaPiece& piece) const {
-  if (piece.kind == DeltaKind::kXor) {
-    entry(tensor, piece, kDeltaXor);
-    return;
-  }
-  if (piece.kind == DeltaKind::kSparse) entry(tensor, piece, kDeltaPositions);
-  const DeltaEntry& values = entry(tensor, piece, kDeltaValues);
-  const uint64_t bytes = static_cast<uint64_t>(piece.box.numel()) * itemsize(tensor.dtype);
-  const uint64_t found = values.end - values.begin;
-  const bool fits = piece.kind == DeltaKind::kWhole ? found == bytes : found <= bytes;
-  if (fits) return;
-  throw Error(ErrorCode::kCorrupt, fmt::format("a box of {} bytes has {} bytes of values in the "
-                                               "delta",
-                                               bytes, found))
-      .with_key(tensor.key)
-      .with_file(piece.file);
+  const auto elements = static_cast<uint64_t>(piece.box.numel());
+  const uint64_t bytes = elements * itemsize(tensor.dtype);
+  const auto expect = [&](std::string_view suffix, uint64_t least, uint64_t most) {
+    const DeltaEntry& has = entry(tensor, piece, suffix);
+    const uint64_t found = has.end - has.begin;
+    if (least <= found && found <= most) return;
+    throw Error(ErrorCode::kCorrupt,
+                fmt::format("the {}{} of a box of {} bytes has {} bytes in the "
+                            "delta; at most {} are expected",
+                            delta_entry(tensor, piece), suffix, bytes, found, most))
+        .with_key(tensor.key)
+        .with_file(piece.file);
+  };
+  if (piece.kind == DeltaKind::kXor) return expect(kDeltaXor, 0, bytes + bytes / 64 + 4096);
+  if (piece.kind == DeltaKind::kSparse) expect(kDeltaPositions, 0, elements * piece.gap_bytes);
+  expect(kDeltaValues, piece.kind == DeltaKind::kWhole ? bytes : 0, bytes);
 }
 
 const DeltaTensor* DeltaFile::added_or_kept(const std::string& key) const {

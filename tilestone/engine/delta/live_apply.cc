@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -22,7 +25,9 @@ namespace {
 struct Target {
   ShardSum sum;
   TensorView memory;
-  bool summed = false;  // since it was changed
+  bool summed = false;       // since it was changed
+  bool may_be_tied = false;  // an earlier target is equal to it
+  bool tied = false;         // it shares its memory with an earlier one, and changes with that
 };
 
 class InPlace {
@@ -32,7 +37,7 @@ class InPlace {
         threads_(thread_count(options.resources.threads)) {}
 
   AppliedDelta run(const std::variant<const StateDict*, Error>& made,
-                   const std::vector<Location>& deltas) {
+                   const std::vector<Location>& deltas, bool or_none) {
     const Bytes answer = rounds_.run(
         "comparing with the base",
         [&](Deadline) {
@@ -42,15 +47,20 @@ class InPlace {
           return own_sums();
         },
         [&](const std::vector<Bytes>& payloads) {
+          const std::optional<uint64_t> count = missed(summed(payloads), or_none);
           ByteWriter writer;
-          writer.varint(missed(summed(payloads)));
+          writer.varint(count ? *count + 1 : 0);
           return std::vector<Bytes>(payloads.size(), writer.bytes());
         });
-    const uint64_t count = ByteReader(answer, "how many deltas are missed").varint();
+    const uint64_t told = ByteReader(answer, "how many deltas are missed").varint();
     const DeltaFile& newest = deltas_.front();
-    AppliedDelta applied{report_of(newest.index()), count};
+    AppliedDelta applied{report_of(newest.index()), std::nullopt};
     applied.report.bytes = newest.bytes();
+    if (told == 0) return applied;
+    const uint64_t count = told - 1;
+    applied.applied = count;
     if (count == 0) return applied;
+    find_equal();
     const auto changed = rounds_.result_or_error([&] {
       for (uint64_t i = count; i-- > 0;) change(deltas_.at(i));
       return Bytes();
@@ -85,17 +95,22 @@ class InPlace {
     }
   }
 
-  // Opens a delta and checks what this rank needs of it.
+  // Opens a delta and checks what this rank needs of it. Those before a break in the chain are not
+  // looked at.
   void open(const Location& location) {
-    DeltaFile& delta = deltas_.emplace_back(DeltaFile::open(location, rounds_.deadline()));
-    if (deltas_.size() > 1 && deltas_[deltas_.size() - 2].index().base != delta.index().result) {
-      throw Error(ErrorCode::kMismatch, "the delta does not lead to the base of the one after it")
-          .with_file(delta.describe());
+    if (broken_) return;
+    DeltaFile opened = DeltaFile::open(location, rounds_.deadline());
+    if (!deltas_.empty() && deltas_.back().index().base != opened.index().result) {
+      broken_ =
+          Error(ErrorCode::kMismatch, "the delta does not lead to the base of the one after it")
+              .with_file(opened.describe());
+      return;
     }
+    const DeltaFile& delta = deltas_.emplace_back(std::move(opened));
     delta.verify(threads_, [&](const DeltaTensor& tensor, const Box& box) {
       return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
-        return target.sum.key == tensor.key && target.sum.shape == tensor.shape &&
-               intersects(target.sum.box, box);
+        return target.sum.key == tensor.key && target.sum.dtype == tensor.dtype &&
+               target.sum.shape == tensor.shape && intersects(target.sum.box, box);
       });
     });
   }
@@ -122,15 +137,23 @@ class InPlace {
     return sums;
   }
 
-  // How many of the deltas lead from these tensors to the newest version. Error(kMismatch) if they
-  // are those of no base.
-  uint64_t missed(const SummedTensors& sums) const {
+  // How many of the deltas lead from these tensors to the newest version. If they are those of no
+  // base: nullopt if `or_none`, and all the deltas lead from a version with these keys to the
+  // newest one; otherwise Error(kMismatch).
+  std::optional<uint64_t> missed(const SummedTensors& sums, bool or_none) const {
     const DeltaFile& newest = deltas_.front();
-    for (const DeltaFile& delta : deltas_) expect_same_keys(delta, sums);
     if (is_version(newest, sums, &DeltaTensor::after)) return 0;
     for (size_t i = 0; i < deltas_.size(); ++i) {
-      if (is_version(deltas_[i], sums, &DeltaTensor::before)) return i + 1;
+      if (!is_version(deltas_[i], sums, &DeltaTensor::before)) continue;
+      for (size_t j = 0; j <= i; ++j) expect_same_keys(deltas_[j], sums);
+      return i + 1;
     }
+    if (or_none && broken_) throw *broken_;
+    for (const DeltaFile& delta : deltas_) {
+      expect_same_keys(delta, sums);
+      if (!or_none) break;
+    }
+    if (or_none) return std::nullopt;
     for (const DeltaTensor& tensor : newest.index().tensors) {
       expect_base(newest, tensor, sums.find(tensor.key)->second.crc32());
     }
@@ -139,10 +162,17 @@ class InPlace {
 
   static bool is_version(const DeltaFile& delta, const SummedTensors& sums,
                          std::optional<uint32_t> DeltaTensor::* crc) {
-    const auto& tensors = delta.index().tensors;
-    return std::all_of(tensors.begin(), tensors.end(), [&](const DeltaTensor& tensor) {
-      return sums.find(tensor.key)->second.crc32() == tensor.*crc;
-    });
+    size_t known = 0;
+    for (const DeltaTensor& tensor : delta.index().tensors) {
+      if (!(tensor.*crc)) continue;
+      const auto found = sums.find(tensor.key);
+      if (found == sums.end()) return false;
+      const SummedTensor& has = found->second;
+      if (has.dtype != tensor.dtype || has.shape != tensor.shape) return false;
+      if (has.crc32() != tensor.*crc) return false;
+      ++known;
+    }
+    return known == sums.size();
   }
 
   static void expect_same_keys(const DeltaFile& delta, const SummedTensors& sums) {
@@ -175,12 +205,33 @@ class InPlace {
       if (tensor.unchanged()) continue;
       target.summed = false;
       try {
-        change(target, delta, tensor);
+        change_once(target, delta, tensor);
       } catch (Error& error) {
         error.with_key(tensor.key);
         throw;
       }
     }
+  }
+
+  // Tied tensors are one memory under two keys, which must not get an XOR twice. On a device there
+  // is no address to see that by, but equal tensors of which one changes with the other are tied.
+  void find_equal() {
+    std::set<std::tuple<DType, Dims, Box, uint32_t>> seen;
+    for (Target& target : targets_) {
+      const ShardSum& sum = target.sum;
+      target.may_be_tied = !seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second;
+    }
+  }
+
+  void change_once(Target& target, const DeltaFile& delta, const DeltaTensor& tensor) {
+    const auto is_as_it_was = [&] {
+      const ShardSum& sum = target.sum;
+      return portion_of(target.memory, sum.box, sum.shape, threads_) == sum.after;
+    };
+    if (!target.tied && target.may_be_tied) target.tied = !is_as_it_was();
+    if (target.tied) return;
+    change(target, delta, tensor);
+    if (target.may_be_tied) target.may_be_tied = is_as_it_was();
   }
 
   void change(const Target& target, const DeltaFile& delta, const DeltaTensor& tensor) {
@@ -212,6 +263,7 @@ class InPlace {
   Rounds rounds_;
   ThreadPool threads_;
   std::vector<DeltaFile> deltas_;  // the newest first
+  std::optional<Error> broken_;    // why no more of them are there
   std::vector<Target> targets_;
 };
 
@@ -219,9 +271,10 @@ class InPlace {
 
 AppliedDelta apply_in_place(const DeltaCall& call,
                             const std::variant<const StateDict*, Error>& made,
-                            const std::vector<Location>& deltas, const OpenOptions& options) {
+                            const std::vector<Location>& deltas, const OpenOptions& options,
+                            bool or_none) {
   if (deltas.empty()) throw Error(ErrorCode::kInternal, "no delta is applied");
-  return InPlace(call, options).run(made, deltas);
+  return InPlace(call, options).run(made, deltas, or_none);
 }
 
 }  // namespace tilestone::engine

@@ -41,24 +41,31 @@ struct DeltaBase {
 DeltaReport keep_base(const DeltaCall& call, const MadeRequest& request, DeltaBase& base);
 // Writes the folder of the request with what has changed since the base, and makes `base` the
 // state. `from`: the base is read there first. Until the folder has its index, which is written
-// last, it is no delta; after a failure `base` is what it was. Throws Error(kMismatch), naming the
+// last, it is no delta; after a failure before that `base` is what it was, after one after it
+// empty. Throws Error(kMismatch), naming the
 // key, if base and state have other tensors, or this rank's parts are other boxes than when the
 // base was made; Error(kInvalidArgument) for objects; Error(kAlreadyExists) if a delta is there;
-// and what a save's planning and writing throw.
+// Error(kMismatch) too if the folder is version-N and the version before it, which is there, is
+// not the base; and what a save's planning and writing throw.
 DeltaReport save_delta(const DeltaCall& call, const MadeRequest& request, DeltaBase& base,
                        const std::optional<Location>& from);
 
 // What applying deltas to tensors in memory has done.
 struct AppliedDelta {
-  DeltaReport report;    // of the newest delta
-  uint64_t applied = 0;  // how many; 0: the tensors were those of its new version already
+  DeltaReport report;  // of the newest delta
+  // How many; 0: the tensors were those of its new version already. nullopt: they are those of no
+  // version, and nothing was changed.
+  std::optional<uint64_t> applied = 0;
 };
 // Changes the tensors of the state in place. `made`: of this rank, or why it has none. `deltas`:
 // the newest first; each leads to the base of the one before it. The tensors of all ranks must be
 // those of the base of one of them, which is checked before any is changed: Error(kMismatch).
+// `or_none`: if they are those of none, but all the deltas can be applied to a version with the
+// same keys, this is no error.
 // Throws Error(kCorrupt) if something else than the newest version comes out.
 AppliedDelta apply_in_place(const DeltaCall& call,
                             const std::variant<const StateDict*, Error>& made,
-                            const std::vector<Location>& deltas, const OpenOptions& options);
+                            const std::vector<Location>& deltas, const OpenOptions& options,
+                            bool or_none);
 
 }  // namespace tilestone::engine

@@ -25,6 +25,7 @@
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/engine/delta/compare_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
+#include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 
@@ -95,7 +96,12 @@ class LiveDelta {
       publish();
       if (saving_.rounds.comm().is_coordinator()) remove_leftovers();
     }
-    return finish(answer);
+    try {
+      return finish(answer);
+    } catch (...) {
+      base_ = {};  // it is neither version
+      throw;
+    }
   }
 
  private:
@@ -103,6 +109,11 @@ class LiveDelta {
   const SaveShare& share() const { return saving_.planned.share; }
 
   void prepare(const std::optional<Location>& from) {
+    if (writes_ && !from && base_.id.empty()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the base is lost: an earlier call failed here after its version was complete")
+          .with_hint("save a whole version, or give the base as the path of a checkpoint");
+    }
     refuse_objects(share().items);
     shards_ = shards_of(share());
     if (from) read_base(*from);
@@ -145,7 +156,6 @@ class LiveDelta {
   }
 
   void expect_free() {
-    if (!writes_) return;
     for (const std::string& name : {std::string(kDeltaName), std::string(".metadata")}) {
       if (!storage().stat(name)) continue;
       throw Error(ErrorCode::kAlreadyExists, "a version is at " + storage().describe())
@@ -303,7 +313,10 @@ class LiveDelta {
           .with_key(old.begin()->first)
           .with_hint("save a whole version");
     }
-    if (writes_) header_ = write_delta_header({}, &index);
+    if (writes_) {
+      expect_version_before(storage(), report.base);
+      header_ = write_delta_header({}, &index);
+    }
     report.bytes = bytes + header_.size();
     ByteWriter writer;
     writer.string(report.base);

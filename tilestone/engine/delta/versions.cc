@@ -7,6 +7,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
@@ -24,6 +25,17 @@ std::optional<uint64_t> number_of(std::string_view name) {
   const auto [stop, error] = std::from_chars(name.data() + kVersion.size(), end, number);
   const bool is_version = error == std::errc() && stop == end && version_name(number) == name;
   return is_version ? std::optional(number) : std::nullopt;
+}
+
+// The id of a version; "" if it is a checkpoint that says none.
+std::string id_of(const Location& directory, const DeltaVersion& version) {
+  const Location location(directory.storage().child(version.name));
+  if (!version.whole) return DeltaFile::open(location).index().result;
+  const Checkpoint checkpoint = Checkpoint::open(location);
+  if (!checkpoint.save_record()) return "";
+  const auto& attributes = checkpoint.save_record()->attributes;
+  const auto found = attributes.find(std::string(kVersionId));
+  return found != attributes.end() ? found->second : "";
 }
 
 }  // namespace
@@ -86,6 +98,23 @@ std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, ui
     throw Error(ErrorCode::kNotFound, version_name(expected) + " is missing");
   }
   return chain;
+}
+
+void expect_version_before(Storage& folder, const std::string& id) {
+  const auto entry = folder.parent();
+  const auto number = entry ? number_of(entry->name) : std::nullopt;
+  if (!number) return;
+  const Location directory(entry->storage);
+  for (const DeltaVersion& version : versions_at(directory)) {
+    if (version.number + 1 != *number) continue;
+    const std::string found = id_of(directory, version);
+    if (found.empty() || found == id) continue;
+    throw Error(ErrorCode::kMismatch,
+                fmt::format("the base is not {}, which is the version before: "
+                            "its id is {}, that of the base {}",
+                            version.name, found, id))
+        .with_hint("save a whole version (base=None), so that readers can go on");
+  }
 }
 
 std::string chain_text(Storage& delta) {

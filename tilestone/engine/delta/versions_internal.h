@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tilestone/engine/delta/live_internal.h"
@@ -24,6 +25,11 @@ std::vector<DeltaVersion> agreed_versions(const DeltaCall& call, const Location&
 // Those that lead to the version: the latest whole one that is not after it, and all deltas after
 // that up to it. Error(kNotFound) if one of these is missing; empty if no version has the number.
 std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number);
+// Error(kMismatch) if this is the folder version-N of such a directory, and the version before it
+// is there and has another id.
+void expect_version_before(Storage& folder, const std::string& id);
+// The attribute of a whole version that has its id.
+inline constexpr std::string_view kVersionId = "tilestone_delta_result";
 // For a message: "version-00000010 (whole), version-00000011"; "" if the folder of a delta is in no
 // such directory or has no such chain.
 std::string chain_text(Storage& delta);

@@ -17,6 +17,7 @@
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/geometry/coverage.h"
 
 namespace tilestone {
 namespace {
@@ -60,12 +61,12 @@ Json json_of(const DeltaPiece& piece) {
   return json;
 }
 
-DeltaPiece piece_of(const Json& json, const Dims& shape) {
+DeltaPiece piece_of(const Json& json, const Dims& shape, DType dtype) {
   DeltaPiece piece;
   piece.box = {dims_of(json.at("offset")), dims_of(json.at("shape"))};
   check_bounds(piece.box, shape);
-  if (static_cast<uint64_t>(piece.box.numel()) > kMaxDeltaPiece) {
-    corrupt_delta("a piece has too many elements");
+  if (static_cast<uint64_t>(piece.box.numel()) > kMaxDeltaPiece / itemsize(dtype)) {
+    corrupt_delta("a piece has more than 64 MiB");
   }
   const auto kind = json.at("kind").get<std::string>();
   const auto found = std::find_if(kKinds.begin(), kKinds.end(),
@@ -97,11 +98,16 @@ Json json_of(const DeltaTensor& tensor) {
   return json;
 }
 
-// The pieces are disjoint, which is checked for those that must cover the tensor.
 void check_pieces(const DeltaTensor& tensor) {
   if (tensor.removed() && !tensor.before) corrupt_delta("a tensor is in neither version");
   if ((tensor.removed() || tensor.unchanged()) && !tensor.pieces.empty()) {
     corrupt_delta("a tensor that is unchanged or removed has pieces");
+  }
+  std::vector<Box> boxes;
+  for (const DeltaPiece& piece : tensor.pieces) boxes.push_back(piece.box);
+  if (const auto two = find_overlap(boxes)) {
+    corrupt_delta("the pieces " + to_string(boxes[two->first]) + " and " +
+                  to_string(boxes[two->second]) + " overlap");
   }
   if (tensor.before) return;
   uint64_t covered = 0;
@@ -126,7 +132,7 @@ DeltaTensor tensor_of(const Json& json) {
     if (json.contains("before")) tensor.before = parse_hex(json["before"].get<std::string>());
     if (json.contains("after")) tensor.after = parse_hex(json["after"].get<std::string>());
     for (const Json& piece : json.value("pieces", Json::array())) {
-      tensor.pieces.push_back(piece_of(piece, tensor.shape));
+      tensor.pieces.push_back(piece_of(piece, tensor.shape, tensor.dtype));
     }
     check_pieces(tensor);
   } catch (const Error& error) {

@@ -23,7 +23,7 @@ enum class DeltaKind : uint8_t {
 };
 std::string_view to_string(DeltaKind kind);  // "sparse", "xor", "whole"
 
-inline constexpr uint64_t kMaxDeltaPiece = 64u << 20;  // elements; far more than are written
+inline constexpr uint64_t kMaxDeltaPiece = 64u << 20;  // bytes; far more than are written
 
 // A box of a tensor in which elements have changed.
 struct DeltaPiece {
@@ -63,8 +63,8 @@ struct TensorSum {
   Dims shape;
   uint32_t crc32 = 0;
 };
-// The same for two versions only if they have the same keys, dtypes, shapes and bits: 64 hex
-// digits, the SHA-256 of a line for each tensor. Sorts `tensors`.
+// The same for versions with the same keys, dtypes, shapes and CRC-32s: 64 hex digits, the SHA-256
+// of a line for each tensor. Sorts `tensors`.
 std::string state_id(std::vector<TensorSum> tensors);
 std::vector<TensorSum> sums_before(const DeltaIndex& index);
 std::vector<TensorSum> sums_after(const DeltaIndex& index);
