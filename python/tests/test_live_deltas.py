@@ -169,6 +169,9 @@ def test_a_failure_leaves_no_version_and_the_base_can_be_used_again(tmp_path, ve
     assert_same(state, versions[1])
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.save_delta(versions[1], tmp_path / "v", base=first, anchor_every=10)  # was used
+    first._kept = tilestone._core.DeltaBase()  # as after a failure once its version was complete
+    with pytest.raises(tilestone.InvalidArgumentError, match="the base is lost"):
+        tilestone.save_delta(versions[2], tmp_path / "x" / "d", base=first)
     with pytest.raises(tilestone.InvalidArgumentError):
         tilestone.save_delta(versions[1], tmp_path / "w")
 
@@ -224,18 +227,29 @@ def test_a_tensor_added_in_a_chain_hinders_only_readers_before_it(tmp_path, vers
         assert_same(state, start)
 
 
-def test_overlapping_pieces_are_refused(tmp_path, versions):
+def twice(tensor):
+    tensor["pieces"] *= 2
+
+
+def huge(tensor):
+    """128 MiB in one piece, of which a few bytes of XOR could be."""
+    tensor.update(dtype="complex128", shape=[1 << 23])
+    tensor["pieces"] = [{**tensor["pieces"][0], "offset": [0], "shape": [1 << 23], "kind": "xor"}]
+
+
+@pytest.mark.parametrize(("harm", "said"), [(twice, "overlap"), (huge, "more than 64 MiB")])
+def test_overlapping_and_huge_pieces_are_refused(tmp_path, versions, harm, said):
     save_versions(tmp_path / "v", versions[:2], 1, 0, anchor_every=10)
     path = tmp_path / "v" / "version-00000001" / "delta.safetensors"
     header = json.loads(path.read_bytes()[8:])
     tensors = json.loads(header["__metadata__"]["tensors"])
     with_pieces = next(tensor for tensor in tensors if tensor.get("pieces"))
-    with_pieces["pieces"] *= 2
+    harm(with_pieces)
     header["__metadata__"]["tensors"] = json.dumps(tensors)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     state = {key: tensor.clone() for key, tensor in versions[0].items()}
-    with pytest.raises(tilestone.CorruptError, match="overlap") as failed:
+    with pytest.raises(tilestone.CorruptError, match=said) as failed:
         tilestone.apply_delta(state, tmp_path / "v" / "version-00000001")
     assert failed.value.key == with_pieces["key"]
     assert_same(state, versions[0])
