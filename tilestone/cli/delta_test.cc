@@ -54,7 +54,7 @@ TEST_F(Delta, LeadsFromOneVersionToTheOtherAndFromNoOther) {
   EXPECT_EQ(report["bytes"], fs::file_size(at("d.safetensors")));
 
   const DeltaReport applied = apply_delta(at("a"), at("d.safetensors"), at("made"));
-  EXPECT_EQ(applied.result, report["result"]);
+  EXPECT_EQ(applied.result, report["result"].get<std::string>());
   EXPECT_EQ(tilestone_command({"diff", at("made"), at("b")}).code, kOk);
   try {
     apply_delta(at("b"), at("d.safetensors"), at("again"));
