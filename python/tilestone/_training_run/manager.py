@@ -6,15 +6,14 @@ import dataclasses
 import errno
 import logging
 import os
-import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tilestone import _core
 from tilestone._calls import opening
 from tilestone._calls.async_save import AsyncSave
-from tilestone._calls.collective import Prepared, prepared
+from tilestone._calls.collective import prepared
 from tilestone._calls.session import Session
 from tilestone._errors import (
     CheckpointError,
@@ -24,14 +23,15 @@ from tilestone._errors import (
     MismatchError,
     StorageError,
     UnsafeError,
-    UnsupportedError,
 )
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.values import AsyncSaveOptions, Keep, SaveOptions
 from tilestone._protocols import CommunicatorLike
+from tilestone._training_run.arguments import Refused, numbers_of, refuse
 from tilestone._training_run.export import Export, Exported, Exporter
 from tilestone._training_run.fast import Fast, HostSave, Tier
+from tilestone._training_run.in_flight import InFlight
 from tilestone._training_run.preemption import WORK, Preemption
 
 if TYPE_CHECKING:
@@ -44,97 +44,6 @@ if TYPE_CHECKING:
 _COMPARISON, _CHOICE = "comparison of a run's directory", "choice of a checkpoint"
 
 logger = logging.getLogger("tilestone")
-
-class _Refused(Prepared):
-    """In place of a state: why this rank's arguments were refused. All ranks then raise it."""
-
-    def __init__(self, error: InvalidArgumentError) -> None:
-        self._error = error
-
-    def make(self) -> Mapping[Any, Any]:
-        raise self._error
-
-
-def _refuse(
-    work: str, comm: CommunicatorLike, error: CheckpointError, timeout: Any
-) -> NoReturn:
-    """Raises why this rank refuses its arguments, on all ranks that do the same work."""
-
-    def say(_: int, __: bytes) -> bytes:
-        raise error
-
-    if comm.size > 1:
-        error.add_rank(comm.rank)
-        try:
-            _core.agree(work, comm, say, lambda _, __: (b"", True), valid.limit_of(timeout))
-        except CheckpointError as failure:
-            if failure is not error:
-                raise error from failure  # others did not come, or made another call
-    raise error
-
-
-def _numbers(metrics: Any) -> dict[str, float]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise InvalidArgumentError(f"metrics must be a dict of numbers by name, not {metrics!r}")
-    found = {}
-    for name, value in metrics.items():
-        try:
-            if isinstance(value, (str, bytes)):
-                raise TypeError("text is no number")
-            found[valid.word("the name of a metric", name)] = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise InvalidArgumentError(
-                f"the metric {name!r} must be a number, not {value!r}"
-            ) from error
-    return found
-
-
-class InFlight:
-    """A save in the background.
-
-    Args:
-        end: called with the step and the save id once the save has ended, also on a thread of the
-            engine.
-
-    Attributes:
-        written: the end of the save; with a fast tier, not that of its draining.
-    """
-
-    def __init__(self, saving: AsyncSave, step: int, end: Callable[[int, str], None]) -> None:
-        self._ended = threading.Event()
-        self.written = saving.local if isinstance(saving, HostSave) else saving.durable
-        self.step = step
-        self._process = os.getpid()
-        self.saving = saving
-
-        def ended(_: object) -> None:
-            try:
-                end(step, saving.save_id)
-            finally:
-                self._ended.set()
-
-        self.written.add_done_callback(ended)
-
-    @property
-    def is_of_parent(self) -> bool:
-        """Whether this process was forked after the save had begun."""
-        return self._process != os.getpid()
-
-    def wait(self) -> None:
-        """Waits for its end without asking for its result, which the next save then raises.
-
-        Raises:
-            UnsupportedError: in a forked child.
-        """
-        if self.is_of_parent:
-            raise UnsupportedError(
-                f"the save of step {self.step} belongs to the process that this one was forked from",
-                hint="go on with the manager in the parent, or make another one here",
-            )
-        self.saving.staged.exception()  # seals it, with stage="lazy"
-        self._ended.wait()
 
 
 class CheckpointManager:
@@ -225,7 +134,7 @@ class CheckpointManager:
             given += self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
             self._exporter = self._make_exporter(export)
         except CheckpointError as error:
-            _refuse(_COMPARISON, self._comm, error, self._timeout)
+            refuse(_COMPARISON, self._comm, error, self._timeout)
         self._run.expect_same_steps(self._comm, given, valid.limit_of(self._timeout))
         self._preemption = Preemption(self._comm)
         self._in_flight: InFlight | None = None
@@ -384,11 +293,11 @@ class CheckpointManager:
             forced = valid.flag("force", force)
             if not (forced or self._run.is_due(step)):
                 return False
-            numbers = _numbers(metrics)
+            numbers = numbers_of(metrics)
         except InvalidArgumentError as error:
             self._wait_for_last()
             try:
-                self._write(0, _Refused(error), "")  # every rank raises it
+                self._write(0, Refused(error), "")  # every rank raises it
             finally:
                 self._run.failed()
             raise
@@ -532,7 +441,7 @@ class CheckpointManager:
             wanted = None if step is None else valid.whole("step", step, 64)
             fallback = valid.flag("fallback", fallback)
         except InvalidArgumentError as error:
-            _refuse(_CHOICE, self._comm, error, timeout)
+            refuse(_CHOICE, self._comm, error, timeout)
         loaded = state
 
         def load(chosen: int, folder: str, url: str = "") -> None:
@@ -611,7 +520,7 @@ class CheckpointManager:
             valid.whole("step", step, 64)
         except InvalidArgumentError as error:
             if not self._preemption.has_agreed:  # afterwards the others don't wait for this rank
-                _refuse(WORK, self._comm, error, self._timeout)
+                refuse(WORK, self._comm, error, self._timeout)
             raise
         return self._preemption.agreed(valid.limit_of(self._timeout))
 

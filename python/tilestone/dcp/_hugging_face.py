@@ -3,7 +3,7 @@
 A writer makes one of two kinds of folder. With `save_distributed` alone, each rank's file has its
 *pieces* of the tensors, and says where they belong. Otherwise the tensors are *whole*: if one rank
 holds everything, it writes them; if not, all ranks save a checkpoint beside the folder, which is then
-converted. How the new folder takes the old one's place is told in _calls/model_folder.py.
+converted. _calls/model_folder.py says how the new folder takes the old one's place.
 """
 
 from __future__ import annotations

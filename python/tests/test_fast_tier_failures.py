@@ -1,0 +1,410 @@
+"""A fast tier whose disks fill, whose run's directory fails, and whose process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import time
+from typing import Any
+
+import numpy
+import pytest
+import ranks
+from children import in_child
+from fast_tiers import manager_of, on_host, sharded_state, state_of, steps_in, train
+
+import tilestone
+
+# ---- A full disk, and a run's directory that can't be written.
+
+
+def full_disk(monkeypatch_path: pathlib.Path, size: str) -> Any:
+    """A small tmpfs there."""
+    monkeypatch_path.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", monkeypatch_path], check=True
+    )
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_full_disk_of_a_host_is_passed_by(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, in_background: bool
+) -> None:
+    fast = tmp_path / "fast"
+    full_disk(fast, "1m")
+    try:
+        with manager_of(
+            tmp_path / "run", fast, drain_every=100, async_save=in_background
+        ) as manager:
+            manager.save(1, state_of(1))
+            manager.save(2, {**state_of(2), "w": numpy.full(1 << 20, 2.0)})
+            manager.save(3, state_of(3))
+            manager.wait()
+            assert steps_in(tmp_path / "run") == [2] and on_host(fast) == [1, 3]
+        assert caplog.text.count("the fast tier is full".lower()) + caplog.text.count(
+            "The fast tier is full"
+        ) == 1
+        with manager_of(tmp_path / "run", fast) as manager:
+            assert manager.restore(state_of(0))[1] == 3
+    finally:
+        subprocess.run(["umount", fast], check=True)
+
+
+def save_too_much(rank: int, world: int, folder: str, options: dict[str, Any]) -> list[str]:
+    """Rank 1 writes its tensors in the call; then its objects do not fit. Returns the outcomes."""
+    outcomes = []
+    with manager_of(
+        f"{folder}/run", f"{folder}/host{rank}", drain_every=100, timeout=60, **options
+    ) as manager:
+        for step, size in enumerate([600_000, 600_000, 600_000, 10, 10], start=1):
+            key = f"o{rank}"
+            state = {key: tilestone.ShardedObject(key, b"a" * size * rank, (1,), (0,))}
+            if rank == 1:
+                data = numpy.ones(size, numpy.uint8)
+                state["w"] = tilestone.ShardedTensor.from_rank_offsets("w", data)
+            try:
+                manager.save(step, state)
+                outcomes.append("saved")
+            except tilestone.StorageError as error:
+                assert error.errno == errno.ENOSPC
+                outcomes.append("earlier" if "an earlier" in str(error) else "failed")
+    return outcomes
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_ranks_go_past_a_full_disk_together_or_fail_together(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, in_background: bool
+) -> None:
+    full_disk(tmp_path / "host1", "1m")
+    try:
+        options = {"max_staged_bytes": 0} if in_background else {"async_save": False}
+        outcomes = worlds[2].run(save_too_much, str(tmp_path), options)
+        assert outcomes[0] == outcomes[1]
+        # What was written in the call of the first step is not there any more.
+        second = "earlier" if in_background else "saved"
+        assert outcomes[0] == ["saved", second, "saved", "saved", "saved"]
+        assert steps_in(tmp_path / "run") == ([3] if in_background else [1, 2, 3])
+        assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [4, 5]
+    finally:
+        subprocess.run(["umount", tmp_path / "host1"], check=True)
+
+
+def test_a_full_run_directory_is_not_taken_for_a_full_host(tmp_path: pathlib.Path) -> None:
+    disks = [tmp_path / "host1", tmp_path / "run"]
+    for disk in disks:
+        full_disk(disk, "1m")
+    try:
+        outcomes = save_too_much(1, 1, str(tmp_path), {"max_staged_bytes": 0})
+        assert outcomes == ["saved", "earlier", "saved", "earlier", "saved"]
+        assert on_host(tmp_path / "host1") == [5]
+    finally:
+        for disk in disks:
+            subprocess.run(["umount", disk], check=True)
+
+
+def test_a_forked_child_does_not_wait_for_steps_that_its_parent_copies(
+    tmp_path: pathlib.Path,
+) -> None:
+    tier = tilestone.Fast(tmp_path / "fast", drain_bytes_per_second=1 << 20)
+    with manager_of(tmp_path / "run", tier, async_save=False) as manager:
+        manager.save(1, {"w": numpy.ones(1 << 20, numpy.uint8)})
+        assert in_child(manager.close) == 0
+    assert steps_in(tmp_path / "run") == [1]
+
+
+# ---- A run's directory that can't be written, and kills.
+
+
+def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Messages of threads are passed on by the next call."""
+    end = time.monotonic() + 60
+    while text not in caplog.text:
+        assert time.monotonic() < end, caplog.text
+        time.sleep(0.01)
+        with contextlib.suppress(tilestone.NotFoundError):
+            tilestone.open("/nothing")
+
+
+class Broken:
+    """A run's directory in which nothing can be made while it is broken."""
+
+    def __init__(self, run: pathlib.Path) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        self._run.rename(self._run.with_name("away"))
+        self._run.write_text("no directory")
+
+    def __exit__(self, *_: object) -> None:
+        self._run.unlink()
+        self._run.with_name("away").rename(self._run)
+
+
+def test_a_run_directory_that_fails_stops_no_save(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            for step in (2, 3, 4):
+                manager.save(step, state_of(step))
+                manager.last_save.local.result()
+            until_said(caplog, "wait on the hosts")
+            assert on_host(fast)[-2:] == [3, 4]
+        manager.last_save.durable.result()
+    assert steps_in(run)[-2:] == [3, 4]
+    removed = "step 2 is removed from the hosts before" in caplog.text
+    assert removed or 2 in steps_in(run)
+
+
+def test_what_waits_at_the_end_is_copied_after_the_next_start(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            manager.close()
+        assert "stay on the hosts, and are copied after the next start" in caplog.text
+        failure = manager.last_save.durable.exception(0)  # nobody waits for it any more
+        assert isinstance(failure, tilestone.InterruptedError), failure
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+    assert steps_in(run) == [1, 2]
+    tilestone.open(run / "step-00000002").verify()
+
+
+def test_after_restarts_on_different_hosts_the_step_of_the_run_s_directory_counts(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with manager_of(run, tmp_path / "a") as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            manager.close()
+    with manager_of(run, tmp_path / "b") as manager:
+        assert manager.restore(state_of(0))[1] == 1
+        manager.save(2, state_of(20))
+    with manager_of(run, tmp_path / "a", overwrite=True) as manager:
+        state, found = manager.restore(state_of(0))
+        assert found == 2 and state["w"][0] == 20
+    assert tilestone.load(run / "step-00000002")["w"][0] == 20
+
+
+def test_what_waits_replaces_only_an_older_step(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    with manager_of(run, tmp_path / "fast", overwrite=True) as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+        manager.wait()
+        with Broken(run):
+            manager.save(1, state_of(10), force=True)
+            manager.save(3, state_of(3))
+            until_said(caplog, "wait on the hosts")
+            with tilestone.CheckpointManager(tmp_path / "away") as other:
+                assert other.restore(state_of(0))[1] == 2
+                for step in (4, 3):  # 3 is its second save, and the second one of the other, too
+                    other.save(step, state_of(30), force=True)
+        assert isinstance(manager.last_save.durable.exception(), tilestone.AlreadyExistsError)
+    found = [tilestone.load(run / f"step-{step:08}")["w"][0] for step in (1, 3)]
+    assert found == [10, 30]
+
+
+def test_a_step_that_another_process_holds_is_copied_later(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden = tmp_path / "run/step-00000001/.tilestone"
+    hidden.mkdir(parents=True)
+    with manager_of(tmp_path / "run", tmp_path / "fast") as manager:
+        with open(hidden / "lock", "w") as lock:
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+            manager.save(1, state_of(1))
+            until_said(caplog, "wait on the hosts")
+        assert manager.last_save.durable.exception() is None
+    tilestone.open(tmp_path / "run/step-00000001").verify()
+
+
+def test_a_host_that_cannot_note_that_a_step_is_copied_goes_on(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            (folder,) = fast.glob("step-00000002-*")
+            (folder / ".kept.tmp").mkdir()  # as a full disk: no file can be made there
+        assert manager.last_save.durable.exception() is None
+        assert manager.latest() == 2
+    with manager_of(run, fast) as manager:
+        assert manager.restore(state_of(0))[1] == 2
+    assert "can't be noted on this host" in caplog.text
+
+
+def killed_while_it_copies(run: str, fast: str) -> None:
+    tier = tilestone.Fast(fast, drain_bytes_per_second=1 << 20)
+    with manager_of(run, tier) as manager:
+        manager.save(1, {"w": numpy.ones(1 << 22)})
+        manager.last_save.local.result()
+        while not list(pathlib.Path(run).glob("step-*/*.distcp")):
+            time.sleep(0.005)
+        os.kill(os.getpid(), 9)
+
+
+def test_a_copy_that_was_killed_begins_anew(tmp_path: pathlib.Path) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    process = ranks.context().Process(target=killed_while_it_copies, args=(str(run), str(fast)))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.open(run / "step-00000001")
+    with manager_of(run, fast) as manager:
+        loaded, found = manager.restore({"w": numpy.zeros(1 << 22)})
+        assert found == 1 and loaded["w"].all()
+    assert steps_in(run) == [1]
+    tilestone.open(run / "step-00000001").verify()
+
+
+def damage(fast: pathlib.Path, step: int) -> None:
+    (file,) = fast.glob(f"step-{step:08}-*/*.distcp")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_file_on_a_host_is_never_copied(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast) as manager:
+        manager.save(1, state_of(1))
+        manager.wait()
+        with Broken(run):
+            manager.save(2, state_of(2))
+            until_said(caplog, "wait on the hosts")
+            damage(fast, 2)
+        assert isinstance(manager.last_save.durable.exception(), tilestone.CorruptError)
+        manager.save(3, state_of(3))
+    assert manager.latest() == 3
+    with pytest.raises(tilestone.NotFoundError):
+        tilestone.open(run / "step-00000002")
+
+
+def test_a_damaged_step_on_a_host_is_not_restored(tmp_path: pathlib.Path) -> None:
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, fast, drain_every=2) as manager:
+        manager.save(2, state_of(2))
+        manager.save(3, state_of(3))
+    damage(fast, 3)
+    with manager_of(run, fast) as manager:
+        with pytest.raises(tilestone.CorruptError):
+            manager.restore(state_of(0))
+        state, found = manager.restore(state_of(0), fallback=True)
+        assert found == 2 and state["w"][0] == 2
+    damage(fast, 2)  # the run's directory has it, too
+    with manager_of(run, fast) as manager:
+        state, found = manager.restore(state_of(0), 2)
+        assert found == 2 and state["w"][0] == 2
+
+
+@pytest.mark.parametrize("what", ["unfinished", "cut", "damaged"])
+def test_a_step_of_the_run_s_directory_counts_if_it_is_whole(
+    tmp_path: pathlib.Path, what: str
+) -> None:
+    """The directory has 1 and 5, the host has 3; and of 5 it has lost a file."""
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with manager_of(run, tilestone.Fast(fast, keep=3), drain_every=2) as manager:
+        for step, forced in ((1, True), (3, False), (5, True)):
+            manager.save(step, state_of(step), force=forced)
+    (lost,) = fast.glob("step-00000005-*/*.distcp")
+    lost.unlink()
+    there = run / "step-00000005"
+    (data,) = there.glob("*.distcp")
+    if what == "unfinished":  # a copy that was killed after its manifest, before its index
+        (manifest,) = there.glob(".tilestone/*.manifest")
+        manifest.with_suffix(".begun").touch()
+        (there / ".metadata").unlink()
+        shutil.rmtree(run / ".tilestone")  # hints
+    elif what == "cut":
+        os.truncate(data, 100)
+    else:
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    with manager_of(run, fast) as manager:
+        if what != "unfinished":
+            with pytest.raises(tilestone.CorruptError):
+                manager.restore(state_of(0))
+        state, found = manager.restore(state_of(0), fallback=what != "unfinished")
+        assert found == 3 and state["w"][0] == 3
+        manager.save(5, state_of(50))
+    assert tilestone.load(there)["w"][0] == 50
+
+
+def saved_while_the_run_s_directory_fails(rank: int, world: int, folder: str) -> None:
+    from torch.distributed import barrier
+
+    with manager_of(f"{folder}/run", f"{folder}/host{rank}") as manager:
+        manager.save(1, sharded_state(rank, world, 1))
+        manager.wait()
+        barrier()
+        with Broken(pathlib.Path(folder) / "run") if rank == 0 else contextlib.nullcontext():
+            barrier()
+            manager.save(2, sharded_state(rank, world, 2))
+            manager.last_save.local.result()
+            barrier()
+            time.sleep(0.3)  # a try fails
+            assert not manager.last_save.durable.done()
+        assert manager.last_save.durable.exception() is None
+
+
+def test_ranks_try_again_together_once_the_run_s_directory_is_back(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    worlds[2].run(saved_while_the_run_s_directory_fails, str(tmp_path))
+    for step in (1, 2):
+        tilestone.open(tmp_path / f"run/step-{step:08}").verify()
+    for host in ("host0", "host1"):
+        assert len(list(tmp_path.glob(f"{host}/*/.drained"))) == 2
+
+
+def restored_of_both(rank: int, world: int, folder: str) -> Any:
+    with manager_of(f"{folder}/run", f"{folder}/host{rank}") as manager:
+        template = sharded_state(rank, world, 0)
+        found = manager.restore(template, fallback=True)[1]
+    numpy.testing.assert_array_equal(
+        template["w"].data, sharded_state(rank, world, found or 0)["w"].data
+    )
+    return found
+
+
+def test_ranks_choose_anew_on_the_hosts_after_a_damaged_step_of_the_run_s_directory(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train, str(tmp_path), [2, 3, 4], 2)
+    shutil.rmtree(next(tmp_path.glob("host1/step-00000004-*")))
+    for data in (tmp_path / "run/step-00000004").glob("*.distcp"):
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    assert world.run(restored_of_both, str(tmp_path)) == [3, 3]
