@@ -8,11 +8,11 @@
 #include <cstring>
 
 #include "tilestone/base/checked.h"
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/storage/child_storage_internal.h"
 #include "tilestone/storage/names_internal.h"
+#include "tilestone/storage/read_only.h"
 #include "tilestone/storage/read_ops_internal.h"
 
 namespace tilestone {
@@ -80,10 +80,7 @@ void copy_out(const ReadOp& op, std::byte* target) {
   const auto& file = static_cast<const MemoryReadable&>(*op.file).file();
   std::lock_guard lock(file.mutex);
   if (op.size > 0) std::memcpy(target, file.data.data() + op.offset, op.size);
-  const uint64_t step = op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
-  for (uint64_t at = 0; op.crc32 != nullptr && (at < op.size || at == 0); at += step) {
-    op.crc32[at / step] = crc32({target + at, std::min(step, op.size - at)});
-  }
+  set_checksums(op, {target, op.size});
 }
 
 }  // namespace

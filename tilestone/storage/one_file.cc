@@ -3,11 +3,12 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/storage/read_only.h"
 
 namespace tilestone {
 namespace {
 
-class OneFile final : public Storage {
+class OneFile final : public ReadOnlyStorage {
  public:
   OneFile(std::shared_ptr<Storage> directory, std::string name)
       : directory_(std::move(directory)), name_(std::move(name)) {}
@@ -37,26 +38,12 @@ class OneFile final : public Storage {
     if (!name_.starts_with(prefix) || !directory_->stat(name_)) return {};
     return {{name_}, {}};
   }
-  std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override { refuse(); }
-  bool is_claimed(const std::string&) override { return false; }
   std::shared_ptr<Storage> until(const Deadline& deadline) override {
     return std::make_shared<OneFile>(directory_->until(deadline), name_);
   }
 
-  std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {
-    refuse();
-  }
-  bool put(const std::string&, ByteView, const Condition&, const std::string&, Deadline) override {
-    refuse();
-  }
-  void remove(std::span<const std::string>) override { refuse(); }
-  void settle(const std::string&) override { refuse(); }
-
  private:
-  [[noreturn]] void refuse() const {
-    throw Error(ErrorCode::kAlreadyExists, "the location is a file: " + describe())
-        .with_hint("save to a directory");
-  }
+  Error refusal() const override { return refusal_of_file(*this); }
 
   const std::shared_ptr<Storage> directory_;
   const std::string name_;
@@ -66,6 +53,11 @@ class OneFile final : public Storage {
 
 std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name) {
   return std::make_shared<OneFile>(std::move(directory), std::move(name));
+}
+
+Error refusal_of_file(const Storage& file) {
+  return Error(ErrorCode::kAlreadyExists, "the location is a file: " + file.describe())
+      .with_hint("save to a directory");
 }
 
 std::optional<StorageEntry> entry_of_one_file(const Storage& storage) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tilestone/base/error.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone {
@@ -12,6 +13,8 @@ namespace tilestone {
 // `name`: of a file directly in `directory`. For reading only: whatever would make, change or
 // remove a file is Error(kAlreadyExists), because the location is a file and can't be a directory.
 std::shared_ptr<Storage> one_file(std::shared_ptr<Storage> directory, std::string name);
+
+Error refusal_of_file(const Storage& file);  // that error
 
 // The directory and the name of the file of such a storage; nullopt: it is another storage.
 std::optional<StorageEntry> entry_of_one_file(const Storage& storage);

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/storage/read_only.h"
 #include "tilestone/storage/read_ops_internal.h"
 
 namespace tilestone {
@@ -31,6 +33,14 @@ void check_read_op(const ReadOp& op, const ReadOptions& options, bool own) {
 
 uint64_t crc_step(const ReadOp& op) {
   return op.crc_bytes > 0 ? op.crc_bytes : std::max<uint64_t>(op.size, 1);
+}
+
+void set_checksums(const ReadOp& op, ByteView bytes) {
+  if (op.crc32 == nullptr) return;
+  const uint64_t step = crc_step(op);
+  for (uint64_t at = 0, i = 0; at < op.size || i == 0; at += step, ++i) {
+    op.crc32[i] = crc32(bytes.subspan(at, std::min(step, op.size - at)));
+  }
 }
 
 }  // namespace tilestone

@@ -124,12 +124,7 @@ class BaseCheck {
     const uint64_t item = itemsize(tensor.dtype);
     const std::vector<Box> boxes = pieces_of(Box::whole(tensor.shape), item);
     uint32_t before = 0, after = 0;
-    uint64_t begin = 0;
-    for (size_t first = 0; first < boxes.size(); first += kPiecesAtOnce) {
-      const auto some =
-          std::span(boxes).subspan(first, std::min(kPiecesAtOnce, boxes.size() - first));
-      uint64_t size = 0;
-      for (const Box& box : some) size += static_cast<uint64_t>(box.numel()) * item;
+    for (const auto& [some, begin, size] : some_at_once(boxes, item)) {
       elements_.assign(tensor.before ? 0 : size, std::byte{});
       elements_.resize(size);
       if (tensor.before) {
@@ -139,7 +134,6 @@ class BaseCheck {
       const auto [old, made] = sum_and_apply(tensor, some);
       before ^= old;
       after ^= made;
-      begin += size;
       progress.add(size);
     }
     if (tensor.before) expect_base(delta_, tensor, crc_of_portions(before, tensor.bytes()));

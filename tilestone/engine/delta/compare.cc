@@ -7,6 +7,19 @@
 
 namespace tilestone::engine {
 
+std::vector<BoxesAtOnce> some_at_once(std::span<const Box> boxes, uint64_t item_bytes) {
+  constexpr size_t kAtOnce = 8;
+  std::vector<BoxesAtOnce> found;
+  uint64_t begin = 0;
+  for (size_t first = 0; first < boxes.size(); first += kAtOnce) {
+    BoxesAtOnce some{boxes.subspan(first, std::min(kAtOnce, boxes.size() - first)), begin};
+    for (const Box& box : some.boxes) some.size += static_cast<uint64_t>(box.numel()) * item_bytes;
+    begin += some.size;
+    found.push_back(some);
+  }
+  return found;
+}
+
 std::vector<ComparedPiece> compare_pieces(const DeltaTensor& tensor, std::span<const Box> boxes,
                                           ByteView base, ByteView now, bool sum_base,
                                           ThreadPool& threads) {

@@ -13,8 +13,12 @@
 
 namespace tilestone::engine {
 
-// How many of pieces_of() are in memory at a time.
-inline constexpr size_t kPiecesAtOnce = 8;
+// Boxes of pieces_of() whose elements are in memory at a time: bytes that follow one another.
+struct BoxesAtOnce {
+  std::span<const Box> boxes;
+  uint64_t begin = 0, size = 0;  // in bytes, of all that was given
+};
+std::vector<BoxesAtOnce> some_at_once(std::span<const Box> boxes, uint64_t item_bytes);
 
 struct ComparedPiece {
   Box box;

@@ -203,13 +203,7 @@ class LiveDelta {
     }
     const DeltaTensor tensor = tensor_of(sum);
     const std::vector<Box> boxes = pieces_of(sum.box, itemsize(sum.dtype));
-    uint64_t begin = 0;
-    for (size_t first = 0; first < boxes.size(); first += kPiecesAtOnce) {
-      const auto some =
-          std::span(boxes).subspan(first, std::min(kPiecesAtOnce, boxes.size() - first));
-      uint64_t size = 0;
-      for (const Box& box : some) size += static_cast<uint64_t>(box.numel());
-      size *= itemsize(sum.dtype);
+    for (const auto& [some, begin, size] : some_at_once(boxes, itemsize(sum.dtype))) {
       const ByteView now = elements_of(shard.now, begin, size, scratch_);
       const ByteView old =
           shard.base != nullptr ? ByteView(shard.base->memory.data + begin, size) : ByteView();
@@ -220,7 +214,6 @@ class LiveDelta {
         sum.pieces.back().file = file_;
         shard.changes.emplace_back(piece.box, *std::move(piece.encoded));
       }
-      begin += size;
     }
   }
 

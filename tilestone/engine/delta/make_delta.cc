@@ -92,13 +92,7 @@ class DeltaOfTwo {
     const bool in_a = pair.a.device != nullptr, in_b = pair.b.device != nullptr;
     const std::vector<Box> boxes = pieces_of(Box::whole(tensor.shape), itemsize(tensor.dtype));
     uint32_t before = 0, after = 0;
-    uint64_t begin = 0;
-    for (size_t first = 0; first < boxes.size(); first += kPiecesAtOnce) {
-      const auto some =
-          std::span(boxes).subspan(first, std::min(kPiecesAtOnce, boxes.size() - first));
-      uint64_t size = 0;
-      for (const Box& box : some) size += static_cast<uint64_t>(box.numel());
-      size *= itemsize(tensor.dtype);
+    for (const auto& [some, begin, size] : some_at_once(boxes, itemsize(tensor.dtype))) {
       const ByteView base = read(pair.a, begin, size, base_);
       const ByteView now = read(pair.b, begin, size, now_);
       for (const ComparedPiece& piece : compare_pieces(tensor, some, base, now, true, threads_)) {
@@ -107,7 +101,6 @@ class DeltaOfTwo {
         if (!piece.encoded) continue;
         tensor.pieces.push_back(body.add(tensor, piece.box, *piece.encoded, piece.now));
       }
-      begin += size;
       progress.add(base.size() + now.size());
     }
     if (in_a) tensor.before = crc_of_portions(before, tensor.bytes());

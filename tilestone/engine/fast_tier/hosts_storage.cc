@@ -5,10 +5,10 @@
 #include <set>
 #include <utility>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/format/manifest.h"
+#include "tilestone/storage/read_only.h"
 
 namespace tilestone::engine {
 namespace {
@@ -27,17 +27,7 @@ class FarFile final : public ReadableFile {
   const int owner_;
 };
 
-// The checksums of a range that did not come from a disk.
-void add_sums(const ReadOp& op, ByteView bytes) {
-  if (op.crc32 == nullptr) return;
-  const uint64_t each = op.crc_bytes == 0 ? std::max<uint64_t>(bytes.size(), 1) : op.crc_bytes;
-  uint32_t* sum = op.crc32;
-  for (uint64_t at = 0; at == 0 || at < bytes.size(); at += each) {
-    *sum++ = crc32(bytes.subspan(at, std::min<uint64_t>(each, bytes.size() - at)));
-  }
-}
-
-class HostsStorage final : public Storage {
+class HostsStorage final : public ReadOnlyStorage {
  public:
   HostsStorage(std::shared_ptr<Storage> own, std::string description,
                std::shared_ptr<HostReads> fetching)
@@ -104,17 +94,6 @@ class HostsStorage final : public Storage {
     return found;
   }
 
-  bool is_claimed(const std::string&) override { return false; }
-  std::unique_ptr<StorageClaim> claim(const std::string&, const Deadline&) override { refuse(); }
-  std::unique_ptr<WritableFile> create(const std::string&, uint64_t, const Deadline&) override {
-    refuse();
-  }
-  bool put(const std::string&, ByteView, const Condition&, const std::string&, Deadline) override {
-    refuse();
-  }
-  void remove(std::span<const std::string>) override { refuse(); }
-  void settle(const std::string&) override { refuse(); }
-
  private:
   struct File {
     uint64_t size = 0;
@@ -124,8 +103,8 @@ class HostsStorage final : public Storage {
 
   static constexpr uint64_t kMostAtOnce = 32u << 20;  // bytes
 
-  [[noreturn]] void refuse() const {
-    throw Error(ErrorCode::kUnsupported, "a step of a fast tier is only read: " + description_);
+  Error refusal() const override {
+    return Error(ErrorCode::kUnsupported, "a step of a fast tier is only read: " + description_);
   }
 
   void read_far(std::span<const ReadOp> ops, const std::vector<size_t>& indices,
@@ -151,7 +130,7 @@ class HostsStorage final : public Storage {
       fetching_->get(ranges, deadline);
       for (size_t i = first; i < end; ++i) {
         const ByteView view(ranges[i - first].target, ranges[i - first].size);
-        add_sums(ops[indices[i]], view);
+        set_checksums(ops[indices[i]], view);
         done(indices[i], view);
       }
       first = end;

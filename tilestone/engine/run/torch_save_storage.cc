@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/torch_save_storage_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
@@ -13,6 +12,7 @@
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/mapped_file.h"
 #include "tilestone/storage/one_file.h"
+#include "tilestone/storage/read_only.h"
 
 namespace tilestone::engine {
 namespace {
@@ -35,12 +35,7 @@ class MadeFile final : public ReadableFile {
     Bytes own(op.target == nullptr ? op.size : 0);
     const MutableByteView out(op.target == nullptr ? own.data() : op.target, op.size);
     fill_(op.offset, out);
-    if (op.crc32 != nullptr) {
-      const uint64_t step = op.crc_bytes == 0 ? std::max<uint64_t>(op.size, 1) : op.crc_bytes;
-      for (uint64_t at = 0, i = 0; at < op.size || i == 0; at += step, ++i) {
-        op.crc32[i] = crc32(ByteView(out).subspan(at, std::min(step, op.size - at)));
-      }
-    }
+    set_checksums(op, out);
     done(index, out);
   }
 
@@ -73,7 +68,7 @@ class BesideFile final : public Directories {
   const StorageEntry entry_;
 };
 
-class TorchSaveStorage final : public Storage {
+class TorchSaveStorage final : public ReadOnlyStorage {
  public:
   TorchSaveStorage(std::shared_ptr<Storage> directory, std::string name, std::string path)
       : directory_(directory),
@@ -139,20 +134,10 @@ class TorchSaveStorage final : public Storage {
     std::sort(names.begin(), names.end());
     return {std::move(names), {}};
   }
-  bool is_claimed(const std::string&) override { return false; }
-
-  // one_file() refuses all of these.
-  std::unique_ptr<StorageClaim> claim(const std::string& name, const Deadline&) override {
-    return file_->claim(name);
-  }
-  std::unique_ptr<WritableFile> create(const std::string& name, uint64_t size,
-                                       const Deadline& deadline) override {
-    return file_->create(name, size, deadline);
-  }
-  void remove(std::span<const std::string> names) override { file_->remove(names); }
-  void settle(const std::string& name) override { file_->settle(name); }
 
  private:
+  Error refusal() const override { return refusal_of_file(*file_); }
+
   static bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   }
