@@ -35,6 +35,7 @@ void bind_convert_options(nb::module_& m) {
       .def_rw("shard_bytes", &ConvertOptions::shard_bytes)
       .def_rw("files", &ConvertOptions::files)
       .def_rw("other_file", &ConvertOptions::other_file)
+      .def_rw("timeout", &ConvertOptions::timeout)
       .def_rw("dry_run", &ConvertOptions::dry_run)
       .def_rw("reading", &ConvertOptions::reading)
       .def_rw("resources", &ConvertOptions::resources);

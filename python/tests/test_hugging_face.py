@@ -174,12 +174,23 @@ def test_pieces_say_how_large_a_tensor_is_so_that_a_missing_file_shows(
         with pytest.raises(tilestone.CoverageError, match="files of other ranks are missing") as error:
             tilestone.open(path)
         assert error.value.key and error.value.file == first.name
-    length = int.from_bytes(kept[:8], "little")
-    for shape, text in (([2, 5], "contradict the shape"), ([6], "other numbers of dims")):
-        told = kept[8 : 8 + length].replace(rb'whole_shape\":[6,5]', rb'whole_shape\":' + json.dumps(shape).replace(" ", "").encode())
-        second.write_bytes(len(told).to_bytes(8, "little") + told + kept[8 + length :])
+    for shape, text in (("[2,5]", "contradict the shape"), ("[6]", "other numbers of dims")):
+        second.write_bytes(with_header(kept, rb'whole_shape\":[6,5]', rb'whole_shape\":' + shape.encode()))
         with pytest.raises(tilestone.CorruptError, match=text):
             tilestone.open(tmp_path / "hf")
+    first.write_bytes(with_header(first.read_bytes(), rb',\"whole_shape\":[6,5]', b""))
+    second.write_bytes(kept)  # only one of the two says it
+    with pytest.raises(tilestone.CorruptError, match="contradict the shape"):
+        tilestone.open(tmp_path / "hf")
+
+
+def with_header(file: bytes, old: bytes, new: bytes) -> bytes:
+    """A safetensors file whose header has other text."""
+    length = int.from_bytes(file[:8], "little")
+    header = file[8 : 8 + length]
+    assert old in header
+    header = header.replace(old, new)
+    return len(header).to_bytes(8, "little") + header + file[8 + length :]
 
 
 def save_pieces(rank: int, world: int, path: str) -> None:

@@ -218,5 +218,6 @@ class NewFolder:
         options.format = "safetensors"
         options.files = dict(files)
         options.other_file = other_file
+        options.timeout = _core.DEFAULT_TIMEOUT
         source, target = os.fsencode(self.pieces), os.fsencode(self.model)
         _core.convert(source, target, options, None, None, comm)

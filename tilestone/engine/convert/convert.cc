@@ -549,8 +549,8 @@ ConvertResult convert_together(const Location& source, const Location& target,
     conversion->expect_together();
     state = conversion->state();
     saving = conversion->save_options();
-  } catch (const Error& error) {
-    failed = error;
+  } catch (...) {
+    failed = current_error();
     saving.timeout = options.timeout;
   }
   saving.comm = options.comm;

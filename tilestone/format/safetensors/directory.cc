@@ -202,9 +202,12 @@ class FolderReader {
       }
       if (!box.empty()) joined.chunks.push_back({box, location_of(piece)});
     }
-    if (first.piece->whole) take_shape(joined, *first.piece->whole, pieces);
+    const auto whole = std::find_if(pieces.begin(), pieces.end(), [](const TensorPiece& piece) {
+      return piece.tensor.piece->whole.has_value();
+    });
+    if (whole != pieces.end()) take_shape(joined, *whole->tensor.piece->whole, pieces);
     expect_tiling(joined, boxes, pieces);
-    joins_ = joins_ || (pieces.size() > 1 && !first.piece->whole);
+    joins_ = joins_ || (pieces.size() > 1 && whole == pieces.end());
     metadata_.tensors.push_back(std::move(joined));
   }
 
