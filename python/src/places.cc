@@ -2,7 +2,14 @@
 #include <filesystem>
 
 #include "python/src/bindings.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
+#include "tilestone/engine/fast_tier/host_folder_internal.h"
+#include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/run/options_internal.h"
+#include "tilestone/engine/training_run/hints_internal.h"
+#include "tilestone/format/known/known.h"
+#include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/format/torch_dist/torch_dist.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/object_store.h"
 #include "tilestone/storage/storage.h"
@@ -41,6 +48,31 @@ nb::object bytes_at(const nb::bytes& path, const std::string& name, uint64_t off
     }
   });
   return found ? nb::object(python_bytes(*found)) : nb::none();
+}
+
+// What stands at a place, but a folder of a model, and the file that shows it; "": nothing else.
+std::pair<std::string, std::string> other_than_model(const nb::bytes& path) {
+  const Location location = location_of(path, true);
+  return without_gil([&]() -> std::pair<std::string, std::string> {
+    const engine::Standing here = engine::look_at(location.storage(), torch_dist_format());
+    if (here.is_removed) return {"a checkpoint that is being removed", ""};
+    if (!here.notes.attempts.empty()) return {"a save that is not published", ""};
+    for (const std::string& name : here.names) {
+      if (name == engine::kDeltaName) return {"a delta", name};
+      if (name.starts_with(engine::kHints)) return {"a run", name};
+      if (name.ends_with("/" + std::string(engine::kKeptName))) return {"steps of a run", name};
+    }
+    const auto model = safetensors_format();
+    if (here.foreign && !model->detect({&here.foreign->mark, 1})) {
+      return {here.foreign->kind, here.foreign->mark};
+    }
+    for (const auto& format : readable_formats()) {
+      if (!format->detect(here.of_checkpoint)) continue;
+      if (format->name() == model->name()) break;
+      return {"a checkpoint in the format " + std::string(format->name()), ""};
+    }
+    return {};
+  });
 }
 
 // Puts the directory `made` in the place of `name`; both are in the directory `path`. Returns
@@ -97,6 +129,10 @@ void bind_places(nb::module_& m) {
       "Why no object store can be used here: no S3, or no credentials. Empty if one can.");
   m.def("replace_directory", &replace_directory, "path"_a, "made"_a, "name"_a,
         nb::sig("def replace_directory(path: bytes, made: str, name: str) -> bool"));
+  m.def("other_than_model", &other_than_model, "path"_a,
+        nb::sig("def other_than_model(path: bytes) -> tuple[str, str]"),
+        "What stands at a place, but a folder of a model, and the file that shows it; "
+        "\"\": nothing else.");
   m.def("names_at", &names_at, "path"_a, nb::sig("def names_at(path: bytes) -> list[str]"),
         "The names of files and directories directly at a place, sorted.");
   m.def("bytes_at", &bytes_at, "path"_a, "name"_a, "offset"_a = 0, "size"_a.none() = nb::none(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -94,12 +95,17 @@ def test_an_export_that_fails_is_tried_again_logged_and_made_when_the_run_contin
         assert manager.save(2, state_of(2))
     assert exports_in(run) == []
     left = run / "export" / "hf" / f".step-00000001.huggingface-{'0' * 32}"  # as a killed process leaves it
+    live = run / "export" / "hf" / f".step-00000003.huggingface-{'1' * 32}"  # of another process
     left.mkdir()
+    live.mkdir()
+    held = os.open(live, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
     with tilestone.CheckpointManager(run, export=tilestone.Export()) as manager:
         assert manager.restore(state_of(0))[1] == 2
         manager.wait()
         assert [(each.step, each.error) for each in manager.exports] == [(2, None)]
-    assert exports_in(run) == ["step-00000002"]
+    os.close(held)
+    assert exports_in(run) == [live.name, "step-00000002"]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -136,6 +142,7 @@ def test_no_save_waits_for_an_export_and_no_step_that_is_read_is_removed(
         # While the second export is made, the steps before it go.
         wait_until(lambda: [step.step for step in manager.steps() if step.state == "durable"] == [6])
         assert [(each.step, each.error) for each in manager.exports] == [(1, None)]
+        assert manager._exporter._unpruned in ([], [7])
         goes_on[1].set()
         manager._exporter.wait()
         assert [(each.step, each.error) for each in manager.exports] == [(1, None), (6, None)]
@@ -215,6 +222,32 @@ def test_nobody_waits_for_an_export_that_could_not_begin_or_exits(
         manager.wait()
         assert [type(each.error) for each in manager.exports] == [RuntimeError, SystemExit]
     assert "Step 1 was not exported: can't start new thread" in caplog.text
+
+
+ENDS = """
+import sys, time
+import numpy, tilestone
+
+def slow(key):
+    time.sleep(0.4)
+    return key
+
+manager = tilestone.CheckpointManager(sys.argv[1], export=tilestone.Export(rename=slow))
+manager.save(1, {"model": {"w": numpy.ones(3)}})
+if sys.argv[2] == "durable":
+    manager._in_flight.wait()
+"""
+
+
+@pytest.mark.parametrize("state", ["durable", "in flight"])
+def test_a_program_that_ends_without_close_ends_its_exports_first(
+    tmp_path: pathlib.Path, state: str
+) -> None:
+    command = [sys.executable, "-c", ENDS, str(tmp_path), state]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert exports_in(tmp_path) == ["step-00000001"]
+    assert "model.safetensors" in os.listdir(tmp_path / "export" / "hf" / "step-00000001")
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,21 @@ def test_folders_that_can_not_be_replaced_are_refused_before_anything_is_written
     tilestone.save({"w": torch.ones(2)}, tmp_path / "unpublished", by_files=by_files)
     with tilestone.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, {"w": torch.ones(2)})
-    for each in ("a", "unpublished", "run"):
-        check(tmp_path / each, tilestone.AlreadyExistsError, "no Hugging Face folder")
+    versions = tmp_path / "versions"
+    base = tilestone.save_delta({"w": torch.ones(2)}, versions, anchor_every=9)
+    tilestone.save_delta({"w": torch.zeros(2)}, versions, base=base, anchor_every=9)
+    fast = tilestone.Fast(tmp_path / "host")
+    with tilestone.CheckpointManager(tmp_path / "drained", fast=fast) as manager:
+        manager.save(1, {"w": torch.ones(2)})
+    (tmp_path / "metas").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "metas" / "net_0.pt")
+    for each, what in (
+        ("a", "torch_dist"), ("unpublished", "not published"), ("run", "a run"),
+        ("versions/version-00000001", "a delta"), ("host", "steps of a run"),
+        ("metas", "torch_checkpointing"),
+    ):  # fmt: skip
+        text = f"no Hugging Face folder: it holds.*{what}"
+        check(tmp_path / each, tilestone.AlreadyExistsError, text)
 
 
 def refusals(rank: int, world: int, folder: str) -> None:
@@ -338,6 +351,13 @@ def refusals(rank: int, world: int, folder: str) -> None:
                 assert same(tilestone.load(path, group=tilestone.solo()), flat(whole(1)))
                 assert os.listdir(folder) == ["hf"]
             dist.barrier()
+    if rank == 1:
+        os.chdir(path)  # of one rank alone
+    for save in (dcp.save, stock.save):
+        with pytest.raises(dcp.CheckpointException, match="can't be replaced: the working directory"):
+            save(sharded(world, 2), storage_writer=dcp.HuggingFaceStorageWriter(path))
+    os.chdir("/")
+    dist.barrier()
     dcp.save({"twice": twice}, storage_writer=dcp.HuggingFaceStorageWriter(path))
     dist.barrier()
     assert os.listdir(folder) == ["hf"]
@@ -386,6 +406,9 @@ def test_a_writer_refuses_urls_other_checkpoints_and_unknown_parameters(
         dcp.HuggingFaceStorageWriter("s3://bucket/hf")
     with pytest.raises(TypeError, match="token"):
         dcp.HuggingFaceStorageWriter("hf", token="x")  # type: ignore[call-arg]
+    for number in (0, -1, "9", True):
+        with pytest.raises(tilestone.InvalidArgumentError, match="fqn_to_index_mapping"):
+            dcp.HuggingFaceStorageWriter("hf", {"w": number})  # type: ignore[dict-item]
     tilestone.save({"w": torch.ones(2)}, tmp_path / "step")
     writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "step"))
     with pytest.raises(dcp.CheckpointException, match="no Hugging Face folder"):

@@ -299,6 +299,23 @@ def test_values_of_ranks_that_have_no_checksum_of_their_own_are_kept(tmp_path: p
     assert torch.equal(checkpoint.read("model.w.__rank_1"), same + 1)
 
 
+def test_other_kinds_under_one_key_and_keys_like_those_of_other_ranks_are_kept(
+    tmp_path: pathlib.Path,
+) -> None:
+    one, two = torch.arange(2.0), torch.arange(2.0) + 5
+    torch.save({"t": one, "t.__rank_1": 3, "n": 1, "o": one}, tmp_path / "model_0.pt")
+    torch.save({"t": two, "t.__rank_1": 3, "n": one, "o": 7}, tmp_path / "model_1.pt")
+    torch.save({"n": two}, tmp_path / "model_2.pt")
+    checkpoint = tilestone.open(tmp_path, framework="torch")
+    found = {key: checkpoint[key] for key in checkpoint.object_keys()}
+    assert found == {"model.n": 1, "model.o.__rank_1": 7, "model.t.__rank_1": 3}
+    read = {key: checkpoint.read(key).tolist() for key in checkpoint.tensor_keys()}
+    assert read == {
+        "model.t": [0, 1], "model.o": [0, 1], "model.t.__rank_1_": [5, 6],
+        "model.n.__rank_1": [0, 1], "model.n.__rank_2": [5, 6],
+    }
+
+
 class Holder:
     def __init__(self) -> None:
         self.tensor = torch.ones(2)

@@ -901,6 +901,11 @@ def object_store_problem() -> str:
 
 def replace_directory(path: bytes, made: str, name: str) -> bool: ...
 
+def other_than_model(path: bytes) -> tuple[str, str]:
+    """
+    What stands at a place, but a folder of a model, and the file that shows it; "": nothing else.
+    """
+
 def names_at(path: bytes) -> list[str]:
     """The names of files and directories directly at a place, sorted."""
 

@@ -7,8 +7,8 @@
 
 namespace tilestone {
 
-// Objects become dicts, arrays lists. Throws Error(kCorrupt), with the position, for text that is
-// not JSON, and for values nested more than 16 deep.
+// Objects become dicts, sorted by key, arrays lists. Throws Error(kCorrupt) for text that is not
+// JSON, for a key that occurs twice, and for values nested more than 16 deep.
 Value value_of_json(std::string_view text);
 
 }  // namespace tilestone

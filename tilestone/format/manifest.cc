@@ -6,6 +6,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/named_fields.h"
 
 namespace tilestone {
@@ -24,17 +25,6 @@ constexpr uint64_t kSmallestRange = 9;  // bytes of an encoded ManifestTable::Ra
 
 [[noreturn]] void corrupt(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "manifest: " + problem);
-}
-
-// Runs `body` and adds the file name to its errors.
-template <typename Body>
-auto with_file(const std::string& file, const Body& body) {
-  try {
-    return body();
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
 }
 
 int to_int(uint64_t value, const ByteReader& reader) {

@@ -8,7 +8,7 @@ namespace {
 std::optional<ItemFault> size_fault(const StoredTensor& tensor, const StoredChunk& chunk,
                                     uint64_t size) {
   const uint64_t expected = static_cast<uint64_t>(chunk.box.numel()) * itemsize(tensor.dtype);
-  if (size == expected) return std::nullopt;
+  if (chunk.strides || size == expected) return std::nullopt;
   return ItemFault{0, "expected a tensor of " + std::to_string(expected) + " bytes, found " +
                           std::to_string(size) + " bytes"};
 }
@@ -27,7 +27,7 @@ StoredPayload ReadFormat::parse_tensor(const StoredTensor& tensor, const StoredC
   }
   return {.dtype = tensor.dtype,
           .shape = chunk.box.shape,
-          .strides = contiguous_strides(chunk.box.shape),
+          .strides = chunk.strides.value_or(contiguous_strides(chunk.box.shape)),
           .offset = 0,
           .record_offset = 0,
           .record_size = at.length,

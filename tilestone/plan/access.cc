@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/access_objects_internal.h"
 #include "tilestone/plan/plan_sink_internal.h"
@@ -217,12 +218,7 @@ Bytes encode_access(const Items& items) {
     const auto tensor = static_cast<uint32_t>(plan.tensors.size());
     plan.tensors.push_back({item.key, item.dtype, item.global_shape});
     for (const Piece& piece : item.pieces) {
-      try {
-        check_bounds(piece.box, item.global_shape);
-      } catch (Error& error) {
-        error.with_key(item.key);
-        throw;
-      }
+      with_key(item.key, [&] { check_bounds(piece.box, item.global_shape); });
       plan.chunks.push_back({tensor, PlanChunk::kUnknown, is_main_replica(item.replica_id),
                              piece.box, item.common, item.unknown_replicas});
     }

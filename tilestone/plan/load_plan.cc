@@ -9,6 +9,7 @@
 
 #include "tilestone/base/convertible.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/geometry/box_index.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/texts_internal.h"
@@ -83,12 +84,7 @@ class TensorReads {
 
   void add(uint32_t piece, LoadPlan& plan) {
     const Box& box = item_.pieces[piece].box;
-    try {
-      check_bounds(box, item_.global_shape);
-    } catch (Error& error) {
-      error.with_key(item_.key);
-      throw;
-    }
+    with_key(item_.key, [&] { check_bounds(box, item_.global_shape); });
     if (box.empty()) return;
     const Box stored = Box::whole(tensor_.shape);
     for (Box& rest : subtract(box, stored)) {

@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/plan/plan_sink_internal.h"
 #include "tilestone/plan/save_plan.h"
@@ -32,14 +33,11 @@ class LocalPlanner {
     const bool main = is_main_replica(item.replica_id);
     const bool near_main = !main && item.replica_id.size() == 3 && item.replica_id[2] == 0;
     for (const Piece& piece : item.pieces) {
-      try {
+      with_key(item.key, [&] {
         check_bounds(piece.box, item.global_shape);
         checked_mul(static_cast<uint64_t>(piece.box.numel()), itemsize(item.dtype),
                     "bytes of the box");
-      } catch (Error& error) {
-        error.with_key(item.key);
-        throw;
-      }
+      });
       plan_.chunks.push_back(
           {tensor, holders, main, piece.box, item.common, item.unknown_replicas, 0, near_main});
       if (!piece.box.empty()) ++boxes_[tensor];

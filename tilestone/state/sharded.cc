@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/state/folded_memory_internal.h"
 
 namespace tilestone {
@@ -17,17 +18,6 @@ constexpr std::string_view kShardInfix = "/shard_";
   throw Error(ErrorCode::kInvalidArgument, problem).with_key(key);
 }
 
-// Runs `body`, which checks arguments, and adds the key to its errors.
-template <typename Body>
-auto naming(const std::string& key, Body&& body) {
-  try {
-    return body();
-  } catch (Error& error) {
-    error.with_key(key);
-    throw;
-  }
-}
-
 // Checks that apply to every way of describing a sharded tensor.
 void check_common(const std::string& key, const TensorView& data, const ReplicaId& replica_id,
                   int64_t prepend_axis_num) {
@@ -35,7 +25,7 @@ void check_common(const std::string& key, const TensorView& data, const ReplicaI
     refuse(key, "data: strides " + to_string(data.strides) + " don't have as many dims as shape " +
                     to_string(data.shape));
   }
-  naming(key, [&] { return data.bytes(); });
+  with_key(key, [&] { return data.bytes(); });
   if (prepend_axis_num < 0 || prepend_axis_num > kMaxPrependedAxes) {
     refuse(key, "prepend_axis_num " + std::to_string(prepend_axis_num) + " is not between 0 and " +
                     std::to_string(kMaxPrependedAxes));
@@ -90,13 +80,13 @@ Cell cell_of(const std::string& key, const Dims& local_shape, std::span<const Ra
       refuse(key, "rank_offsets: axis " + std::to_string(axis) + " is named twice");
     }
     named[axis] = true;
-    naming(key, [&] {
+    with_key(key, [&] {
       const int64_t n = cell.box.shape[axis];
       cell.global_shape[axis] = checked_mul(n, o.fragments, "global size of an axis");
       cell.box.offset[axis] = n * o.rank;
     });
   }
-  naming(key, [&] { return numel(cell.global_shape); });
+  with_key(key, [&] { return numel(cell.global_shape); });
   return cell;
 }
 
@@ -156,7 +146,7 @@ std::vector<Piece> flat_pieces(const TensorView& data, const Dims& local_shape, 
 // Runs `body`, which merges or reads placements, and adds key and rank to its errors.
 template <typename Body>
 auto naming_rank(const std::string& key, int rank, Body&& body) {
-  return naming(key, [&] {
+  return with_key(key, [&] {
     try {
       return body();
     } catch (Error& error) {
@@ -222,7 +212,7 @@ ShardedTensor ShardedTensor::from_box_flat(std::string key, TensorView data,
                                            FlatRange flat_range, ReplicaId replica_id,
                                            int64_t prepend_axis_num) {
   check_common(key, data, replica_id, prepend_axis_num);
-  naming(key, [&] {
+  with_key(key, [&] {
     numel(global_shape);
     check_bounds(box, global_shape);
   });
@@ -260,7 +250,7 @@ ShardedTensor ShardedTensor::from_placements(std::string key, TensorView local,
                                              const Dims& global_shape, const Mesh& mesh,
                                              std::span<const Placement> placements, int rank) {
   check_common(key, local, {}, 0);
-  naming(key, [&] { return numel(global_shape); });
+  with_key(key, [&] { return numel(global_shape); });
   ShardedTensor tensor;
   tensor.key = std::move(key);
   tensor.data = std::move(local);
@@ -302,7 +292,7 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
                                       const Box& box, ReplicaId replica_id,
                                       int64_t prepend_axis_num) {
   check_common(key, data, replica_id, prepend_axis_num);
-  naming(key, [&] {
+  with_key(key, [&] {
     numel(global_shape);
     check_bounds(box, global_shape);
   });
@@ -328,11 +318,11 @@ ShardedTensor ShardedTensor::from_box(std::string key, TensorView data, const Di
 ShardedTensor ShardedTensor::from_pieces(std::string key, TensorView data, const Dims& global_shape,
                                          std::vector<Piece> pieces) {
   check_common(key, data, {}, 0);
-  naming(key, [&] { numel(global_shape); });
+  with_key(key, [&] { numel(global_shape); });
   ShardedTensor tensor;
   std::vector<Box> boxes;
   for (Piece& piece : pieces) {
-    naming(key, [&] { check_bounds(piece.box, global_shape); });
+    with_key(key, [&] { check_bounds(piece.box, global_shape); });
     if (piece.box.shape != piece.data.shape || piece.data.dtype != data.dtype) {
       refuse(key, "the tensor of box " + to_string(piece.box) + " is " +
                       std::string(to_string(piece.data.dtype)) + " of shape " +
@@ -381,7 +371,7 @@ ShardedObject ShardedObject::make(std::string key, Value data, Dims global_shape
   if (global_offset.size() != global_shape.size()) {
     refuse(key, offset + " does not have as many dims as " + grid);
   }
-  naming(key, [&] { return numel(global_shape); });
+  with_key(key, [&] { return numel(global_shape); });
   for (size_t d = 0; d < global_shape.size(); ++d) {
     if (global_offset[d] < 0 || global_offset[d] >= global_shape[d]) {
       refuse(key, offset + " is outside " + grid);

@@ -35,6 +35,8 @@ std::shared_ptr<std::byte> map_private(const ReadableFile& file) {
   void* const memory =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, posix->fd(), 0);
   if (memory == MAP_FAILED) return nullptr;  // NOLINT: the system's macro casts
+  // What is not in the page cache is then read in huge pages, of which one fault maps each.
+  ::madvise(memory, size, MADV_HUGEPAGE);
   return {static_cast<std::byte*>(memory), [size](std::byte* data) { ::munmap(data, size); }};
 }
 

@@ -27,7 +27,7 @@ import shutil
 import uuid
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from tilestone import _core
 from tilestone._errors import AlreadyExistsError, InvalidArgumentError, UnsupportedError
@@ -35,9 +35,6 @@ from tilestone._options import valid
 
 #: Of torch's writer: the pieces of a model that it has joined.
 _TORCHS_PIECES = "sharded"
-#: Files by which a folder is a checkpoint that is no Hugging Face folder, or a run's directory.
-_OTHERS = re.compile(r"\.metadata|__\d+.*\.metadata|metadata\.(json|pkl)|\.z(array|group)|zarr\.json")
-_STEPS = os.path.join(".tilestone", "steps")
 
 
 def _is_of_a_model(name: str) -> bool:
@@ -78,17 +75,29 @@ def _locked(place: str) -> int | None:
     return held
 
 
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
-
-
 def _remove(place: str, held: int, process: int) -> None:
     if os.getpid() == process:  # not in a forked child
         shutil.rmtree(place, ignore_errors=True)
         os.close(held)
+
+
+def remove_dead(parent: str, names: str) -> None:
+    """Removes what dead processes have left of folders that they were making.
+
+    Args:
+        names: a regular expression for the names of the folders.
+    """
+    hidden = re.compile(rf"\.{names}\.huggingface-[0-9a-f]{{32}}")
+    for name in os.listdir(parent) if os.path.isdir(parent) else []:
+        if not hidden.fullmatch(name):
+            continue
+        left = os.path.join(parent, name)
+        try:
+            held = _locked(left)
+        except OSError:  # another process has removed it
+            continue
+        if held is not None:
+            _remove(left, held, os.getpid())
 
 
 class NewFolder:
@@ -99,6 +108,9 @@ class NewFolder:
     Args:
         path: of the folder, in a file system. Symbolic links are resolved.
         attempt: rank 0's; by default a new one.
+
+    Attributes:
+        end: once it has begun, removes the hidden directory; at the interpreter's end, too.
     """
 
     def __init__(self, path: str | os.PathLike[str], attempt: str = "") -> None:
@@ -110,7 +122,7 @@ class NewFolder:
         self.place = os.path.join(self._parent, self._hidden)
         self.pieces = os.path.join(self.place, "pieces")
         self.model = os.path.join(self.place, "model")
-        self._end: Any = lambda: None
+        self.end: Any = None
 
     def begin(self) -> None:
         """Step 1.
@@ -121,57 +133,53 @@ class NewFolder:
             UnsupportedError: it can't be replaced in one step.
         """
         is_old = self._check_old()
-        self._remove_dead()
+        remove_dead(self._parent, re.escape(self._name))
         os.makedirs(self.place)
         held = _locked(self.place)
         if held is None:
             raise AlreadyExistsError(f"another save to {self.path} began at the same moment")
-        self._end = weakref.finalize(self, _remove, self.place, held, os.getpid())
+        self.end = weakref.finalize(self, _remove, self.place, held, os.getpid())
         if is_old:
             shutil.copymode(self.path, self.place)
             self._try_exchange()
 
     def _check_old(self) -> bool:
         """Whether there is something at the path, which must be a folder that can be replaced."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
+        if not os.path.lexists(self.path):
             return False
-        except NotADirectoryError:
-            raise InvalidArgumentError(f"{self.path} is a file, and a folder is written") from None
-        found = next((name for name in names if _OTHERS.fullmatch(name)), "")
-        if os.path.isdir(os.path.join(self.path, _STEPS)):
-            found = _STEPS
-        if found or _core.unpublished(os.fsencode(self.path), 0.0):
+        if not os.path.isdir(self.path):
+            raise InvalidArgumentError(f"{self.path} is a file, and a folder is written")
+        self.refuse_working_directory()
+        if os.path.ismount(self.path):
+            self._refuse("another file system is mounted there")
+        if not os.access(self.path, os.W_OK, effective_ids=True):
+            mode = os.stat(self.path).st_mode & 0o7777
+            self._refuse(f"this process must not write to it (its mode is {mode:o})")
+        what, file = _core.other_than_model(os.fsencode(self.path))
+        if what:
             raise AlreadyExistsError(
-                f"{self.path} holds a checkpoint or a run that is no Hugging Face folder", file=found,
+                f"{self.path} is no Hugging Face folder: it holds {what}", file=file,
                 hint="save elsewhere, or remove that first",
             )  # fmt: skip
-        why = ""
-        if os.path.join(_working_directory(), "").startswith(os.path.join(self.path, "")):
-            why = "the working directory of this process is in it"
-        elif os.path.ismount(self.path):
-            why = "another file system is mounted there"
-        elif not os.access(self.path, os.W_OK, effective_ids=True):
-            why = f"this process must not write to it (its mode is {os.stat(self.path).st_mode & 0o7777:o})"
-        if why:
-            raise UnsupportedError(
-                f"{self.path} can't be replaced: {why}", hint="save to a folder that does not exist"
-            )
         return True
 
-    def _remove_dead(self) -> None:
-        hidden = re.compile(re.escape(f".{self._name}.huggingface-") + "[0-9a-f]{32}")
-        for name in os.listdir(self._parent) if os.path.isdir(self._parent) else []:
-            if not hidden.fullmatch(name):
-                continue
-            left = os.path.join(self._parent, name)
-            try:
-                held = _locked(left)
-            except OSError:  # another process has removed it
-                continue
-            if held is not None:
-                _remove(left, held, os.getpid())
+    def refuse_working_directory(self) -> None:
+        """For every rank that has one: it would be removed with the old folder.
+
+        Raises:
+            UnsupportedError: the working directory of this process is in the folder.
+        """
+        try:
+            here = os.getcwd()
+        except OSError:  # it was removed
+            return
+        if os.path.join(here, "").startswith(os.path.join(self.path, "")):
+            self._refuse("the working directory of this process is in it")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.path} can't be replaced: {why}", hint="save to a folder that does not exist"
+        )
 
     def _try_exchange(self) -> None:
         for name in ("new", "old/not empty"):
@@ -205,7 +213,9 @@ class NewFolder:
 
     def abandon(self) -> None:
         """Step 5, also of an attempt that has failed."""
-        self._end()
+        # Not by a call, which does nothing at the interpreter's end.
+        if self.end is not None and (left := self.end.detach()):
+            _remove(*left[2])
 
     def join(self, files: Mapping[str, str], other_file: str, comm: Any = None) -> None:
         """Makes `model` of `pieces`: every rank of the communicator writes some of the files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import logging
@@ -10,12 +11,14 @@ import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tilestone import _core
+from tilestone._calls.async_save import end_saves
 from tilestone._calls.maintenance import convert
-from tilestone._calls.model_folder import NewFolder
+from tilestone._calls.model_folder import NewFolder, remove_dead
 from tilestone._calls.opening import open as open_checkpoint
 from tilestone._errors import InvalidArgumentError
 from tilestone._options import valid
@@ -25,7 +28,7 @@ logger = logging.getLogger("tilestone")
 
 _SHARD_BYTES = 5_000_000_000  # of a safetensors file, as save_pretrained has long had it
 _FOLDER = re.compile(r"step-(\d{8,})")
-_LEFT = re.compile(rf"\.{_FOLDER.pattern}(\.removed|\.huggingface-[0-9a-f]{{32}})")  # while it is removed, or made
+_REMOVED = re.compile(rf"\.{_FOLDER.pattern}\.removed")  # while it is removed
 _SOURCE = os.path.join(".tilestone", "source")  # in an export: the save id of the step's checkpoint
 # Files of a model's folder that hold weights, or say where they are.
 _WEIGHTS = (
@@ -146,6 +149,10 @@ class Exported:
     seconds: float
 
 
+def _text(error: BaseException) -> str:
+    return str(error) or repr(error)
+
+
 class Exporter:
     """Makes a run's exports, on a thread of rank 0, and has steps pruned.
 
@@ -176,6 +183,7 @@ class Exporter:
         self._waiting: int | None = None  # the step that is next
         self._unpruned: list[int] = []
         self.ended: list[Exported] = []
+        _exporters.add(self)
 
     def after(self, step: int, save_id: str) -> None:
         """The save of a step has ended, well or not. Returns soon."""
@@ -206,7 +214,7 @@ class Exporter:
             if self._works:
                 return
             try:
-                threading.Thread(target=self._work, name="tilestone-export").start()
+                threading.Thread(target=self._work, name="tilestone-export", daemon=False).start()
                 self._works = True
             except RuntimeError as error:  # too many threads, or the interpreter ends
                 self._waiting = None
@@ -226,7 +234,7 @@ class Exporter:
             while (step := self._next()) is not None:
                 ended = self._tried(step)
                 if ended.error is not None:
-                    logger.warning("The export of step %d has failed, and is tried again: %s", step, ended.error)
+                    logger.warning("The export of step %d has failed, and is tried again: %s", step, _text(ended.error))
                     ended = self._tried(step)
                 self._end(ended)
         except BaseException:
@@ -245,6 +253,7 @@ class Exporter:
                 steps, self._unpruned = self._unpruned, []
             else:
                 steps = [step] if step in self._unpruned else []
+                self._unpruned = [each for each in self._unpruned if each > step]
             for each in steps:
                 self._prune_after(each)
             return step
@@ -253,7 +262,7 @@ class Exporter:
         if ended.error is None:
             logger.info("Exported step %d to %s in %.1f s", ended.step, ended.path, ended.seconds)
         else:
-            logger.error("Step %d was not exported: %s", ended.step, ended.error)
+            logger.error("Step %d was not exported: %s", ended.step, _text(ended.error))
         self.ended.append(ended)
 
     def _save_id_of(self, step: int) -> str:
@@ -287,6 +296,7 @@ class Exporter:
         export = self._export
         assert export is not None
         new.begin()
+        new.end.atexit = False  # _exit() waits for it
         source = self._save_id_of(step)  # a step that is saved anew meanwhile is exported again
         convert(
             os.path.join(self._directory, self._name_of(step)), new.model, format="safetensors",
@@ -310,6 +320,16 @@ class Exporter:
             gone = os.path.join(above, f".{name}.removed")
             shutil.rmtree(gone, ignore_errors=True)
             os.rename(os.path.join(above, name), gone)  # nobody sees a part of it
-        for name in os.listdir(above):
-            if _LEFT.fullmatch(name):
-                shutil.rmtree(os.path.join(above, name), ignore_errors=True)
+        for name in filter(_REMOVED.fullmatch, os.listdir(above)):
+            shutil.rmtree(os.path.join(above, name), ignore_errors=True)
+        remove_dead(above, _FOLDER.pattern)
+
+
+_exporters: weakref.WeakSet[Exporter] = weakref.WeakSet()
+
+
+@atexit.register
+def _exit() -> None:
+    end_saves()  # whose exports then begin
+    for each in list(_exporters):
+        each.wait()

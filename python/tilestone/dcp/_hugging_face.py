@@ -117,6 +117,7 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         enable_consolidation: the pieces are joined. They are not kept, as torch does in path/sharded.
 
     Raises:
+        InvalidArgumentError: a file's number is no whole number from 1 on.
         UnsupportedError: the path is a URL.
     """
 
@@ -130,6 +131,9 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         thread_count_consolidation: int = 1,
     ) -> None:
         valid.refuse_any_url(path, "a Hugging Face folder")
+        for key, number in (fqn_to_index_mapping or {}).items():
+            if valid.whole("a number in fqn_to_index_mapping", number) < 1:
+                raise InvalidArgumentError("fqn_to_index_mapping numbers files from 1 on", key=key)
         super().__init__(
             path, fqn_to_index_mapping, thread_count, save_distributed, False,
             thread_count_consolidation,
@@ -168,11 +172,13 @@ class HuggingFaceStorageWriter(_torchs.HuggingFaceStorageWriter):
         return first
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Checks this rank's keys.
+        """Checks this rank's keys, and where it works.
 
         Raises:
             InvalidArgumentError: an item is no tensor.
+            UnsupportedError: the working directory is in the folder.
         """
+        NewFolder(_calls.place(self.path)).refuse_working_directory()
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 _refuse_object(item.index.fqn)
@@ -326,13 +332,17 @@ class _Flat(_calls.State):
         return flat
 
 
-def _agree(work: str, comm: Any, decide: Callable[[], Any]) -> Any:
-    """What rank 0 decides, or its error, on all ranks."""
+def _agree(work: str, comm: Any, check: Callable[[], None], decide: Callable[[], Any]) -> Any:
+    """What rank 0 decides, once all have checked; or the error of one, on all ranks."""
+
+    def ask(_: int, __: list[bytes]) -> bytes:
+        check()
+        return b""
 
     def answer(_: int, __: list[bytes]) -> tuple[bytes, bool]:
         return json.dumps(decide()).encode(), True
 
-    return json.loads(_core.agree(work, comm, lambda _, __: b"", answer, _core.DEFAULT_TIMEOUT))
+    return json.loads(_core.agree(work, comm, ask, answer, _core.DEFAULT_TIMEOUT))
 
 
 def save_together(
@@ -349,12 +359,13 @@ def save_together(
     with _calls.failing_as_torch("write", rank):
         comm = communicator(group)
         try:
-            attempt, numbers = _agree("beginning of a Hugging Face folder", comm, begin)
+            check = new.refuse_working_directory
+            attempt, numbers = _agree("beginning of a Hugging Face folder", comm, check, begin)
             if rank != 0:
                 new = NewFolder(new.path, attempt)
             run_save(_Flat(state_dict, numbers), new.pieces, group=group)
             new.join(*files_of(numbers), comm)
-            _agree("publishing a Hugging Face folder", comm, new.publish)
+            _agree("publishing a Hugging Face folder", comm, lambda: None, new.publish)
         finally:
             new.abandon()
     return StoredModel(new.path)

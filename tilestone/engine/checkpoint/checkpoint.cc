@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/checkpoint/checkpoint_internal.h"
 #include "tilestone/engine/checkpoint/mapped_reads_internal.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
@@ -44,12 +45,7 @@ const StoredTensor& find_tensor(const Metadata& metadata, const std::string& key
 }
 
 TensorItem item_of(const StoredTensor& tensor, const Box& wanted) {
-  try {
-    check_bounds(wanted, tensor.shape);
-  } catch (Error& error) {
-    error.with_key(tensor.key);
-    throw;
-  }
+  with_key(tensor.key, [&] { check_bounds(wanted, tensor.shape); });
   TensorItem item;
   item.key = tensor.key;
   item.dtype = tensor.dtype;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/geometry/coverage.h"
 #include "tilestone/storage/mapped_file.h"
 
@@ -18,13 +19,8 @@ constexpr std::string_view kMains = "optimizer.state.param.";
 
 std::vector<OptimizerLayout> layouts_in(const std::string& path) {
   if (path.empty()) return {};
-  try {
-    const MappedFile file(path);
-    return parse_optimizer_layouts(as_text(file.bytes()));
-  } catch (Error& error) {
-    error.with_file(path);
-    throw;
-  }
+  return with_file(path,
+                   [&] { return parse_optimizer_layouts(as_text(MappedFile(path).bytes())); });
 }
 
 void expect_disjoint(const OptimizerStates& states) {

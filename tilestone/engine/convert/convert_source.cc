@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/convert/convert_optimizer_internal.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/torch_save/torch_save.h"
@@ -25,15 +26,12 @@ bool converts_optimizer(const ConvertOptions& options) {
 // record of it.
 void check_archive_file(const std::string& path) {
   const MappedFile file(path);
-  try {
+  with_file(path, [&] {
     if (const auto fault = archive::check_archive(file.bytes())) {
       throw Error(ErrorCode::kCorrupt,
                   fault->problem + " (at byte " + std::to_string(fault->offset) + ")");
     }
-  } catch (Error& error) {
-    error.with_file(path);
-    throw;
-  }
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/convert/one_file_target_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
@@ -65,12 +66,9 @@ class AsValue {
   static Value whole(const Value& value, const std::string& key) {
     if (value.kind() != Value::Kind::kPickled) return value;
     const Pickled& pickled = value.as_pickled();
-    try {
+    return with_key(key, [&] {
       return pickled.archive ? read_torch_archive(pickled.bytes) : read_pickle(pickled.bytes);
-    } catch (Error& error) {
-      error.with_key(key);
-      throw;
-    }
+    });
   }
 
   Value stand_in(const TensorView& tensor) {

@@ -15,7 +15,7 @@ namespace tilestone::engine {
 namespace {
 
 constexpr std::string_view kStep = "step-";
-const std::string kKept = ".kept", kDrained = ".drained", kScratch = ".kept.tmp";
+const std::string kKept = kKeptName, kDrained = ".drained", kScratch = ".kept.tmp";
 constexpr uint64_t kMostKept = 1u << 30;  // bytes of `.kept`
 constexpr int kIndexThreads = 1;          // for files of an index
 

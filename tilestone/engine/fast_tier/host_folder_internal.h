@@ -14,6 +14,8 @@
 
 namespace tilestone::engine {
 
+inline constexpr const char* kKeptName = ".kept";
+
 // A step of which this host has something.
 struct HeldStep {
   KeptStep about;

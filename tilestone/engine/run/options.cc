@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/printable.h"
 #include "tilestone/engine/run/inventory.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -61,12 +62,7 @@ void check_separation(const SaveOptions& options) {
 void check_tensor_attributes(const SaveOptions& options) {
   uint64_t bytes = 0;
   for (const auto& [key, attributes] : options.tensor_attributes) {
-    try {
-      bytes += attribute_bytes(attributes);
-    } catch (Error& error) {
-      error.with_key(key);
-      throw;
-    }
+    bytes += with_key(key, [&] { return attribute_bytes(attributes); });
   }
   if (bytes <= kMaxTensorAttributeBytes) return;
   refuse(fmt::format("tensor_attributes have {} bytes; expected at most {}", bytes,

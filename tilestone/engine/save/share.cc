@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/write/stage_internal.h"
@@ -89,12 +90,7 @@ void hash_chunks(SaveShare& share, const Wanted& wanted) {
       const uint32_t chunk = i++;
       if (share.local.chunks.at(chunk).content != 0 || piece.box.empty() || !wanted(chunk))
         continue;
-      try {
-        hashes.add(chunk, piece.data);
-      } catch (Error& error) {
-        error.with_key(item.key);
-        throw;
-      }
+      with_key(item.key, [&] { hashes.add(chunk, piece.data); });
     }
   }
   hashes.fetch();

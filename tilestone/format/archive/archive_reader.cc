@@ -23,135 +23,138 @@ constexpr std::string_view kPickleName = "/data.pkl";
   throw Error(ErrorCode::kCorrupt, "torch.save archive: " + problem);
 }
 
-// An archive and the meaning of its records.
-class Archive {
- public:
-  // nullopt: the directory is not in the available ranges. Borrows the item.
-  static std::optional<Archive> open(const ItemBytes& item) {
-    check_start(item);
-    auto directory = ZipDirectory::parse(item);
-    if (!directory) return std::nullopt;
-    return Archive(item, std::move(*directory));
-  }
-
-  const ZipDirectory& directory() const { return directory_; }
-  const ZipRecord& pickle() const { return *pickle_; }
-
-  // A record's bytes; nullopt if they are not all in the available ranges.
-  std::optional<ByteView> bytes(const ZipRecord& record) const {
-    const auto offset = directory_.data_offset(item_, record);
-    return offset ? item_.find(*offset, record.size) : std::nullopt;
-  }
-
-  // The record of a storage. `expected_size`: its size in the pickle, bytes. Null: there is no
-  // record, and the storage is empty.
-  const ZipRecord* storage(std::string_view name, uint64_t expected_size) const {
-    const std::string full = std::string(top_) + "/data/" + std::string(name);
-    const ZipRecord* record = directory_.find(full);
-    if (record == nullptr) {
-      if (expected_size == 0) return nullptr;  // some writers omit empty records
-      corrupt("there is no record \"" + full.substr(0, 200) + "\"");
-    }
-    if (record->size != expected_size) {
-      corrupt("record \"" + full.substr(0, 200) + "\" has " + std::to_string(record->size) +
-              " bytes, but its tensor's storage has " + std::to_string(expected_size));
-    }
-    return record;
-  }
-
-  // Error(kUnsupported) for a big-endian archive. False: the record is not in the available ranges.
-  bool check_byte_order() const {
-    const ZipRecord* record = directory_.find(std::string(top_) + "/byteorder");
-    if (record == nullptr) return true;
-    const auto text = bytes(*record);
-    if (!text) return false;
-    if (as_text(*text) != "little") {
-      throw Error(ErrorCode::kUnsupported, "torch.save archive: the byte order \"" +
-                                               std::string(as_text(*text).substr(0, 20)) +
-                                               "\" is not supported, only \"little\"");
-    }
-    return true;
-  }
-
- private:
-  Archive(const ItemBytes& item, ZipDirectory directory)
-      : item_(item), directory_(std::move(directory)) {
-    for (const ZipRecord& record : directory_.records()) {
-      const size_t slash = record.name.find('/');
-      if (slash == 0 || record.name.substr(std::min(slash, record.name.size())) != kPickleName) {
-        continue;
-      }
-      if (pickle_ != nullptr) corrupt("there are two records data.pkl");
-      pickle_ = &record;
-      top_ = record.name.substr(0, slash);
-    }
-    if (pickle_ == nullptr) corrupt("there is no record data.pkl");
-  }
-
-  static void check_start(const ItemBytes& item) {
-    constexpr std::string_view kZip = "PK\3\4";
-    constexpr std::string_view kLegacy("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
-                                       14);
-    const auto legacy = item.find(0, std::min<uint64_t>(item.length(), kLegacy.size()));
-    if (legacy && as_text(*legacy) == kLegacy) {
-      if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
-      throw Error(ErrorCode::kUnsupported,
-                  "the item is not a zip archive; it was saved in the format of torch before 1.6")
-          .with_hint("load it with torch and save it again");
-    }
-    const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
-    if (start && as_text(*start) != kZip) refuse_other(item);
-  }
-
-  // Throws kUnsafe if one of the first four pickles (magic number, protocol, system, object) is
-  // unsafe.
-  static void check_legacy(ByteView bytes) {
-    for (int i = 0; i < 4; ++i) {
-      uint64_t end = 0;
-      try {
-        Pickle::parse_first(bytes, end);
-      } catch (const Error& error) {
-        if (error.code() == ErrorCode::kUnsafe) throw;
-        return;
-      }
-      bytes = bytes.subspan(end);
-    }
-  }
-
-  // Refuses an item that is not an archive. A bare pickle that calls something is kUnsafe, because
-  // torch.load would run it.
-  [[noreturn]] static void refuse_other(const ItemBytes& item) {
-    const auto bytes = item.find(0, item.length());
-    std::string called;
+// Throws kUnsafe if one of the first four pickles (magic number, protocol, system, object) is
+// unsafe.
+void check_legacy(ByteView bytes) {
+  for (int i = 0; i < 4; ++i) {
+    uint64_t end = 0;
     try {
-      uint64_t end = 0;
-      if (bytes) called = first_call(Pickle::parse_first(*bytes, end));
+      Pickle::parse_first(bytes, end);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kUnsafe) throw;
+      return;
     }
-    if (called.empty()) corrupt("it does not start with a zip header");
-    throw Error(
-        ErrorCode::kUnsafe,
-        "torch.save archive: instead of an archive there is a bare pickle that calls " + called);
+    bytes = bytes.subspan(end);
   }
+}
 
-  static std::string first_call(const Pickle& pickle) {
-    for (NodeId id = 0; id < pickle.node_count(); ++id) {
-      if (pickle.is(id, NodeKind::kCall)) return describe(pickle, pickle.callable(id));
+std::string first_call(const Pickle& pickle) {
+  for (NodeId id = 0; id < pickle.node_count(); ++id) {
+    if (pickle.is(id, NodeKind::kCall)) return describe(pickle, pickle.callable(id));
+  }
+  return "";
+}
+
+// Refuses an item that is not an archive. A bare pickle that calls something is kUnsafe, because
+// torch.load would run it.
+[[noreturn]] void refuse_other(const ItemBytes& item) {
+  const auto bytes = item.find(0, item.length());
+  std::string called;
+  try {
+    uint64_t end = 0;
+    if (bytes) called = first_call(Pickle::parse_first(*bytes, end));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnsafe) throw;
+  }
+  if (called.empty()) corrupt("it does not start with a zip header");
+  throw Error(
+      ErrorCode::kUnsafe,
+      "torch.save archive: instead of an archive there is a bare pickle that calls " + called);
+}
+
+void check_start(const ItemBytes& item) {
+  constexpr std::string_view kZip = "PK\3\4";
+  constexpr std::string_view kLegacy("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
+                                     14);
+  const auto legacy = item.find(0, std::min<uint64_t>(item.length(), kLegacy.size()));
+  if (legacy && as_text(*legacy) == kLegacy) {
+    if (const auto bytes = item.find(0, item.length())) check_legacy(*bytes);
+    throw Error(ErrorCode::kUnsupported,
+                "the item is not a zip archive; it was saved in the format of torch before 1.6")
+        .with_hint("load it with torch and save it again");
+  }
+  const auto start = item.find(0, std::min<uint64_t>(item.length(), kZip.size()));
+  if (start && as_text(*start) != kZip) refuse_other(item);
+}
+
+}  // namespace
+
+std::optional<Archive> Archive::open(const ItemBytes& item) {
+  check_start(item);
+  auto directory = ZipDirectory::parse(item);
+  if (!directory) return std::nullopt;
+  return Archive(item, std::move(*directory));
+}
+
+Archive::Archive(const ItemBytes& item, ZipDirectory directory)
+    : item_(item), directory_(std::move(directory)) {
+  for (const ZipRecord& record : directory_.records()) {
+    const size_t slash = record.name.find('/');
+    if (slash == 0 || record.name.substr(std::min(slash, record.name.size())) != kPickleName) {
+      continue;
     }
-    return "";
+    if (pickle_ != nullptr) corrupt("there are two records data.pkl");
+    pickle_ = &record;
+    top_ = record.name.substr(0, slash);
   }
+  if (pickle_ == nullptr) corrupt("there is no record data.pkl");
+}
 
-  const ItemBytes& item_;
-  ZipDirectory directory_;
-  const ZipRecord* pickle_ = nullptr;  // in directory_; stays valid when the Archive is moved
-  std::string_view top_;
-};
+std::optional<ByteView> Archive::bytes(const ZipRecord& record) const {
+  const auto offset = directory_.data_offset(item_, record);
+  return offset ? item_.find(*offset, record.size) : std::nullopt;
+}
 
-std::optional<uint32_t> recorded_crc(const Archive& archive, const ZipRecord& record) {
-  if (!archive.directory().has_checksums()) return std::nullopt;
+const ZipRecord* Archive::storage(std::string_view name, uint64_t expected_size) const {
+  const std::string full = std::string(top_) + "/data/" + std::string(name);
+  const ZipRecord* record = directory_.find(full);
+  if (record == nullptr) {
+    if (expected_size == 0) return nullptr;  // some writers omit empty records
+    corrupt("there is no record \"" + full.substr(0, 200) + "\"");
+  }
+  if (record->size != expected_size) {
+    corrupt("record \"" + full.substr(0, 200) + "\" has " + std::to_string(record->size) +
+            " bytes, but its tensor's storage has " + std::to_string(expected_size));
+  }
+  return record;
+}
+
+const ZipRecord* Archive::byte_order() const {
+  return directory_.find(std::string(top_) + "/byteorder");
+}
+
+bool Archive::check_byte_order() const {
+  const ZipRecord* record = byte_order();
+  if (record == nullptr) return true;
+  const auto text = bytes(*record);
+  if (!text) return false;
+  if (as_text(*text) != "little") {
+    throw Error(ErrorCode::kUnsupported, "torch.save archive: the byte order \"" +
+                                             std::string(as_text(*text).substr(0, 20)) +
+                                             "\" is not supported, only \"little\"");
+  }
+  return true;
+}
+
+std::optional<uint32_t> Archive::crc_of(const ZipRecord& record) const {
+  if (!directory_.has_checksums()) return std::nullopt;
   return record.crc32;
 }
+
+uint64_t Archive::end_of(const ZipRecord& record) const {
+  const ZipRecord* const next = &record + 1;
+  const ZipRecord* const end = directory_.records().data() + directory_.records().size();
+  return next < end ? next->header_offset : directory_.offset();
+}
+
+void refuse_lazy(const TensorNode& tensor) {
+  if (!tensor.conjugated && !tensor.negated) return;
+  throw Error(ErrorCode::kUnsupported, "torch.save archive: a tensor is lazily " +
+                                           std::string(tensor.negated ? "negated" : "conjugated"))
+      .with_hint("save tensor.resolve_conj().resolve_neg() instead");
+}
+
+namespace {
 
 // The bytes of a storage's record in the archive; empty if the storage is empty and has no record.
 ByteView stored_bytes(const Archive& archive, std::string_view name, uint64_t size) {
@@ -205,20 +208,18 @@ Pickle parse_pickle(const Archive& archive) {
 
 // Checks the record's checksum, and its data descriptor if it has one. All of the archive must be
 // available.
-std::optional<ItemFault> check_record(const Archive& archive, const ItemBytes& item, size_t index) {
-  const std::vector<ZipRecord>& records = archive.directory().records();
-  const ZipRecord& record = records[index];
+std::optional<ItemFault> check_record(const Archive& archive, const ItemBytes& item,
+                                      const ZipRecord& record) {
   const uint64_t begin = *archive.directory().data_offset(item, record);
   const ByteView bytes = *item.find(begin, record.size);
   const std::string name = "record \"" + std::string(record.name.substr(0, 200)) + "\"";
-  if (recorded_crc(archive, record) && crc32(bytes) != record.crc32) {
+  if (archive.crc_of(record) && crc32(bytes) != record.crc32) {
     return ItemFault{begin, "the checksum of " + name + " does not match its bytes"};
   }
   if ((record.flags & zip::kFlagDescriptor) == 0) return std::nullopt;
 
   const uint64_t end = begin + record.size;
-  const uint64_t limit =
-      index + 1 < records.size() ? records[index + 1].header_offset : archive.directory().offset();
+  const uint64_t limit = archive.end_of(record);
   const auto descriptor_is = [&](auto number) {
     Bytes expected;
     const auto put = [&](auto value) {
@@ -254,12 +255,7 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
     throw Error(ErrorCode::kUnsupported,
                 "torch.save archive: expected a tensor, found " + describe(pickle, pickle.root()));
   }
-  if (tensor->conjugated || tensor->negated) {
-    throw Error(ErrorCode::kUnsupported,
-                "torch.save archive: the tensor is lazily " +
-                    std::string(tensor->negated ? "negated" : "conjugated"))
-        .with_hint("save tensor.resolve_conj().resolve_neg() instead");
-  }
+  refuse_lazy(*tensor);
   StoredPayload payload;
   payload.dtype = tensor->dtype;
   payload.shape = tensor->shape;
@@ -270,7 +266,7 @@ std::optional<StoredPayload> locate_tensor(const ItemBytes& item) {
   if (!begin) return std::nullopt;
   payload.record_offset = *begin;
   payload.record_size = record->size;
-  payload.record_crc32 = recorded_crc(*archive, *record);
+  payload.record_crc32 = archive->crc_of(*record);
   payload.offset = *begin + tensor->offset;
   return payload;
 }
@@ -293,8 +289,8 @@ std::optional<ItemFault> check_archive(ByteView bytes) {
   const ItemBytes item(bytes);
   const auto archive = Archive::open(item);
   if (!archive) corrupt("its directory is outside the archive");
-  for (size_t i = 0; i < archive->directory().records().size(); ++i) {
-    if (auto fault = check_record(*archive, item, i)) return fault;
+  for (const ZipRecord& record : archive->directory().records()) {
+    if (auto fault = check_record(*archive, item, record)) return fault;
   }
   const Pickle pickle = parse_pickle(*archive);
   for (NodeId id = 0; id < pickle.node_count(); ++id) {

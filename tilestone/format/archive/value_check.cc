@@ -144,6 +144,40 @@ void for_each_opaque(const Value& value, const Visit& visit) {
   }
 }
 
+constexpr std::string_view kUnreadable = "tilestone.unreadable";  // module of such values
+constexpr uint64_t kMaxValues = uint64_t{1} << 22;
+
+bool is_unreadable(const Value& value) {
+  return value.kind() == Value::Kind::kOpaque && value.as_opaque().module == kUnreadable;
+}
+
+Value readable(const Value& given, const ChangeValue& change, uint64_t& values) {
+  if (++values > kMaxValues) {
+    throw Error(ErrorCode::kUnsupported, "there are too many values, and some can't be read");
+  }
+  if (is_unreadable(given))
+    return unreadable("an object of the module " + std::string(kUnreadable));
+  const Value value = change ? change(given) : given;
+  if (value.kind() == Value::Kind::kDict) {
+    Value::Dict entries = value.as_dict();
+    for (auto& [key, item] : entries) item = readable(item, change, values);
+    return Value::dict(std::move(entries));
+  }
+  if (value.kind() == Value::Kind::kList) {
+    Value::List items = value.items();
+    for (Value& item : items) item = readable(item, change, values);
+    return Value::list(std::move(items));
+  }
+  if (is_unreadable(value)) return value;
+  try {
+    check_value(value);
+    return value;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    return unreadable("an object: " + error.message());
+  }
+}
+
 bool needs_protocol_4(const Opaque& opaque) {
   return opaque.name.find('.') != std::string::npos ||
          python2_row({opaque.module, opaque.name}) != 0;
@@ -176,6 +210,29 @@ void check_value(const Value& value) {
   } else {
     ValueChecker().check(value);
   }
+}
+
+Value readable(const Value& tree, const ChangeValue& change) {
+  uint64_t values = 0;
+  return readable(tree, change, values);
+}
+
+Value unreadable(std::string reason) {
+  Opaque opaque;
+  opaque.module = kUnreadable;
+  opaque.name = "value";
+  opaque.args = {Value(std::move(reason))};
+  return opaque;
+}
+
+std::string reason_in(const Value& value) {
+  if (is_unreadable(value)) return value.as_opaque().args.at(0).as_string();
+  std::string reason;
+  if (value.kind() != Value::Kind::kDict && value.kind() != Value::Kind::kList) return reason;
+  for_each_child(value, [&](const Value& child) {
+    if (reason.empty()) reason = reason_in(child);
+  });
+  return reason;
 }
 
 int protocol_of(const Value& value) {

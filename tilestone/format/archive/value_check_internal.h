@@ -1,6 +1,7 @@
 // Checks whether a value could be read back. Called for every value before a save writes anything.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,18 @@ namespace tilestone::archive {
 // Pickled inside another value; a Pickled that the reader refuses. A Pickled is parsed without
 // copying its tensors; other values are walked.
 void check_value(const Value& value);
+
+// The tree with each leaf that check_value() refuses replaced by a value that says why
+// (reason_in()). Dicts and lists are walked. `change`, if not empty, is first called with each
+// value and returns what takes its place. Error(kUnsupported) for a tree of too many values, of
+// which shared ones count each time.
+using ChangeValue = std::function<Value(const Value&)>;
+Value readable(const Value& tree, const ChangeValue& change = {});
+// A value that says why another one can't be read.
+Value unreadable(std::string reason);
+// Why a part of the value can't be read; "": it can. No pickled object can pass for a reason in
+// what readable() returns.
+std::string reason_in(const Value& value);
 
 // Checks a Pickled like check_value(). Returns the names of all Opaque objects in it, sorted.
 std::vector<std::string> classes_in_pickle(ByteView pickled, bool archive);

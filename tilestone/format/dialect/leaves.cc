@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/dialect/leaves_internal.h"
 
@@ -58,12 +59,7 @@ ObjectItem item_of(const ShardedObject& object) {
 }
 
 void check_value(const Value& value, const std::string& key) {
-  try {
-    archive::check_value(value);
-  } catch (Error& error) {
-    error.with_key(key);
-    throw;
-  }
+  with_key(key, [&] { archive::check_value(value); });
 }
 
 ShardedTensor filled(ShardedTensor tensor, const TensorItem& loaded) {

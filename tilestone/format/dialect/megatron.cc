@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -20,15 +21,12 @@ const std::string kCommonFile(kMegatronCommon);
 
 // The dict in common.pt.
 Value parse_common_file(ByteView bytes) {
-  try {
+  return with_file(kCommonFile, [&] {
     Value common = read_torch_archive(bytes);
     if (common.kind() == Value::Kind::kDict) return common;
     throw Error(ErrorCode::kCorrupt, "expected a dict as the common state, found a value of kind " +
                                          std::string(to_string(common.kind())));
-  } catch (Error& error) {
-    error.with_file(kCommonFile);
-    throw;
-  }
+  });
 }
 
 std::optional<IndexFault> fault_of_common(ByteView bytes) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/dialect/leaves_internal.h"
 #include "tilestone/format/dialect/megatron_internal.h"
@@ -117,14 +118,11 @@ class Splitter {
 
   static Value checked(const Value& value, const std::string& key) {
     check_value(value, key);
-    try {
+    return with_key(key, [&] {
       Value inner = embedded(value);
       if (inner.kind() != value.kind()) check_value(inner, key);
       return inner;
-    } catch (Error& error) {
-      error.with_key(key);
-      throw;
-    }
+    });
   }
 
   void expect_common_state() const {

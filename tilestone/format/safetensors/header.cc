@@ -8,6 +8,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
 #include "tilestone/format/safetensors/sharding_info_internal.h"
@@ -214,20 +215,17 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
   tensors.reserve(entries.size());
   const SafetensorsPieces pieces = parse_sharding_info(reader.sharding_info());
   for (Entry& entry : entries) {
-    try {
+    with_key(std::string(entry.key), [&] {
       tensors.push_back(tensor_of(entry));
       const auto piece = pieces.find(tensors.back().key);
-      if (piece == pieces.end()) continue;
+      if (piece == pieces.end()) return;
       const size_t dims = tensors.back().shape.size();
       if (piece->second.at.size() != dims ||
           piece->second.whole.value_or(tensors.back().shape).size() != dims) {
         corrupt_header(std::string(kShardingInfoKey) + " and \"shape\" have other numbers of dims");
       }
       tensors.back().piece = piece->second;
-    } catch (Error& error) {
-      error.with_key(entry.key);
-      throw;
-    }
+    });
   }
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const HeaderTensor& a, const HeaderTensor& b) {
@@ -246,7 +244,7 @@ std::string in_quotes(std::string_view text) {
 uint64_t header_length(ByteView first, uint64_t file_size, const std::string& file) {
   uint64_t length = 0;
   if (first.size() == kLengthBytes) std::memcpy(&length, first.data(), sizeof length);
-  try {
+  with_file(file, [&] {
     if (first.size() != kLengthBytes) {
       corrupt_header("the file has " + std::to_string(file_size) + " bytes, too few for a header");
     }
@@ -262,20 +260,12 @@ uint64_t header_length(ByteView first, uint64_t file_size, const std::string& fi
       corrupt_header("its length is " + std::to_string(length) + " bytes, but the file has only " +
                      std::to_string(file_size));
     }
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  });
   return length;
 }
 
 std::vector<HeaderTensor> parse_header(ByteView text, uint64_t file_size, const std::string& file) {
-  try {
-    return parse(text, file_size);
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  return with_file(file, [&] { return parse(text, file_size); });
 }
 
 bool is_json_text(const std::string& text) {

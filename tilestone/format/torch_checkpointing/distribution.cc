@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/json_value_internal.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
@@ -122,15 +123,12 @@ FolderIndex index_of(const Value& root) {
     known = item_of(name.as_string(), at(item, "rank_to_layout_info"));
     for (const auto& [path, groups] : at(item, "nested_path_to_metadata").as_dict()) {
       const std::string key = key_of(name.as_string(), path.as_string());
-      try {
+      with_key(key, [&] {
         for (const Value& group : sequence(groups)) {
           const Distribution& found = index.tensors[key].emplace_back(distribution_of(group));
           known.ranks.insert(found.ranks.begin(), found.ranks.end());
         }
-      } catch (Error& error) {
-        error.with_key(key);
-        throw;
-      }
+      });
     }
   }
   return index;

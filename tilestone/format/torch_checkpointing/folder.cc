@@ -7,7 +7,9 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/size_text.h"
+#include "tilestone/format/archive/value_check_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
 #include "tilestone/format/torch_checkpointing/torch_checkpointing.h"
@@ -33,61 +35,40 @@ std::optional<std::pair<std::string, int>> parse_name(std::string_view name) {
   return std::pair(std::string(item), std::stoi(std::string(digits)));
 }
 
-// A chunk of the elements of `local` in `part` of its own tensor.
-StoredChunk chunk_of(const LocalTensor& local, const Box& box, const Box& part, uint32_t file) {
-  uint64_t begin = 0, last = 0;  // elements
-  for (size_t d = 0; d < part.rank(); ++d) {
-    const auto stride = static_cast<uint64_t>(local.strides[d]);
-    begin += static_cast<uint64_t>(part.offset[d]) * stride;
-    last += static_cast<uint64_t>(part.shape[d] - 1) * stride;
-  }
-  const uint64_t size = itemsize(local.dtype);
-  StoredChunk chunk{.box = box, .at = {}};
-  chunk.at = {.file = file,
-              .codec = Codec::kNone,
-              .offset = local.offset + begin * size,
-              .length = (last + 1) * size,
-              .checksums = {}};
-  for (size_t d = 0; d < part.rank(); ++d) {
-    if (part.shape[d] > 1 && local.strides[d] != contiguous_strides(part.shape)[d]) {
-      chunk.strides = local.strides;
-    }
-  }
-  const bool is_record =
-      chunk.at.offset == local.record_offset && chunk.at.length == local.record_size;
-  if (!chunk.strides && is_record && local.record_crc32) {
-    chunk.at.checksums = ItemChecksums{0, *local.record_crc32, *local.record_crc32};
-  }
-  return chunk;
-}
-
-// Where bytes are in a record, and the record's checksum: equal ones are taken for equal bytes.
-struct Content {
-  uint32_t record_crc32;
-  uint64_t record_size;
-  uint64_t begin;  // in the record
-  uint64_t length;
-  std::optional<Dims> strides;
-  friend bool operator==(const Content&, const Content&) = default;
-};
+// The CRC-32 and the size of a record, and where in it some bytes are: their beginning, number and
+// strides. Equal ones are taken for equal bytes.
+using Content = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t, std::optional<Dims>>;
 
 struct Part {
   StoredChunk chunk;
   std::optional<Content> content;  // nullopt: without a checksum, nobody knows
 };
 
-Part part_of(const LocalTensor& local, StoredChunk chunk) {
-  std::optional<Content> content;
-  if (local.record_crc32) {
-    content = Content{*local.record_crc32, local.record_size, chunk.at.offset - local.record_offset,
-                      chunk.at.length, chunk.strides};
+// The elements of `local` in `part` of its own tensor.
+Part part_of(const LocalTensor& local, const Box& box, const Box& part, uint32_t file) {
+  const uint64_t size = itemsize(local.dtype);
+  const Dims contiguous = contiguous_strides(part.shape);
+  StoredChunk chunk{.box = box,
+                    .at = {.file = file, .offset = local.offset, .length = size, .checksums = {}}};
+  for (size_t d = 0; d < part.rank(); ++d) {
+    const uint64_t stride = static_cast<uint64_t>(local.strides[d]) * size;
+    chunk.at.offset += static_cast<uint64_t>(part.offset[d]) * stride;
+    chunk.at.length += static_cast<uint64_t>(part.shape[d] - 1) * stride;
+    if (part.shape[d] > 1 && local.strides[d] != contiguous[d]) chunk.strides = local.strides;
   }
+  const LocalRecord& record = local.record;
+  if (!record.crc32) return {std::move(chunk), std::nullopt};
+  const uint64_t begin = chunk.at.offset - record.offset;
+  if (!chunk.strides && begin == 0 && chunk.at.length == record.size) {
+    chunk.at.checksums = ItemChecksums{0, *record.crc32, *record.crc32};
+  }
+  Content content{*record.crc32, record.size, begin, chunk.at.length, chunk.strides};
   return {std::move(chunk), std::move(content)};
 }
 
 // Whether both are known, and equal.
 bool are_same(const std::optional<Content>& a, const std::optional<Content>& b) {
-  return a && b && *a == *b;
+  return a && a == b;
 }
 
 class FolderReader {
@@ -95,12 +76,7 @@ class FolderReader {
   FolderReader(const DirectoryFiles& files, const Format& format) : files_(files), format_(format) {
     const auto index = files.contents.find(std::string(kTorchCheckpointingIndex));
     if (index == files.contents.end()) return;
-    try {
-      index_ = parse_folder_index(index->second);
-    } catch (Error& error) {
-      error.with_file(std::string(kTorchCheckpointingIndex));
-      throw;
-    }
+    index_ = with_file(index->first, [&] { return parse_folder_index(index->second); });
   }
 
   Metadata run() {
@@ -113,6 +89,10 @@ class FolderReader {
   }
 
  private:
+  // A key in the files, and whose value it is: kShared, or the rank that has another one.
+  using Key = std::pair<std::string, int>;
+  static constexpr int kShared = -1;
+
   struct Merged {
     StoredTensor tensor;
     bool is_plain = false;                              // not sharded
@@ -130,18 +110,16 @@ class FolderReader {
   void find_files() {
     std::set<std::string> described;
     for (const auto& [item, known] : index_.items) {
-      for (const auto& [rank, name] : known.files) described.insert(name);
-      if (known.serialization != kTorchSerialization) {
-        add_other(item, known);
-        continue;
-      }
       for (const auto& [rank, name] : known.files) {
+        described.insert(name);
+        if (known.serialization != kTorchSerialization) continue;
         if (files_.parts.contains(name)) {
           of_rank_[rank][item] = name;
         } else if (known.ranks.contains(rank)) {
           add_missing(item, name);
         }
       }
+      if (known.serialization != kTorchSerialization) add_other(item, known);
     }
     std::map<std::string, std::set<int>> ranks;  // by item that the index does not have
     for (const auto& [name, parts] : files_.parts) {
@@ -150,29 +128,27 @@ class FolderReader {
       of_rank_[parsed->second][parsed->first] = name;
       ranks[parsed->first].insert(parsed->second);
     }
-    if (index_.items.empty()) {
-      for (const auto& [item, known] : ranks) expect_no_gaps(item, known);
-    }
+    if (!index_.items.empty()) return;
+    for (const auto& [item, known] : ranks) add_gaps(item, known);
   }
 
   void add_other(const std::string& item, const FolderIndex::Item& known) {
     if (known.files.empty()) return;
-    StoredObject object{.key = item, .path = {}, .at = {}};
+    StoredObject& object = objects_[{item, kShared}];
     object.at.file = number_of(known.files.begin()->second);
     object.unsupported = "files of " + known.serialization.substr(0, 60) +
                          ", only those of torch.save (" + std::string(kTorchSerialization) + ")";
-    metadata_.objects.push_back(std::move(object));
   }
 
   // An item of rank 0 is one of all ranks up to the last one.
-  void expect_no_gaps(const std::string& item, const std::set<int>& ranks) {
-    constexpr size_t kNamed = 100;
+  void add_gaps(const std::string& item, const std::set<int>& ranks) {
+    constexpr int kNamed = 100;
     if (!ranks.contains(0)) return;
-    for (int rank = 0; rank < *ranks.rbegin() && missing_[item].size() < kNamed; ++rank) {
+    for (int rank = 0, named = 0; rank < *ranks.rbegin() && named < kNamed; ++rank) {
       if (ranks.contains(rank)) continue;
       add_missing(item, item + "_" + std::to_string(rank) + std::string(kFileEnd));
+      ++named;
     }
-    if (missing_[item].empty()) missing_.erase(item);
   }
 
   void add_missing(const std::string& item, const std::string& name) {
@@ -183,23 +159,13 @@ class FolderReader {
   void read_rank(int rank, const std::map<std::string, std::string>& names) {
     StateDict state;
     for (const auto& [item, name] : names) {
-      try {
-        state[item] = read_rank_file(files_.parts.at(name));
-      } catch (Error& error) {
-        error.with_file(name);
-        throw;
-      }
+      state[item] = with_file(name, [&] { return read_rank_file(files_.parts.at(name)); });
     }
     Items items = pytorch_dialect()->to_items(state, format_);
     add_keys(metadata_.dict_keys, items.dict_keys);
     for (TensorItem& item : items.tensors) {
       const std::string& file = names.at(key_text(item.path.front()));
-      try {
-        add_tensor(item, rank, file);
-      } catch (Error& error) {
-        error.with_key(item.key).with_file(file);
-        throw;
-      }
+      with_key(item.key, [&] { with_file(file, [&] { add_tensor(item, rank, file); }); });
     }
     for (ObjectItem& item : items.objects) {
       add_object(item, rank, number_of(names.at(key_text(item.path.front()))));
@@ -230,85 +196,95 @@ class FolderReader {
     std::vector<Part> parts;
     for (size_t i = 0; i < held.boxes.size(); ++i) {
       if (held.boxes[i].empty()) continue;
-      parts.push_back(part_of(local, chunk_of(local, held.boxes[i], held.locals[i], number)));
+      parts.push_back(part_of(local, held.boxes[i], held.locals[i], number));
     }
-    if (const auto known = merged_.find(item.key); known != merged_.end()) {
+    Key key{item.key, kShared};
+    bool fits = !objects_.contains(key);
+    const auto known = merged_.find(key);
+    if (known != merged_.end()) {
       const StoredTensor& tensor = known->second.tensor;
-      const bool fits = tensor.dtype == item.dtype && tensor.shape == shape;
-      if (!fits && !is_plain) {
-        throw Error(ErrorCode::kCorrupt,
-                    "ranks have saved this tensor with different shapes or dtypes");
-      }
-      if (!fits || (is_plain && may_differ(known->second, parts))) {
-        return merge(item, of_rank(item.key, rank), {}, shape, parts, is_plain);
-      }
+      fits = tensor.dtype == item.dtype && tensor.shape == shape;
     }
-    merge(item, item.key, item.path, shape, parts, is_plain);
+    if (!fits && !is_plain) {
+      throw Error(ErrorCode::kCorrupt,
+                  "ranks have saved this tensor with different shapes or dtypes");
+    }
+    const bool may_differ =
+        is_plain && known != merged_.end() && are_whole_and_differ(known->second, parts);
+    const bool is_own = !fits || may_differ;
+    if (is_own) note_own(key, rank);
+    const auto [at, is_new] = merged_.try_emplace(key);
+    Merged& merged = at->second;
+    if (is_new) {
+      merged.is_plain = is_plain;
+      merged.tensor = {.key = {},
+                       .path = is_own ? Path() : item.path,
+                       .dtype = item.dtype,
+                       .shape = shape,
+                       .chunks = {}};
+      merged.tensor.order = item.order;
+    }
+    for (const Part& part : parts) merge(item.key, merged, part);
   }
 
   // Whether the bytes of a tensor that each rank has as a whole are not known to be those of the
   // first rank.
-  static bool may_differ(const Merged& first, const std::vector<Part>& parts) {
+  static bool are_whole_and_differ(const Merged& first, const std::vector<Part>& parts) {
     if (!first.is_plain || parts.empty() || first.contents.empty()) return false;
     return !are_same(first.contents[0], parts[0].content);
   }
 
-  std::string of_rank(const std::string& key, int rank) {
-    if (rank_keys_++ == 0) {
-      metadata_.notes.push_back(
-          "ranks have saved values under one key that differ, or have no checksums, first \"" +
-          key + "\": it is that of the lowest rank, and others have keys such as " + key +
-          ".__rank_" + std::to_string(rank));
-    }
-    return key + ".__rank_" + std::to_string(rank);
+  // Makes it the key of the rank's own value.
+  void note_own(Key& key, int rank) {
+    key.second = rank;
+    if (std::exchange(has_own_, true)) return;
+    metadata_.notes.push_back(
+        "ranks have saved values under one key that differ, or have no checksums, first \"" +
+        key.first + "\": it is that of the lowest rank, and others have keys such as " +
+        own_name(key));
+  }
+  static std::string own_name(const Key& key) {
+    return key.first + ".__rank_" + std::to_string(key.second);
   }
 
-  void merge(const TensorItem& item, const std::string& key, const Path& path, const Dims& shape,
-             const std::vector<Part>& parts, bool is_plain) {
-    const auto [known, is_new] = merged_.try_emplace(key);
-    Merged& merged = known->second;
-    if (is_new) {
-      merged.tensor = {.key = key, .path = path, .dtype = item.dtype, .shape = shape, .chunks = {}};
-      merged.tensor.order = item.order;
-      merged.is_plain = is_plain;
-    }
-    for (const auto& [chunk, content] : parts) {
-      const auto [at, is_first] =
-          merged.chunks.emplace(chunk.box, static_cast<uint32_t>(merged.tensor.chunks.size()));
-      if (is_first) {
-        merged.tensor.chunks.push_back(chunk);
-        merged.contents.push_back(content);
-      } else if (are_same(merged.contents[at->second], content)) {
-        if (chunk.at.checksums) merged.copies.emplace_back(at->second, chunk.at);
-      } else if (other_replicas_++ == 0) {
-        metadata_.notes.push_back(
-            "replicas of a shard differ, or have no checksums; that of the lowest rank counts: \"" +
-            key + "\", and possibly others");
-      }
+  void merge(const std::string& key, Merged& merged, const Part& part) {
+    std::vector<StoredChunk>& chunks = merged.tensor.chunks;
+    const auto [at, is_first] =
+        merged.chunks.emplace(part.chunk.box, static_cast<uint32_t>(chunks.size()));
+    if (is_first) {
+      chunks.push_back(part.chunk);
+      merged.contents.push_back(part.content);
+    } else if (are_same(merged.contents[at->second], part.content)) {
+      if (part.chunk.at.checksums) merged.copies.emplace_back(at->second, part.chunk.at);
+    } else if (!std::exchange(has_other_replicas_, true)) {
+      metadata_.notes.push_back(
+          "replicas of a shard differ, or have no checksums; that of the lowest rank counts: \"" +
+          key + "\", and possibly others");
     }
   }
 
   void add_object(ObjectItem& item, int rank, uint32_t file) {
-    const std::string reason = unreadable(item.value);
+    std::string reason = archive::reason_in(item.value);
     auto value = std::make_shared<const Value>(std::move(item.value));
-    const auto [known, is_new] = objects_.try_emplace(item.key);
-    StoredObject* object = &known->second;
-    if (!is_new) {
-      if (*object->value == *value) return;
-      object = &objects_[of_rank(item.key, rank)];
-    }
-    object->path = is_new ? item.path : Path();
-    object->order = item.order;
-    object->value = std::move(value);
-    object->unsupported = reason;
-    object->at.file = file;
+    Key key{item.key, kShared};
+    const auto known = objects_.find(key);
+    const bool is_known = known != objects_.end();
+    if (is_known && known->second.value && *known->second.value == *value) return;
+    const bool is_own = is_known || merged_.contains(key);
+    if (is_own) note_own(key, rank);
+    objects_[key] = {.key = {},
+                     .path = is_own ? Path() : item.path,
+                     .at = {.file = file, .checksums = {}},
+                     .order = item.order,
+                     .unsupported = std::move(reason),
+                     .value = std::move(value)};
   }
 
   void expect_whole() {
     for (const auto& [key, described] : index_.tensors) {
       const auto item = index_.items.find(item_of(key));
       if (item == index_.items.end() || item->second.serialization != kTorchSerialization) continue;
-      if (!merged_.contains(key)) fail_missing(key, "no file has this tensor");
+      if (!merged_.contains({key, kShared})) fail_missing(key, "no file has this tensor");
     }
     for (const auto& [key, merged] : merged_) {
       std::vector<Box> boxes;
@@ -316,8 +292,8 @@ class FolderReader {
       const auto hole = find_uncovered(Box::whole(merged.tensor.shape), boxes);
       if (!hole) continue;
       const uint32_t file = merged.tensor.chunks.empty() ? 0 : merged.tensor.chunks[0].at.file;
-      fail_missing(key, "no file has the elements " + to_string(*hole) +
-                            " of this tensor; others are in " + metadata_.files[file]);
+      fail_missing(key.first, "no file has the elements " + to_string(*hole) +
+                                  " of this tensor; others are in " + metadata_.files[file]);
     }
     for (const auto& [item, names] : missing_) {
       metadata_.notes.push_back(names.front() + (names.size() == 1 ? " is" : " and others are") +
@@ -335,30 +311,38 @@ class FolderReader {
           .with_key(key)
           .with_hint("the files of the highest ranks may be missing");
     }
-    const std::vector<std::string>& names = found->second;
-    throw Error(ErrorCode::kCoverage,
-                problem + "; " + counted(names.size(), "file") + " of other ranks " +
-                    (names.size() == 1 ? "is" : "are") + " missing: " + names.front() +
-                    (names.size() == 1 ? "" : ", " + names[1]) + (names.size() > 2 ? ", ..." : ""))
+    const size_t count = found->second.size();
+    throw Error(ErrorCode::kCoverage, problem + "; " + counted(count, "file") + " of other ranks " +
+                                          (count == 1 ? "is" : "are") + " missing, the first is " +
+                                          found->second.front())
         .with_key(key)
-        .with_file(names.front())
+        .with_file(found->second.front())
         .with_hint("copy the files of all ranks into the folder");
   }
 
+  // A name that no file has as a key, if the value is a rank's own.
+  std::string name_of(const Key& key) const {
+    if (key.second == kShared) return key.first;
+    Key name{own_name(key), kShared};
+    while (merged_.contains(name) || objects_.contains(name)) name.first += '_';
+    return name.first;
+  }
+
   void finish() {
-    for (auto& [key, merged] : merged_) {
+    std::map<std::string, Merged*> tensors;
+    for (auto& [key, merged] : merged_) tensors[name_of(key)] = &merged;
+    for (auto& [name, merged] : tensors) {
       const auto tensor = static_cast<uint32_t>(metadata_.tensors.size());
-      for (auto& [chunk, at] : merged.copies) metadata_.copies.push_back({tensor, chunk, at});
-      metadata_.tensors.push_back(std::move(merged.tensor));
+      for (auto& [chunk, at] : merged->copies) metadata_.copies.push_back({tensor, chunk, at});
+      metadata_.tensors.push_back(std::move(merged->tensor));
+      metadata_.tensors.back().key = name;
     }
-    std::sort(metadata_.copies.begin(), metadata_.copies.end(),
-              [](const StoredCopy& a, const StoredCopy& b) {
-                return std::tuple(a.tensor, a.chunk, a.at.file) <
-                       std::tuple(b.tensor, b.chunk, b.at.file);
-              });
+    std::ranges::sort(metadata_.copies, {}, [](const StoredCopy& copy) {
+      return std::tuple(copy.tensor, copy.chunk, copy.at.file);
+    });
     for (auto& [key, object] : objects_) {
-      object.key = key;
-      metadata_.objects.push_back(std::move(object));
+      metadata_.objects.push_back(object);
+      metadata_.objects.back().key = name_of(key);
     }
     metadata_.index();
   }
@@ -370,10 +354,10 @@ class FolderReader {
   std::map<std::string, uint32_t> numbers_;                    // of files
   std::map<int, std::map<std::string, std::string>> of_rank_;  // rank -> item -> file
   std::map<std::string, std::vector<std::string>> missing_;    // item -> files
-  std::map<std::string, Merged> merged_;                       // by key
-  std::map<std::string, StoredObject> objects_;                // by key
-  uint64_t rank_keys_ = 0;
-  uint64_t other_replicas_ = 0;
+  std::map<Key, Merged> merged_;
+  std::map<Key, StoredObject> objects_;
+  bool has_own_ = false;             // a rank has a value of its own
+  bool has_other_replicas_ = false;  // which differ
 };
 
 }  // namespace

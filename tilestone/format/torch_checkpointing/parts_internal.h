@@ -48,25 +48,28 @@ FolderIndex parse_folder_index(ByteView pickle);
 // The local tensor in a pickled DTensor, and how that is distributed. nullopt for other values.
 std::optional<std::pair<Value, Distribution>> read_dtensor(const Value& value);
 
-// A rank's part of a tensor, and where it is in the rank's file. Offsets and sizes are in bytes.
+// A record of a rank's file. Offsets and sizes are in bytes.
+struct LocalRecord {
+  uint64_t offset = 0;  // in the file
+  uint64_t size = 0;
+  std::optional<uint32_t> crc32 = std::nullopt;
+};
+// A rank's part of a tensor, and where it is in the rank's file.
 struct LocalTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
-  Dims strides;                // elements
-  uint64_t offset = 0;         // of element [0, ..., 0] in the file
-  uint64_t record_offset = 0;  // of the record of the archive that holds the elements
-  uint64_t record_size = 0;
-  std::optional<uint32_t> record_crc32 = std::nullopt;
+  Dims strides;                                             // elements
+  uint64_t offset = 0;                                      // of element [0, ..., 0] in the file
+  LocalRecord record = {};                                  // which holds the elements
   std::optional<Distribution> distribution = std::nullopt;  // of a DTensor
 };
 // As Format::next_part(): of a file, the zip directory and the pickle are read.
 std::optional<ProbeRange> next_part(const FileParts& read);
 // What the file holds. Its tensors have dtype and shape of the whole, but no memory; local_of() is
 // what the rank holds of one. A tuple of tensors has become a list. What can't be read is replaced
-// by a value for which unreadable() says why.
+// by a value for which archive::reason_in() says why.
 Value read_rank_file(const FileParts& read);
 const LocalTensor& local_of(const TensorView& tensor);
-std::string unreadable(const Value& leaf);  // "": it can be read
 
 // The names of files of torch.save.
 std::vector<std::string> rank_files(std::span<const std::string> names);

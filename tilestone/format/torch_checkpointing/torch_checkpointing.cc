@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/read_format_internal.h"
 #include "tilestone/format/torch_checkpointing/parts_internal.h"
@@ -36,12 +37,7 @@ class TorchCheckpointingFormat final : public ReadFormat {
   }
   std::optional<ProbeRange> next_part(const std::string& name,
                                       const FileParts& read) const override {
-    try {
-      return torch_checkpointing::next_part(read);
-    } catch (Error& error) {
-      error.with_file(name);
-      throw;
-    }
+    return with_file(name, [&] { return torch_checkpointing::next_part(read); });
   }
   Metadata parse_index(const DirectoryFiles& files) const override {
     index_files(files.names);
@@ -53,24 +49,6 @@ class TorchCheckpointingFormat final : public ReadFormat {
           .with_key(error.key())
           .with_file(error.file());
     }
-  }
-
-  StoredPayload parse_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                             const ItemLocation& at,
-                             std::span<const ByteView> probed) const override {
-    if (!chunk.strides) return ReadFormat::parse_tensor(tensor, chunk, at, probed);
-    return {.dtype = tensor.dtype,
-            .shape = chunk.box.shape,
-            .strides = *chunk.strides,
-            .offset = 0,
-            .record_offset = 0,
-            .record_size = at.length,
-            .record_crc32 = std::nullopt};
-  }
-  std::optional<ItemFault> verify_tensor(const StoredTensor& tensor, const StoredChunk& chunk,
-                                         ByteView item) const override {
-    if (chunk.strides) return std::nullopt;
-    return ReadFormat::verify_tensor(tensor, chunk, item);
   }
   // Objects are in the index.
   Value parse_object(const SharedBytes& item) const override { return read_torch_archive(item); }

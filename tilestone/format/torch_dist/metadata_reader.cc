@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/file_name.h"
 #include "tilestone/format/archive/pickle_schema_internal.h"
 #include "tilestone/format/torch_dist/flattened_internal.h"
@@ -175,12 +176,7 @@ class MetadataReader {
     entries_.reserve(items.size() / 2);
     for (size_t i = 0; i < items.size(); i += 2) {
       const std::string_view key = read_string(pickle_, items[i], "a key");
-      try {
-        read_entry(key, items[i + 1]);
-      } catch (Error& error) {
-        error.with_key(key);
-        throw;
-      }
+      with_key(key, [&] { read_entry(key, items[i + 1]); });
     }
   }
 
@@ -314,7 +310,7 @@ class MetadataReader {
     const auto [fqn, offset, hint] = index_fields_.read(pickle_, state_of(index, "MetadataIndex"));
     const std::string_view key = read_string(pickle_, fqn, "a key in storage_data");
     Entry* const entry = entry_of(fqn, key);
-    try {
+    with_key(key, [&] {
       if (entry == nullptr) {
         corrupt("storage_data names a key that state_dict_metadata does not have");
       }
@@ -325,10 +321,7 @@ class MetadataReader {
       } else {
         locate_chunk(entry->number, offset, hint, at);
       }
-    } catch (Error& error) {
-      error.with_key(key);
-      throw;
-    }
+    });
   }
 
   // Null for an unknown key. The last entry is cached, because items of one tensor often follow one
@@ -501,18 +494,15 @@ class MetadataReader {
     FieldReader<1> fields({"nd_reformulated_orig_global_shape"});
     for (size_t i = 0; i < items.size(); i += 2) {
       const std::string_view key = read_string(pickle_, items[i], "a key in mcore_data");
-      try {
+      with_key(key, [&] {
         dict_of(items[i + 1], "the tensor's entry in mcore_data");
         const NodeId original = fields.read(pickle_, items[i + 1])[0];
         const auto entry = entries_.find(key);
-        if (original == kNoNode || entry == entries_.end()) continue;
+        if (original == kNoNode || entry == entries_.end()) return;
         if (!entry->second.tensor) corrupt("mcore_data has a shape for an object");
         restore_original(metadata_.tensors[entry->second.number],
                          read_dims(pickle_, original, "the flattened tensor's original shape"));
-      } catch (Error& error) {
-        error.with_key(key);
-        throw;
-      }
+      });
     }
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/archive_writer_internal.h"
 #include "tilestone/format/archive/zip_writer_internal.h"
@@ -58,12 +59,7 @@ Metadata parse_one(const DirectoryFiles& files, const std::string& name) {
   if (found == files.contents.end()) {
     throw Error(ErrorCode::kInternal, "a metadata file has not been read").with_file(name);
   }
-  try {
-    return parse_metadata(found->second);
-  } catch (Error& error) {
-    error.with_file(name);
-    throw;
-  }
+  return with_file(name, [&] { return parse_metadata(found->second); });
 }
 
 Metadata parse_rank_local(const DirectoryFiles& files) {
@@ -91,14 +87,9 @@ class Encoder final : public ItemEncoder {
   }
 
   ItemRecipe object(const ObjectItem& item, uint64_t file_offset) override {
-    try {
-      ItemRecipe recipe = archive::recipe_of_archive(item.value);
-      recipe.padding = -file_offset % archive::ZipWriter::kAlignment;
-      return recipe;
-    } catch (Error& error) {
-      error.with_key(item.key);
-      throw;
-    }
+    ItemRecipe recipe = with_key(item.key, [&] { return archive::recipe_of_archive(item.value); });
+    recipe.padding = -file_offset % archive::ZipWriter::kAlignment;
+    return recipe;
   }
 
  private:

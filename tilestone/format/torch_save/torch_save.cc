@@ -8,6 +8,7 @@
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/torch_archive.h"
 #include "tilestone/format/archive/value_check_internal.h"
@@ -15,7 +16,6 @@
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/read_format_internal.h"
 #include "tilestone/plan/receipt.h"
-#include "tilestone/state/value_children.h"
 
 namespace tilestone {
 namespace torch_save {
@@ -103,56 +103,6 @@ StateDict tree_of(const Value& root) {
   return state;
 }
 
-// Values that can't be read, which stand in a tree for what is at their place.
-constexpr std::string_view kUnsupportedModule = "tilestone.unsupported";
-
-constexpr uint64_t kMaxValues = uint64_t{1} << 22;  // of a tree in which such are replaced
-
-// The tree with each leaf that check_value() refuses replaced by the reason: a quantized tensor,
-// say. `values`: how many have been visited; shared ones count each time.
-Value without_unsupported(const Value& value, uint64_t& values) {
-  if (++values > kMaxValues) {
-    throw Error(ErrorCode::kUnsupported, "the object has too many parts, and some can't be read");
-  }
-  if (value.kind() == Value::Kind::kDict) {
-    Value::Dict entries = value.as_dict();
-    for (auto& [key, item] : entries) item = without_unsupported(item, values);
-    return Value::dict(std::move(entries));
-  }
-  if (value.kind() == Value::Kind::kList) {
-    Value::List items = value.items();
-    for (Value& item : items) item = without_unsupported(item, values);
-    return Value::list(std::move(items));
-  }
-  try {
-    archive::check_value(value);
-    return value;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument) throw;
-    Opaque reason;
-    reason.module = kUnsupportedModule;
-    reason.name = "value";
-    reason.args = {Value("an object: " + error.message())};
-    return Value(std::move(reason));
-  }
-}
-
-// Why a part of the value, a result of without_unsupported(), can't be read; "": it can.
-std::string reason_in(const Value& value) {
-  if (value.kind() == Value::Kind::kDict || value.kind() == Value::Kind::kList) {
-    std::string reason;
-    for_each_child(value, [&](const Value& child) {
-      if (reason.empty()) reason = reason_in(child);
-    });
-    return reason;
-  }
-  if (value.kind() != Value::Kind::kOpaque) return "";
-  const Opaque& opaque = value.as_opaque();
-  const bool is_reason = opaque.module == kUnsupportedModule && opaque.args.size() == 1 &&
-                         opaque.args[0].kind() == Value::Kind::kString;
-  return is_reason ? opaque.args[0].as_string() : "";
-}
-
 // `reasons`: by key, why objects can't be read.
 Items items_of(const Value& root, std::map<std::string, std::string>& reasons) {
   const auto dialect = pytorch_dialect();
@@ -161,9 +111,8 @@ Items items_of(const Value& root, std::map<std::string, std::string>& reasons) {
     return dialect->to_items(tree_of(root), *format);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument) throw;
-    uint64_t values = 0;
-    Items items = dialect->to_items(tree_of(without_unsupported(root, values)), *format);
-    for (const ObjectItem& item : items.objects) reasons[item.key] = reason_in(item.value);
+    Items items = dialect->to_items(tree_of(archive::readable(root)), *format);
+    for (const ObjectItem& item : items.objects) reasons[item.key] = archive::reason_in(item.value);
     return items;
   }
 }
@@ -311,13 +260,10 @@ bool is_torch_save_name(std::string_view name) {
 }
 
 TorchSaveFile describe_torch_save(ByteView archive, const std::string& name) {
-  try {
+  return with_file(name, [&] {
     torch_save::expect_zip(archive);
     return torch_save::Describer(archive, name).describe();
-  } catch (Error& error) {
-    error.with_file(name);
-    throw;
-  }
+  });
 }
 
 }  // namespace tilestone

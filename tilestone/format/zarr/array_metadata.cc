@@ -6,6 +6,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/format/zarr/dtype_names_internal.h"
 
@@ -168,12 +169,7 @@ Dims ArrayMetadata::chunk_strides() const {
 }
 
 ArrayMetadata parse_array(ByteView text, const std::string& file) {
-  try {
-    return read(parse_object(text));
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
+  return with_file(file, [&] { return read(parse_object(text)); });
 }
 
 Bytes write_array(const ArrayMetadata& array) {

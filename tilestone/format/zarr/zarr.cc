@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/format/archive/archive_reader_internal.h"
 #include "tilestone/format/archive/archive_writer_internal.h"
 #include "tilestone/format/megatron_mark.h"
@@ -90,12 +91,7 @@ class CellEncoder final : public ItemEncoder {
   }
 
   ItemRecipe object(const ObjectItem& item, uint64_t) override {
-    try {
-      return archive::recipe_of_archive(item.value);
-    } catch (Error& error) {
-      error.with_key(item.key);
-      throw;
-    }
+    return with_key(item.key, [&] { return archive::recipe_of_archive(item.value); });
   }
 };
 
