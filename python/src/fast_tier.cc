@@ -1,4 +1,6 @@
 // The fast tier of a CheckpointManager.
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,8 +57,8 @@ FastTier fast_tier(ManagedRun& run, const nb::bytes& path, uint64_t keep, uint64
                    std::optional<uint64_t> drain_bytes_per_second, bool copies,
                    const std::vector<std::string>& domains, nb::handle meeting, nb::handle draining,
                    nb::handle copying, double seconds) {
-  const FastOptions options{path_of(path), keep,        copies,
-                            domains,       drain_every, drain_bytes_per_second};
+  FastOptions options{path_of(path), keep, copies, domains, drain_every, drain_bytes_per_second};
+  options.patience = std::min(options.patience, std::chrono::duration<double>(seconds));
   const Communicator drains = to_communicator(draining), copying_by = to_communicator(copying);
   return of_all(meeting, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
     return FastTier(run, options, ranks, drains, copying_by, limit());

@@ -79,6 +79,12 @@ def test_wrong_arguments_are_refused(tmp_path: pathlib.Path) -> None:
         manager_of(tmp_path, tilestone.Fast(tmp_path / "x", copies=1))
     with pytest.raises(tilestone.InvalidArgumentError, match="drain_every"):
         tilestone.CheckpointManager(tmp_path, drain_every=10)
+    for url in ("s3://bucket/x", "file:///x", "other://x"):
+        with pytest.raises(tilestone.UnsupportedError, match="URL"):
+            manager_of(tmp_path, url)
+    (tmp_path / "file").touch()
+    with pytest.raises(tilestone.CheckpointError, match=f"{tmp_path}/file can't be used"):
+        manager_of(tmp_path, tmp_path / "file")
 
 
 def test_a_host_s_directory_is_for_one_run_at_a_time(tmp_path: pathlib.Path) -> None:
@@ -89,7 +95,7 @@ def test_a_host_s_directory_is_for_one_run_at_a_time(tmp_path: pathlib.Path) -> 
                 tilestone.CheckpointManager({str(tmp_path / 'b')!r}, timeout=1,
                                             fast=tilestone.Fast({str(tmp_path / 'fast')!r}))
             except tilestone.AlreadyExistsError as error:
-                assert "another process" in str(error), error
+                assert "another process or manager uses" in str(error), error
                 raise SystemExit(7)
         """
         ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
@@ -200,6 +206,47 @@ def test_with_copies_a_lost_host_loses_no_step(
         shutil.rmtree(tmp_path / f"host{lost}")
         found = world.run(train_with_copies, str(tmp_path), [newest + 1])
         assert found == [newest] * 3
+
+
+def restore_and_save_again(rank: int, world: int, folder: str) -> Any:
+    fast = tilestone.Fast(f"{folder}/host{rank}", copies=1)
+    with manager_of(f"{folder}/run", fast, drain_every=100) as manager:
+        found = manager.restore(sharded_state(rank, world, 0))[1]
+        for step in (1, 2):  # each of them once with the same state, and once with another one
+            try:
+                manager.save(2, sharded_state(rank, world, step), force=True)
+            except tilestone.AlreadyExistsError:
+                assert step == 1
+    return found
+
+
+def test_a_replaced_host_knows_the_step_that_it_has_restored(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train_with_copies, str(tmp_path), [1, 2])
+    shutil.rmtree(tmp_path / "host0")
+    assert world.run(restore_and_save_again, str(tmp_path)) == [2, 2]
+    assert on_host(tmp_path / "host0") == [2] and on_host(tmp_path / "host1") == [1, 2]
+
+
+def refused_on_rank_1(rank: int, world: int, folder: str, in_background: bool) -> None:
+    with manager_of(
+        f"{folder}/run", f"{folder}/host{rank}", async_save=in_background, timeout=60
+    ) as manager:
+        with pytest.raises(tilestone.InvalidArgumentError, match="must be a number"):
+            manager.save(1, sharded_state(rank, world, 1), {"loss": "x" if rank else 1.0})
+        manager.save(2, sharded_state(rank, world, 2))
+        assert manager.last_save is not None
+        manager.last_save.local.result()
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_an_argument_that_one_rank_refuses_is_refused_on_all(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, in_background: bool
+) -> None:
+    worlds[2].run(refused_on_rank_1, str(tmp_path), in_background)
+    assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [2]
 
 
 def train_beside_a_group_of_rank_0(rank: int, world: int, folder: str) -> Any:

@@ -10,7 +10,10 @@ import pathlib
 import shutil
 import struct
 import subprocess
+import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -32,37 +35,50 @@ def full_disk(monkeypatch_path: pathlib.Path, size: str) -> Any:
     )
 
 
+@pytest.mark.parametrize("drain_every", [1, 100])
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_full_disk_of_a_host_is_passed_by(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, in_background: bool
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    in_background: bool,
+    drain_every: int,
 ) -> None:
     fast = tmp_path / "fast"
     full_disk(fast, "1m")
     try:
         with manager_of(
-            tmp_path / "run", fast, drain_every=100, async_save=in_background
+            tmp_path / "run", fast, drain_every=drain_every, async_save=in_background
         ) as manager:
-            manager.save(1, state_of(1))
-            manager.save(2, {**state_of(2), "w": numpy.full(1 << 20, 2.0)})
-            manager.save(3, state_of(3))
+            began = time.monotonic()
+            for step, length in ((1, 4000), (2, 1 << 20), (3, 4000)):
+                manager.save(step, {**state_of(step), "w": numpy.full(length, float(step))})
             manager.wait()
-            assert steps_in(tmp_path / "run") == [2] and on_host(fast) == [1, 3]
+            assert time.monotonic() - began < 100  # its time limit is 1800 s
+            assert steps_in(tmp_path / "run") == ([1, 2, 3] if drain_every == 1 else [2])
+            assert on_host(fast) == [1, 3]
+            assert len(list(fast.glob("step-*"))) == 2
         assert caplog.text.count("the fast tier is full".lower()) + caplog.text.count(
             "The fast tier is full"
         ) == 1
         with manager_of(tmp_path / "run", fast) as manager:
-            assert manager.restore(state_of(0))[1] == 3
+            assert manager.restore({"w": numpy.zeros(4000), "step": 0})[1] == 3
     finally:
         subprocess.run(["umount", fast], check=True)
 
 
-def save_too_much(rank: int, world: int, folder: str, options: dict[str, Any]) -> list[str]:
+def save_too_much(
+    rank: int,
+    world: int,
+    folder: str,
+    options: dict[str, Any],
+    sizes: Sequence[int] = (600_000, 600_000, 600_000, 10, 10),
+) -> list[str]:
     """Rank 1 writes its tensors in the call; then its objects do not fit. Returns the outcomes."""
     outcomes = []
     with manager_of(
-        f"{folder}/run", f"{folder}/host{rank}", drain_every=100, timeout=60, **options
+        f"{folder}/run", f"{folder}/host{rank}", **{"drain_every": 100, "timeout": 60, **options}
     ) as manager:
-        for step, size in enumerate([600_000, 600_000, 600_000, 10, 10], start=1):
+        for step, size in enumerate(sizes, start=1):
             key = f"o{rank}"
             state = {key: tilestone.ShardedObject(key, b"a" * size * rank, (1,), (0,))}
             if rank == 1:
@@ -78,31 +94,45 @@ def save_too_much(rank: int, world: int, folder: str, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("drain_every", [100, 1])
 def test_ranks_go_past_a_full_disk_together_or_fail_together(
-    worlds: ranks.Worlds, tmp_path: pathlib.Path, in_background: bool
+    worlds: ranks.Worlds, tmp_path: pathlib.Path, in_background: bool, drain_every: int
 ) -> None:
     full_disk(tmp_path / "host1", "1m")
     try:
-        options = {"max_staged_bytes": 0} if in_background else {"async_save": False}
+        options: dict[str, Any] = (
+            {"max_staged_bytes": 0} if in_background else {"async_save": False}
+        )
+        options["drain_every"] = drain_every
         outcomes = worlds[2].run(save_too_much, str(tmp_path), options)
         assert outcomes[0] == outcomes[1]
         # What was written in the call of the first step is not there any more.
         second = "earlier" if in_background else "saved"
         assert outcomes[0] == ["saved", second, "saved", "saved", "saved"]
-        assert steps_in(tmp_path / "run") == ([3] if in_background else [1, 2, 3])
+        straight = [3] if in_background else [1, 2, 3]
+        drained = [4, 5] if drain_every == 1 else []
+        assert steps_in(tmp_path / "run") == straight + drained
         assert on_host(tmp_path / "host0") == on_host(tmp_path / "host1") == [4, 5]
     finally:
         subprocess.run(["umount", tmp_path / "host1"], check=True)
 
 
-def test_a_full_run_directory_is_not_taken_for_a_full_host(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_full_run_directory_is_not_taken_for_a_full_host(
+    tmp_path: pathlib.Path, staged: bool
+) -> None:
     disks = [tmp_path / "host1", tmp_path / "run"]
     for disk in disks:
         full_disk(disk, "1m")
     try:
-        outcomes = save_too_much(1, 1, str(tmp_path), {"max_staged_bytes": 0})
-        assert outcomes == ["saved", "earlier", "saved", "earlier", "saved"]
-        assert on_host(tmp_path / "host1") == [5]
+        if staged:  # the save that finds the host full goes on to the run's directory
+            outcomes = save_too_much(1, 1, str(tmp_path), {}, [600_000, 600_000, 10])
+            assert outcomes == ["saved", "earlier", "saved"]
+            assert on_host(tmp_path / "host1") == [3]
+        else:  # the save after it
+            outcomes = save_too_much(1, 1, str(tmp_path), {"max_staged_bytes": 0})
+            assert outcomes == ["saved", "earlier", "saved", "earlier", "saved"]
+            assert on_host(tmp_path / "host1") == [5]
     finally:
         for disk in disks:
             subprocess.run(["umount", disk], check=True)
@@ -115,6 +145,12 @@ def test_a_forked_child_does_not_wait_for_steps_that_its_parent_copies(
     with manager_of(tmp_path / "run", tier, async_save=False) as manager:
         manager.save(1, {"w": numpy.ones(1 << 20, numpy.uint8)})
         assert in_child(manager.close) == 0
+
+        def save() -> None:
+            with pytest.raises(tilestone.UnsupportedError, match="forked"):
+                manager.save(2, state_of(2))
+
+        assert in_child(save) == 0
     assert steps_in(tmp_path / "run") == [1]
 
 
@@ -257,6 +293,18 @@ def test_a_host_that_cannot_note_that_a_step_is_copied_goes_on(
     with manager_of(run, fast) as manager:
         assert manager.restore(state_of(0))[1] == 2
     assert "can't be noted on this host" in caplog.text
+
+
+def test_a_program_that_ends_waits_for_its_save(tmp_path: pathlib.Path) -> None:
+    code = f"""
+        import numpy, tilestone
+        fast = tilestone.Fast({str(tmp_path / "fast")!r}, drain_bytes_per_second=1 << 20)
+        manager = tilestone.CheckpointManager({str(tmp_path / "run")!r}, fast=fast)
+        for step in (1, 2):
+            manager.save(step, {{"w": numpy.ones(1 << 20)}})
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    assert on_host(tmp_path / "fast") == [1, 2]
 
 
 def killed_while_it_copies(run: str, fast: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilestone import _core
-from tilestone._calls.async_save import AsyncSave, AsyncStep
+from tilestone._calls.async_save import EXIT_SECONDS, AsyncSave, AsyncStep
 from tilestone._calls.collective import is_destroyed, torch_group
 from tilestone._errors import CheckpointError, InvalidArgumentError, UnsupportedError
 from tilestone._options import valid
@@ -58,6 +59,7 @@ class Fast:
         if isinstance(self.domains, str) or (self.domains is not None and not self.copies):
             raise InvalidArgumentError("Fast.domains is a list of names, and needs copies=1")
         domains = [valid.word("Fast.domains", each) for each in self.domains or ()]
+        valid.refuse_any_url(self.path, "a fast tier")
         path = valid.absolute(os.fsdecode(given))
         return dataclasses.replace(self, path=path, domains=domains)
 
@@ -81,7 +83,9 @@ class HostSave(AsyncSave):
             return found
 
         self.durable = AsyncStep(
-            lambda: core.is_durable() and drained.done(), result, drained.on_done
+            lambda: core.is_durable() and drained.done(),
+            result,
+            lambda callback: drained.on_done(lambda: core.on_durable(callback)),
         )
 
 
@@ -181,6 +185,7 @@ class Tier:
         self._run = run  # the core refers to it
         self.has_said_full = False
         self.goes_straight = False  # the last save has failed, because a host's disk was full
+        self.in_flight: Any = None  # the InFlight of the last save
         self._groups = _own_groups(comm, 3 if fast.copies else 2, seconds)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)
@@ -193,6 +198,13 @@ class Tier:
         except CheckpointError:
             _give_back(self._groups)
             raise
+
+    def end_with_program(self) -> None:
+        """Ends the threads, after the save in flight, for which the interpreter's end waits."""
+        with contextlib.suppress(UnsupportedError):  # of the parent
+            if self.in_flight is not None and not self.in_flight.wait(EXIT_SECONDS):
+                self.in_flight.saving.abandon()
+        self.core.end()
 
     def end(self) -> None:
         """Ends the threads."""

@@ -42,8 +42,11 @@ class InFlight:
         """Whether this process was forked after the save had begun."""
         return self._process != os.getpid()
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> bool:
         """Waits for its end without asking for its result, which the next save then raises.
+
+        Returns:
+            Whether it has ended, after `seconds` at most.
 
         Raises:
             UnsupportedError: in a forked child.
@@ -54,4 +57,4 @@ class InFlight:
                 hint="go on with the manager in the parent, or make another one here",
             )
         self.saving.staged.exception()  # seals it, with stage="lazy"
-        self._ended.wait()
+        return self._ended.wait(seconds)

@@ -145,7 +145,7 @@ class CheckpointManager:
             self._tier = Tier(
                 self._fast, self._drain_every, self._run, self._comm, valid.limit_of(self._timeout)
             )
-            weakref.finalize(self, self._tier.core.end)  # runs before the run's
+            weakref.finalize(self, self._tier.end_with_program)  # runs before the run's
 
     def _set_arguments(
         self,
@@ -339,7 +339,7 @@ class CheckpointManager:
         try:
             if hosts is not None:
                 self._write_to_hosts(step, given, path, *hosts)
-            elif self._in_background:
+            elif self._in_background or self._goes_to_hosts():
                 saving = self._session.async_save(given, path, **options)
                 self._in_flight = InFlight(saving, step, self._exporter.after)
                 self._last_save = saving
@@ -351,6 +351,13 @@ class CheckpointManager:
                 error.add_hint("step and force of a save must be the same on every rank")
             raise
 
+    def _goes_to_hosts(self) -> bool:
+        """Whether the next save goes to the hosts, so that it is one in the background."""
+        if self._tier is None:
+            return False
+        self._tier.goes_straight |= self._tier.core.take_full()
+        return not self._tier.goes_straight
+
     def _write_to_hosts(
         self, step: int, given: Any, path: str, drained: _core.Pending, drains: bool
     ) -> None:
@@ -358,8 +365,7 @@ class CheckpointManager:
         options: Any = self._options
         if not self._in_background:  # nothing is staged, so the tensors are written in the call
             options = {**options, "max_staged_bytes": 0}
-        self._tier.goes_straight |= self._tier.core.take_full()
-        if self._tier.goes_straight:
+        if not self._goes_to_hosts():
             self._write_straight(step, given, path, "the last save has failed, and says why")
             return
         try:
@@ -376,14 +382,11 @@ class CheckpointManager:
             self._tier.core.take_full()
             return
 
-        def ended(durable: Any) -> None:
-            if durable.exception() is None:
-                self._exporter.after(step, saving.save_id)
-
         if drains:
-            saving.durable.add_done_callback(ended)
+            after, save_id = self._exporter.after, saving.save_id
+            saving.durable.add_done_callback(lambda _: after(step, save_id))
         if self._in_background:
-            self._in_flight = InFlight(saving, step, lambda *_: None)
+            self._in_flight = self._tier.in_flight = InFlight(saving, step, lambda *_: None)
 
     def _write_straight(self, step: int, given: Any, path: str, why: object) -> None:
         """Saves to the run's directory, because a host's disk is full."""

@@ -6,7 +6,7 @@
 //     the run's directory, with the save id of the step. If the step stands there already, because
 //     a process died after it had committed, the drain is over.
 //  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
-//     way, and makes them durable.
+//     way, and makes them durable. Every two seconds the ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //  5. Each host notes that the step is drained.
@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "tilestone/base/error.h"
@@ -38,6 +39,7 @@ namespace {
 
 constexpr double kFirstWait = 1, kLongestWait = 60;  // seconds until a failed drain is tried again
 constexpr int kDrainThreads = 1;
+constexpr std::chrono::seconds kTurn{2};  // in which ranks that copy hear of one another
 
 // Whether no further try can succeed.
 bool is_final(const Error& error) {
@@ -48,12 +50,16 @@ bool is_final(const Error& error) {
     case ErrorCode::kRankFailed:
     case ErrorCode::kInterrupted:  // another rank is closed: it does so after a failure only
       return false;
+    case ErrorCode::kMismatch:  // a rank has missed the end of a try
+      return error.reason() != Reason::kDifferentCalls;
     case ErrorCode::kAlreadyExists:
       return error.reason() != Reason::kUnderWay;
     default:
       return true;
   }
 }
+
+bool is_over(const Bytes& said) { return said.at(0) != std::byte{0}; }
 
 // Rank 0's part of one drain.
 struct Commit {
@@ -102,11 +108,13 @@ void prepare(Commit& commit, const Deadline& deadline) {
 
 }  // namespace
 
-Drains::Drains(RunDirectory run, HostFolder folder, std::optional<uint64_t> bytes_per_second,
-               std::function<void(uint64_t)> drained)
+Drains::Drains(RunDirectory run, HostFolder folder, const FastOptions& options,
+               std::function<void()> before, std::function<void(uint64_t)> drained)
     : run_(std::move(run)),
       folder_(std::move(folder)),
-      rate_(bytes_per_second),
+      rate_(options.drain_bytes_per_second),
+      patience_(options.patience),
+      before_(std::move(before)),
       drained_(std::move(drained)) {}
 
 void Drains::add(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended) {
@@ -171,9 +179,10 @@ void Drains::work(const Communicator& comm, bool is_first) {
   for (double wait = kFirstWait;;) {
     std::optional<SaidStep> step;
     try {
-      step = choose(comm, is_first, deadline);
+      before_();
+      step = choose(comm, is_first);
       if (!step) return;
-      drain(comm, *step, deadline);
+      drain(comm, *step);
       ended(*step, is_first);
       wait = kFirstWait;
       continue;
@@ -214,11 +223,9 @@ void Drains::say_failure(const Error& error, double wait) {
                   run_.location().describe(), steps, wait, error.what()));
 }
 
-std::optional<HeldStep> Drains::held(const std::string& save_id) const {
-  for (HeldStep& step : folder_.list()) {
-    if (step.about.save_id == save_id) return std::move(step);
-  }
-  return std::nullopt;
+HeldStep Drains::held(const std::string& save_id) const {
+  if (auto found = folder_.find(save_id)) return *std::move(found);
+  throw Error(ErrorCode::kNotFound, "the step is on this host no more");
 }
 
 // What waits and this host holds. It stays until rank 0 has chosen.
@@ -230,8 +237,7 @@ Bytes Drains::say(int rank) {
   return say_steps(held, rank);
 }
 
-std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first,
-                                       const Deadline& deadline) {
+std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) {
   const auto decide = [](int, const std::vector<Bytes>& said) {
     const std::vector<SaidStep> steps = united_steps(said);
     const auto whole = std::ranges::find_if(steps, &SaidStep::is_whole);
@@ -240,7 +246,7 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first,
     return Decision{std::move(out).take(), true};
   };
   const Bytes answer = agree(
-      comm, "choice of a step to drain", deadline,
+      comm, "choice of a step to drain", turn_end(),
       [&](int, const Bytes&) { return is_first ? say(comm.rank()) : Bytes(); }, decide);
   std::optional<SaidStep> step;
   if (!answer.empty()) {
@@ -256,16 +262,15 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first,
 void Drains::copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
                   const Deadline& deadline) {
   if (std::ranges::find(step.owners, rank) == step.owners.end()) return;
-  const auto own = held(step.save_id);
-  if (!own) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
-  const auto from = folder_.at(own->folder);
-  const KeptIndex index = folder_.read(*own);
+  const HeldStep own = held(step.save_id);
+  const auto from = folder_.at(own.folder);
+  const KeptIndex index = folder_.read(own);
   const Manifest manifest = Manifest::decode(index.manifest, manifest_name(step.save_id));
   const auto sums = range_sums(manifest.receipts);
   Rate rate(rate_);
   for (size_t i = 0; i < step.owners.size(); ++i) {
     if (step.owners[i] != rank) continue;
-    const ReceiptFile& file = own->about.files.at(i);
+    const ReceiptFile& file = own.about.files.at(i);
     const auto found = sums.find(file.name);
     copied.push_back(file.name);
     copy_file(*from, to, file,
@@ -275,22 +280,23 @@ void Drains::copy(const SaidStep& step, int rank, Storage& to, std::vector<std::
   to.settle("");
 }
 
-void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadline& deadline) {
+void Drains::drain(const Communicator& comm, const SaidStep& step) {
   const Location place = run_.at(run_.names().name_of(step.step));
   const std::shared_ptr<Storage> location = place.shared();
-  Rounds rounds(comm, "drain", step.save_id, deadline);
+  Rounds rounds(comm, "drain", step.save_id, turn_end());
   Commit commit;
   std::shared_ptr<Storage> to = location;
   std::vector<std::string> copied;
+  const auto stop = std::make_shared<Interrupt>();
+  stop->follow(interrupt_);
+  std::future<void> copying;
   bool may_be_published = false;
   try {
     const Bytes answer = rounds.run(
         "beginning",
         [&](Deadline) {
           if (comm.rank() != step.keeper) return Bytes();
-          const auto own = held(step.save_id);
-          if (!own) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
-          return folder_.read(*own).encode();
+          return folder_.read(held(step.save_id)).encode();
         },
         [&](const std::vector<Bytes>& payloads) {
           commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
@@ -301,16 +307,27 @@ void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadlin
     const bool stands = in.u8() != 0;
     const std::string staging(in.string());
     if (!staging.empty()) to = staging_storage(*location, staging);
-    rounds.run(
-        "copying",
-        [&](const Deadline& limit) {
-          if (!stands) copy(step, comm.rank(), *to, copied, limit);
-          return Bytes();
-        },
-        [&](const std::vector<Bytes>&) {
-          if (!stands) prepare(commit, rounds.deadline());
-          return std::vector<Bytes>();
-        });
+    if (!stands) {
+      copying = std::async(std::launch::async, [&] {
+        copy(step, comm.rank(), *to, copied, Deadline::never().with_interrupt(stop));
+      });
+    }
+    for (bool more = !stands; more;) {  // so that a rank that is lost is missed
+      rounds.renew(turn_end());
+      const auto wait = [&](const Deadline& limit) {
+        const auto time = std::min<std::chrono::nanoseconds>(kTurn, limit.remaining() / 2);
+        const bool over = !copying.valid() || copying.wait_for(time) == std::future_status::ready;
+        if (over && copying.valid()) copying.get();
+        return Bytes{std::byte(over)};
+      };
+      const Bytes all = rounds.run("copying", wait, [&](const std::vector<Bytes>& said) {
+        const Bytes over{std::byte(std::ranges::all_of(said, is_over))};
+        if (is_over(over)) prepare(commit, rounds.deadline());
+        return std::vector<Bytes>(said.size(), over);
+      });
+      more = !is_over(all);
+    }
+    rounds.renew(turn_end());
     may_be_published = true;
     rounds.run_last(
         "committing", [](Deadline) { return Bytes(); },
@@ -320,6 +337,8 @@ void Drains::drain(const Communicator& comm, const SaidStep& step, const Deadlin
         });
     if (commit.transaction) commit.transaction->clean();
   } catch (...) {
+    stop->request(std::current_exception());
+    if (copying.valid()) copying.wait();
     const bool ended = Rounds::reached_all(current_error());
     const bool tried = commit.transaction && commit.transaction->was_tried();
     if (!may_be_published || (commit.transaction && !tried)) remove_files(*to, copied);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilestone/comm/communicator.h"
+#include "tilestone/engine/fast_tier/fast_tier.h"
 #include "tilestone/engine/fast_tier/said_steps_internal.h"
 #include "tilestone/engine/run/pending_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
@@ -22,9 +23,10 @@ namespace tilestone::engine {
 // Thread-safe.
 class Drains {
  public:
-  // `drained`: called on every rank once the run's directory has a step.
-  Drains(RunDirectory run, HostFolder folder, std::optional<uint64_t> bytes_per_second,
-         std::function<void(uint64_t step)> drained);
+  // `before`: called before each try, on every rank. `drained`: once the run's directory has a
+  // step.
+  Drains(RunDirectory run, HostFolder folder, const FastOptions& options,
+         std::function<void()> before, std::function<void(uint64_t step)> drained);
 
   // The step waits from now on. Every rank calls, and then gives its thread work().
   // `ended`: ended once the run's directory has the step.
@@ -48,12 +50,14 @@ class Drains {
     uint64_t step = 0;
     std::shared_ptr<Pending::State> ended;
   };
-  std::optional<SaidStep> choose(const Communicator& comm, bool is_first, const Deadline& deadline);
+  // By when the ranks must have heard of one another.
+  Deadline turn_end() const { return Deadline::after(patience_).with_interrupt(interrupt_); }
+  std::optional<SaidStep> choose(const Communicator& comm, bool is_first);
   Bytes say(int rank);
-  void drain(const Communicator& comm, const SaidStep& step, const Deadline& deadline);
+  void drain(const Communicator& comm, const SaidStep& step);
   void copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
             const Deadline& deadline);
-  std::optional<HeldStep> held(const std::string& save_id) const;
+  HeldStep held(const std::string& save_id) const;
   void ended(const SaidStep& step, bool is_first);
   void note_stalled(bool is_stalled);
   void say_failure(const Error& error, double wait);
@@ -61,6 +65,8 @@ class Drains {
   const RunDirectory run_;
   const HostFolder folder_;
   const std::optional<uint64_t> rate_;
+  const std::chrono::duration<double> patience_;
+  const std::function<void()> before_;
   const std::function<void(uint64_t)> drained_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
   mutable std::mutex mutex_;  // guards the following

@@ -7,6 +7,7 @@
 // it, so the layout may be another one.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@ struct FastOptions {
   std::vector<std::string> domains = {};  // with copies: of each rank; a host copies to another one
   uint64_t drain_every = 1;  // steps that are multiples of it are drained, and those saved by force
   std::optional<uint64_t> drain_bytes_per_second = std::nullopt;  // of each host; nullopt: no limit
+  std::chrono::duration<double> patience{600};  // how long ranks that drain wait for one another
 };
 
 // One rank's end. All ranks make it, and call begin() and restore(), together. Used by one thread

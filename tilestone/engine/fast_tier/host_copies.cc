@@ -16,13 +16,6 @@ constexpr uint64_t kTurn = 4u << 20;  // bytes
 // For one turn of all hosts. The last one of a file makes it durable, which may take minutes.
 constexpr std::chrono::seconds kTurnTime{600};
 
-std::optional<HeldStep> find_held(const HostFolder& folder, const std::string& save_id) {
-  for (HeldStep& step : folder.list()) {
-    if (step.about.save_id == save_id) return std::move(step);
-  }
-  return std::nullopt;
-}
-
 // What this host sends, file after file.
 class Sending {
  public:
@@ -145,7 +138,7 @@ void copy_to_hosts(const Communicator& comm, const HostFolder& folder, const std
     const Deadline deadline = turn_end();
     received = rounds.exchange("files of hosts", deadline, [&] {
       if (target >= 0 && !held) {
-        held = find_held(folder, save_id);
+        held = folder.find(save_id);
         if (!held) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
         sending.emplace(folder.at(held->folder), *held);
       }

@@ -67,14 +67,19 @@ std::vector<HeldStep> HostFolder::list() const {
   return found;
 }
 
-KeptIndex HostFolder::read(const HeldStep& held) const {
-  const auto folder = at(held.folder);
-  KeptIndex index{held.about, {}, {}};
-  for (const KeptStep::IndexEntry& entry : held.about.index) {
-    index.files.push_back(read_file(*folder, entry.name, entry.size));
+std::optional<HeldStep> HostFolder::find(const std::string& save_id) const {
+  for (HeldStep& held : list()) {
+    if (held.about.save_id == save_id) return std::move(held);
   }
-  const uint64_t size = held.about.manifest_size;
-  index.manifest = read_file(*folder, manifest_name(held.about.save_id), size);
+  return std::nullopt;
+}
+
+KeptIndex HostFolder::read(Storage& step, const KeptStep& about) {
+  KeptIndex index{about, {}, {}};
+  for (const KeptStep::IndexEntry& entry : about.index) {
+    index.files.push_back(read_file(step, entry.name, entry.size));
+  }
+  index.manifest = read_file(step, manifest_name(about.save_id), about.manifest_size);
   return index;
 }
 
@@ -103,8 +108,8 @@ void HostFolder::mark_drained(const std::string& folder) const noexcept {
 
 void HostFolder::remove(const std::string& folder) const noexcept {
   try {
-    if (at(folder)->list().empty()) return;  // a replaced host never had it
-    at(folder)->remove(kKept);               // first: what is left then is a leftover
+    if (!root_->stat(folder)) return;  // a replaced host never had it
+    at(folder)->remove(kKept);         // first: what is left then is a leftover
     root_->remove_tree(folder);
   } catch (const std::exception& error) {
     log(LogLevel::kWarning, fmt::format("{} stays in the fast tier: {}", folder, error.what()));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,9 @@ class HostFolder {
 
   // By ordinal, ascending. What can't be read is logged and left out.
   std::vector<HeldStep> list() const;
-  KeptIndex read(const HeldStep& held) const;
+  std::optional<HeldStep> find(const std::string& save_id) const;
+  KeptIndex read(const HeldStep& held) const { return read(*at(held.folder), held.about); }
+  static KeptIndex read(Storage& step, const KeptStep& about);
   // Makes the index durable, `.kept` last.
   void keep(const std::string& folder, const KeptIndex& index, const Deadline& deadline) const;
   // Failures are logged.

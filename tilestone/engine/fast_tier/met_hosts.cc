@@ -27,9 +27,9 @@ std::unique_ptr<StorageClaim> claim(Storage& root, const Deadline& deadline) {
     auto found = root.claim(kLock);
     if (found != nullptr) return found;
     if (!patience.expired() && !deadline.expired()) continue;
-    throw Error(ErrorCode::kAlreadyExists,
-                "another process uses the fast tier " + root.describe() + " on " + host_name())
-        .with_hint("give each run a directory of its own");
+    throw Error(ErrorCode::kAlreadyExists, "another process or manager uses the fast tier " +
+                                               root.describe() + " on " + host_name())
+        .with_hint("close that manager, or give each run a directory of its own");
   }
 }
 
@@ -83,7 +83,12 @@ class Meeting {
  private:
   Bytes leave() {
     check_();
-    root_.put(file_of(own_), {}, Condition::always(), file_of(own_) + ".tmp", deadline_);
+    try {
+      root_.put(file_of(own_), {}, Condition::always(), file_of(own_) + ".tmp", deadline_);
+    } catch (const Error& error) {
+      throw error.with_message("the fast tier " + root_.describe() +
+                               " can't be used: " + error.message());
+    }
     return to_bytes(own_);
   }
 

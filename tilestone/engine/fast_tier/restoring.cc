@@ -194,9 +194,7 @@ Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step
     if (round == 0) return with_terms(say_held(), terms);
     const Choice choice = Choice::decode(answer);
     if (choice.step->keeper != comm.rank()) return Bytes();
-    for (const HeldStep& held : folder_.list()) {
-      if (held.about.save_id == choice.step->save_id) return held.about.encode();
-    }
+    if (const auto held = folder_.find(choice.step->save_id)) return held->about.encode();
     throw Error(ErrorCode::kNotFound, "a step is on this host no more");
   };
   Choice choice;
@@ -212,6 +210,18 @@ Tier::Choice Tier::agreed(const Communicator& comm, std::optional<uint64_t> step
   return Choice::decode(answer);
 }
 
+// A replaced host gets the index back, with which a further save of the step is compared.
+void Tier::keep_index(const std::string& folder, Storage& step, const KeptStep& about,
+                      const Deadline& deadline) const {
+  if (!is_first() || folder_.find(about.save_id)) return;
+  try {
+    folder_.keep(folder, HostFolder::read(step, about), deadline);
+  } catch (const Error& error) {
+    static_cast<void>(deadline.expired());  // throws the interrupt's reason
+    log(LogLevel::kWarning, fmt::format("{} is not noted on this host: {}", folder, error.what()));
+  }
+}
+
 void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given) {
   const SaidStep& step = *choice.step;
   const std::string folder = HostFolder::folder_of(step.step, step.save_id);
@@ -219,7 +229,8 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::
   const auto own = folder_.at(folder);
   const auto fetching = std::make_shared<HostReads>(reading_of(own));
   opened_.reset();
-  const StepUrl opened(step.save_id, hosts_storage(own, about, step.owners, step.keeper, fetching));
+  const auto storage = hosts_storage(own, about, step.owners, step.keeper, fetching);
+  const StepUrl opened(step.save_id, storage);
   const bool is_far = std::ranges::any_of(hosts_.first_of, [](int first) { return first > 0; });
   std::promise<void> served;
   if (is_far) {
@@ -234,6 +245,7 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::
   };
   try {
     given(step.step, folder, opened.url());
+    keep_index(folder, *storage, about, deadline);
   } catch (...) {
     end();
     throw;
@@ -284,6 +296,7 @@ std::optional<uint64_t> Tier::load_there(const Communicator& comm, std::optional
 std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<uint64_t> step,
                                       bool fallback, const ManagedRun::Limit& limit,
                                       const FastTier::Load& given) {
+  refuse_in_child();
   std::set<std::string> damaged;
   Choice choice = agreed(comm, step, fallback, damaged, limit());
   for (;;) {

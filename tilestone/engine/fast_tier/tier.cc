@@ -54,8 +54,8 @@ class TierStep final : public HostStep {
     tier_->saved_straight(step(), why);
     std::exchange(drained_, nullptr)->end(nullptr);
   }
-  void failed(const Error& error) noexcept override {
-    tier_->failed(error);
+  void failed(const Error& error, bool full) noexcept override {
+    if (full) tier_->failed_full();
     if (drained_ != nullptr) drained_->end(std::make_exception_ptr(error));
   }
 
@@ -85,8 +85,9 @@ Tier::Tier(ManagedRun& run, FastOptions options, Communicator meeting, Communica
       meeting_(std::move(meeting)),
       draining_(std::move(draining)),
       copying_(std::move(copying)),
-      drains_(run.directory(), folder_, options_.drain_bytes_per_second,
-              [&run](uint64_t step) { run.prune_after(step); }) {}
+      drains_(
+          run.directory(), folder_, options_, [this] { mark(); },
+          [&run](uint64_t step) { run.prune_after(step); }) {}
 
 void Tier::meet(const Deadline& deadline) {
   const auto check = [&] {
@@ -101,7 +102,15 @@ void Tier::meet(const Deadline& deadline) {
   if (options_.copies) targets_ = copy_targets(hosts_.first_of, options_.domains);
 }
 
+void Tier::refuse_in_child() const {
+  if (!is_of_parent()) return;
+  throw Error(ErrorCode::kUnsupported,
+              "the fast tier belongs to the process that this one was forked from")
+      .with_hint("go on with the manager in the parent, or make another one here");
+}
+
 Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::shared_ptr<Tier>& self) {
+  refuse_in_child();
   const bool drains = forced || step % options_.drain_every == 0;
   const std::string what =
       fmt::format("copying step {} to {}", step, run_.directory().location().describe());
@@ -120,43 +129,44 @@ std::string Tier::url_of(uint64_t step) {
     }
   }
   if (save_id.empty()) return "";
-  KeptStep about{.step = step, .save_id = save_id};
-  for (HeldStep& held : folder_.list()) {
-    if (held.about.save_id == save_id) about = std::move(held.about);
-  }
-  const auto own = folder_.at(HostFolder::folder_of(step, save_id));
-  const std::vector<int> owners(about.files.size(), 0);
-  opened_.emplace(save_id, hosts_storage(own, about, owners, 0, nullptr));
+  const auto held = folder_.find(save_id);
+  if (!held) return "";
+  const std::vector<int> owners(held->about.files.size(), 0);
+  opened_.emplace(save_id,
+                  hosts_storage(folder_.at(held->folder), held->about, owners, 0, nullptr));
   return opened_->url();
 }
 
 // So that the run's steps on the hosts count after a restart even before one is drained. A run's
-// directory that hangs does not stop the save.
+// directory that hangs does not stop the save. What fails is tried again by the next save, and
+// before each try of a drain.
 void Tier::begin_mark(const std::string& run_id) {
   {
     const std::lock_guard lock(mutex_);
-    if (run_id == marked_ || run_id == marking_ || run_id.empty()) return;
-    marking_ = run_id;
+    if (run_id == marked_ || run_id.empty()) return;
+    unmarked_ = run_id;
   }
-  drains_in_.post([this, run_id] { mark(run_id); });
+  if (drains_in_.is_idle()) drains_in_.post([this] { mark(); });
 }
 
-void Tier::mark(const std::string& run_id) {
-  bool is_marked = false;
+void Tier::mark() {
+  std::unique_lock lock(mutex_);
+  const std::string run_id = unmarked_;
+  lock.unlock();
+  if (run_id.empty()) return;
   try {
     const std::string name = kRunMarker + run_id;
     run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
                                               name + ".tmp", Deadline::after(kMarkerTime));
-    is_marked = true;
   } catch (const Error& error) {
-    log(LogLevel::kWarning,
-        fmt::format("until a step is in the run's directory, which can't be written now, a restart "
-                    "does not find the steps on the hosts: {}",
-                    error.what()));
+    return log(LogLevel::kWarning,
+               fmt::format("until a step is in the run's directory, which can't be written now, a "
+                           "restart does not find the steps on the hosts: {}",
+                           error.what()));
   }
-  const std::lock_guard lock(mutex_);
-  if (is_marked) marked_ = run_id;
-  if (marking_ == run_id) marking_.clear();
+  lock.lock();
+  marked_ = run_id;
+  if (unmarked_ == run_id) unmarked_.clear();
 }
 
 void Tier::kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains) {

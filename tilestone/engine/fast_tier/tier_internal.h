@@ -39,10 +39,8 @@ class Tier {
   void kept(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> drains);
   // Instead, every rank: the run's directory has it.
   void saved_straight(uint64_t step, const Error& why);
-  // Instead, on this rank: the save has failed.
-  void failed(const Error& why) {
-    if (is_disk_full(why)) was_full_ = true;
-  }
+  // Instead: the save has failed, because a host's disk is full.
+  void failed_full() { was_full_ = true; }
   bool take_full() { return was_full_.exchange(false); }
   std::string url_of(uint64_t step);
 
@@ -81,7 +79,8 @@ class Tier {
   void copy(uint64_t step, const std::string& save_id);
   void prune();
   void begin_mark(const std::string& run_id);
-  void mark(const std::string& run_id);
+  void mark();
+  void refuse_in_child() const;
   bool is_first() const { return hosts_.is_first(meeting_.rank()); }
   bool is_of_parent() const { return process_ != ::getpid(); }  // this is a forked child
 
@@ -94,6 +93,8 @@ class Tier {
   Choice agreed(const Communicator& comm, std::optional<uint64_t> step, bool fallback,
                 const std::set<std::string>& damaged, const Deadline& deadline);
   void load(const Choice& choice, const Deadline& deadline, const FastTier::Load& given);
+  void keep_index(const std::string& folder, Storage& step, const KeptStep& about,
+                  const Deadline& deadline) const;
   std::optional<uint64_t> load_there(const Communicator& comm, std::optional<uint64_t> step,
                                      bool fallback, const ManagedRun::Limit& limit,
                                      const FastTier::Load& given, std::set<std::string>& damaged,
@@ -107,11 +108,11 @@ class Tier {
   const Communicator meeting_, draining_, copying_;
   MetHosts hosts_;
   std::vector<int> targets_;       // of copies, see copy_targets()
-  std::mutex mutex_;               // guards known_, in_copy_, marked_ and marking_
+  std::mutex mutex_;               // guards known_, in_copy_, marked_ and unmarked_
   std::vector<Known> known_;       // oldest first
   std::set<std::string> in_copy_;  // whose files must stay
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();  // of copies
-  std::string marked_, marking_;  // on rank 0: the run whose marker stands, and is being made
+  std::string marked_, unmarked_;  // on rank 0: the run whose marker stands, and is to be made
   std::atomic<bool> was_full_ = false;
   bool is_over_ = false;
   bool has_said_others_ = false;

@@ -24,7 +24,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Work that logs its own failures. After end() it is not done: false.
+  // Work that logs its own failures. After end() it is not done: false. Not in a forked child.
   bool post(std::function<void()> work) {
     {
       const std::lock_guard lock(mutex_);

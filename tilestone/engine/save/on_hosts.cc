@@ -36,13 +36,15 @@ OnHosts::OnHosts(StagedShare staged, std::shared_ptr<SessionParts> session, Dead
       deadline_(std::move(deadline)) {}
 
 SaveResult OnHosts::save() {
+  bool full = false;
   try {
     Written written = write();
     planned_.hosts->meet([&](const Communicator& comm) {
       try {
         meet(comm, std::move(written));
       } catch (const Error& error) {
-        if (!is_disk_full(error) || !is_whole_) throw;
+        full = is_disk_full(error) && !is_whole_;
+        if (full || !is_disk_full(error)) throw;
         save_straight(comm);
         planned_.hosts->saved_straight(error);
       }
@@ -51,7 +53,7 @@ SaveResult OnHosts::save() {
     const Error error = current_error();
     if (planned_.lazy != nullptr) planned_.lazy->end(std::make_exception_ptr(error));
     release();
-    planned_.hosts->failed(error);
+    planned_.hosts->failed(error, full);
     throw error;
   }
   return planned_.result;

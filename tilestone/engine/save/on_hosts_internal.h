@@ -60,8 +60,8 @@ class HostStep {
   virtual void dropped(const std::string& save_id) noexcept = 0;
   // Instead of kept(): the location has the step, because a host's disk is full, as `why` says.
   virtual void saved_straight(const Error& why) = 0;
-  // On this rank the save has failed.
-  virtual void failed(const Error& error) noexcept = 0;
+  // On this rank the save has failed; `full`: because a host's disk is full.
+  virtual void failed(const Error& error, bool full) noexcept = 0;
 
  private:
   const uint64_t step_;

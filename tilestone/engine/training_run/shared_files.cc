@@ -33,11 +33,12 @@ bool has_manifest(const Location& location) {
 }  // namespace
 
 std::shared_ptr<const Location> step_to_reuse(const RunDirectory& run,
-                                              const std::vector<std::string>& folders) {
+                                              std::vector<std::string>& folders) {
   if (folders.empty()) return nullptr;
   const auto found = std::ranges::find_if(
       folders, [&](const std::string& folder) { return has_manifest(run.at(folder)); });
-  return std::make_shared<const Location>(run.at(found == folders.end() ? folders[0] : *found));
+  if (found != folders.end()) folders.erase(folders.begin(), found);
+  return std::make_shared<const Location>(run.at(folders[0]));
 }
 
 std::vector<std::string> steps_that_share(const RunDirectory& run, const std::string& folder,
