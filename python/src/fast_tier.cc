@@ -54,10 +54,11 @@ auto of_all(nb::handle comm, double seconds, const Work& work) {
 }
 
 FastTier fast_tier(ManagedRun& run, const nb::bytes& path, uint64_t keep, uint64_t drain_every,
-                   std::optional<uint64_t> drain_bytes_per_second, bool copies,
+                   std::optional<uint64_t> drain_bytes_per_second, bool reuse, bool copies,
                    const std::vector<std::string>& domains, nb::handle meeting, nb::handle draining,
                    nb::handle copying, double seconds) {
-  FastOptions options{path_of(path), keep, copies, domains, drain_every, drain_bytes_per_second};
+  FastOptions options{path_of(path),          keep, copies, domains, drain_every,
+                      drain_bytes_per_second, reuse};
   options.patience = std::min(options.patience, std::chrono::duration<double>(seconds));
   const Communicator drains = to_communicator(draining), copying_by = to_communicator(copying);
   return of_all(meeting, seconds, [&](const Communicator& ranks, const ManagedRun::Limit& limit) {
@@ -81,21 +82,22 @@ void bind_fast_tier(nb::module_& m) {
   bind_pending(m);
   nb::class_<FastTier>(m, "FastTier", "The fast tier of a CheckpointManager.")
       .def(nb::new_(&fast_tier), "run"_a, "path"_a, "keep"_a, "drain_every"_a,
-           "drain_bytes_per_second"_a.none(), "copies"_a, "domains"_a, "meeting"_a.none(),
-           "draining"_a.none(), "copying"_a.none(), "seconds"_a)
+           "drain_bytes_per_second"_a.none(), "reuse"_a, "copies"_a, "domains"_a,
+           "meeting"_a.none(), "draining"_a.none(), "copying"_a.none(), "seconds"_a)
       .def(
           "begin",
           [](FastTier& self, uint64_t step, bool forced, RunStep& begun) {
             return without_gil([&] { return self.begin(step, forced, begun); });
           },
           "step"_a, "forced"_a, "begun"_a)
-      .def(
-          "leave", [](FastTier&, RunStep& begun) { begun.hosts = nullptr; }, "begun"_a,
-          "The step is saved straight to the run's directory.")
+      .def("leave", &FastTier::leave, "begun"_a, "why"_a,
+           "The step is saved straight to the run's directory.")
       .def("has_begun", &FastTier::has_begun, "begun"_a,
            "Whether what the save has raised may be of the hosts.")
-      .def("take_full", &FastTier::take_full,
-           "Whether a host's disk was full after the call of a save since the last time.")
+      .def(
+          "is_full", &FastTier::is_full,
+          "Whether a save has failed because a host's disk was full, and none went straight since.")
+      .def("went_straight", &FastTier::went_straight)
       .def(
           "url_of",
           [](FastTier& self, uint64_t step) {

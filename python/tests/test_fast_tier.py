@@ -269,6 +269,67 @@ def test_copies_go_to_another_domain(worlds: ranks.Worlds, tmp_path: pathlib.Pat
     assert files == [2, 1, 3]  # two hosts send to the third
 
 
+# ---- Nothing twice.
+
+
+def frozen_state(rank: int, step: int) -> dict[str, Any]:
+    return {f"base{rank}": numpy.arange(500_000) + rank, f"step{rank}": numpy.full(10, step)}
+
+
+def shared(folder: pathlib.Path) -> int:
+    """The names that the file of the folder has that has most."""
+    return max(file.stat().st_nlink for file in folder.glob("*.distcp"))
+
+
+def test_what_a_step_shares_is_linked_on_the_host_and_in_the_run_s_directory(
+    tmp_path: pathlib.Path,
+) -> None:
+    run, host = tmp_path / "run", tmp_path / "fast"
+    for steps in (range(1, 5), range(5, 7)):
+        with manager_of(run, tilestone.Fast(host, keep=3), reuse=True, drain_every=2) as manager:
+            template = {name: 0 * array for name, array in frozen_state(0, 0).items()}
+            found = manager.restore(template)[1]
+            assert found is None or (template["base0"] == frozen_state(0, 0)["base0"]).all()
+            for step in steps:
+                manager.save(step, frozen_state(0, step))
+                manager.wait()
+    # Step 2 has written it for the others.
+    assert [shared(next(host.glob(f"step-{step:08}-*"))) for step in (4, 5, 6)] == [3] * 3
+    assert [shared(run / f"step-{step:08}") for step in (2, 4, 6)] == [3] * 3
+    for step in (2, 4, 6):
+        tilestone.open(run / f"step-{step:08}").verify()
+        numpy.testing.assert_array_equal(
+            tilestone.load(run / f"step-{step:08}")["base0"], frozen_state(0, step)["base0"]
+        )
+
+
+def train_frozen(rank: int, world: int, folder: str, steps: list[int]) -> Any:
+    fast = tilestone.Fast(f"{folder}/host{rank}", copies=1)
+    with manager_of(f"{folder}/run", fast, drain_every=100, reuse=True) as manager:
+        template = {name: 0 * array for name, array in frozen_state(rank, 0).items()}
+        found = manager.restore(template)[1]
+        for step in steps:
+            manager.save(step, frozen_state(rank, step))
+            manager.wait()
+    if found is not None:
+        numpy.testing.assert_array_equal(template[f"step{rank}"], numpy.full(10, found))
+        numpy.testing.assert_array_equal(template[f"base{rank}"], numpy.arange(500_000) + rank)
+    return found
+
+
+def test_what_a_step_shares_is_linked_on_the_host_of_its_copy(
+    worlds: ranks.Worlds, tmp_path: pathlib.Path
+) -> None:
+    world = worlds[2]
+    world.run(train_frozen, str(tmp_path), [1, 2, 3, 4])
+    for host in ("host0", "host1"):
+        (step,) = (tmp_path / host).glob("step-00000004-*")
+        # That of each rank: of steps 3 and 4, whose names are left.
+        assert sorted(file.stat().st_nlink for file in step.glob("*.distcp")) == [1, 1, 2, 2]
+    shutil.rmtree(tmp_path / "host0")
+    assert world.run(train_frozen, str(tmp_path), []) == [4, 4]
+
+
 # ---- Which steps count.
 
 

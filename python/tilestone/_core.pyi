@@ -1717,20 +1717,22 @@ class Pending:
 class FastTier:
     """The fast tier of a CheckpointManager."""
 
-    def __init__(self, run: ManagedRun, path: bytes, keep: int, drain_every: int, drain_bytes_per_second: int | None, copies: bool, domains: Sequence[str], meeting: object | None, draining: object | None, copying: object | None, seconds: float) -> None: ...
+    def __init__(self, run: ManagedRun, path: bytes, keep: int, drain_every: int, drain_bytes_per_second: int | None, reuse: bool, copies: bool, domains: Sequence[str], meeting: object | None, draining: object | None, copying: object | None, seconds: float) -> None: ...
 
     def begin(self, step: int, forced: bool, begun: RunStep) -> Pending: ...
 
-    def leave(self, begun: RunStep) -> None:
+    def leave(self, begun: RunStep, why: str) -> None:
         """The step is saved straight to the run's directory."""
 
     def has_begun(self, begun: RunStep) -> bool:
         """Whether what the save has raised may be of the hosts."""
 
-    def take_full(self) -> bool:
+    def is_full(self) -> bool:
         """
-        Whether a host's disk was full after the call of a save since the last time.
+        Whether a save has failed because a host's disk was full, and none went straight since.
         """
+
+    def went_straight(self) -> None: ...
 
     def url_of(self, step: int) -> str: ...
 

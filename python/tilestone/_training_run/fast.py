@@ -169,6 +169,7 @@ class Tier:
     Args:
         fast: checked.
         drain_every: steps that are multiples of it are copied to the run's directory.
+        reuse: what the step before has is linked, on the hosts and in the run's directory.
         run: the run, made with on_hosts.
         comm: its communicator. All ranks make the tier together.
         seconds: the time limit for that.
@@ -178,20 +179,19 @@ class Tier:
         self,
         fast: Fast,
         drain_every: int,
+        reuse: bool,
         run: _core.ManagedRun,
         comm: CommunicatorLike,
         seconds: float,
     ) -> None:
         self._run = run  # the core refers to it
-        self.has_said_full = False
-        self.goes_straight = False  # the last save has failed, because a host's disk was full
         self.in_flight: Any = None  # the InFlight of the last save
         self._groups = _own_groups(comm, 3 if fast.copies else 2, seconds)
         meeting, draining, *copying = (each for _, each in self._groups)
         path = os.fsencode(fast.path)
         try:
             self.core = _core.FastTier(
-                run, path, fast.keep, drain_every, fast.drain_bytes_per_second, bool(fast.copies),
+                run, path, fast.keep, drain_every, fast.drain_bytes_per_second, reuse, bool(fast.copies),
                 list(fast.domains or ()), meeting, draining, copying[0] if copying else None,
                 seconds,
             )  # fmt: skip

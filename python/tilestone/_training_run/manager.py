@@ -125,11 +125,6 @@ class CheckpointManager:
         self._comm = self._session._comm
         self._is_closed = False
         try:
-            if fast is not None and reuse:
-                raise InvalidArgumentError(
-                    "reuse=True compares with the step before in the run's directory, which a fast "
-                    "tier does not wait for: use one of the two"
-                )
             given = self._set_fast(fast, drain_every)
             given += self._set_arguments(run_dir, every, keep, name, async_save, strict, reuse, options)
             self._exporter = self._make_exporter(export)
@@ -143,8 +138,9 @@ class CheckpointManager:
         self._tier: Tier | None = None
         if self._fast is not None:
             self._tier = Tier(
-                self._fast, self._drain_every, self._run, self._comm, valid.limit_of(self._timeout)
-            )
+                self._fast, self._drain_every, reuse, self._run, self._comm,
+                valid.limit_of(self._timeout),
+            )  # fmt: skip
             weakref.finalize(self, self._tier.end_with_program)  # runs before the run's
 
     def _set_arguments(
@@ -332,14 +328,19 @@ class CheckpointManager:
             self._in_flight.wait()
 
     def _write(
-        self, step: int, given: Any, path: str, hosts: tuple[_core.Pending, bool] | None = None
+        self,
+        step: int,
+        given: Any,
+        path: str,
+        hosts: tuple[_core.Pending, bool] | None = None,
+        straight: bool = False,
     ) -> None:
         """Saves, or begins to. `hosts`: of a save to these, when it is drained, and whether."""
         options: Any = self._options
         try:
             if hosts is not None:
                 self._write_to_hosts(step, given, path, *hosts)
-            elif self._in_background or self._goes_to_hosts():
+            elif self._in_background or (self._goes_to_hosts() and not straight):
                 saving = self._session.async_save(given, path, **options)
                 self._in_flight = InFlight(saving, step, self._exporter.after)
                 self._last_save = saving
@@ -353,10 +354,7 @@ class CheckpointManager:
 
     def _goes_to_hosts(self) -> bool:
         """Whether the next save goes to the hosts, so that it is one in the background."""
-        if self._tier is None:
-            return False
-        self._tier.goes_straight |= self._tier.core.take_full()
-        return not self._tier.goes_straight
+        return self._tier is not None and not self._tier.core.is_full()
 
     def _write_to_hosts(
         self, step: int, given: Any, path: str, drained: _core.Pending, drains: bool
@@ -379,9 +377,7 @@ class CheckpointManager:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_of_hosts:
                 raise
             self._write_straight(step, given, path, error)
-            self._tier.core.take_full()
             return
-
         if drains:
             after, save_id = self._exporter.after, saving.save_id
             saving.durable.add_done_callback(lambda _: after(step, save_id))
@@ -391,13 +387,10 @@ class CheckpointManager:
     def _write_straight(self, step: int, given: Any, path: str, why: object) -> None:
         """Saves to the run's directory, because a host's disk is full."""
         assert self._tier is not None
-        if self._comm.rank == 0 and not self._tier.has_said_full:
-            logger.warning("The fast tier is full; step %d is saved straight: %s", step, why)
-        self._tier.has_said_full = True
-        self._tier.core.leave(given.engine["step"])
+        self._tier.core.leave(given.engine["step"], str(why))
         self._last_save = None
-        self._write(step, given, path)
-        self._tier.goes_straight = False
+        self._write(step, given, path, straight=True)
+        self._tier.core.went_straight()
 
     def restore(
         self,

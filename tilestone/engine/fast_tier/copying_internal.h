@@ -1,44 +1,42 @@
-// Copying data files from a host to the run's directory, compared with their checksums on the way.
+// Copying data files of a step, from a host to the run's directory or to another host, compared
+// with their checksums on the way. A file that an earlier step has there (SaveOptions::reuse) is
+// linked instead.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
+#include <memory>
 #include <optional>
-#include <span>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/plan/receipt.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
 
-// The checksum of a range of a file: of an item, or of what is between items.
-struct RangeSum {
-  uint64_t offset = 0;  // bytes
-  uint64_t length = 0;  // bytes
-  uint32_t crc32 = 0;
-  friend auto operator<=>(const RangeSum&, const RangeSum&) = default;
+// Reads a range of a file of a step. Used by one thread at a time.
+using ReadRange =
+    std::function<void(const std::string& file, uint64_t offset, MutableByteView target)>;
+// Files that lie in a folder; each stays open.
+ReadRange reading_of(std::shared_ptr<Storage> folder);
+
+// Used once, by one thread. Takes two buffers of 8 MiB.
+struct StepCopy {
+  ReadRange from = {};
+  std::shared_ptr<Storage> to = nullptr;
+  std::shared_ptr<const Location> earlier = nullptr;  // a step of the same run there; null: none
+  std::optional<uint64_t> bytes_per_second = std::nullopt;  // nullopt: as fast as it goes
+  std::string scratch = "";            // what a file is called before it is whole
+  std::vector<std::string> made = {};  // the files that were begun
+
+  // Makes these files of the receipts durable; those of an earlier try are removed before.
+  // Error(kCorrupt) names a file whose bytes are not those that were saved.
+  void run(const std::vector<Receipt>& receipts, const std::set<std::string>& names,
+           const Deadline& deadline);
 };
-// By file; the ranges of a file are sorted.
-std::map<std::string, std::vector<RangeSum>> range_sums(std::span<const Receipt> receipts);
-
-// Keeps a rate by waiting. nullopt: as fast as it goes.
-class Rate {
- public:
-  explicit Rate(std::optional<uint64_t> bytes_per_second) : limit_(bytes_per_second) {}
-  void count(uint64_t bytes, const Deadline& deadline);
-
- private:
-  std::optional<uint64_t> limit_;
-  std::optional<Deadline::Clock::time_point> began_;
-  uint64_t bytes_ = 0;
-};
-
-// A new durable file; one of this name is removed before, because an earlier try has left it. Takes
-// two buffers of 8 MiB. Error(kCorrupt) names the file if the bytes are not those that were saved.
-void copy_file(Storage& from, Storage& to, const ReceiptFile& file, std::span<const RangeSum> sums,
-               Rate& rate, const Deadline& deadline);
 
 }  // namespace tilestone::engine

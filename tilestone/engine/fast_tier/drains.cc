@@ -6,7 +6,8 @@
 //     the run's directory, with the save id of the step. If the step stands there already, because
 //     a process died after it had committed, the drain is over.
 //  3. Copy. The first rank of each host copies its files, compares them with their checksums on the
-//     way, and makes them durable. Every two seconds the ranks meet: one that is lost is missed.
+//     way, links those that the step drained before has (SaveOptions::reuse), and makes them
+//     durable. Every two seconds the ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
 //  5. Each host notes that the step is drained.
@@ -37,7 +38,7 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr double kFirstWait = 1, kLongestWait = 60;  // seconds until a failed drain is tried again
+constexpr double kLongestWait = 60;  // seconds until a failed drain is tried again
 constexpr int kDrainThreads = 1;
 constexpr std::chrono::seconds kTurn{2};  // in which ranks that copy hear of one another
 
@@ -114,6 +115,7 @@ Drains::Drains(RunDirectory run, HostFolder folder, const FastOptions& options,
       folder_(std::move(folder)),
       rate_(options.drain_bytes_per_second),
       patience_(options.patience),
+      first_wait_(options.first_wait.count()),
       before_(std::move(before)),
       drained_(std::move(drained)) {}
 
@@ -138,6 +140,11 @@ std::vector<uint64_t> Drains::waiting() const {
   for (const auto& [save_id, waiting] : waiting_) steps.push_back(waiting.step);
   std::ranges::sort(steps);
   return steps;
+}
+
+void Drains::note_drained(uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  earlier_ = std::make_shared<const Location>(run_.at(run_.names().name_of(step)));
 }
 
 void Drains::drop(const std::string& save_id, const Error& why) {
@@ -176,7 +183,7 @@ void Drains::leave() {
 
 void Drains::work(const Communicator& comm, bool is_first) {
   const Deadline deadline = Deadline::never().with_interrupt(interrupt_);
-  for (double wait = kFirstWait;;) {
+  for (double wait = first_wait_;;) {
     std::optional<SaidStep> step;
     try {
       before_();
@@ -184,7 +191,7 @@ void Drains::work(const Communicator& comm, bool is_first) {
       if (!step) return;
       drain(comm, *step);
       ended(*step, is_first);
-      wait = kFirstWait;
+      wait = first_wait_;
       continue;
     } catch (...) {
       const Error error = current_error();
@@ -259,80 +266,76 @@ std::optional<SaidStep> Drains::choose(const Communicator& comm, bool is_first) 
   return step;
 }
 
-void Drains::copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
-                  const Deadline& deadline) {
+void Drains::copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const {
   if (std::ranges::find(step.owners, rank) == step.owners.end()) return;
   const HeldStep own = held(step.save_id);
-  const auto from = folder_.at(own.folder);
   const KeptIndex index = folder_.read(own);
   const Manifest manifest = Manifest::decode(index.manifest, manifest_name(step.save_id));
-  const auto sums = range_sums(manifest.receipts);
-  Rate rate(rate_);
+  std::set<std::string> names;
   for (size_t i = 0; i < step.owners.size(); ++i) {
-    if (step.owners[i] != rank) continue;
-    const ReceiptFile& file = own.about.files.at(i);
-    const auto found = sums.find(file.name);
-    copied.push_back(file.name);
-    copy_file(*from, to, file,
-              found == sums.end() ? std::span<const RangeSum>() : std::span(found->second), rate,
-              deadline);
+    if (step.owners[i] == rank) names.insert(own.about.files.at(i).name);
   }
-  to.settle("");
+  work.from = reading_of(folder_.at(own.folder));
+  work.run(manifest.receipts, names, deadline);
 }
 
 void Drains::drain(const Communicator& comm, const SaidStep& step) {
   const Location place = run_.at(run_.names().name_of(step.step));
   const std::shared_ptr<Storage> location = place.shared();
-  Rounds rounds(comm, "drain", step.save_id, turn_end());
   Commit commit;
-  std::shared_ptr<Storage> to = location;
-  std::vector<std::string> copied;
+  StepCopy work{.to = location, .bytes_per_second = rate_};
+  {
+    const std::lock_guard lock(mutex_);
+    work.earlier = earlier_;
+  }
   const auto stop = std::make_shared<Interrupt>();
   stop->follow(interrupt_);
   std::future<void> copying;
   bool may_be_published = false;
   try {
-    const Bytes answer = rounds.run(
-        "beginning",
-        [&](Deadline) {
-          if (comm.rank() != step.keeper) return Bytes();
-          return folder_.read(held(step.save_id)).encode();
-        },
-        [&](const std::vector<Bytes>& payloads) {
-          commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
-          return std::vector<Bytes>(payloads.size(),
-                                    begin(commit, run_, location, rounds.deadline()));
-        });
+    const auto begins = [&] {
+      Rounds rounds(comm, "drain", step.save_id, turn_end());
+      const auto keeps = [&](Deadline) {
+        if (comm.rank() != step.keeper) return Bytes();
+        return folder_.read(held(step.save_id)).encode();
+      };
+      return rounds.run("beginning", keeps, [&](const std::vector<Bytes>& payloads) {
+        commit.index = KeptIndex::decode(payloads.at(static_cast<size_t>(step.keeper)));
+        const Bytes answer = begin(commit, run_, location, rounds.deadline());
+        return std::vector<Bytes>(payloads.size(), answer);
+      });
+    };
+    const Bytes answer = begins();
     ByteReader in(answer, "the beginning of a drain");
     const bool stands = in.u8() != 0;
     const std::string staging(in.string());
-    if (!staging.empty()) to = staging_storage(*location, staging);
+    if (!staging.empty()) work.to = staging_storage(*location, staging);
     if (!stands) {
       copying = std::async(std::launch::async, [&] {
-        copy(step, comm.rank(), *to, copied, Deadline::never().with_interrupt(stop));
+        copy(step, comm.rank(), work, Deadline::never().with_interrupt(stop));
       });
     }
     for (bool more = !stands; more;) {  // so that a rank that is lost is missed
-      rounds.renew(turn_end());
+      Rounds turn(comm, "copying", step.save_id, turn_end());
       const auto wait = [&](const Deadline& limit) {
         const auto time = std::min<std::chrono::nanoseconds>(kTurn, limit.remaining() / 2);
         const bool over = !copying.valid() || copying.wait_for(time) == std::future_status::ready;
         if (over && copying.valid()) copying.get();
         return Bytes{std::byte(over)};
       };
-      const Bytes all = rounds.run("copying", wait, [&](const std::vector<Bytes>& said) {
+      const Bytes all = turn.run("copying", wait, [&](const std::vector<Bytes>& said) {
         const Bytes over{std::byte(std::ranges::all_of(said, is_over))};
-        if (is_over(over)) prepare(commit, rounds.deadline());
+        if (is_over(over)) prepare(commit, turn.deadline());
         return std::vector<Bytes>(said.size(), over);
       });
       more = !is_over(all);
     }
-    rounds.renew(turn_end());
+    Rounds last(comm, "the end of a drain", step.save_id, turn_end());
     may_be_published = true;
-    rounds.run_last(
+    last.run_last(
         "committing", [](Deadline) { return Bytes(); },
         [&](const std::vector<Bytes>&) {
-          if (!stands) commit.transaction->commit(rounds.deadline().without_interrupt());
+          if (!stands) commit.transaction->commit(last.deadline().without_interrupt());
           return std::vector<Bytes>();
         });
     if (commit.transaction) commit.transaction->clean();
@@ -341,7 +344,7 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
     if (copying.valid()) copying.wait();
     const bool ended = Rounds::reached_all(current_error());
     const bool tried = commit.transaction && commit.transaction->was_tried();
-    if (!may_be_published || (commit.transaction && !tried)) remove_files(*to, copied);
+    if (!may_be_published || (commit.transaction && !tried)) remove_files(*work.to, work.made);
     if (commit.transaction && !tried) commit.transaction->abandon(ended || comm.size() == 1);
     throw;
   }
@@ -358,6 +361,7 @@ void Drains::ended(const SaidStep& step, bool is_first) {
     if (found != waiting_.end()) state = found->second.ended;
     waiting_.erase(step.save_id);
   }
+  note_drained(step.step);
   drained_(step.step);
   if (state != nullptr) state->end(nullptr);
 }

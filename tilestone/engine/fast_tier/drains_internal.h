@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tilestone/comm/communicator.h"
+#include "tilestone/engine/fast_tier/copying_internal.h"
 #include "tilestone/engine/fast_tier/fast_tier.h"
 #include "tilestone/engine/fast_tier/said_steps_internal.h"
 #include "tilestone/engine/run/pending_internal.h"
@@ -38,6 +39,9 @@ class Drains {
   bool is_stalled() const;  // the last try has failed
   std::vector<uint64_t> waiting() const;
 
+  // A step that the run's directory has: the next one may link its files there.
+  void note_drained(uint64_t step);
+
   // Drains until nothing waits, or stop(). Every rank, in its own thread. `is_first`: of its host,
   // so that this rank copies for it.
   void work(const Communicator& comm, bool is_first);
@@ -55,8 +59,7 @@ class Drains {
   std::optional<SaidStep> choose(const Communicator& comm, bool is_first);
   Bytes say(int rank);
   void drain(const Communicator& comm, const SaidStep& step);
-  void copy(const SaidStep& step, int rank, Storage& to, std::vector<std::string>& copied,
-            const Deadline& deadline);
+  void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;
   HeldStep held(const std::string& save_id) const;
   void ended(const SaidStep& step, bool is_first);
   void note_stalled(bool is_stalled);
@@ -66,12 +69,14 @@ class Drains {
   const HostFolder folder_;
   const std::optional<uint64_t> rate_;
   const std::chrono::duration<double> patience_;
+  const double first_wait_;  // seconds
   const std::function<void()> before_;
   const std::function<void(uint64_t)> drained_;
   const std::shared_ptr<Interrupt> interrupt_ = std::make_shared<Interrupt>();
   mutable std::mutex mutex_;  // guards the following
   std::map<std::string, Waiting> waiting_;
   std::set<std::string> pinned_;
+  std::shared_ptr<const Location> earlier_;  // the step that was drained last; null: none
   bool is_stalled_ = false;
 };
 

@@ -23,6 +23,10 @@
 
 namespace tilestone {
 
+namespace engine {
+class Tier;
+}  // namespace engine
+
 struct FastOptions {
   std::string path;     // a directory that each host has for itself, or that hosts share
   uint64_t keep = 2;    // the newest steps that stay there; at least 1
@@ -30,7 +34,9 @@ struct FastOptions {
   std::vector<std::string> domains = {};  // with copies: of each rank; a host copies to another one
   uint64_t drain_every = 1;  // steps that are multiples of it are drained, and those saved by force
   std::optional<uint64_t> drain_bytes_per_second = std::nullopt;  // of each host; nullopt: no limit
+  bool reuse = false;  // what the step before has there is linked, as with SaveOptions::reuse
   std::chrono::duration<double> patience{600};  // how long ranks that drain wait for one another
+  std::chrono::duration<double> first_wait{1};  // until a failed drain is tried again
 };
 
 // One rank's end. All ranks make it, and call begin() and restore(), together. Used by one thread
@@ -45,15 +51,18 @@ class FastTier {
   FastTier(ManagedRun& run, FastOptions options, Communicator meeting, Communicator draining,
            Communicator copying, Deadline deadline);
   ~FastTier();  // end()
-  FastTier(FastTier&& other) noexcept;
+  FastTier(FastTier&& other) noexcept = default;
 
   // Before a save of the step: `begun`, of ManagedRun::save(), then saves to the hosts.
   // `forced`: it is drained whatever its number. Returns the end of its draining, or if it stays on
   // the hosts, of the save.
   Pending begin(uint64_t step, bool forced, RunStep& begun);
-  // Whether a host's disk was full after the call of a save since the last take_full(), so that the
-  // save has failed. Alike on all ranks, unless one has lost the others.
-  bool take_full();
+  // Whether a save has failed, because a host's disk was full after its call, since the last
+  // went_straight(). Alike on all ranks, unless one has lost the others.
+  bool is_full() const;
+  // What was begun is saved straight to the run's directory instead, which is said once with `why`.
+  void leave(RunStep& begun, const std::string& why);
+  void went_straight();
   // Whether the ranks have planned the save, so that what it throws may be of the hosts.
   bool has_begun(const RunStep& begun) const;
   // The URL, valid in this process, under which rank 0 reads the index of a step of this run that
@@ -75,8 +84,7 @@ class FastTier {
   void end();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<engine::Tier> tier_;
 };
 
 }  // namespace tilestone

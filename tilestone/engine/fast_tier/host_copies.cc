@@ -2,95 +2,34 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
+#include <future>
+#include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/run/rounds_internal.h"
+#include "tilestone/engine/fast_tier/copying_internal.h"
+#include "tilestone/engine/fast_tier/host_reads_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/format/manifest.h"
 
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kTurn = 4u << 20;  // bytes
-// For one turn of all hosts. The last one of a file makes it durable, which may take minutes.
+// For one turn of all hosts. An answer waits for the disk of its host.
 constexpr std::chrono::seconds kTurnTime{600};
+const std::string kCopyScratch = ".copy.tmp";
 
-// What this host sends, file after file.
-class Sending {
- public:
-  Sending(std::shared_ptr<Storage> folder, const HeldStep& held)
-      : folder_(std::move(folder)), held_(held) {}
-
-  // Empty once everything was sent.
-  Bytes next() {
-    if (next_ == held_.here.size()) return {};
-    const ReceiptFile& file = held_.about.files[held_.here[next_]];
-    if (open_ == nullptr) open_ = folder_->open(file.name);
-    Bytes bytes(std::min(kTurn, file.size - sent_));
-    const ReadOp op{open_.get(), sent_, bytes.size(), bytes.data()};
-    if (!bytes.empty()) folder_->read({&op, 1}, {}, [](size_t, ByteView) {});
-    sent_ += bytes.size();
-    ByteWriter out;
-    out.varint(held_.here[next_]);
-    out.blob(bytes);
-    if (sent_ == file.size) {
-      open_.reset();
-      sent_ = 0;
-      ++next_;
-    }
-    return std::move(out).take();
+// The step before that this host has; null: none.
+std::shared_ptr<const Location> step_before(const HostFolder& folder, const std::string& save_id) {
+  std::shared_ptr<const Location> found;
+  for (const HeldStep& held : folder.list()) {
+    if (held.about.save_id == save_id) break;
+    found = std::make_shared<const Location>(folder.at(held.folder));
   }
-
- private:
-  const std::shared_ptr<Storage> folder_;
-  const HeldStep& held_;
-  size_t next_ = 0;
-  uint64_t sent_ = 0;
-  std::unique_ptr<ReadableFile> open_;
-};
-
-// What one host gets from another.
-class Receiving {
- public:
-  Receiving(std::shared_ptr<Storage> folder, const HeldStep& held, size_t from)
-      : folder_(std::move(folder)),
-        held_(held),
-        scratch_(".copy-" + std::to_string(from) + ".tmp") {}
-  ~Receiving() {
-    if (open_ == nullptr) return;
-    open_.reset();
-    try {
-      folder_->remove(scratch_);
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, error.what());
-    }
-  }
-
-  void take(ByteView message, const Deadline& deadline) {
-    ByteReader in(message, "a file of another host");
-    const uint64_t index = in.varint();
-    if (index >= held_.about.files.size()) in.fail("an unknown file");
-    const ReceiptFile& file = held_.about.files[index];
-    if (open_ == nullptr) {
-      if (folder_->stat(scratch_)) folder_->remove(scratch_);
-      open_ = folder_->create(scratch_, file.size, deadline);
-    }
-    open_->append(in.blob());
-    if (open_->size() < file.size) return;
-    open_->sync(deadline);
-    open_->close();
-    open_.reset();
-    folder_->rename(scratch_, file.name, true);
-    folder_->settle("");
-  }
-
- private:
-  const std::shared_ptr<Storage> folder_;
-  const HeldStep& held_;
-  const std::string scratch_;
-  std::unique_ptr<WritableFile> open_;
-};
+  return found;
+}
 
 }  // namespace
 
@@ -122,47 +61,54 @@ std::vector<int> copy_targets(const std::vector<int>& first_of,
         .with_rank(hosts[i])
         .with_hint("save with copies=0; ranks whose directory is the same are on one host");
   }
+  for (size_t rank = 0; rank < first_of.size(); ++rank) {
+    targets[rank] = targets[static_cast<size_t>(first_of[rank])];
+  }
   return targets;
 }
 
-void copy_to_hosts(const Communicator& comm, const HostFolder& folder, const std::string& save_id,
-                   const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt) {
-  const int target = targets.at(static_cast<size_t>(comm.rank()));
-  const auto turn_end = [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); };
-  Rounds rounds(comm, "copies on other hosts", save_id, turn_end());
-  std::optional<HeldStep> held;
-  std::optional<Sending> sending;
-  std::vector<std::unique_ptr<Receiving>> receiving(static_cast<size_t>(comm.size()));
-  std::vector<Bytes> received;
-  for (bool more = true; more;) {
-    const Deadline deadline = turn_end();
-    received = rounds.exchange("files of hosts", deadline, [&] {
-      if (target >= 0 && !held) {
-        held = folder.find(save_id);
-        if (!held) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
-        sending.emplace(folder.at(held->folder), *held);
+void copy_from_hosts(const Communicator& comm, const HostFolder& folder, uint64_t step,
+                     const std::string& save_id, const std::vector<int>& first_of,
+                     const std::vector<int>& targets, const std::shared_ptr<Interrupt>& interrupt) {
+  const auto own = folder.at(HostFolder::folder_of(step, save_id));
+  HostReads reads(reading_of(own));
+  const auto copy = [&] {
+    if (std::ranges::find(targets, comm.rank()) == targets.end()) return;
+    const Deadline deadline = Deadline::never().with_interrupt(interrupt);
+    const auto held = folder.find(save_id);
+    if (!held) throw Error(ErrorCode::kNotFound, "the step is on this host no more");
+    const KeptIndex index = folder.read(*held);
+    const Manifest manifest = Manifest::decode(index.manifest, manifest_name(save_id));
+    std::set<std::string> names;
+    std::map<std::string, int> owners;
+    for (const Receipt& receipt : manifest.receipts) {
+      const auto rank = static_cast<size_t>(receipt.rank);
+      if (targets.at(rank) != comm.rank()) continue;
+      for (const ReceiptFile& file : receipt.files) {
+        names.insert(file.name);
+        owners.emplace(file.name, first_of.at(rank));
       }
-      for (size_t from = 0; from < received.size(); ++from) {
-        if (received[from].size() < 2) continue;
-        auto& one = receiving[from];
-        if (one == nullptr) {
-          one = std::make_unique<Receiving>(folder.at(held->folder), *held, from);
-        }
-        one->take(ByteView(received[from]).subspan(1), deadline);
-      }
-      const Bytes mine = sending ? sending->next() : Bytes();
-      std::vector<Bytes> messages(static_cast<size_t>(comm.size()),
-                                  Bytes{std::byte(!mine.empty())});
-      if (!mine.empty()) {
-        Bytes& message = messages[static_cast<size_t>(target)];
-        message.insert(message.end(), mine.begin(), mine.end());
-      }
-      return messages;
-    });
-    more = std::ranges::any_of(received, [](const Bytes& message) {
-      return !message.empty() && message[0] != std::byte(0);
-    });
-  }
+    }
+    const auto from = [&](const std::string& file, uint64_t offset, MutableByteView target) {
+      const FarRange range{owners.at(file), file, offset, target.size(), target.data()};
+      reads.get({&range, 1}, deadline);
+    };
+    StepCopy work{
+        .from = from, .to = own, .earlier = step_before(folder, save_id), .scratch = kCopyScratch};
+    work.run(manifest.receipts, names, deadline);
+  };
+  auto copying = std::async(std::launch::async, [&] {
+    try {
+      copy();
+    } catch (...) {
+      reads.end();
+      remove_files(*own, {&kCopyScratch, 1});
+      throw;
+    }
+    reads.end();
+  });
+  reads.serve(comm, save_id, [&] { return Deadline::after(kTurnTime).with_interrupt(interrupt); });
+  copying.get();
 }
 
 }  // namespace tilestone::engine

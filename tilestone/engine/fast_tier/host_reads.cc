@@ -91,45 +91,53 @@ HostReads::Turn HostReads::next_turn(int world, bool pauses) {
 }
 
 void HostReads::serve(const Communicator& comm, const std::string& save_id,
-                      const Deadline& deadline) {
+                      const std::function<Deadline()>& limit) {
   try {
-    Rounds rounds(comm, "reading from other hosts", save_id, deadline);
-    for (bool pauses = false;;) {
-      Turn turn = next_turn(comm.size(), pauses);
-      const bool asks =
-          std::ranges::any_of(turn, [](const auto& pieces) { return !pieces.empty(); });
-      const std::vector<Bytes> asked = rounds.exchange("requests", deadline, [&] {
-        bool ended = false;
-        {
-          const std::lock_guard lock(mutex_);
-          ended = ended_ && waiting_.empty() && !asks;
-        }
-        std::vector<Bytes> messages;
-        for (const auto& pieces : turn) {
-          ByteWriter out;
-          out.u8(asks ? kAsks : ended ? kEnded : kNothing);
-          out.varint(pieces.size());
-          for (const Piece& piece : pieces) {
-            out.string(piece.range.file);
-            out.varint(piece.range.offset);
-            out.varint(piece.range.size);
-          }
-          messages.push_back(std::move(out).take());
-        }
-        return messages;
-      });
-      const auto has = [](uint8_t said) {
-        return [said](const Bytes& message) {
-          return !message.empty() && std::to_integer<uint8_t>(message[0]) == said;
-        };
-      };
-      if (std::ranges::all_of(asked, has(kEnded))) return;
-      pauses = std::ranges::none_of(asked, has(kAsks));
-      if (pauses) continue;
-      take(turn, rounds.exchange("bytes", deadline, [&] { return answers(asked); }));
+    Rounds rounds(comm, "reading from other hosts", save_id, limit());
+    try {
+      take_turns(rounds, limit);
+    } catch (...) {
+      rounds.leave(current_error());
+      throw;
     }
   } catch (...) {
     fail(current_error());
+  }
+}
+
+void HostReads::take_turns(Rounds& rounds, const std::function<Deadline()>& limit) {
+  for (bool pauses = false;;) {
+    Turn turn = next_turn(rounds.comm().size(), pauses);
+    const bool asks = std::ranges::any_of(turn, [](const auto& pieces) { return !pieces.empty(); });
+    const std::vector<Bytes> asked = rounds.exchange("requests", limit(), [&] {
+      bool ended = false;
+      {
+        const std::lock_guard lock(mutex_);
+        ended = ended_ && waiting_.empty() && !asks;
+      }
+      std::vector<Bytes> messages;
+      for (const auto& pieces : turn) {
+        ByteWriter out;
+        out.u8(asks ? kAsks : ended ? kEnded : kNothing);
+        out.varint(pieces.size());
+        for (const Piece& piece : pieces) {
+          out.string(piece.range.file);
+          out.varint(piece.range.offset);
+          out.varint(piece.range.size);
+        }
+        messages.push_back(std::move(out).take());
+      }
+      return messages;
+    });
+    const auto has = [](uint8_t said) {
+      return [said](const Bytes& message) {
+        return !message.empty() && std::to_integer<uint8_t>(message[0]) == said;
+      };
+    };
+    if (std::ranges::all_of(asked, has(kEnded))) return;
+    pauses = std::ranges::none_of(asked, has(kAsks));
+    if (pauses) continue;
+    take(turn, rounds.exchange("bytes", limit(), [&] { return answers(asked); }));
   }
 }
 
@@ -145,7 +153,8 @@ std::vector<Bytes> HostReads::answers(const std::vector<Bytes>& asked) const {
       const uint64_t size = in.varint();
       try {
         if (size > kLeastOfPair) in.fail("a range is too long");
-        const Bytes bytes = read_(file, offset, size);
+        Bytes bytes(size);
+        read_(file, offset, bytes);
         out.u8(1);
         out.blob(bytes);
       } catch (const Error& error) {

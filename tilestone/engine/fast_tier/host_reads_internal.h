@@ -1,5 +1,5 @@
-// Reading files of other hosts, while all ranks restore: whoever lacks bytes asks the rank that has
-// them.
+// Reading files of other hosts, while all ranks restore or make copies: whoever lacks bytes asks
+// the rank that has them.
 //
 // Each rank serves in a thread, with a communicator that nothing else uses. All ranks take the same
 // turns until none needs anything more: an exchange of requests, and if any rank has asked, one of
@@ -23,6 +23,8 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
+#include "tilestone/engine/fast_tier/copying_internal.h"
+#include "tilestone/engine/run/rounds_internal.h"
 
 namespace tilestone::engine {
 
@@ -38,12 +40,13 @@ struct FarRange {
 // Thread-safe.
 class HostReads {
  public:
-  using ReadOwn = std::function<Bytes(const std::string& file, uint64_t offset, uint64_t size)>;
   // `read`: reads a file of this host.
-  explicit HostReads(ReadOwn read) : read_(std::move(read)) {}
+  explicit HostReads(ReadRange read) : read_(std::move(read)) {}
 
-  // Takes the turns, until end() was called on every rank. Every rank, in its thread.
-  void serve(const Communicator& comm, const std::string& save_id, const Deadline& deadline);
+  // Takes the turns, until end() was called on every rank. Every rank, in its thread. `limit`: by
+  // when the ranks must have taken one turn, from its beginning.
+  void serve(const Communicator& comm, const std::string& save_id,
+             const std::function<Deadline()>& limit);
   // Returns when all ranges are at their targets. Throws what the owner's read has thrown, with its
   // rank, or why serve() has ended.
   void get(std::span<const FarRange> ranges, const Deadline& deadline);
@@ -62,12 +65,13 @@ class HostReads {
   };
   using Turn = std::vector<std::vector<Piece>>;  // by owner
 
+  void take_turns(Rounds& rounds, const std::function<Deadline()>& limit);
   Turn next_turn(int world, bool pauses);
   std::vector<Bytes> answers(const std::vector<Bytes>& asked) const;
   void take(Turn& turn, const std::vector<Bytes>& answers);
   void fail(const Error& error) noexcept;
 
-  const ReadOwn read_;
+  const ReadRange read_;
   std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   std::deque<Piece> waiting_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tilestone/engine/fast_tier/host_reads_internal.h"
@@ -16,5 +17,20 @@ namespace tilestone::engine {
 std::shared_ptr<Storage> hosts_storage(std::shared_ptr<Storage> own, const KeptStep& about,
                                        const std::vector<int>& owners, int keeper,
                                        std::shared_ptr<HostReads> fetching);
+
+// A URL for such a storage, so that whatever reads checkpoints reads it: that which was given in
+// this process for its save id. Valid as long as this exists. Not for two objects of one save id at
+// a time.
+class StepUrl {
+ public:
+  StepUrl(std::string save_id, std::shared_ptr<Storage> storage);
+  ~StepUrl();
+  StepUrl(const StepUrl&) = delete;
+  StepUrl& operator=(const StepUrl&) = delete;
+  std::string url() const;  // the same on every rank
+
+ private:
+  const std::string save_id_;
+};
 
 }  // namespace tilestone::engine

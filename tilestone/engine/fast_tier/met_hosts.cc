@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include "tilestone/engine/fast_tier/met_hosts_internal.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,17 +10,14 @@
 #include "tilestone/base/pause.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/agree.h"
-#include "tilestone/engine/fast_tier/met_hosts_internal.h"
 #include "tilestone/engine/training_run/checkpoint_manager.h"
 
 namespace tilestone::engine {
 namespace {
 
-const std::string kLock = ".lock";
+const std::string kLock = ".lock", kRank = ".rank-";
 constexpr std::chrono::seconds kOldProcess{10};  // until one that was killed has released the lock
 constexpr std::chrono::duration<double> kPause{0.05};
-
-std::string file_of(std::string_view id) { return fmt::format(".rank-{}", id); }
 
 std::unique_ptr<StorageClaim> claim(Storage& root, const Deadline& deadline) {
   for (const Deadline patience = Deadline::after(kOldProcess);; pause(kPause, deadline)) {
@@ -33,109 +30,78 @@ std::unique_ptr<StorageClaim> claim(Storage& root, const Deadline& deadline) {
   }
 }
 
-// One rank's part of the meeting.
-class Meeting {
- public:
-  Meeting(const Communicator& comm, const HostFolder& folder, const std::function<void()>& check,
-          const Deadline& deadline)
-      : folder_(folder),
-        root_(*folder.root()),
-        check_(check),
-        rank_(comm.rank()),
-        deadline_(deadline) {}
-  ~Meeting() {
-    try {
-      root_.remove(file_of(own_));
-    } catch (const Error& error) {
-      log(LogLevel::kDebug, error.what());
+void leave(Storage& root, const std::string& file, const Deadline& deadline) try {
+  root.put(file, {}, Condition::always(), file + ".tmp", deadline);
+} catch (const Error& error) {
+  throw error.with_message("the fast tier " + root.describe() +
+                           " can't be used: " + error.message());
+}
+
+// Round 0: the ids of all ranks, one after the other. 1: the first rank of each one's host. 2: the
+// highest ordinal.
+Decision decide(int round, const std::vector<Bytes>& said) {
+  ByteWriter out;
+  uint64_t highest = 0;
+  for (const Bytes& one : said) {
+    if (round < 2) {
+      out.raw(one);
+    } else {
+      highest = std::max(highest, ByteReader(one, "the steps of a host").varint());
     }
   }
-
-  Bytes say(int round, const Bytes& answer) {
-    if (round == 0) return leave();
-    if (round == 1) return look(answer);
-    return take(answer);
-  }
-
-  static Decision decide(int round, const std::vector<Bytes>& said) {
-    ByteWriter out;
-    if (round == 0) {
-      for (const Bytes& id : said) out.blob(id);
-      return {std::move(out).take(), false};
-    }
-    uint64_t highest = 0;
-    for (const Bytes& one : said) {
-      ByteReader in(one, "what a rank says of its host");
-      const uint64_t number = in.varint();
-      if (round == 1) out.varint(number);
-      highest = std::max(highest, number);
-    }
-    if (round == 2) out.varint(highest);
-    return {std::move(out).take(), round == 2};
-  }
-
-  MetHosts take_hosts(const Bytes& answer) {
-    ByteReader in(answer, "the steps of the hosts");
-    hosts_.ordinal = in.varint();
-    return std::move(hosts_);
-  }
-
- private:
-  Bytes leave() {
-    check_();
-    try {
-      root_.put(file_of(own_), {}, Condition::always(), file_of(own_) + ".tmp", deadline_);
-    } catch (const Error& error) {
-      throw error.with_message("the fast tier " + root_.describe() +
-                               " can't be used: " + error.message());
-    }
-    return to_bytes(own_);
-  }
-
-  // The lowest rank whose file is here.
-  Bytes look(const Bytes& ids) {
-    ByteReader in(ids, "the files of ranks");
-    uint64_t first = 0;
-    while (in.remaining() > 0 && !root_.stat(file_of(as_text(in.blob())))) ++first;
-    ByteWriter out;
-    out.varint(std::min(first, static_cast<uint64_t>(rank_)));
-    return std::move(out).take();
-  }
-
-  Bytes take(const Bytes& firsts) {
-    ByteReader in(firsts, "the first ranks of hosts");
-    while (in.remaining() > 0) hosts_.first_of.push_back(static_cast<int>(in.varint()));
-    uint64_t highest = 0;
-    if (hosts_.is_first(rank_)) {
-      hosts_.claim = claim(root_, deadline_);
-      folder_.remove_leftovers();
-      for (const HeldStep& held : folder_.list()) {
-        highest = std::max(highest, lineage_of(held.about.attributes).ordinal);
-      }
-    }
-    ByteWriter out;
-    out.varint(highest);
-    return std::move(out).take();
-  }
-
-  const HostFolder& folder_;
-  Storage& root_;
-  const std::function<void()>& check_;
-  const int rank_;
-  const Deadline deadline_;
-  const std::string own_ = random_uuid();
-  MetHosts hosts_;
-};
+  if (round == 2) out.varint(highest);
+  return {std::move(out).take(), round == 2};
+}
 
 }  // namespace
 
 MetHosts meet_hosts(const Communicator& comm, const HostFolder& folder,
                     const std::function<void()>& check, const Deadline& deadline) {
-  Meeting meeting(comm, folder, check, deadline);
-  const Bytes answer = agree(
-      comm, "meeting at a fast tier", deadline,
-      [&](int round, const Bytes& before) { return meeting.say(round, before); }, Meeting::decide);
-  return meeting.take_hosts(answer);
+  Storage& root = *folder.root();
+  const std::string own = random_uuid();
+  MetHosts hosts;
+  const auto say = [&](int round, const Bytes& answer) {
+    ByteReader in(answer, "what ranks say of their hosts");
+    ByteWriter out;
+    if (round == 0) {
+      check();
+      leave(root, kRank + own, deadline);
+      return to_bytes(own);
+    }
+    if (round == 1) {  // the lowest rank whose file is here
+      int first = 0;
+      while (first < comm.rank() && !root.stat(kRank + std::string(as_text(in.raw(own.size())))))
+        ++first;
+      out.varint(static_cast<uint64_t>(first));
+      return std::move(out).take();
+    }
+    while (in.remaining() > 0) hosts.first_of.push_back(static_cast<int>(in.varint()));
+    if (hosts.is_first(comm.rank())) {
+      hosts.claim = claim(root, deadline);
+      folder.remove_leftovers();
+      for (const HeldStep& held : folder.list()) {
+        hosts.ordinal = std::max(hosts.ordinal, lineage_of(held.about.attributes).ordinal);
+      }
+    }
+    out.varint(hosts.ordinal);
+    return std::move(out).take();
+  };
+  const auto remove = [&] {
+    try {
+      root.remove(kRank + own);
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, error.what());
+    }
+  };
+  try {
+    const Bytes answer = agree(comm, "meeting at a fast tier", deadline, say, decide);
+    hosts.ordinal = ByteReader(answer, "the steps of the hosts").varint();
+  } catch (...) {
+    remove();
+    throw;
+  }
+  remove();
+  return hosts;
 }
 
 }  // namespace tilestone::engine

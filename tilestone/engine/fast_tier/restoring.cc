@@ -33,15 +33,6 @@ namespace {
 
 constexpr const char* kChoice = "choice of a checkpoint";  // as ManagedRun::restore()
 
-// Whether a load failed because of what is on the hosts.
-bool is_about_hosts(const Error& error) {
-  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
-    return false;
-  }
-  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
-         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
-}
-
 std::set<std::string> known_runs(const RunDirectory& run, const std::vector<StepInfo>& there) {
   std::set<std::string> runs;
   for (const StepInfo& each : there) runs.insert(each.lineage.run);
@@ -64,19 +55,6 @@ std::optional<StepInfo> newest_there(const RunDirectory& run, std::vector<StepIn
     return found.has_value();
   });
   return found;
-}
-
-// Reads files of this host for the others; a file stays open.
-HostReads::ReadOwn reading_of(std::shared_ptr<Storage> own) {
-  const auto files = std::make_shared<std::map<std::string, std::unique_ptr<ReadableFile>>>();
-  return [own = std::move(own), files](const std::string& name, uint64_t offset, uint64_t size) {
-    auto& file = (*files)[name];
-    if (file == nullptr) file = own->open(name);
-    Bytes bytes(size);
-    const ReadOp op{file.get(), offset, size, bytes.data()};
-    if (size > 0) own->read({&op, 1}, {}, [](size_t, ByteView) {});
-    return bytes;
-  };
 }
 
 }  // namespace
@@ -235,7 +213,7 @@ void Tier::load(const Choice& choice, const Deadline& deadline, const FastTier::
   std::promise<void> served;
   if (is_far) {
     meets_.post([&] {
-      fetching->serve(meeting_, step.save_id, deadline);
+      fetching->serve(meeting_, step.save_id, [&] { return deadline; });
       served.set_value();
     });
   }
@@ -262,6 +240,7 @@ void Tier::adopt(const Choice& choice) {
   run_.note_ordinal(hosts_.ordinal);
   for (const SaidStep& each : choice.of_run) {
     run_.note_ordinal(each.lineage.ordinal);
+    if (each.is_drained) drains_.note_drained(each.step);
     if (!each.drains || each.is_drained || !each.is_whole()) continue;
     drain(each.step, each.save_id,
           std::make_shared<Pending::State>(fmt::format("copying step {}", each.step),
@@ -304,13 +283,14 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
       const auto found = load_there(comm, step, fallback, limit, given, damaged, choice);
       if (!choice.step) {
         adopt(choice);
+        if (found) drains_.note_drained(*found);
         return found;
       }
     }
     try {
       load(choice, limit(), given);
     } catch (const Error& error) {
-      if (!is_about_hosts(error) || !(choice.stands_there || fallback)) throw;
+      if (!is_about_files(error) || !(choice.stands_there || fallback)) throw;
       damaged.insert(choice.step->save_id);
       if (comm.is_coordinator()) {
         log(LogLevel::kWarning,

@@ -28,12 +28,14 @@ class TierStep final : public HostStep {
       : HostStep(step, drains), tier_(std::move(tier)), drained_(std::move(drained)) {}
   ~TierStep() override {  // unless it has ended: the save has failed in its call
     if (drained_ == nullptr || !drained_->belongs_here()) return;
+    if (!begun_.empty()) tier_->folder().root()->tidy(begun_);
     drained_->end(std::make_exception_ptr(
         Error(ErrorCode::kInterrupted, "the step was not saved to the hosts")));
   }
 
   std::shared_ptr<Storage> storage(const std::string& save_id) override {
-    return tier_->folder().at(folder_of(save_id));
+    begun_ = folder_of(save_id);
+    return tier_->folder().at(begun_);
   }
   void meet(const std::function<void(const Communicator&)>& work) override {
     tier_->meets().run([&] { work(tier_->meeting()); });
@@ -64,6 +66,7 @@ class TierStep final : public HostStep {
     return HostFolder::folder_of(step(), save_id);
   }
   const std::shared_ptr<Tier> tier_;
+  std::string begun_;                        // the folder
   std::shared_ptr<Pending::State> drained_;  // null: it is over to the tier
 };
 
@@ -116,23 +119,29 @@ Pending Tier::begin(uint64_t step, bool forced, RunStep& begun, const std::share
       fmt::format("copying step {} to {}", step, run_.directory().location().describe());
   const auto drained = std::make_shared<Pending::State>(what, Deadline::never());
   begun.hosts = std::make_shared<TierStep>(self, step, drains, drained);
+  const auto before = options_.reuse ? known(std::nullopt) : std::nullopt;
+  if (before) begun.reuse = std::make_shared<const Location>(folder_.at(before->folder));
   if (meeting_.is_coordinator()) begin_mark(lineage_of(begun.attributes).run);
   return Pending(drained);
 }
 
-std::string Tier::url_of(uint64_t step) {
+// The newest step that this process knows, or the newest one of a number, as this host has it.
+std::optional<HeldStep> Tier::known(std::optional<uint64_t> step) {
   std::string save_id;
   {
     const std::lock_guard lock(mutex_);
     for (const Known& each : known_) {
-      if (each.step == step) save_id = each.save_id;  // the last counts
+      if (each.step == step.value_or(each.step)) save_id = each.save_id;  // the last counts
     }
   }
-  if (save_id.empty()) return "";
-  const auto held = folder_.find(save_id);
+  return save_id.empty() ? std::nullopt : folder_.find(save_id);
+}
+
+std::string Tier::url_of(uint64_t step) {
+  const auto held = known(step);
   if (!held) return "";
   const std::vector<int> owners(held->about.files.size(), 0);
-  opened_.emplace(save_id,
+  opened_.emplace(held->about.save_id,
                   hosts_storage(folder_.at(held->folder), held->about, owners, 0, nullptr));
   return opened_->url();
 }
@@ -159,10 +168,11 @@ void Tier::mark() {
     run_.directory().location().shared()->put(name, to_bytes(run_id), Condition::always(),
                                               name + ".tmp", Deadline::after(kMarkerTime));
   } catch (const Error& error) {
-    return log(LogLevel::kWarning,
-               fmt::format("until a step is in the run's directory, which can't be written now, a "
-                           "restart does not find the steps on the hosts: {}",
-                           error.what()));
+    return log_once(
+        LogLevel::kWarning,
+        fmt::format("until a step is in the run's directory, which can't be written now, a "
+                    "restart does not find the steps on the hosts: {}",
+                    error.what()));
   }
   lock.lock();
   marked_ = run_id;
@@ -186,7 +196,7 @@ void Tier::copy(uint64_t step, const std::string& save_id) {
   }
   copies_in_.post([this, step, save_id] {
     try {
-      copy_to_hosts(copying_, folder_, save_id, targets_, interrupt_);
+      copy_from_hosts(copying_, folder_, step, save_id, hosts_.first_of, targets_, interrupt_);
     } catch (...) {
       log(LogLevel::kWarning,
           fmt::format("step {} has no copies on other hosts: {}", step, current_error().what()));
@@ -201,14 +211,23 @@ void Tier::drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pend
   drains_in_.post([this] { drains_.work(draining_, is_first()); });
 }
 
+void Tier::leave(RunStep& begun, const std::string& why) {
+  say_full(begun.hosts->step(), why);
+  begun.hosts = nullptr;
+  begun.reuse = nullptr;  // it is on the host
+}
+
 void Tier::saved_straight(uint64_t step, const Error& why) {
-  if (!std::exchange(has_said_full_, true) && meeting_.is_coordinator()) {
-    log(LogLevel::kWarning,
-        fmt::format("the fast tier is full, so step {} is saved straight to {}, as are later ones "
-                    "while that lasts: {}",
-                    step, run_.directory().location().describe(), why.what()));
-  }
+  say_full(step, why.what());
   run_.prune_after(step);
+}
+
+void Tier::say_full(uint64_t step, const std::string& why) {
+  if (!meeting_.is_coordinator() || has_said_full_.exchange(true)) return;
+  log(LogLevel::kWarning,
+      fmt::format("the fast tier is full, so step {} is saved straight to {}, as are later ones "
+                  "while that lasts: {}",
+                  step, run_.directory().location().describe(), why));
 }
 
 // All ranks decide alike; the first one of each host removes.
@@ -267,41 +286,31 @@ void Tier::end() {
 
 }  // namespace engine
 
-struct FastTier::State {
-  std::shared_ptr<engine::Tier> tier;
-};
-
 FastTier::FastTier(ManagedRun& run, FastOptions options, Communicator meeting,
                    Communicator draining, Communicator copying, Deadline deadline)
-    : state_(std::make_unique<State>()) {
-  state_->tier = std::make_shared<engine::Tier>(run, std::move(options), std::move(meeting),
-                                                std::move(draining), std::move(copying));
-  state_->tier->meet(deadline);
+    : tier_(std::make_shared<engine::Tier>(run, std::move(options), std::move(meeting),
+                                           std::move(draining), std::move(copying))) {
+  tier_->meet(deadline);
 }
 
 FastTier::~FastTier() {
-  if (state_ != nullptr) end();
+  if (tier_ != nullptr) end();
 }
-FastTier::FastTier(FastTier&& other) noexcept = default;
 
 Pending FastTier::begin(uint64_t step, bool forced, RunStep& begun) {
-  return state_->tier->begin(step, forced, begun, state_->tier);
+  return tier_->begin(step, forced, begun, tier_);
 }
-
-std::string FastTier::url_of(uint64_t step) const { return state_->tier->url_of(step); }
-
+bool FastTier::is_full() const { return tier_->is_full(); }
+void FastTier::leave(RunStep& begun, const std::string& why) { tier_->leave(begun, why); }
+void FastTier::went_straight() { tier_->went_straight(); }
+bool FastTier::has_begun(const RunStep& begun) const { return begun.hosts->has_begun(); }
+std::string FastTier::url_of(uint64_t step) const { return tier_->url_of(step); }
 std::optional<uint64_t> FastTier::restore(const Communicator& comm, std::optional<uint64_t> step,
                                           bool fallback, const ManagedRun::Limit& limit,
                                           const Load& load) {
-  return state_->tier->restore(comm, step, fallback, limit, load);
+  return tier_->restore(comm, step, fallback, limit, load);
 }
-
-bool FastTier::take_full() { return state_->tier->take_full(); }
-
-bool FastTier::has_begun(const RunStep& begun) const { return begun.hosts->has_begun(); }
-
-void FastTier::wait(const Deadline& deadline) { state_->tier->wait(deadline); }
-
-void FastTier::end() { state_->tier->end(); }
+void FastTier::wait(const Deadline& deadline) { tier_->wait(deadline); }
+void FastTier::end() { tier_->end(); }
 
 }  // namespace tilestone

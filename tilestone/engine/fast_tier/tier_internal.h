@@ -15,8 +15,8 @@
 #include "tilestone/engine/fast_tier/drains_internal.h"
 #include "tilestone/engine/fast_tier/fast_tier.h"
 #include "tilestone/engine/fast_tier/host_folder_internal.h"
+#include "tilestone/engine/fast_tier/hosts_storage_internal.h"
 #include "tilestone/engine/fast_tier/met_hosts_internal.h"
-#include "tilestone/engine/fast_tier/step_url_internal.h"
 #include "tilestone/engine/fast_tier/worker_internal.h"
 #include "tilestone/engine/save/on_hosts_internal.h"
 
@@ -41,7 +41,9 @@ class Tier {
   void saved_straight(uint64_t step, const Error& why);
   // Instead: the save has failed, because a host's disk is full.
   void failed_full() { was_full_ = true; }
-  bool take_full() { return was_full_.exchange(false); }
+  bool is_full() const { return was_full_; }
+  void leave(RunStep& begun, const std::string& why);
+  void went_straight() { was_full_ = false; }
   std::string url_of(uint64_t step);
 
   // ---- Restoring
@@ -75,12 +77,14 @@ class Tier {
     static Choice decode(ByteView bytes);
   };
 
+  std::optional<HeldStep> known(std::optional<uint64_t> step);
   void drain(uint64_t step, const std::string& save_id, std::shared_ptr<Pending::State> ended);
   void copy(uint64_t step, const std::string& save_id);
   void prune();
   void begin_mark(const std::string& run_id);
   void mark();
   void refuse_in_child() const;
+  void say_full(uint64_t step, const std::string& why);
   bool is_first() const { return hosts_.is_first(meeting_.rank()); }
   bool is_of_parent() const { return process_ != ::getpid(); }  // this is a forked child
 
@@ -116,7 +120,7 @@ class Tier {
   std::atomic<bool> was_full_ = false;
   bool is_over_ = false;
   bool has_said_others_ = false;
-  bool has_said_full_ = false;     // used by the thread of the meetings
+  std::atomic<bool> has_said_full_ = false;
   std::optional<StepUrl> opened_;  // what url_of() has returned
   Drains drains_;
   Worker meets_, drains_in_, copies_in_;  // last: their threads use the others

@@ -69,8 +69,6 @@ class Rounds {
 
   const Communicator& comm() const { return comm_; }
   Deadline deadline() const { return deadline_; }
-  // From now on, the rounds end with this one.
-  void renew(Deadline deadline) { deadline_ = std::move(deadline); }
 
   // Runs work between two rounds. Its failure is returned, because the others learn of it in the
   // next round. Only an interrupt's reason is thrown: it ends the call at once (see above).

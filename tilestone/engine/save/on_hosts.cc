@@ -123,6 +123,7 @@ void OnHosts::save_straight(const Communicator& comm) {
   planned.written.clear();
   planned.result.bytes_written = 0;
   const SaveShare& share = planned.share;
+  share.options.step->reuse = nullptr;  // it is on the host
   try {
     const Bytes staging = saving.rounds.run(
         "beginning", [](Deadline) { return Bytes(); },

@@ -277,4 +277,12 @@ bool may_be_checkpoint(Storage& storage, std::span<const std::string> files) {
   return may_be && any_checkpoint(storage, *torch_dist_format());
 }
 
+bool is_about_files(const Error& error) {
+  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
+    return false;
+  }
+  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
+         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
+}
+
 }  // namespace tilestone::engine

@@ -40,6 +40,10 @@ void follow(const RunDirectory& run, std::vector<StepInfo> steps,
 // one can't be read, `state` is kDamaged and `problem` says why.
 void read_lineage(Storage& storage, StepInfo& info);
 
+// Whether a load failed because of what is there, and not of what was asked for: a key that an
+// intact checkpoint lacks.
+bool is_about_files(const Error& error);
+
 // Whether there is something that may be a checkpoint: one that exists or is damaged. Opens none.
 bool may_be_checkpoint(Storage& storage);
 // The same, where these files are directly there.

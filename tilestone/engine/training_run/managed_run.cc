@@ -66,16 +66,6 @@ std::optional<Chosen> decode_choice(ByteView bytes) {
   return chosen;
 }
 
-// Whether a load failed because of what is in the directory, and not of what was asked for: a key
-// that an intact checkpoint lacks.
-bool is_about_files(const Error& error) {
-  if (error.code() == ErrorCode::kNotFound && !error.key().empty() && error.file().empty()) {
-    return false;
-  }
-  return error.code() == ErrorCode::kNotFound || error.code() == ErrorCode::kCorrupt ||
-         error.code() == ErrorCode::kUnsafe || error.code() == ErrorCode::kCoverage;
-}
-
 // The durable step of a number. Error(kNotFound), or why it is damaged.
 StepInfo expect_durable(const RunDirectory& run, uint64_t step) {
   const auto found = run.find(step);
@@ -380,7 +370,8 @@ struct ManagedRun::State {
     auto made = std::make_shared<RunStep>();
     made->name = fmt::format("step {}", step);
     made->strict = options.strict;
-    if (options.reuse) made->reuse = engine::step_to_reuse(directory, last_folders);
+    if (options.reuse && !options.on_hosts)
+      made->reuse = engine::step_to_reuse(directory, last_folders);
     if (!comm.is_coordinator()) return made;
     end_last();
     const std::vector<StepInfo> steps = steps_for(step);
@@ -557,7 +548,7 @@ std::optional<uint64_t> ManagedRun::restore(const Communicator& comm, std::optio
       state_->steps_seen = std::nullopt;
       return chosen->step;
     } catch (const Error& error) {
-      if (step || !is_about_files(error)) throw;
+      if (step || !engine::is_about_files(error)) throw;
       const auto next = decode_choice(decided_by_rank_0(comm, kChoice, limit(), [&] {
         return encode_choice(state_->choose_again(*chosen, error, fallback));
       }));
