@@ -66,7 +66,7 @@ std::vector<engine::SaveShare> shares_of(const Kind& kind, int64_t first) {
   }
   const auto made = orders_by_exchange(messages, save_id, *shares[0].format, false);
   for (size_t rank = 0; rank < kRanks; ++rank) {
-    engine::Orders orders = engine::Orders::decode(made.orders[rank]);
+    engine::Orders orders = made.orders[rank];
     shares[rank].assignment = std::move(orders.assignment);
     if (shares[rank].format->needs_grid()) set_grids(shares[rank], orders.grids);
   }

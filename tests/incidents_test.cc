@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/comm/together_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/format/torch_dist/torch_dist.h"
@@ -296,7 +297,7 @@ TEST(Incident, RanksThatMakeOneDirectoryAtOnceAllSucceed) {
   for (int round = 0; round < 20; ++round) {
     const fs::path root = folder.path() / std::to_string(round) / "a" / "b";
     const auto texts = failures(8, [&](Communicator comm) {
-      comm.barrier(Deadline::after(std::chrono::seconds(60)));
+      barrier(comm, Deadline::after(std::chrono::seconds(60)));
       posix_storage(root.string())->directories()->make("c/d");
     });
     EXPECT_THAT(texts, Each(std::string()));

@@ -12,7 +12,7 @@
 #include "python/src/bindings.h"
 #include "python/src/requests.h"
 #include "tilestone/base/per_process.h"
-#include "tilestone/engine/save/async_save_internal.h"
+#include "tilestone/engine/save/background_internal.h"
 #include "tilestone/engine/session_internal.h"
 
 namespace tilestone::python {
@@ -35,7 +35,7 @@ class Saves {
       if (one.finished()) finished.push_back(one);
     }
     std::erase_if(saves_, [](const AsyncSave& one) {
-      return one.finished() && !engine::OfAsyncSave::has_unheard_failure(one);
+      return one.finished() && !engine::OfAsyncSave::of(one).has_unheard_failure();
     });
     saves_.push_back(save);
   }
@@ -90,11 +90,13 @@ std::vector<std::string> end_saves(double seconds) {
     throw;
   }
   if (!left().empty()) {
-    for (const AsyncSave& save : open) engine::OfAsyncSave::end_with_program(save);
+    for (const AsyncSave& save : open) {
+      engine::OfAsyncSave::of(save).abandon("was abandoned, because its program has ended");
+    }
     wait(kEndTime);
   }
   without_gil([&] {
-    for (const AsyncSave& save : open) engine::OfAsyncSave::log_failure(save);
+    for (const AsyncSave& save : open) engine::OfAsyncSave::of(save).log_failure();
   });
   return left();
 }

@@ -51,12 +51,12 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   Bytes broadcast(ByteView mine, int root, Deadline deadline) override {
-    return call_in_step("broadcast", deadline, [&](nb::handle self) {
+    return call("broadcast", deadline, [&](nb::handle self) {
       return one(operate(self.attr("broadcast"), deadline, python_bytes(mine), root));
     });
   }
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) override {
-    return call_in_step("all_to_all", deadline, [&](nb::handle self) {
+    return call("all_to_all", deadline, [&](nb::handle self) {
       return many(operate(self.attr("all_to_all"), deadline, python_list(to)));
     });
   }
@@ -88,7 +88,6 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     });
   }
   void enter(uint64_t number) override {
-    left_for_.reset();
     with_gil("enter", [&] { kept_object(object_).attr("enter")(number); });
   }
   void abort(const Error& why) override {
@@ -136,34 +135,6 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
     if (object.is_none()) return out;
     for (nb::handle item : object) out.push_back(one(item));
     return out;
-  }
-
-  // For operations between the rounds of a save or load (the rounds handle their own errors). If a
-  // rank leaves an operation because of an exception of its caller, of a signal handler for
-  // example, its operations no longer match those of the other ranks. So it ends the call, for them
-  // and for itself.
-  template <typename Work>
-  std::invoke_result_t<Work, nb::handle> call_in_step(const char* operation, Deadline deadline,
-                                                      Work&& work) {
-    if (left_for_) throw Error(*left_for_);
-    try {
-      return call(operation, deadline, work);
-    } catch (Error& error) {
-      if (error.cause() && memory_ != nullptr) {
-        left_for_ = error.with_rank(rank_);
-        end_call(error);
-      }
-      throw;
-    }
-  }
-
-  void end_call(const Error& why) {
-    try {
-      abort(why);
-    } catch (...) {
-      log(LogLevel::kWarning, std::string("could not send this rank's error to the other ranks: ") +
-                                  current_error().what());
-    }
   }
 
   template <typename Work>
@@ -214,8 +185,7 @@ class PythonCommunicator : public CommunicatorImpl, private CallPort {
   int rank_;
   int size_;
   std::string name_;
-  CallMemory* memory_ = nullptr;   // the object's call_memory
-  std::optional<Error> left_for_;  // the error with which this rank has ended the call
+  CallMemory* memory_ = nullptr;  // the object's call_memory
 };
 
 Deadline deadline_of(std::optional<double> timeout) {
@@ -234,49 +204,51 @@ std::vector<nb::bytes> all_to_python(const std::vector<Bytes>& parts) {
   return out;
 }
 
+template <typename Operation>
+auto operated(std::optional<double> timeout, const Operation& operation) {
+  const Deadline deadline = deadline_of(timeout);
+  return without_gil([&](const Stop& stop) { return operation(deadline.with_interrupt(stop)); });
+}
+
 void bind_calls(nb::class_<Communicator>& bound) {
+  using Timeout = std::optional<double>;
+  using Parts = std::vector<nb::bytes>;
   bound
       .def(
           "gather",
-          [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
-            const Deadline deadline = deadline_of(timeout);
-            const ByteView view = byte_view(mine);
-            return all_to_python(without_gil([&](const Stop& stop) {
-              return comm.gather(view, root, deadline.with_interrupt(stop));
-            }));
+          [](const Communicator& comm, nb::bytes mine, int root, Timeout timeout) {
+            const auto work = [&, view = byte_view(mine)](const Deadline& deadline) {
+              return comm.gather(view, root, deadline);
+            };
+            return all_to_python(operated(timeout, work));
           },
           "mine"_a, "root"_a, "timeout"_a = nb::none(),
           "On root, every rank's bytes in the order of ranks; on other ranks an empty list.")
       .def(
           "scatter",
-          [](const Communicator& comm, const std::vector<nb::bytes>& parts, int root,
-             std::optional<double> timeout) {
-            auto owned = all_of(parts);
-            const Deadline deadline = deadline_of(timeout);
-            return python_bytes(without_gil([&](const Stop& stop) {
-              return comm.scatter(std::move(owned), root, deadline.with_interrupt(stop));
-            }));
+          [](const Communicator& comm, const Parts& parts, int root, Timeout timeout) {
+            const auto work = [&, owned = all_of(parts)](const Deadline& deadline) {
+              return comm.scatter(owned, root, deadline);
+            };
+            return python_bytes(operated(timeout, work));
           },
           "parts"_a, "root"_a, "timeout"_a = nb::none())
       .def(
           "broadcast",
-          [](const Communicator& comm, nb::bytes mine, int root, std::optional<double> timeout) {
-            const Deadline deadline = deadline_of(timeout);
-            const ByteView view = byte_view(mine);
-            return python_bytes(without_gil([&](const Stop& stop) {
-              return comm.broadcast(view, root, deadline.with_interrupt(stop));
-            }));
+          [](const Communicator& comm, nb::bytes mine, int root, Timeout timeout) {
+            const auto work = [&, view = byte_view(mine)](const Deadline& deadline) {
+              return comm.broadcast(view, root, deadline);
+            };
+            return python_bytes(operated(timeout, work));
           },
           "mine"_a, "root"_a, "timeout"_a = nb::none())
       .def(
           "all_to_all",
-          [](const Communicator& comm, const std::vector<nb::bytes>& to,
-             std::optional<double> timeout) {
-            auto owned = all_of(to);
-            const Deadline deadline = deadline_of(timeout);
-            return all_to_python(without_gil([&](const Stop& stop) {
-              return comm.all_to_all(std::move(owned), deadline.with_interrupt(stop));
-            }));
+          [](const Communicator& comm, const Parts& to, Timeout timeout) {
+            const auto work = [&, owned = all_of(to)](const Deadline& deadline) {
+              return comm.all_to_all(owned, deadline);
+            };
+            return all_to_python(operated(timeout, work));
           },
           "to"_a, "timeout"_a = nb::none());
 }

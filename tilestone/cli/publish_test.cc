@@ -44,7 +44,7 @@ TEST_F(Unpublished, PublishSaysWhichRanksAreMissingAndWhatIsUnpublished) {
   save_rank(0);
   const Ran refused = tilestone_command({"publish", path_});
   EXPECT_EQ(refused.code, kIoFailed);
-  EXPECT_THAT(refused.err, HasSubstr("1 of its ranks has not written (rank 1)"));
+  EXPECT_THAT(refused.err, HasSubstr("1 of its 2 ranks has not written (rank 1)"));
   const Ran listed = tilestone_command({"publish", path_, "--list", "--json"});
   EXPECT_EQ(listed.code, kOk);
   const auto saves = nlohmann::json::parse(listed.out);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/operation_internal.h"
+#include "tilestone/comm/rendezvous_internal.h"
 
 namespace tilestone::comm_internal {
 namespace {
@@ -97,13 +97,12 @@ class Coordinator {
         why = *notice.lost;
         continue;
       }
-      const Unpacked said = unpack(notice.bytes);
-      if (said.kind == MessageKind::kHello) {
-        on_hello(notice.rank, said);
-      } else if (said.kind == MessageKind::kWithdrawal) {
-        on_withdrawal(notice.rank, said, first);
-      } else if (said.kind == MessageKind::kConfirmation &&
-                 unpack_number(said.content) == own_.nonce) {
+      CallNotice said = CallNotice::from(notice);
+      if (said.kind == NoticeOf::kHello) {
+        on_hello(notice.rank, std::move(said));
+      } else if (said.kind == NoticeOf::kWithdrawal) {
+        on_withdrawal(notice.rank, std::move(said), first);
+      } else if (said.kind == NoticeOf::kConfirmation && said.number == own_.nonce) {
         confirmed_[notice.rank] = said.nonce;
       }
     }
@@ -111,18 +110,17 @@ class Coordinator {
     return !notices.empty();
   }
 
-  void on_hello(int rank, const Unpacked& said) {
-    Hello hello = Hello::decode(said.content);
-    note_age(hello);
-    waiting_.insert_or_assign(rank, std::move(hello));
+  void on_hello(int rank, CallNotice said) {
+    note_age(*said.hello);
+    waiting_.insert_or_assign(rank, *std::move(said.hello));
     if (memory_.unaware.erase(rank) == 0) return;
-    port_.post({{rank, pack(MessageKind::kHere, said.nonce, {}), {}}}, deadline_);
+    port_.post({CallNotice{NoticeOf::kHere, said.nonce}.to(rank)}, deadline_);
   }
 
   // A rank that leaves the call while the coordinator waits in it makes the call fail on all ranks.
   // A rank that left before may be about to arrive again.
-  void on_withdrawal(int rank, const Unpacked& said, bool first) {
-    Hello hello = unpack_withdrawal(said.content, rank);
+  void on_withdrawal(int rank, CallNotice said, bool first) {
+    Hello hello = *std::move(said.hello);
     const auto found = waiting_.find(rank);
     const bool seen = found != waiting_.end() && found->second.nonce == said.nonce &&
                       !unconfirmed(rank, found->second, in_doubt());
@@ -176,7 +174,7 @@ class Coordinator {
       uint64_t& asked = asked_[rank];
       if (asked == hello.nonce) continue;
       asked = hello.nonce;
-      questions.push_back({rank, pack_number(MessageKind::kQuestion, hello.nonce, own_.nonce), {}});
+      questions.push_back(CallNotice{NoticeOf::kQuestion, hello.nonce, own_.nonce}.to(rank));
     }
     if (!questions.empty()) port_.post(std::move(questions), deadline_);
   }
@@ -188,7 +186,7 @@ class Coordinator {
     std::map<int, Hello> began = std::exchange(waiting_, {});
     for (const auto& [rank, hello] : began) {
       if (rank == 0) continue;
-      answers.push_back({rank, pack_number(MessageKind::kGo, hello.nonce, number), {}});
+      answers.push_back(CallNotice{NoticeOf::kGo, hello.nonce, number}.to(rank));
       memory_.answered[rank] = hello.nonce;
     }
     const std::optional<Error> left = let_begin(std::move(answers), number, began);
@@ -220,15 +218,14 @@ class Coordinator {
     std::optional<Error> left;
     for (const Notice& notice : port_.newest(Deadline::after(std::chrono::seconds(0)), deadline_)) {
       if (notice.lost) continue;  // the call's operations will report it
-      const Unpacked said = unpack(notice.bytes);
-      if (said.kind == MessageKind::kHello) {  // the rank has left and arrived at its next call
-        waiting_.insert_or_assign(notice.rank, Hello::decode(said.content));
+      const CallNotice said = CallNotice::from(notice);
+      if (said.kind == NoticeOf::kHello) {  // the rank has left and arrived at its next call
+        waiting_.insert_or_assign(notice.rank, *said.hello);
         left = Error(ErrorCode::kRankFailed,
                      own_.name() + ": rank " + std::to_string(notice.rank) + " left the call");
         left->with_rank(notice.rank);
-      } else if (said.kind == MessageKind::kWithdrawal &&
-                 said.nonce == began.at(notice.rank).nonce) {
-        left = unpack_withdrawal(said.content, notice.rank).left;
+      } else if (said.kind == NoticeOf::kWithdrawal && said.nonce == began.at(notice.rank).nonce) {
+        left = said.hello->left;
       }
     }
     return left;
@@ -282,7 +279,8 @@ class Coordinator {
           memory_.answered[rank] = found->second.nonce;
           waiting_.erase(found);
         }
-        notices.push_back({rank, pack_withdrawal(memory_.answered[rank], own_, error), {}});
+        notices.push_back(
+            CallNotice{NoticeOf::kWithdrawal, memory_.answered[rank], 0, own_, error}.to(rank));
         memory_.unaware.insert(rank);
       }
       port_.post(std::move(notices), farewell_deadline());
@@ -294,22 +292,15 @@ class Coordinator {
   }
 
   void refuse_present(const Error& error) {
-    std::vector<int> ranks;
-    for (const auto& [rank, hello] : waiting_) {
-      if (!hello.left) ranks.push_back(rank);
-    }
-    refuse(ranks, error);
-  }
-
-  void refuse(const std::vector<int>& ranks, const Error& error) {
-    const std::vector<std::byte> content = error.encode();
     std::vector<Notice> answers;
-    for (int rank : ranks) {
-      const auto hello = waiting_.extract(rank);
-      if (rank == 0) continue;
-      memory_.answered[rank] = hello.mapped().nonce;
-      answers.push_back({rank, pack(MessageKind::kRefusal, hello.mapped().nonce, content), {}});
-    }
+    std::erase_if(waiting_, [&](const auto& entry) {
+      const auto& [rank, hello] = entry;
+      if (hello.left) return false;
+      if (rank == 0) return true;
+      memory_.answered[rank] = hello.nonce;
+      answers.push_back(CallNotice{NoticeOf::kRefusal, hello.nonce, 0, {}, error}.to(rank));
+      return true;
+    });
     port_.post(std::move(answers), farewell_deadline());
   }
 

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/operation_internal.h"
+#include "tilestone/comm/rendezvous_internal.h"
 
 namespace tilestone::comm_internal {
 namespace {
@@ -22,7 +22,7 @@ class Member {
   // Waits for all ranks. Returns the call's number.
   uint64_t arrive() {
     try {
-      port_.post({{0, pack(MessageKind::kHello, hello_.nonce, hello_.encode()), {}}}, deadline_);
+      say({NoticeOf::kHello, hello_.nonce, 0, hello_}, deadline_);
       while (true) {
         const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
         if (const std::optional<uint64_t> number = answer(until)) return *number;
@@ -44,30 +44,28 @@ class Member {
   std::optional<uint64_t> answer(Deadline deadline) {
     for (const Notice& notice : port_.newest(deadline, limit_)) {
       if (notice.lost) throw rank_failed(hello_.name(), {0}, *notice.lost);
-      const Unpacked answer = unpack(notice.bytes);
+      const CallNotice answer = CallNotice::from(notice);
       const bool mine = answer.nonce == hello_.nonce;
       waiting_.erase(0);
-      if (answer.kind == MessageKind::kWithdrawal) {
-        const Hello left = unpack_withdrawal(answer.content, 0);
-        waiting_.insert_or_assign(0, left);
+      if (answer.kind == NoticeOf::kWithdrawal) {
+        waiting_.insert_or_assign(0, *answer.hello);
         answered_ = answered_ || mine;
-        if (mine) throw Error(*left.left);
+        if (mine) throw Error(*answer.hello->left);
       }
-      if (!mine || answer.kind == MessageKind::kHere) continue;
-      if (answer.kind == MessageKind::kQuestion) {
-        if (!leaving_) confirm(answer);
+      if (!mine || answer.kind == NoticeOf::kHere) continue;
+      if (answer.kind == NoticeOf::kQuestion) {
+        if (!leaving_) say({NoticeOf::kConfirmation, answer.nonce, answer.number}, deadline_);
         continue;
       }
       answered_ = true;
-      if (answer.kind == MessageKind::kRefusal) throw Error::decode(answer.content);
-      return unpack_number(answer.content);
+      if (answer.kind == NoticeOf::kRefusal) throw Error(*answer.error);
+      return answer.number;
     }
     return std::nullopt;
   }
 
-  void confirm(const Unpacked& question) {
-    const Bytes answer = pack(MessageKind::kConfirmation, question.nonce, question.content);
-    port_.post({{0, answer, {}}}, deadline_);
+  void say(const CallNotice& notice, const Deadline& deadline) {
+    port_.post({notice.to(0)}, deadline);
   }
 
   bool coordinator_left() const {
@@ -82,7 +80,7 @@ class Member {
     leaving_ = true;
     try {
       limit_ = farewell_deadline();
-      port_.post({{0, pack_withdrawal(hello_.nonce, hello_, why), {}}}, limit_);
+      say({NoticeOf::kWithdrawal, hello_.nonce, 0, hello_, why}, limit_);
       const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
       if (!number) return;
       port_.enter(*number);

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/comm/arrival_internal.h"
 #include "tilestone/comm/call_port.h"
+#include "tilestone/comm/rendezvous_internal.h"
 
 namespace tilestone {
 

@@ -18,6 +18,7 @@
 #include "tilestone/comm/call_testing.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/comm/together_testing.h"
 
 namespace tilestone::call_random_test {
 
@@ -52,7 +53,7 @@ bool make_call(const Communicator& comm, const std::string& location, millisecon
   try {
     Call call(comm, "save", location, deadline);
     try {
-      const auto all = comm.all_gather(as_bytes(location), deadline);
+      const auto all = all_gather(comm, as_bytes(location), deadline);
       for (const Bytes& other : all) EXPECT_EQ(as_text(other), location);
       return true;
     } catch (...) {

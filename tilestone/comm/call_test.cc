@@ -14,6 +14,7 @@
 #include "tilestone/comm/call_testing.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/comm/together_testing.h"
 
 namespace tilestone::call_test {
 
@@ -423,7 +424,7 @@ TEST(Call, ACallInsideACallOfTheSameThreadIsRefused) {
     const Call call(comm, "save", "a", plenty());
     EXPECT_THAT(failure_of([&] { const Call inner(comm, "save", "b", plenty()); }),
                 HasSubstr("already"));
-    comm.barrier(plenty());
+    barrier(comm, plenty());
   });
 }
 

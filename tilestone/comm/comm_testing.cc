@@ -55,15 +55,11 @@ void expect_all_bytes(const std::vector<Bytes>& found, const std::vector<Bytes>&
 }
 
 // The kinds of operations.
-enum class CollectiveKind { kGather, kScatter, kBroadcast, kAllToAll, kAllGather, kBarrier };
-constexpr CollectiveKind kKinds[] = {CollectiveKind::kGather,    CollectiveKind::kScatter,
-                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll,
-                                     CollectiveKind::kAllGather, CollectiveKind::kBarrier};
+enum class CollectiveKind { kGather, kScatter, kBroadcast, kAllToAll };
+constexpr CollectiveKind kKinds[] = {CollectiveKind::kGather, CollectiveKind::kScatter,
+                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
 
-bool has_root(CollectiveKind kind) {
-  return kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
-         kind == CollectiveKind::kBroadcast;
-}
+bool has_root(CollectiveKind kind) { return kind != CollectiveKind::kAllToAll; }
 
 // Runs one operation and checks its result. The bytes that are sent depend on `number`. Kinds
 // without a root ignore `root`.
@@ -95,11 +91,6 @@ class Step {
       case CollectiveKind::kAllToAll:
         return expect_all_bytes(comm_.all_to_all(to_all(), deadline_), all_to(comm_.rank()),
                                 what("all_to_all"));
-      case CollectiveKind::kAllGather:
-        return expect_all_bytes(comm_.all_gather(sent(comm_.rank(), 0), deadline_), all_to(0),
-                                what("all_gather"));
-      case CollectiveKind::kBarrier:
-        return comm_.barrier(deadline_);
     }
   }
 
@@ -169,8 +160,6 @@ bool needs(CollectiveKind kind, int rank, int root, int absent, bool* surely) {
       *surely = root == absent;
       return rank == root || root == absent;
     case CollectiveKind::kAllToAll:
-    case CollectiveKind::kAllGather:
-    case CollectiveKind::kBarrier:
       *surely = true;
   }
   return true;
@@ -200,13 +189,6 @@ void expect_names(const std::optional<Error>& error, int absent, bool surely,
   EXPECT_TRUE(names(error->message(), absent)) << what << ": " << error->what();
 }
 
-// In an all_gather, rank 0 learns first which rank is missing and tells the others, which must wait
-// longer for this.
-bool waits_for_verdict(CollectiveKind kind, int rank, int absent) {
-  return (kind == CollectiveKind::kAllGather || kind == CollectiveKind::kBarrier) && rank != 0 &&
-         absent != 0;
-}
-
 void check_missing_in(const Communicator& comm, CollectiveKind kind, int root, int absent,
                       uint64_t number, const Rendezvous& rendezvous) {
   const auto same_size = [](int, int) { return size_t{3000}; };
@@ -217,10 +199,8 @@ void check_missing_in(const Communicator& comm, CollectiveKind kind, int root, i
   if (comm.rank() != absent) {
     bool surely = false;
     const bool may_fail = needs(kind, comm.rank(), root, absent, &surely);
-    const bool patient = !may_fail || waits_for_verdict(kind, comm.rank(), absent);
-    const auto error =
-        Step(comm, kind, root, number, same_size, Deadline::after(patient ? kPlenty : kShort))
-            .error();
+    const Deadline deadline = Deadline::after(may_fail ? kShort : kPlenty);
+    const auto error = Step(comm, kind, root, number, same_size, deadline).error();
     if (may_fail) {
       expect_names(error, absent, surely, what);
     } else {

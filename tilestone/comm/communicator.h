@@ -73,10 +73,6 @@ class Communicator {
   std::vector<Bytes> all_to_all(std::vector<Bytes> to, Deadline deadline) const {
     return impl_->all_to_all(std::move(to), deadline);
   }
-  // The bytes of every rank, by rank, on every rank.
-  std::vector<Bytes> all_gather(ByteView mine, Deadline deadline) const;
-  // Returns when all ranks have called it.
-  void barrier(Deadline deadline) const;
   CallPort* call_port() const { return impl_->call_port(); }
 
  private:

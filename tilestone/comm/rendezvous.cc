@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "tilestone/base/error.h"
 #include "tilestone/comm/operation_internal.h"
 
 namespace tilestone::comm_internal {
@@ -72,6 +73,51 @@ std::string who_is_where(const std::vector<std::optional<Hello>>& hellos) {
   std::string text;
   for (const auto& part : parts) text += (text.empty() ? "" : "; ") + part.second;
   return text;
+}
+
+Notice CallNotice::to(int rank) const {
+  ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(kind));
+  writer.u64(nonce);
+  writer.u64(number);
+  writer.blob(hello ? hello->encode() : Bytes());
+  writer.blob(error ? error->encode() : Bytes());
+  return {rank, std::move(writer).take(), {}};
+}
+
+CallNotice CallNotice::from(const Notice& notice) {
+  ByteReader reader(notice.bytes, "notice of a call");
+  CallNotice said{static_cast<NoticeOf>(reader.u8()), reader.u64(), reader.u64()};
+  if (const ByteView hello = reader.blob(); !hello.empty()) said.hello = Hello::decode(hello);
+  if (const ByteView error = reader.blob(); !error.empty()) said.error = Error::decode(error);
+  reader.expect_end();
+  if (said.kind == NoticeOf::kWithdrawal)
+    said.hello.value().left = said.error->with_rank(notice.rank);
+  return said;
+}
+
+Deadline farewell_deadline() { return Deadline::after(std::chrono::seconds(1)); }
+
+std::chrono::milliseconds since_agreed(const CallMemory& memory) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                               memory.agreed_at);
+}
+
+Error not_back(const Hello& own, const Hello& away, int rank) {
+  return Error(away.left->code(),
+               own.name() + ": rank " + std::to_string(rank) +
+                   " left the call and did not come back: " + away.left->message())
+      .with_rank(rank)
+      .with_hint("repeat the call on every rank");
+}
+
+void abort_call(CallPort& port, const Error& why) {
+  try {
+    port.abort(why);
+  } catch (...) {
+    log(LogLevel::kWarning, std::string("could not send this rank's error to the other ranks: ") +
+                                current_error().what());
+  }
 }
 
 }  // namespace tilestone::comm_internal

@@ -32,6 +32,8 @@ class Solo final : public CommunicatorImpl {
 
 }  // namespace
 
+Communicator::Communicator() : Communicator(solo()) {}
+
 Communicator solo() { return Communicator(std::make_shared<Solo>()); }
 
 }  // namespace tilestone

@@ -58,6 +58,7 @@ StoreCommunicator::StoreCommunicator(std::shared_ptr<MessageStore> store, int ra
       group_size_(joins_ ? root_of(size) : size),
       found_(static_cast<size_t>(size)),
       seen_(static_cast<size_t>(size), false),
+      next_group_(std::max(rank, 0) / group_size_),
       next_rank_(rank + 1) {}
 
 int StoreCommunicator::end_of(int group) const { return std::min(size_, begin_of(group + 1)); }
@@ -165,7 +166,9 @@ bool StoreCommunicator::read_group(int group) {
 // ---- Joined messages
 
 bool StoreCommunicator::is_joined(int group) {
-  return joins_ && store_->exist(std::vector{group_name(group)}).front();
+  if (!joins_ || !store_->exist(std::vector{group_name(group)}).front()) return false;
+  std::fill(seen_.begin() + begin_of(group), seen_.begin() + end_of(group), true);
+  return true;
 }
 
 std::optional<std::vector<Bytes>> StoreCommunicator::joined(int group) {
@@ -212,16 +215,6 @@ bool StoreCommunicator::is_complete(Deadline deadline, const Before& before) {
   for (int i = 0; i < groups(); ++i) {
     const int group = (next_group_ + i) % groups();
     if (complete(group, deadline, before)) continue;
-    next_group_ = group;
-    return false;
-  }
-  return true;
-}
-
-bool StoreCommunicator::all_joined() {
-  for (int i = 0; i < groups(); ++i) {
-    const int group = (next_group_ + i) % groups();
-    if (is_joined(group)) continue;
     next_group_ = group;
     return false;
   }

@@ -82,17 +82,15 @@ class StoreCommunicator {
   bool leads_group() const { return joins_ && rank_ >= 0 && rank_ % group_size_ == 0; }
   // Whether all messages of this rank's group are there. Joins them if that was not done.
   bool group_is_complete(Deadline deadline, const Before& before = {});
-  // The same for all groups. Looks until a message is missing, and there first the next time.
+  // The same for all groups, this rank's first. Looks until a message is missing, and there first
+  // the next time.
   bool is_complete(Deadline deadline, const Before& before = {});
-  bool has_groups() const { return joins_; }
-  // Whether all groups' messages are joined. Joins none. False in a world without groups.
-  bool all_joined();
-  // The messages by rank, once is_complete(), or all_joined(); then this object has found none.
-  // nullopt: a group is not joined, or its message was removed since.
+  // The messages by rank, once is_complete(); then this object has found none. nullopt: a group is
+  // not joined, or its message was removed since.
   std::optional<std::vector<Bytes>> take();
   // The message of a rank that counts; nullopt: there is none.
   std::optional<Bytes> message_of(int rank);
-  // Whether this process has seen the rank's message itself, and not joined with others.
+  // Whether this process has seen that the rank has left its message.
   bool has(int rank) const { return seen_[static_cast<size_t>(rank)]; }
   // The ranks without a message, looked for by name: of all groups, or of the first that lacks one.
   // Leaves out those whose message this process has, and those that report during the call.
@@ -108,7 +106,7 @@ class StoreCommunicator {
   int end_of(int group) const;
   std::vector<std::string> names_of(int group) const;
   static std::string group_name(int group) { return std::to_string(group) + "/all"; }
-  bool is_joined(int group);
+  bool is_joined(int group);  // then its ranks have left their messages
   bool find_group(int group);
   bool read_group(int group);
   bool complete(int group, Deadline deadline, const Before& before);
@@ -122,7 +120,7 @@ class StoreCommunicator {
   const int group_size_;
   std::vector<std::optional<Bytes>> found_;  // by rank; of a joined group: forgotten
   std::vector<bool> seen_;                   // by rank
-  int next_group_ = 0;                       // where to look first for a missing message
+  int next_group_;                           // where to look first for a missing message
   int next_rank_;                            // likewise in its group
 };
 

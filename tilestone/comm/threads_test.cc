@@ -12,6 +12,7 @@
 #include "tilestone/base/sanitized_testing.h"
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/threads_testing.h"
+#include "tilestone/comm/together_testing.h"
 
 namespace tilestone::threads_test {
 
@@ -63,7 +64,7 @@ TEST(Threads, RanksOfTwoGroupsUseBothInTurn) {
 template <typename Call>
 void expect_failure_named(int ranks, int thrower, Call call) {
   const auto errors = run_ranks_collect(ranks, [&](const Communicator& comm) {
-    comm.barrier(kPlenty);
+    barrier(comm, kPlenty);
     if (comm.rank() == thrower) throw std::runtime_error("no more disk");
     call(comm);
   });
@@ -84,7 +85,8 @@ TEST(Threads, RankThatThrowsFailsThoseThatWaitForItLongBeforeTheDeadline) {
     expect_failure_named(ranks, ranks - 1, [](const Communicator& comm) {
       comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size())), kPlenty);
     });
-    expect_failure_named(ranks, ranks - 1, [](const Communicator& comm) { comm.barrier(kPlenty); });
+    expect_failure_named(ranks, ranks - 1,
+                         [](const Communicator& comm) { barrier(comm, kPlenty); });
     expect_failure_named(ranks, 1, [](const Communicator& comm) {
       comm.scatter(std::vector<Bytes>(static_cast<size_t>(comm.size())), 1, kPlenty);
     });

@@ -10,7 +10,6 @@
 #include "tilestone/engine/agree.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/options_internal.h"
-#include "tilestone/engine/save/async_save_internal.h"
 #include "tilestone/engine/save/background_internal.h"
 #include "tilestone/engine/save/by_files_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"

@@ -13,7 +13,7 @@
 #include "tilestone/comm/threads_testing.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/engine_testing.h"
-#include "tilestone/engine/save/plan_cache_internal.h"
+#include "tilestone/engine/save/session_parts_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/engine/session.h"
 #include "tilestone/format/torch_dist/torch_dist.h"

@@ -18,6 +18,7 @@
 #include "tilestone/comm/comm_testing.h"
 #include "tilestone/comm/communicator.h"
 #include "tilestone/comm/mpi_internal.h"
+#include "tilestone/comm/together_testing.h"
 
 namespace tilestone {
 namespace {
@@ -123,7 +124,7 @@ TEST(Mpi, RanksOutsideAGroupTakeNoPart) {
   const bool inside = world.rank() % 2 == 0;
   const Communicator group = split(world, inside ? 0 : 1);
   if (inside) comm_testing::check_random_operations(group, 7, 50);
-  world.barrier(Deadline::after(std::chrono::seconds(120)));
+  barrier(world, Deadline::after(std::chrono::seconds(120)));
 }
 
 // ---- Calls ----
@@ -132,7 +133,7 @@ bool make_call(const Communicator& comm, const std::string& location, int patien
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(patience_ms));
   try {
     const Call call(comm, "save", location, deadline);
-    const auto all = comm.all_gather(as_bytes(location), deadline);
+    const auto all = all_gather(comm, as_bytes(location), deadline);
     for (const Bytes& other : all) EXPECT_EQ(as_text(other), location);
     return true;
   } catch (const Error&) {

@@ -8,6 +8,7 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/comm/communicator.h"
+#include "tilestone/comm/together_testing.h"
 
 namespace {
 
@@ -42,7 +43,7 @@ int main(int argc, char** argv) {
   const bool stop = argc > 1 && std::string(argv[1]) == "stop";
   const Communicator world = tilestone::mpi_world();
   const int victim = world.size() - 1;
-  world.barrier(Deadline::after(std::chrono::seconds(60)));
+  barrier(world, Deadline::after(std::chrono::seconds(60)));
   if (world.rank() == victim) std::raise(stop ? SIGSTOP : SIGKILL);
   return survive(world, victim);
 }

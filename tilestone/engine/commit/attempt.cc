@@ -1,23 +1,21 @@
-// Saves without a communicator. Each rank derives the attempt's save id by itself (save_id_of), and
-// plans by rule. Then the ranks meet by messages (comm/store_communicator.h) that are durable
-// files: the head and the outcome are verdicts, the receipts are a gather.
+// Saves without a communicator. Each rank derives the save's id by itself (save_id_of), and plans
+// by rule. Then the ranks meet by messages (comm/store_communicator.h) that are durable files: the
+// head and the outcome are verdicts, the receipts are a gather.
 //
 //  1. Join. A rank that finds no head refuses a location that has a checkpoint, and leaves its
 //     terms as the head. The terms that were left first count; ranks with others are refused. The
 //     head is durable before any data file is written: it is the note that the save began here.
 //  2. Until it has reported, a rank shows by a claim that it works. It writes data files, whose
-//     names are new, syncs them and their directory, and leaves its receipt, durably. A rank that
-//     was restarted finds its receipt and writes nothing; the data files of a second process of a
-//     rank are leftovers.
+//     names are new, syncs them and their directory, and leaves its receipt. A rank that was
+//     restarted finds its receipt and writes nothing; the data files of a second process of a rank
+//     are leftovers.
 //  3. A process that finds all receipts of a group opens every data file that they name, and joins
-//     them. A process that finds all groups joined does what only one need do: it merges the
-//     receipts, checks coverage, and publishes the manifest. Several may do so at the same time:
-//     they write the same bytes. A publisher's claim shows that one is at work; who waits goes on
-//     for it once the claim has lapsed.
+//     them. A process that finds all groups joined merges the receipts, checks coverage, and
+//     publishes the manifest. Several may do so at the same time: they write the same bytes. A
+//     publisher's claim shows that one is at work; who waits goes on for it once it has lapsed.
 //  4. The publisher leaves the outcome "published", unless there is an outcome.
-//  5. It publishes the files of the index, never over another file: the switch alone, or several
-//     files (attempt_publish.cc). A process that finds the outcome "published" and not all files
-//     does this step.
+//  5. It publishes the files of the index, never over another file (attempt_publish.cc). A process
+//     that finds the outcome "published" and not all files does this step.
 //  6. It notes in the outcome that all are there, and removes head and directory.
 //
 // In torch's rank-local mode each rank writes all that it holds, and the index is the metadata of
@@ -25,43 +23,35 @@
 // stay for readers. On request, publish_rank_local.cc makes an ordinary checkpoint of it.
 //
 // A failure is an outcome, too. A rank that can't join or write, or a publisher that finds that the
-// receipts can't become a checkpoint (check_or_end), leaves its error as the outcome, unless there
-// is one. So the save has failed for all ranks, with one error, and for good: a further try has
-// another number or token. Nothing of the index was made before. A rank that dies leaves no outcome
-// and may come again. abandon() leaves the outcome "abandoned", if the attempt was seen unchanged
-// for a period and a receipt is missing. Nothing of an attempt is removed before there is an
-// outcome, but what a rank has written that has left no receipt.
+// receipts can't become a checkpoint (check_or_end), leaves its error as the outcome. So the save
+// has failed for all ranks, with one error, and for good: a further try has another number or
+// token. Nothing of the index was made before. A rank that dies leaves no outcome and may come
+// again. abandon() leaves the outcome "abandoned", if the attempt was seen unchanged for a period
+// and a receipt is missing. Before there is an outcome, nothing is removed but what a rank has
+// written that has left no receipt.
 //
 // Races:
 //  - Two publishers: no file of the index is replaced. The second one finds its own bytes there.
 //  - A publisher that stalls: others publish, and the checkpoint may be replaced or removed since.
 //    Before it renames a temporary file it looks for the head, which goes before the directory.
 //    Either the head is gone, or the temporary file will be gone when it is renamed. In an object
-//    store it looks again once it has made a file: the head goes only once the outcome says that
-//    all are published, so without a head, and without that or the manifest, it removes the file
-//    again. (Killed between the two, it leaves an index without files, which readers refuse.)
-//  - A receipt that comes late: after a failure, no process merges it. Its data files are leftovers
-//    because of the outcome.
+//    store it looks again once it has made a file: without a head, and without the note of step 6
+//    or the manifest, it removes the file again.
 //  - A rank that stalls while it reports: others may publish and remove its receipt before it
 //    continues. It removes its data files only if another receipt counts: one that it finds, or,
-//    once the save has ended, the one in the manifest; or if the save has failed. It may have made
-//    the attempt's directory again, or have joined a group in it, so who finds that the save is
-//    over removes it.
-//  - Two attempts: names contain the save id, so neither attempt touches the other's files. The
-//    first switch counts, and the other attempt fails with kAlreadyExists. If one of them is
-//    rank-local, the second is refused when it joins, and an ordinary one that finds a rank's
-//    metadata before its outcome.
+//    once the save has ended, the one in the manifest; or if the save has failed.
+//  - Two attempts: names contain the save id, so neither touches the other's files. The first
+//    switch counts, and the other attempt fails with kAlreadyExists. A rank-local one must be
+//    alone.
 //  - Saves with a communicator: one that begins later refuses while an attempt is open. One that
 //    began before holds the lock, and the attempt refuses to begin. If both begin at once, at least
 //    one sees the other: the save looks for attempts after it has taken the lock, and the attempt's
 //    first rank looks for the lock after its head exists; then the attempt fails. Where the storage
 //    has no locks, the save with a communicator looks once more just before its switch.
 //
-// A crash at any point: before step 5 there is no index, and the location had no checkpoint
-// before. Receipts that are durable count, and their ranks need not write again. In step 5 all
-// files that the index names are durable, because a receipt is published after its data, and the
-// manifest before the switch. A file that another process made may not be synced yet, so it is
-// synced before any step relies on it.
+// A crash at any point: before step 5 there is no index, and the location had no checkpoint before.
+// Receipts that are durable count, and their ranks need not write again. In step 5 all files that
+// the index names are durable. What another process made is synced before any step relies on it.
 #include "tilestone/engine/commit/attempt_internal.h"
 
 #include <algorithm>
@@ -70,6 +60,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
 #include "tilestone/engine/open/message_files_internal.h"
 #include "tilestone/engine/run/options.h"
@@ -94,16 +85,6 @@ namespace {
                                              attempt.location->describe())
       .with_file(outcome_name(attempt.id()))
       .with_hint("save under another token or number, to a path that has no checkpoint");
-}
-
-// Other processes may be reading the directory, or cleaning too.
-template <typename Work>
-void try_to_clean(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
-  }
 }
 
 }  // namespace
@@ -133,59 +114,50 @@ void fail_abandoned(const Attempt& attempt) {
 bool end_failed(const Attempt& attempt, const Error& error, Deadline deadline) {
   Error left = error;
   if (attempt.rank >= 0) left.with_rank(attempt.rank);
-  return decide_failed(*attempt.location, attempt.id(), left, deadline) == Outcome::kAbandoned;
+  return decide(*attempt.location, attempt.id(), left, deadline) == Outcome::kAbandoned;
 }
 
-bool outcome_is_published(const Attempt& attempt) {
-  const auto outcome = read_outcome(*attempt.location, attempt.id());
-  if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
-  return outcome == Outcome::kPublished;
-}
-
-bool switch_is_published(const Attempt& attempt) {
-  if (!switch_was_noted(*attempt.location, attempt.id())) return false;
-  if (attempt.head.rank_local && has_begun(attempt)) return true;
-  if (!attempt.location->stat(manifest_name(attempt.id()))) fail_no_checkpoint(attempt);
-  return true;
-}
-
-bool is_finished(const Attempt& attempt) {
-  if (!outcome_is_published(attempt)) return false;
-  const bool published = switch_is_published(attempt);
-  if (has_begun(attempt)) {
-    if (published) clean(attempt);
-    return published;
-  }
-  if (!published && !switch_is_published(attempt)) fail_no_checkpoint(attempt);
-  remove_directory(attempt);
-  return true;
-}
-
-void remove_directory(const Attempt& attempt) {
-  const std::string directory = attempt_directory(attempt.id());
+Phase phase_of(const Attempt& attempt) {
   Storage& storage = *attempt.location;
-  try_to_clean([&] {
-    // A store shows no directory where files are.
-    if (!storage.directories() || storage.stat(directory)) storage.remove_tree(directory);
-  });
+  const auto outcome = read_outcome(storage, attempt.id());
+  if (!outcome) return Phase::kOpen;
+  if (outcome == Outcome::kAbandoned) fail_abandoned(attempt);
+  if (outcome == Outcome::kPublished) return Phase::kDecided;
+  const bool stands =
+      (attempt.head.rank_local && has_begun(attempt)) || storage.stat(manifest_name(attempt.id()));
+  if (!stands) fail_no_checkpoint(attempt);
+  return Phase::kPublished;
 }
 
+// Without a head, gc has removed what a publisher has left that died before it noted the switch.
+bool is_finished(const Attempt& attempt) {
+  const Phase phase = phase_of(attempt);
+  if (phase == Phase::kOpen) return false;
+  const bool stands =
+      phase == Phase::kPublished ||
+      (!has_begun(attempt) && holds_checkpoint_of(*attempt.location, attempt.format, attempt.id()));
+  if (stands) clean(attempt);
+  return stands;
+}
+
+// Other processes may be reading the directory, or cleaning too.
 void clean(const Attempt& attempt) {
-  try_to_clean([&] {
+  try {
     note_switch(*attempt.location, attempt.id(), Deadline::never());
     if (attempt.head.rank_local) return;
     remove_files(*attempt.location, std::vector{attempt_name(attempt.id())});
     attempt.location->remove_tree(attempt_directory(attempt.id()));
-  });
+  } catch (const Error& error) {
+    log(LogLevel::kDebug, std::string("files of a published save stay for now: ") + error.what());
+  }
 }
 
 // ---- Joining
 
 namespace {
 
-// A rank-local attempt must be the only open one. Ordinary ones may be open side by side. A damaged
-// head does not prevent this save: if its ranks have published metadata, refuse_rank_metadata()
-// finds that before the switch.
+// A rank-local attempt must be the only open one. Ordinary ones may be open side by side, also with
+// one whose head is damaged.
 bool may_be_open_beside(const Attempt& attempt, const std::string& save_id) {
   if (attempt.head.rank_local) return false;
   try {
@@ -250,30 +222,28 @@ void refuse_others(const Attempt& attempt) {
   }
 }
 
+Terms terms_of(const AttemptHead& head) {
+  const auto differs = static_cast<Checks::Differing>(head.common_differs);
+  return {{"world_size", std::to_string(head.world_size)},
+          {"format", head.format},
+          {"dialect", head.dialect},
+          {"the version", head.writer},
+          {"torch_rank_local", head.rank_local ? "true" : "false"},
+          {"checks.common_differs", differing_text(differs)},
+          {"attributes", attributes_text(head.attributes)},
+          {"the token", std::to_string(head.token)},
+          {"number", std::to_string(head.number)}};
+}
+
 void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
-  const AttemptHead& head = attempt.head;
-  if (other == head) return;
-  const auto differ = [&](const std::string& what, const std::string& here,
-                          const std::string& there) {
-    if (here == there) return;
-    throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + what + ": " + here +
-                                          " here, " + there + " on the rank that began the save")
-        .with_file(attempt_name(head.save_id))
-        .with_hint("use one token per run of a job, and the same options on all its ranks");
-  };
-  differ("world_size", std::to_string(head.world_size), std::to_string(other.world_size));
-  differ("format", head.format, other.format);
-  differ("dialect", head.dialect, other.dialect);
-  differ("the version", head.writer, other.writer);
-  differ("torch_rank_local", head.rank_local ? "true" : "false",
-         other.rank_local ? "true" : "false");
-  const auto differing = [](const AttemptHead& of) {
-    return differing_text(static_cast<Checks::Differing>(of.common_differs));
-  };
-  differ("checks.common_differs", differing(head), differing(other));
-  differ("attributes", attributes_text(head.attributes), attributes_text(other.attributes));
-  differ("the token", std::to_string(head.token), std::to_string(other.token));
-  differ("number", std::to_string(head.number), std::to_string(other.number));
+  const Terms here = terms_of(attempt.head), there = terms_of(other);
+  const auto [own, first] = std::ranges::mismatch(here, there);
+  if (own == here.end()) return;
+  throw Error(ErrorCode::kMismatch, "the ranks of a save don't agree on " + own->first + ": " +
+                                        own->second + " here, " + first->second +
+                                        " on the rank that began the save")
+      .with_file(attempt_name(attempt.id()))
+      .with_hint("use one token per run of a job, and the same options on all its ranks");
 }
 
 // Leaves this rank's terms as the head, and returns the head that counts. Looks for other saves
@@ -313,15 +283,14 @@ AttemptHead begin(const Attempt& attempt, Deadline deadline) {
 bool join(const Attempt& attempt, Deadline deadline) {
   const bool is_over = is_finished(attempt);
   auto head = read_head(*attempt.location, attempt.id());
-  if (is_over && head) expect_same_head(attempt, *head);
-  if (is_over) return false;
   try {
-    if (!head) head = begin(attempt, deadline);
+    if (!head && !is_over) head = begin(attempt, deadline);
   } catch (const Error&) {
     if (is_finished(attempt)) return false;
     throw;
   }
-  expect_same_head(attempt, *head);
+  if (head) expect_same_head(attempt, *head);
+  if (is_over) return false;
   attempt.location->settle(std::string(kTilestoneDirectory));
   attempt.location->settle("");
   return !is_finished(attempt);
@@ -331,19 +300,8 @@ bool join(const Attempt& attempt, Deadline deadline) {
 
 namespace {
 
-// After the save has ended: whether the checkpoint has this receipt, and not that of another
-// process of this rank. True if its manifest was removed since. No two processes give a data file
-// the same name.
-bool is_in_manifest(const Attempt& attempt, int rank, const AttemptReceipt& left) {
-  const auto published = published_receipt_of(attempt, rank);
-  if (!published) return true;
-  const std::vector<ReceiptFile> own = Receipt::decode(left.receipt).files,
-                                 &others = published->files;
-  if (own.empty()) return others.empty();
-  return std::any_of(own.begin(), own.end(), [&](const ReceiptFile& file) {
-    return std::any_of(others.begin(), others.end(),
-                       [&](const ReceiptFile& other) { return other.name == file.name; });
-  });
+Receipt decoded(const Attempt& attempt, int rank, ByteView message) {
+  return Receipt::decode(AttemptReceipt::decode(message, attempt.meeting->file_of(rank)).receipt);
 }
 
 }  // namespace
@@ -357,23 +315,31 @@ int first_free_file(const Attempt& attempt, int rank, int count) {
   return first;
 }
 
-// Once the save is published its receipts are removed, and one that is left then counts for nobody.
-bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
-                   Deadline deadline) {
+// Once the save is published its receipts are removed, and one that is left then counts for nobody:
+// that of the manifest counts. No two processes give a data file the same name.
+std::optional<Receipt> leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
+                                     Deadline deadline) {
   const Bytes mine = left.encode();
   try {
-    if (attempt.meeting->leave(mine, deadline) != mine) return false;
+    const Bytes counts = attempt.meeting->leave(mine, deadline);
+    if (counts != mine) return decoded(attempt, rank, counts);
   } catch (const Error&) {
-    if (!outcome_is_published(attempt)) throw;
+    if (phase_of(attempt) == Phase::kOpen) throw;
   }
-  const bool ended = read_outcome(*attempt.location, attempt.id()) == Outcome::kPublished;
-  return !ended || is_in_manifest(attempt, rank, left);
+  if (!is_published(read_outcome(*attempt.location, attempt.id()))) return std::nullopt;
+  auto published = published_receipt_of(attempt, rank);
+  const std::vector<ReceiptFile> own = Receipt::decode(left.receipt).files;
+  const auto is_own = [&](const ReceiptFile& file) {
+    return std::ranges::count(own, file.name, &ReceiptFile::name) > 0;
+  };
+  const bool is_this = published && (own.empty() ? published->files.empty()
+                                                 : std::ranges::any_of(published->files, is_own));
+  return is_this ? std::nullopt : std::move(published);
 }
 
-std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank) {
+std::optional<Receipt> receipt_of(const Attempt& attempt, int rank) {
   const auto bytes = attempt.meeting->message_of(rank);
-  if (!bytes) return std::nullopt;
-  return AttemptReceipt::decode(*bytes, attempt.meeting->file_of(rank));
+  return bytes ? std::optional(decoded(attempt, rank, *bytes)) : std::nullopt;
 }
 
 std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank) {

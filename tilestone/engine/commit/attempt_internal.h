@@ -3,16 +3,20 @@
 // is compared (attempt_contents.cc); whoever finds all receipts publishes (attempt_publish.cc).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/comm/store_communicator.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
+#include "tilestone/engine/open/cleanup_internal.h"
+#include "tilestone/engine/run/options.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/format.h"
 #include "tilestone/plan/receipt.h"
@@ -47,23 +51,22 @@ bool join(const Attempt& attempt, Deadline deadline);
 int first_free_file(const Attempt& attempt, int rank, int count);
 
 // The receipt of this rank that counts; nullopt if there is none.
-std::optional<AttemptReceipt> receipt_of(const Attempt& attempt, int rank);
+std::optional<Receipt> receipt_of(const Attempt& attempt, int rank);
 // Once the save is published: the receipt in its manifest; nullopt if that has been removed since.
 std::optional<Receipt> published_receipt_of(const Attempt& attempt, int rank);
-// Leaves this rank's receipt. Returns false if another receipt of this rank exists and counts. If
-// it throws, the receipt may have been left all the same.
-bool leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left, Deadline deadline);
+// Leaves this rank's receipt. Returns another receipt of this rank that exists and counts instead.
+// If it throws, the receipt may have been left all the same.
+std::optional<Receipt> leave_receipt(const Attempt& attempt, int rank, const AttemptReceipt& left,
+                                     Deadline deadline);
 
 // ---- Publishing
 
-// Merges and publishes as far as the existing receipts allow. Returns true once the checkpoint
-// exists. kOwn: looks at the group of this rank first, and at the others only if it is complete.
-// kAgain: looks for all files once more that the receipts name: one may have been lost since.
-// Errors: kRankFailed where the attempt was abandoned, or what it has failed with; kAlreadyExists
-// where another checkpoint was published first; the errors of merging receipts that contradict each
-// other. With the latter the attempt has failed.
-enum class Look : uint8_t { kOwn, kAll, kAgain };
-bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline);
+// Merges and publishes as far as the existing receipts allow, this rank's group first. Returns true
+// once the checkpoint exists. `again`: looks for all files once more that the receipts name: one
+// may have been lost since. Errors: kRankFailed where the attempt was abandoned, or what it has
+// failed with; kAlreadyExists where another checkpoint was published first; the errors of merging
+// receipts that contradict each other. With the latter the attempt has failed.
+bool publish_if_complete(const Attempt& attempt, bool again, int threads, Deadline deadline);
 // To be called if all ranks have reported. False: their receipts contradict each other or are
 // damaged, or a data file is missing. Publishes no index; it may join groups' receipts.
 bool can_be_published(const Attempt& attempt, Deadline deadline);
@@ -80,16 +83,13 @@ bool has_begun(const Attempt& attempt);
 bool end_failed(const Attempt& attempt, const Error& error, Deadline deadline);
 // Throws what it has failed with, or that it was abandoned.
 [[noreturn]] void fail_abandoned(const Attempt& attempt);
-// Whether the outcome is "published". Throws if it is "abandoned".
-bool outcome_is_published(const Attempt& attempt);
-// Whether its checkpoint was published as a whole. Throws if that was so and it is gone.
-bool switch_is_published(const Attempt& attempt);
-// Whether nothing is left to do. Does step 6 if the publisher died before it. Throws if the attempt
-// was abandoned.
+// How far it is. kDecided: its outcome is "published". kPublished: its checkpoint stands as a
+// whole. Throws what it has failed with, or that the checkpoint is gone since.
+enum class Phase : uint8_t { kOpen, kDecided, kPublished };
+Phase phase_of(const Attempt& attempt);
+// Whether it is published. Then does step 6, if the publisher died before it. Throws as phase_of().
 bool is_finished(const Attempt& attempt);
 void clean(const Attempt& attempt);  // step 6
-// Of an attempt that is over: a slow rank may have left files there since it was cleaned.
-void remove_directory(const Attempt& attempt);
 
 // ---- What the ranks hold (attempt_contents.cc)
 
@@ -102,5 +102,54 @@ struct AllLeft {
 // Throws if their states contradict each other.
 void expect_one_state(const Attempt& attempt, const AllLeft& all);
 void expect_declared(const AllLeft& all);
+
+// ---- Signs of life
+
+// The claim of a process on a part of a save: a lock of a file, which ends with the process. Where
+// files can't be locked, or somebody else has the claim, this is empty.
+class WorkClaim {
+ public:
+  WorkClaim(std::shared_ptr<Storage> storage, std::string name)
+      : storage_(std::move(storage)), name_(std::move(name)) {
+    try {
+      lock_ = storage_->claim(name_, Deadline::after(std::chrono::seconds(0)));
+    } catch (const Error& error) {
+      log(LogLevel::kDebug, std::string("a save can't show that it works: ") + error.what());
+      if (error.code() == ErrorCode::kUnsupported) remove_files(*storage_, std::vector{name_});
+    }
+  }
+  ~WorkClaim() {
+    const bool is_file = lock_ != nullptr && !storage_->facts().claims_are_leases();
+    if (is_file) remove_files(*storage_, std::vector{name_});
+  }
+  WorkClaim(const WorkClaim&) = delete;
+  WorkClaim& operator=(const WorkClaim&) = delete;
+
+ private:
+  const std::shared_ptr<Storage> storage_;
+  const std::string name_;
+  std::unique_ptr<StorageClaim> lock_;
+};
+
+// Whether a process has the claim. False where that can't be known.
+inline bool is_claimed(Storage& storage, const std::string& name) {
+  try {
+    return storage.is_claimed(name);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// ---- A rank-local checkpoint becomes an ordinary one (publish_rank_local.cc)
+
+// Whether the location has a rank-local checkpoint. False if there is no checkpoint. Throws the
+// errors of opening it.
+bool is_rank_local_at(const Location& location);
+
+// Returns the new save id. Reads every item once, unless the ranks' receipts are there.
+// `differing`: what to do about an object that differs between ranks. Throws the
+// same errors as publish() in unpublished.h.
+std::string publish_rank_local(const Location& location, int threads, Deadline deadline,
+                               Checks::Differing differing = Checks::Differing::kWarn);
 
 }  // namespace tilestone::engine

@@ -2,48 +2,29 @@
 // index published.
 //
 // In a dialect whose index has files with fixed names (Megatron-Core's, with common.pt and
-// metadata.json beside .metadata), one step can't switch the three files, and two attempts would
-// use the same names. The protocol changes as follows:
+// metadata.json beside .metadata) no single step publishes them, and two attempts would use the
+// same names. There a rank does not join where one of these files exists, and rank 0's receipt
+// contains the dialect's files, so that all publishers make the same bytes. In step 5 they publish
+// the index file by file; an existing file with the same bytes is this save's:
 //
-//  1. Join, as there. Also refused if one of the dialect's files exists.
-//  2. As there. Rank 0's receipt contains the dialect's files, because only rank 0 knows the common
-//     state that is saved. So all processes that merge the receipts make the same bytes.
-//  3. and 4. As there.
-//  5. Publish the index file by file, never over another file. An existing file with the same bytes
-//     belongs to this save: another process has made it.
-//     a. Check that none of the later files exists with other bytes.
-//     b. Publish .metadata. It names the save, so it decides which attempt is first: a process that
-//        finds another save's .metadata has changed nothing, and ends with kAlreadyExists. Then
-//        publish common.pt. Once .metadata exists, no deadline ends the call.
-//     c. Publish metadata.json, the switch.
-//  6. As there.
-//
-// This also holds between this dialect and PyTorch's, in which .metadata is the switch.
+//  a. Check that none of the later files exists with other bytes.
+//  b. Publish .metadata. It names the save, so it decides which attempt is first, also where one is
+//     in PyTorch's dialect: who finds another save's has changed nothing, and ends with
+//     kAlreadyExists. Then publish common.pt. Once .metadata exists, no deadline ends the call.
+//  c. Publish metadata.json, the switch.
 //
 // Between b and c the save is unpublished: our readers do not accept it as a checkpoint
 // (partly_published_by() in open/detect.cc), and Megatron-Core's do not without a metadata.json.
-// Stock torch, which reads .metadata alone, finds a complete checkpoint at that time: all files
-// that .metadata names are durable, and once it exists no other save can become the checkpoint.
+// Stock torch, which reads .metadata alone, finds a complete checkpoint: all files that it names
+// are durable, and no other save can become the checkpoint any more.
 //
-// Races, in addition to those of attempt.cc:
-//  - Two publishers: both write the same bytes, so each continues where the other is, and removes
-//    what is left.
-//  - Two attempts: the first .metadata decides. The other attempt has the outcome "published" and
-//    can't become a checkpoint. Its files are leftovers once the first checkpoint exists; until
-//    then `publish` says which attempt is first.
-//  - A publisher that dies after b: a waiting process, or one that calls publish(), makes the
-//    missing files. Another save is refused when it joins. abandon() refuses, because all ranks
-//    have written.
-//  - A publisher that stalls: as in attempt.cc, at each of the files.
-//  - A save with a communicator: it refuses as long as the attempt is open, which it is until the
-//    switch exists. After that, the save replaces the directory as a whole, with the rest of the
-//    attempt.
-//
-// A crash at any point: before b as in attempt.cc. From b on each file is durable before the next
-// one is made, and the next publisher starts again with a.
+// Two publishers write the same bytes, so each goes on where the other is. If one dies after b, a
+// process that waits or publishes makes the missing files; meanwhile no other save begins, because
+// the attempt is open, and abandon() refuses. The losing attempt's files are leftovers once the
+// checkpoint exists. A crash before b is one of attempt.cc; from b on each file is durable before
+// the next one is made, and the next publisher begins with a.
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <optional>
 #include <random>
 #include <span>
@@ -57,7 +38,6 @@
 #include "tilestone/engine/commit/attempt_internal.h"
 #include "tilestone/engine/commit/describe_internal.h"
 #include "tilestone/engine/commit/presence_internal.h"
-#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/open/detect_internal.h"
@@ -72,12 +52,9 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr int kRanksLookedForAgain = 64;
-constexpr Seconds kShortestWait{0.005};  // between two looks of a waiting rank
-constexpr Seconds kLongestWait{0.5};
 constexpr int kMostClaimedLooks = 10;
-constexpr Seconds kTakeOver{3};   // wait before looking for a publisher; plus a random time
-constexpr int kManyRanks = 4096;  // in a larger world each rank looks less often
+constexpr Seconds kTakeOver{3};      // wait before looking for a publisher; plus a random time
+constexpr double kManyRanks = 4096;  // in a larger world each rank looks less often
 
 // ---- Errors
 
@@ -125,7 +102,7 @@ void expect_first(const Attempt& attempt) {
   const std::string name = name_of_index(attempt.head);
   if (!attempt.location->stat(name)) return;
   if (attempt.head.rank_local) fail_not_first(attempt, name);
-  if (switch_is_published(attempt)) return;
+  if (phase_of(attempt) == Phase::kPublished) return;
   std::optional<std::string> first = partly_published_by(*attempt.location);
   if (!first) {
     try {
@@ -136,27 +113,6 @@ void expect_first(const Attempt& attempt) {
     }
   }
   if (first && *first != attempt.id()) fail_not_first(attempt, name);
-}
-
-// Refuses if one of these ranks has metadata here, of another save or copied: beside an ordinary
-// index it would be ambiguous. Metadata of this save is there once the outcome exists, or of an
-// older build that had none. The rank that begins a save lists the location, which is fresh then.
-// Later a listing would have an entry for each rank, so the names are asked for: those of a group
-// when it is merged, and those of the first ranks again before the switch.
-void refuse_rank_metadata(const Attempt& attempt, std::span<const Receipt> of_ranks) {
-  for (const Receipt& receipt : of_ranks) {
-    const std::string name = attempt.format->rank_index_name(receipt.rank);
-    if (name.empty()) return;
-    const auto found = read_if_there(*attempt.location, name);
-    if (!found) continue;
-    if (attempt.head.rank_local && *found == describe_rank(receipt, *attempt.format).bytes)
-      continue;
-    throw Error(ErrorCode::kAlreadyExists, "the save " + attempt.id() + " can't be published at " +
-                                               attempt.location->describe() +
-                                               ": metadata of a rank-local save is there")
-        .with_file(name)
-        .with_hint("save elsewhere, or move those files away and save under another number");
-  }
 }
 
 // ---- Receipts
@@ -182,23 +138,15 @@ AllLeft decode_left(const Attempt& attempt, const std::vector<Bytes>& messages, 
   return all;
 }
 
-// Merges the groups that are complete; `before` gets the receipts of each. Returns whether all are.
-// kAgain: as kAll.
-using BeforeMerging = std::function<void(const std::vector<Receipt>& receipts)>;
-bool merge_groups(const Attempt& attempt, Look look, const BeforeMerging& before, int threads,
-                  Deadline deadline) {
-  const auto check = [&](int first, std::span<const std::optional<Bytes>> messages) {
-    std::vector<Bytes> left;
-    for (const std::optional<Bytes>& one : messages) left.push_back(*one);
-    const std::vector<Receipt> receipts = decode_left(attempt, left, first).receipts;
-    expect_files(*attempt.location, receipts, threads, deadline);
-    if (before) before(receipts);
-  };
-  StoreCommunicator& meeting = *attempt.meeting;
-  if (look != Look::kOwn) return meeting.is_complete(deadline, check);
-  // Of the processes that complete a group, the last one sees that all are joined.
-  return meeting.group_is_complete(deadline, check) &&
-         (!meeting.has_groups() || meeting.all_joined());
+// Merges the groups that are complete. Returns whether all are.
+bool merge_groups(const Attempt& attempt, int threads, Deadline deadline) {
+  return attempt.meeting->is_complete(
+      deadline, [&](int first, std::span<const std::optional<Bytes>> messages) {
+        std::vector<Bytes> left;
+        for (const std::optional<Bytes>& one : messages) left.push_back(*one);
+        expect_files(*attempt.location, decode_left(attempt, left, first).receipts, threads,
+                     deadline);
+      });
 }
 
 // Once all groups are merged. nullopt: they were published and removed since.
@@ -273,7 +221,8 @@ bool holds(const Attempt& attempt, const std::string& name, ByteView bytes) {
 void expect_not_over(const Attempt& attempt, const std::string& name, ByteView bytes) {
   Storage& storage = *attempt.location;
   if (has_begun(attempt)) return;
-  if (switch_was_noted(storage, attempt.id()) && storage.stat(manifest_name(attempt.id()))) return;
+  const bool stands = read_outcome(storage, attempt.id()) == Outcome::kStands;
+  if (stands && storage.stat(manifest_name(attempt.id()))) return;
   const bool names_save = as_text(bytes).find(attempt.id()) != std::string_view::npos;
   const auto info = storage.stat(name);
   if (info && names_save && holds(attempt, name, bytes)) {
@@ -338,16 +287,15 @@ void publish_files(const Attempt& attempt, const Index& index, int threads, Dead
                       [&](size_t rank) { publish_rank_file(attempt, index[rank], deadline); });
   }
   const IndexFile& first = index.front();
-  for (const IndexFile& file : index) {
-    const auto existing =
-        &file == &first ? std::nullopt : read_if_there(*attempt.location, file.name);
+  const std::span<const IndexFile> later = std::span(index).subspan(1);
+  for (const IndexFile& file : later) {
+    const auto existing = read_if_there(*attempt.location, file.name);
     if (existing && *existing != file.bytes) fail_foreign(attempt, file);
   }
   if (!publish_or_find(attempt, first.name, first.bytes, deadline)) {
     fail_not_first(attempt, first.name);
   }
-  for (const IndexFile& file : index) {
-    if (&file == &first) continue;
+  for (const IndexFile& file : later) {
     if (!publish_or_find(attempt, file.name, file.bytes, Deadline::never())) {
       fail_foreign(attempt, file);
     }
@@ -361,30 +309,29 @@ void expect_files_again(const Attempt& attempt, const AllLeft& all, int threads,
   expect_files(*attempt.location, all.receipts, threads, deadline);
 }
 
+void expect_first_or_end(const Attempt& attempt) {
+  check_or_end(attempt, [&] { expect_first(attempt); });
+}
+
 // False: another process has published it, and is removing the groups.
-bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) {
+bool publish(const Attempt& attempt, bool again, int threads, Deadline deadline) {
+  Storage& storage = *attempt.location;
+  if (!has_begun(attempt)) return false;
   {
-    if (!has_begun(attempt)) {
-      remove_directory(attempt);
-      return false;
-    }
     const WorkClaim claim(attempt.location, publisher_claim(attempt.id()));
     auto all = read_merged(attempt);
     if (!all) return false;
-    if (look == Look::kAgain) expect_files_again(attempt, *all, threads, deadline);
+    if (again) expect_files_again(attempt, *all, threads, deadline);
     const NewIndex made = check_or_end(attempt, [&] {
-      if (attempt.head.rank_local) return describe_ranks(attempt, *std::move(all));
-      const auto again = std::min<size_t>(all->receipts.size(), kRanksLookedForAgain);
-      refuse_rank_metadata(attempt, std::span(all->receipts).first(again));
-      return describe_checked(attempt, *std::move(all));
+      return attempt.head.rank_local ? describe_ranks(attempt, *std::move(all))
+                                     : describe_checked(attempt, *std::move(all));
     });
-    check_or_end(attempt, [&] { expect_first(attempt); });
+    expect_first_or_end(attempt);
     if (!made.manifest.empty()) {
-      attempt.location->settle(attempt_directory(attempt.id()));
+      storage.settle(attempt_directory(attempt.id()));
       publish_or_find(attempt, manifest_name(attempt.id()), made.manifest, deadline);
     }
-    if (decide(*attempt.location, attempt.id(), Outcome::kPublished, deadline) ==
-        Outcome::kAbandoned) {
+    if (decide(storage, attempt.id(), Outcome::kPublished, deadline) == Outcome::kAbandoned) {
       fail_abandoned(attempt);
     }
     publish_files(attempt, made.index, threads, deadline.without_interrupt());
@@ -393,30 +340,13 @@ bool publish(const Attempt& attempt, Look look, int threads, Deadline deadline) 
   return true;
 }
 
-// Whether files of the attempt are gone because it was published: just now, or earlier with step 6
-// interrupted.
-bool was_published(const Attempt& attempt) {
-  if (!outcome_is_published(attempt)) return false;
-  if (is_finished(attempt)) return true;
-  const ExistingCheckpoint existing = read_existing(*attempt.location, attempt.format);
-  if (!existing.found || existing.save_id != attempt.id()) return false;
-  if (!existing.rank_local.empty()) return false;
-  clean(attempt);
-  return true;
-}
-
 // ---- Waiting
 
-// The factor for the pauses of one rank. It limits the load that all ranks together put on a file
-// server.
-double load_factor(const AttemptHead& head) {
-  return std::max(1.0, static_cast<double>(head.world_size) / kManyRanks);
-}
-
-// A random time up to `most`, so that not all ranks take over at once.
-Seconds random_time(Seconds most) {
+// At random, so that not all ranks of a large world look for a publisher that has died at once.
+Deadline next_takeover(const AttemptHead& head) {
+  const double spread = 3 * std::max(1.0, head.world_size / kManyRanks);
   std::random_device random;
-  return most * (static_cast<double>(random()) / static_cast<double>(std::random_device::max()));
+  return Deadline::after(kTakeOver * (1 + spread * random() / std::random_device::max()));
 }
 
 // Looks only at the groups up to the first incomplete one, because every rank of a large job does
@@ -447,27 +377,24 @@ void fail_at_deadline(const Attempt& attempt) {
     expect_first(attempt);
     fail_missing(attempt);
   } catch (const Error&) {
-    if (!switch_is_published(attempt)) throw;
+    if (phase_of(attempt) != Phase::kPublished) throw;
   }
 }
 
 }  // namespace
 
-bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadline deadline) {
-  const bool looks_at_all = look == Look::kAgain && attempt.head.rank_local;
+bool publish_if_complete(const Attempt& attempt, bool again, int threads, Deadline deadline) {
+  const bool looks_at_all = again && attempt.head.rank_local;
   if (is_finished(attempt) && !looks_at_all) return true;
-  const auto refuse = [&](const std::vector<Receipt>& receipts) {
-    check_or_end(attempt, [&] {
-      refuse_rank_metadata(attempt, receipts);
-      expect_first(attempt);
-    });
-  };
   try {
-    if (!merge_groups(attempt, look, refuse, threads, deadline)) return was_published(attempt);
-    return publish(attempt, look, threads, deadline) || switch_is_published(attempt);
+    expect_first_or_end(attempt);
+    const bool all = merge_groups(attempt, threads, deadline);
+    return (all && publish(attempt, again, threads, deadline)) || is_finished(attempt);
   } catch (const Error& error) {
     // Another process may have published it, and removed the files that this one was reading.
-    if (error.code() != ErrorCode::kAlreadyExists && switch_is_published(attempt)) return true;
+    const bool may_stand = error.code() != ErrorCode::kAlreadyExists &&
+                           is_published(read_outcome(*attempt.location, attempt.id()));
+    if (may_stand && phase_of(attempt) == Phase::kPublished) return true;
     throw;
   }
 }
@@ -475,7 +402,7 @@ bool publish_if_complete(const Attempt& attempt, Look look, int threads, Deadlin
 bool can_be_published(const Attempt& attempt, Deadline deadline) {
   constexpr int kThreads = 0;  // the default
   try {
-    if (!merge_groups(attempt, Look::kAll, {}, kThreads, deadline)) return true;
+    if (!merge_groups(attempt, kThreads, deadline)) return true;
     auto all = read_merged(attempt);
     if (!all) return true;  // somebody is publishing it
     expect_files_again(attempt, *all, kThreads, deadline);
@@ -488,25 +415,19 @@ bool can_be_published(const Attempt& attempt, Deadline deadline) {
 }
 
 void wait_published(const Attempt& attempt, int threads, Deadline deadline) {
-  const double factor = load_factor(attempt.head);
-  const auto next_takeover = [&] {
-    return Deadline::after(kTakeOver + random_time(3 * factor * kTakeOver));
-  };
-  Deadline patience = next_takeover();
+  Deadline patience = next_takeover(attempt.head);
   int claimed_looks = 0;
-  for (Seconds wait = kShortestWait;; wait = std::min(1.5 * wait, factor * kLongestWait)) {
-    if (outcome_is_published(attempt) && switch_is_published(attempt)) return;
+  for (Pauses pauses(attempt.head.world_size);; pauses.next(deadline)) {
+    if (phase_of(attempt) == Phase::kPublished) return;
     if (deadline.expired()) return fail_at_deadline(attempt);
-    if (patience.expired()) {
-      expect_first(attempt);
-      // Tries all groups: the ranks of another group may have died, or returned, after they
-      // reported. A publisher that is stopped keeps its claim; two do no harm.
-      const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id())) ||
-                         ++claimed_looks > kMostClaimedLooks;
-      if (tries && publish_if_complete(attempt, Look::kAll, threads, deadline)) return;
-      patience = next_takeover();
-    }
-    pause(std::min(wait, Seconds(deadline.remaining())), deadline);
+    if (!patience.expired()) continue;
+    expect_first(attempt);
+    // Tries all groups: the ranks of another group may have died, or returned, after they reported.
+    // A publisher that is stopped keeps its claim; two do no harm.
+    const bool tries = !is_claimed(*attempt.location, publisher_claim(attempt.id())) ||
+                       ++claimed_looks > kMostClaimedLooks;
+    if (tries && publish_if_complete(attempt, false, threads, deadline)) return;
+    patience = next_takeover(attempt.head);
   }
 }
 

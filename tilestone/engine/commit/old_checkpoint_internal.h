@@ -72,7 +72,7 @@ std::vector<std::string> files_to_remove(const OldCheckpoint& old, const SaveTer
 // that follow. The caller holds the claim.
 void finish_index(Storage& location, const Standing& here, const std::string& existing);
 
-// ---- Rank-local checkpoints (replaced_rank_local.cc)
+// ---- Rank-local checkpoints
 
 // Completes the last step of an earlier save that was interrupted. `here` then lacks what is gone.
 void finish_replacement(Storage& location, const Format& format, Standing& here);

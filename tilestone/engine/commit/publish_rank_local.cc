@@ -1,4 +1,4 @@
-// An ordinary save that replaces a rank-local checkpoint (replaced_rank_local.cc), except that its
+// An ordinary save that replaces a rank-local checkpoint (old_checkpoint.cc), except that its
 // data files are those of the replaced checkpoint. Where no receipts of ranks are left, because
 // stock torch has made it, or it was copied without its hidden files, each rank's metadata is
 // turned into the receipt that the rank would have left. It needs the size of each file and the
@@ -6,7 +6,7 @@
 //
 // A manifest states where the elements of an item begin, and implies that they are in C order. If
 // an item of stock torch has them in another order, no manifest is published.
-#include "tilestone/engine/commit/publish_rank_local_internal.h"
+#include "tilestone/engine/commit/attempt_internal.h"
 
 #include <algorithm>
 #include <map>

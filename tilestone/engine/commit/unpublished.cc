@@ -4,13 +4,11 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/pause.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/publish_rank_local_internal.h"
-#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/run/options_internal.h"
@@ -62,17 +60,6 @@ AttemptHead head_of(Storage& storage, const std::string& save_id) {
       .with_file(engine::attempt_name(save_id));
 }
 
-[[noreturn]] void fail_incomplete(const std::string& save_id, const AttemptState& state) {
-  const bool one = state.missing.size() == 1;
-  throw Error(ErrorCode::kRankFailed, "the save " + save_id + " can't be published: " +
-                                          std::to_string(state.missing.size()) + " of its ranks " +
-                                          (one ? "has" : "have") + " not written (" +
-                                          engine::ranks_text(state.missing) + ")")
-      .with_rank(state.missing.front())
-      .with_hint(std::string(one ? "this rank" : "these ranks") +
-                 " can save again under the same token");
-}
-
 // What changes while one of its ranks is alive: the names of its files, and of its data files the
 // size and when they were changed. `alive`: one of its ranks has its claim.
 struct Image {
@@ -97,13 +84,8 @@ bool has_changed(Storage& storage, const std::string& save_id, const Image& befo
   return now.alive || now.files != before.files;
 }
 
-// Waits for `seconds`. If the interrupt is requested, throws its reason.
 void wait_for(double seconds, const std::shared_ptr<const Interrupt>& interrupt) {
-  const Deadline end = Deadline::after(std::chrono::duration<double>(seconds));
-  const Deadline interrupted = Deadline::never().with_interrupt(interrupt);
-  while (!interrupted.expired() && !end.expired()) {
-    std::this_thread::sleep_for(std::min(end.remaining(), interrupted.wait_time()));
-  }
+  pause(std::chrono::duration<double>(seconds), Deadline::never().with_interrupt(interrupt));
 }
 
 void check_seconds(const char* name, double seconds) {
@@ -174,11 +156,12 @@ std::string publish(const Location& location, const PublishOptions& options) {
                                             " is an ordinary checkpoint already")
           .with_hint("`tilestone gc` removes what is left of its ranks' metadata");
     }
-    while (!publish_if_complete(attempt, engine::Look::kAgain, options.threads, deadline)) {
+    while (!publish_if_complete(attempt, true, options.threads, deadline)) {
       // Between the two looks, the last rank may have reported, or another process published.
       const auto state = engine::look_at_attempt(location.storage(), save_id);
-      if (state && !state->missing.empty() && state->outcome != Outcome::kPublished) {
-        fail_incomplete(save_id, *state);
+      if (state && !state->missing.empty() && !engine::is_published(state->outcome)) {
+        throw Error(ErrorCode::kRankFailed, engine::attempt_text(save_id, *state))
+            .with_rank(state->missing.front());
       }
       if (deadline.expired()) {
         throw Error(ErrorCode::kTimeout, "the save " + save_id +
@@ -214,8 +197,8 @@ std::string abandon(const Location& location, const AbandonOptions& options) {
       throw Error(ErrorCode::kUnsupported, "all ranks of the save " + save_id + " have written")
           .with_hint("publish it; remove the checkpoint if it is not wanted");
     }
-    if (engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()) ==
-        Outcome::kPublished) {
+    if (engine::is_published(
+            engine::decide(storage, save_id, Outcome::kAbandoned, Deadline::never()))) {
       throw Error(ErrorCode::kAlreadyExists, "the save " + save_id + " is being published");
     }
     return save_id;

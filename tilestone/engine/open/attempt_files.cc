@@ -35,9 +35,8 @@ struct DecodedOutcome {
   std::optional<Error> failure = {};
 };
 DecodedOutcome decode_outcome(ByteView bytes, const std::string& file) {
-  if (as_text(bytes) == kPublishedText || as_text(bytes) == kStoodText) {
-    return {Outcome::kPublished};
-  }
+  if (as_text(bytes) == kPublishedText) return {Outcome::kPublished};
+  if (as_text(bytes) == kStoodText) return {Outcome::kStands};
   if (as_text(bytes) == kAbandonedText) return {Outcome::kAbandoned};
   try {
     return {Outcome::kAbandoned, LeftFailure::decode(bytes, file).error};
@@ -297,13 +296,8 @@ std::optional<Error> read_failed(Storage& storage, const std::string& save_id) {
   return found ? std::move(found->failure) : std::nullopt;
 }
 
-bool switch_was_noted(Storage& storage, const std::string& save_id) {
-  const auto bytes = read_if_there(storage, outcome_name(save_id), kMaxSmallFile);
-  return bytes && as_text(*bytes) == kStoodText;
-}
-
 void note_switch(Storage& storage, const std::string& save_id, Deadline deadline) {
-  if (switch_was_noted(storage, save_id)) return;
+  if (read_outcome(storage, save_id) == Outcome::kStands) return;
   storage.publish(outcome_name(save_id), attempt_temporary(save_id, "outcome"),
                   as_bytes(kStoodText), true, deadline);
 }
@@ -316,9 +310,7 @@ std::string name_of_index(const AttemptHead& head) {
 
 std::optional<AttemptState> look_at_attempt(Storage& storage, const std::string& save_id) {
   AttemptState state;
-  bool is_noted = false;
   try {
-    is_noted = switch_was_noted(storage, save_id);
     if (auto found = outcome_of(storage, save_id)) {
       state.outcome = found->outcome;
       state.failed = std::move(found->failure);
@@ -332,13 +324,13 @@ std::optional<AttemptState> look_at_attempt(Storage& storage, const std::string&
   // A rank-local checkpoint can become an ordinary one, once.
   const bool stays =
       state.head && state.head->rank_local && !storage.stat(name_of_index(*state.head));
-  if (is_noted && !stays) return std::nullopt;
-  if (!state.head && state.outcome == Outcome::kPublished) return std::nullopt;
+  if (state.outcome == Outcome::kStands && !stays) return std::nullopt;
+  if (!state.head && is_published(state.outcome)) return std::nullopt;
   if (!state.head) return state;
   state.missing = meeting_of(storage, *state.head).missing(true);
   // It may have been published during the look.
   const bool is_gone = !state.missing.empty() && !storage.stat(attempt_name(save_id));
-  if (is_gone && read_outcome(storage, save_id) == Outcome::kPublished) return std::nullopt;
+  if (is_gone && is_published(read_outcome(storage, save_id))) return std::nullopt;
   return state;
 }
 
@@ -387,26 +379,15 @@ std::string unpublished_text(Storage& storage, const std::set<std::string>& save
   return first + "; `tilestone publish --list` shows " + std::to_string(others) + " more";
 }
 
-namespace {
-
-Outcome decide_outcome(Storage& storage, const std::string& save_id, ByteView mine,
-                       Deadline deadline) {
+Outcome decide(Storage& storage, const std::string& save_id,
+               const std::variant<Outcome, Error>& wanted, Deadline deadline) {
+  const Error* const failed = std::get_if<Error>(&wanted);
+  const bool publishes = !failed && std::get<Outcome>(wanted) == Outcome::kPublished;
+  const ByteView text = as_bytes(publishes ? kPublishedText : kAbandonedText);
+  const Bytes mine = failed ? LeftFailure{*failed}.encode() : Bytes(text.begin(), text.end());
   DurableMessages messages(storage.shared_from_this(), save_id);
-  return decode_outcome(tilestone::decide(messages, kOutcomeMessage, mine, deadline),
-                        outcome_name(save_id))
-      .outcome;
-}
-
-}  // namespace
-
-Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline) {
-  const std::string_view text = wanted == Outcome::kPublished ? kPublishedText : kAbandonedText;
-  return decide_outcome(storage, save_id, as_bytes(text), deadline);
-}
-
-Outcome decide_failed(Storage& storage, const std::string& save_id, const Error& failure,
-                      Deadline deadline) {
-  return decide_outcome(storage, save_id, LeftFailure{failure}.encode(), deadline);
+  const Bytes counts = tilestone::decide(messages, kOutcomeMessage, mine, deadline);
+  return decode_outcome(counts, outcome_name(save_id)).outcome;
 }
 
 }  // namespace tilestone::engine

@@ -21,6 +21,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tilestone/base/bytes.h"
@@ -57,8 +58,12 @@ struct AttemptHead {
   friend bool operator==(const AttemptHead&, const AttemptHead&) = default;
 };
 
-// A save that has failed is an abandoned one, too.
-enum class Outcome : uint8_t { kPublished, kAbandoned };
+// A save that has failed is an abandoned one, too. kStands: its switch was published as well. The
+// outcome kPublished alone is not enough: another save's switch may have been published first.
+enum class Outcome : uint8_t { kPublished, kStands, kAbandoned };
+inline bool is_published(std::optional<Outcome> outcome) {
+  return outcome && *outcome != Outcome::kAbandoned;
+}
 
 std::string attempt_name(std::string_view save_id);
 std::string outcome_name(std::string_view save_id);
@@ -105,10 +110,7 @@ std::optional<AttemptHead> read_head(Storage& storage, const std::string& save_i
 // A hint: how to read a rank-local checkpoint whose attempt has damaged files.
 std::string how_to_read_without_attempt(const std::string& save_id);
 std::optional<Outcome> read_outcome(Storage& storage, const std::string& save_id);
-// Whether the outcome records that this save's switch was published. The outcome "published" alone
-// is not enough: another save's switch may have been published first. note_switch() makes that
-// record and is called by the publisher once the switch is durable.
-bool switch_was_noted(Storage& storage, const std::string& save_id);
+// Makes kPublished kStands. Called by the publisher once the switch is durable.
 void note_switch(Storage& storage, const std::string& save_id, Deadline deadline);
 // The error with which it has failed; nullopt: it was published, abandoned, or has no outcome.
 std::optional<Error> read_failed(Storage& storage, const std::string& save_id);
@@ -132,10 +134,10 @@ std::string attempt_text(const std::string& save_id, const AttemptState& state);
 // all are published.
 std::string unpublished_text(Storage& storage, const std::set<std::string>& saves);
 
-// Makes the outcome unless there is one. Returns the outcome that counts, which is then durable.
-Outcome decide(Storage& storage, const std::string& save_id, Outcome wanted, Deadline deadline);
-Outcome decide_failed(Storage& storage, const std::string& save_id, const Error& failure,
-                      Deadline deadline);
+// Makes the outcome unless there is one: kPublished, kAbandoned, or why it has failed. Returns the
+// outcome that counts, which is then durable.
+Outcome decide(Storage& storage, const std::string& save_id,
+               const std::variant<Outcome, Error>& wanted, Deadline deadline);
 
 // The file's bytes; nullopt if it does not exist. Error(kCorrupt) if it has more than `most` bytes.
 std::optional<Bytes> read_if_there(Storage& storage, const std::string& name,

@@ -22,7 +22,7 @@ inline constexpr std::string_view kTilestoneDirectory = ".tilestone";
 inline constexpr std::string_view kLockName = ".tilestone/lock";
 inline constexpr std::string_view kLockFile = "lock";  // the same in kTilestoneDirectory
 // The file that marks a rank-local checkpoint's metadata files as replaced: see
-// commit/replaced_rank_local.cc.
+// commit/old_checkpoint.cc.
 inline constexpr std::string_view kReplacedName = ".tilestone/replaced";
 // Exists while the checkpoint is removed as a whole: whatever else is still here, there is none any
 // more. See commit/whole_removal.cc.

@@ -59,7 +59,7 @@ std::optional<std::vector<AttemptHead>> attempts_of_fixed_names(
       if (!head) return std::nullopt;
       if (!dialect_named(head->dialect)->has_fixed_names()) continue;
       if (!format_named(head->format)->detect(names)) continue;
-      if (read_outcome(storage, own->save_id) != Outcome::kPublished) continue;
+      if (!is_published(read_outcome(storage, own->save_id))) continue;
       saves.push_back(*std::move(head));
     } catch (const Error& error) {
       // A damaged or unknown attempt must not make a checkpoint unreadable.

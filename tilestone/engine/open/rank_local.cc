@@ -31,73 +31,56 @@ std::vector<AttemptHead> rank_local_heads(Storage& storage, std::span<const std:
   return heads;
 }
 
-// Collects the receipts of an attempt for manifest_of_receipts().
-class ReceiptCollector {
- public:
-  ReceiptCollector(Storage& storage, const AttemptHead& head, const Format& format,
-                   const Dialect& dialect)
-      : head_(head), format_(format), meeting_(meeting_of(storage, head)) {
-    manifest_.save_id = head.save_id;
-    manifest_.world_size = head.world_size;
-    manifest_.format = head.format;
-    manifest_.dialect = dialect.read_as();
-    manifest_.writer = head.writer;
-    manifest_.attributes = head.attributes;
+// What the ranks have left, by rank; with `only`, nothing of the others. nullopt: some is missing.
+std::optional<std::vector<Bytes>> left_by_ranks(StoreCommunicator& meeting, int world,
+                                                std::optional<int> only) {
+  if (!only) return meeting.take();
+  auto left = *only < world ? meeting.message_of(*only) : std::nullopt;
+  if (!left) return std::nullopt;
+  std::vector<Bytes> all(static_cast<size_t>(world));
+  all[static_cast<size_t>(*only)] = *std::move(left);
+  return all;
+}
+
+// Of an object that several ranks have, leaves copies in all receipts but that of the lowest rank.
+void keep_first(std::set<std::string>& keys, Receipt& receipt) {
+  std::vector<Receipt::Object> own;
+  for (Receipt::Object& object : receipt.objects) {
+    (keys.insert(object.key).second ? own : receipt.object_copies).push_back(std::move(object));
   }
+  receipt.objects = std::move(own);
+}
 
-  // Both return false if a receipt is missing.
-  bool add_all() {
-    const auto all = meeting_.take();
-    for (size_t rank = 0; all && rank < all->size(); ++rank) add((*all)[rank]);
-    return all.has_value();
-  }
-  bool add_only(int rank) {
-    if (rank >= head_.world_size) return false;
-    const std::optional<Bytes> left = meeting_.message_of(rank);
-    if (!left) return false;
-    while (next() < rank) add_empty();
-    add(*left);
-    while (next() < head_.world_size) add_empty();
-    return true;
-  }
-
-  Bytes encode() const { return manifest_.encode(encoded_); }
-
- private:
-  int next() const { return static_cast<int>(encoded_.size()); }
-
-  void add_empty() {
-    Receipt empty;
-    empty.rank = next();
-    empty.world_size = head_.world_size;
-    empty.save_id = head_.save_id;
-    encoded_.push_back(empty.encode());
-  }
-
-  void add(ByteView left) {
-    AttemptReceipt of_rank = AttemptReceipt::decode(left, meeting_.file_of(next()));
-    Receipt receipt = Receipt::decode(of_rank.receipt);
-    const size_t copies = receipt.object_copies.size();
-    std::vector<Receipt::Object> own;
-    for (const Receipt::Object& object : receipt.objects) {
-      (keys_.insert(object.key).second ? own : receipt.object_copies).push_back(object);
+Bytes encode_manifest(const AttemptHead& head, StoreCommunicator& meeting, const Format& format,
+                      const Dialect& dialect, std::optional<int> only) {
+  const auto left = left_by_ranks(meeting, head.world_size, only);
+  if (!left) return {};
+  Manifest manifest;
+  manifest.save_id = head.save_id;
+  manifest.world_size = head.world_size;
+  manifest.format = head.format;
+  manifest.dialect = dialect.read_as();
+  manifest.writer = head.writer;
+  manifest.attributes = head.attributes;
+  std::vector<Bytes> encoded;
+  std::set<std::string> keys;  // of the objects so far
+  for (const Bytes& message : *left) {
+    Receipt receipt;
+    receipt.rank = static_cast<int>(encoded.size());
+    receipt.world_size = head.world_size;
+    receipt.save_id = head.save_id;
+    if (!message.empty()) {
+      const std::string file = meeting.file_of(receipt.rank);
+      receipt = Receipt::decode(AttemptReceipt::decode(message, file).receipt);
+      // Another version may encode the metadata in another way.
+      const bool known = head.writer == writer_name();
+      if (known) manifest.index.push_back(sums_of({describe_rank(receipt, format)}).front());
     }
-    // Another version may encode the metadata in another way.
-    if (head_.writer == writer_name()) {
-      manifest_.index.push_back(sums_of({describe_rank(receipt, format_)}).front());
-    }
-    const bool is_changed = receipt.object_copies.size() != copies;
-    receipt.objects = std::move(own);
-    encoded_.push_back(is_changed ? receipt.encode() : std::move(of_rank.receipt));
+    keep_first(keys, receipt);
+    encoded.push_back(receipt.encode());
   }
-
-  const AttemptHead& head_;
-  const Format& format_;
-  StoreCommunicator meeting_;
-  Manifest manifest_;
-  std::vector<Bytes> encoded_;  // the receipts, by rank
-  std::set<std::string> keys_;  // of the objects so far
-};
+  return manifest.encode(encoded);
+}
 
 }  // namespace
 
@@ -197,18 +180,15 @@ Bytes manifest_of_receipts(Storage& storage, const Format& format, const Dialect
   if (!is_save_id(save_id)) return {};
   const auto head = read_head(storage, save_id);
   if (!head || !head->rank_local) return {};
-  ReceiptCollector receipts(storage, *head, format, dialect);
+  StoreCommunicator meeting = meeting_of(storage, *head);
   try {
-    if (rank ? receipts.add_only(*rank) : receipts.add_all()) {
-      return receipts.encode();
-    }
+    return encode_manifest(*head, meeting, format, dialect, rank);
   } catch (Error& error) {
     if (error.code() == ErrorCode::kCorrupt && error.hint().empty()) {
       error.with_hint(how_to_read_without_attempt(save_id));
     }
     throw;
   }
-  return {};
 }
 
 }  // namespace tilestone::engine

@@ -108,7 +108,7 @@ Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
   }
   const Status status = own ? Status::kError : Status::kOk;
   for (Bytes& message : messages) message.push_back(static_cast<std::byte>(status));
-  messages = comm_.all_to_all(std::move(messages), deadline);
+  messages = in_step([&] { return comm_.all_to_all(std::move(messages), deadline); });
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     Bytes& message = messages[rank];
     if (message.empty()) throw empty_message(static_cast<int>(rank));
@@ -125,7 +125,7 @@ Rounds::Messages Rounds::exchange(std::string_view phase, Deadline deadline,
 
 Bytes Rounds::broadcast(ByteView bytes, Deadline deadline) {
   if (comm_.size() == 1) return Bytes(bytes.begin(), bytes.end());
-  return comm_.broadcast(bytes, 0, deadline);
+  return in_step([&] { return comm_.broadcast(bytes, 0, deadline); });
 }
 
 Rounds::RoundResult Rounds::local_outcome(const LocalStep& local, Deadline deadline) {

@@ -137,6 +137,17 @@ class Rounds {
                               const FindAnswer& find);
 
   bool interrupted() const;
+  // An operation between two rounds. If this rank leaves it because of an exception of its caller
+  // (a signal handler's), its operations no longer match those of the others: it ends the call.
+  template <typename Operation>
+  auto in_step(const Operation& operation) -> std::invoke_result_t<Operation> {
+    try {
+      return operation();
+    } catch (const Error& error) {
+      if (error.cause()) end_call();
+      throw;
+    }
+  }
   // In a catch block: reports to the others that this rank leaves the call because of the current
   // exception, and rethrows it.
   [[noreturn]] void end_call();

@@ -6,7 +6,7 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/engine/save/async_save_internal.h"
+#include "tilestone/engine/save/background_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 #include "tilestone/engine/save/in_background_internal.h"
 #include "tilestone/engine/save/on_hosts_internal.h"

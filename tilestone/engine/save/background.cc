@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
-#include "tilestone/engine/save/async_save_internal.h"
 
 namespace tilestone {
 namespace engine {
@@ -154,21 +153,6 @@ void Background::abandon(const std::string& why) {
 }
 
 }  // namespace engine
-
-void engine::OfAsyncSave::seal(const AsyncSave& save) {
-  static_cast<void>(save.staged().done());  // throws in a forked child
-  save.save_->seal();
-}
-
-void engine::OfAsyncSave::end_with_program(const AsyncSave& save) {
-  save.save_->abandon("was abandoned, because its program has ended");
-}
-
-bool engine::OfAsyncSave::has_unheard_failure(const AsyncSave& save) {
-  return save.save_->has_unheard_failure();
-}
-
-void engine::OfAsyncSave::log_failure(const AsyncSave& save) { save.save_->log_failure(); }
 
 AsyncSave::AsyncSave(std::shared_ptr<engine::Background> save) : save_(std::move(save)) {}
 

@@ -16,6 +16,8 @@
 #include "tilestone/engine/save/async_save.h"
 #include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/lazy_staging_internal.h"
+#include "tilestone/engine/save/request_internal.h"
+#include "tilestone/engine/save/save_steps_internal.h"
 
 namespace tilestone::engine {
 
@@ -114,5 +116,21 @@ class LastAsync {
   // Saves whose outcome is known, but whose threads have not ended.
   std::vector<std::shared_ptr<Background>> ending_;
 };
+
+// What the Python binding does with a save beyond its public interface.
+struct OfAsyncSave {
+  // Not in a child process of fork().
+  static Background& of(const AsyncSave& save) { return *save.save_; }
+  // Background::seal(). Throws in a forked child.
+  static void seal(const AsyncSave& save) {
+    static_cast<void>(save.staged().done());
+    of(save).seal();
+  }
+};
+
+// Plans, begins and stages a save, and starts its thread. call.deadline is that of the whole save;
+// its interrupt ends only this call. Throws what async_save() throws.
+std::shared_ptr<Background> save_in_background(const SaveCall& call, const AsyncOptions& async,
+                                               const MadeRequest& request);
 
 }  // namespace tilestone::engine

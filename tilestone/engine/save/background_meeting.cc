@@ -65,8 +65,7 @@ BackgroundMeeting::BackgroundMeeting(std::shared_ptr<Storage> storage, const std
       files_(std::make_shared<MessageFiles>(storage_, save_id, std::to_string(rank))),
       comm_(files_, rank, ranks, tree),
       rank_(rank),
-      ranks_(ranks),
-      found_(static_cast<size_t>(ranks), false) {}
+      ranks_(ranks) {}
 
 void BackgroundMeeting::reserve() {
   if (ranks_ == 1) return;
@@ -112,7 +111,8 @@ bool BackgroundMeeting::surely_has_none() noexcept {
   }
 }
 
-// On a full disk there may be room for an empty file.
+// On a full disk there may be room for an empty file: then the coordinator reads of the failure
+// when it has all receipts.
 void BackgroundMeeting::leave_failure(const Error& error) noexcept {
   const Deadline never = Deadline::never();
   const std::string own = comm_.name_of(rank_);
@@ -123,7 +123,6 @@ void BackgroundMeeting::leave_failure(const Error& error) noexcept {
       decide(*files_, kFailedMessage, BackgroundMessage{named, {}, false, rank_}.encode(), never);
     } catch (const Error&) {
       files_->put_if_absent(own, {}, never);
-      files_->put_if_absent(kFailedMessage, {}, never);
       return;
     }
     files_->remove(std::vector{own});
@@ -192,14 +191,8 @@ std::optional<BackgroundMeeting::Failed> BackgroundMeeting::wait_for_outcome(
 // ---- The coordinator
 
 void BackgroundMeeting::throw_failure() {
-  auto failed = read(kFailedMessage);
+  const auto failed = read(kFailedMessage);
   if (!failed) return;
-  for (int rank = 0; failed->rank < 0 && rank < ranks_; ++rank) {  // its message is empty
-    const auto left = rank == rank_ ? std::nullopt : read(comm_.name_of(rank));
-    if (!left || !left->error) continue;
-    failed->rank = rank;
-    failed->error->with_rank(rank);
-  }
   failed_by_ = failed->rank;
   throw failed->error.value_or(Error(ErrorCode::kIo, "a rank has failed"));
 }
@@ -220,12 +213,14 @@ std::vector<Bytes> BackgroundMeeting::gather(Bytes own, Deadline deadline) {
   throw_failure();
   const auto messages = comm_.take();
   if (!messages) throw Error(ErrorCode::kIo, "receipts of the save are gone");
-  found_.assign(found_.size(), true);
   std::vector<Bytes> receipts;
   for (const Bytes& message : *messages) {
     const auto rank = static_cast<int>(receipts.size());
     auto left = BackgroundMessage::decode(message, files_->file_of(comm_.name_of(rank)));
-    if (left.error) throw left.error->with_rank(rank);
+    if (left.error) {
+      failed_by_ = rank;
+      throw left.error->with_rank(rank);
+    }
     receipts.push_back(std::move(left.receipt));
   }
   return receipts;
@@ -245,10 +240,7 @@ void BackgroundMeeting::end(const std::optional<Failed>& failed) noexcept {
 
 bool BackgroundMeeting::has_seen_outcome(int rank) {
   if (rank == rank_ || rank == failed_by_) return true;
-  const auto i = static_cast<size_t>(rank);
-  const bool is_there = files_->exist(std::vector{comm_.name_of(rank)}).front();
-  if (is_there) found_[i] = true;
-  return !is_there && (found_[i] || comm_.has(rank));
+  return comm_.has(rank) && !files_->exist(std::vector{comm_.name_of(rank)}).front();
 }
 
 void BackgroundMeeting::tidy() noexcept {

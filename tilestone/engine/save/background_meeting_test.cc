@@ -113,8 +113,8 @@ TEST(BackgroundMeeting, ARankWhoseDiskIsFullSaysAtLeastThatItHasFailed) {
   full.leave_failure(Error(ErrorCode::kIo, "the disk is full"));
   expect_error([&] { coordinator.gather(receipt_of(0), in_time()); }, ErrorCode::kIo,
                "could not say why");
-  EXPECT_THAT(location.names(), testing::UnorderedElementsAre(std::string(kLockName),
-                                                              file_of("0-1"), file_of("failed")));
+  EXPECT_THAT(location.names(),
+              testing::UnorderedElementsAre(std::string(kLockName), file_of("0-1")));
 }
 
 TEST(BackgroundMeeting, ADamagedReceiptIsAnErrorThatNamesItsFile) {

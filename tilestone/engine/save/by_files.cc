@@ -154,25 +154,19 @@ void make_claim(SavingByFiles& saving) {
   saving.claim.emplace(saving.planned.location, name.append(kClaimSuffix));
 }
 
-// Joins the attempt, and makes the claim that shows that this rank is working. Returns the
-// receipt that this rank left before a restart, if there is one.
-std::optional<AttemptReceipt> join(SavingByFiles& saving) {
+// Joins the attempt, and makes the claim that shows that this rank is working. Returns the receipt
+// of this rank that counts already, if it is still there.
+std::optional<Receipt> join(SavingByFiles& saving) {
   const Attempt& attempt = saving.attempt;
+  const int rank = saving.files.rank;
   saving.is_done = !join(attempt, saving.deadline);
-  if (saving.is_done && !saving.files.torch_rank_local) return std::nullopt;
-  auto before = receipt_of(attempt, saving.files.rank);
-  saving.is_reported = before.has_value();
-  if (!saving.is_done && !saving.is_reported) make_claim(saving);
-  return before;
-}
-
-void expect_state_of_before(const SavingByFiles& saving,
-                            const std::optional<AttemptReceipt>& before) {
-  const SaveShare& share = saving.planned.share;
-  if (before) return expect_reported_state(Receipt::decode(before->receipt), &*before, share);
-  if (!saving.is_done) return;
-  const auto published = published_receipt_of(saving.attempt, saving.files.rank);
-  if (published) expect_reported_state(*published, nullptr, share);
+  const bool leaves_receipts = !saving.is_done || saving.files.torch_rank_local;
+  auto left = leaves_receipts ? receipt_of(attempt, rank) : std::nullopt;
+  saving.is_reported = left.has_value();
+  if (left) return left;
+  if (saving.is_done) return published_receipt_of(attempt, rank);
+  make_claim(saving);
+  return std::nullopt;
 }
 
 // Called if this rank's part was saved before.
@@ -244,14 +238,6 @@ void withdraw_written(SavingByFiles& saving) {
                               planned.result.save_id);
 }
 
-// Not a failure of the save: the receipt that counts can be published.
-void expect_same_as_counted(const SavingByFiles& saving) {
-  const auto left = receipt_of(saving.attempt, saving.files.rank);
-  const auto counted = left ? std::optional(Receipt::decode(left->receipt))
-                            : published_receipt_of(saving.attempt, saving.files.rank);
-  if (counted) expect_same_receipt(*counted, *saving.receipt);
-}
-
 void refuse(bool refused, const std::string& what, const std::string& hint) {
   if (refused) throw Error(ErrorCode::kUnsupported, what).with_hint(hint);
 }
@@ -274,7 +260,7 @@ SavingByFiles::SavingByFiles(const Location& location, const SaveOptions& option
 
 void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* session) {
   refuse_by_files(saving.planned.share);
-  std::optional<AttemptReceipt> before;
+  std::optional<Receipt> before;
   try {
     plan_locally(saving.planned, expect_made(request), session);
     before = join(saving);
@@ -284,7 +270,7 @@ void plan_step(SavingByFiles& saving, const MadeRequest& request, SessionParts* 
   }
   if (!saving.is_done && !saving.is_reported) return;
   // The receipt that is there can still be published, whatever state this rank has now.
-  expect_state_of_before(saving, before);
+  if (before) expect_reported_state(*before, saving.planned.share);
   write_nothing(saving);
 }
 
@@ -310,11 +296,11 @@ void report_step(SavingByFiles& saving) {
   if (saving.failed) std::rethrow_exception(saving.failed);
   if (saving.is_done) return;
   const int rank = saving.files.rank;
-  bool counts = true;
+  std::optional<Receipt> counts;  // instead of this process's
   try {
     if (saving.receipt) {
       counts = leave_receipt(saving.attempt, rank, left_by(saving), saving.deadline);
-      if (!counts) withdraw_written(saving);
+      if (counts) withdraw_written(saving);
       saving.is_reported = true;
     }
     saving.claim.reset();
@@ -325,7 +311,8 @@ void report_step(SavingByFiles& saving) {
     if (!saving.is_reported && end_all(saving, current_error())) discard(saving.planned);
     throw;
   }
-  if (!counts) expect_same_as_counted(saving);
+  // Not a failure of the save: the receipt that counts can be published.
+  if (counts) expect_same_receipt(*counts, *saving.receipt);
 }
 
 SaveResult publish_step(SavingByFiles& saving) {
@@ -333,7 +320,7 @@ SaveResult publish_step(SavingByFiles& saving) {
   if (saving.is_done) return result;
   const int threads = saving.planned.share.options.resources.threads;
   try {
-    result.published = publish_if_complete(saving.attempt, Look::kOwn, threads, saving.deadline);
+    result.published = publish_if_complete(saving.attempt, false, threads, saving.deadline);
     if (result.published || !saving.files.wait) return result;
     wait_published(saving.attempt, threads, saving.deadline);
   } catch (Error& error) {

@@ -9,7 +9,6 @@
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/attempt_internal.h"
-#include "tilestone/engine/commit/work_claim_internal.h"
 #include "tilestone/engine/run/kept_resources_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/engine/save/planned_internal.h"

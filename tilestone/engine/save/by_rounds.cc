@@ -9,7 +9,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/commit/staging_internal.h"
 #include "tilestone/engine/open/opening_internal.h"
-#include "tilestone/engine/save/compare_internal.h"
 #include "tilestone/engine/save/described_internal.h"
 #include "tilestone/engine/save/in_flight_internal.h"
 #include "tilestone/engine/save/messages_internal.h"
@@ -122,16 +121,15 @@ class Coordinator {
   }
 
   std::vector<Bytes> begin() {
-    std::vector<Begun> begun = make_answers(planning_, own_.share);
+    end_planning(planning_, own_.share);
     if (saving_.publishes) {
       transaction_.emplace(transaction_of(own_, planning_));
       transaction_->begin(coordinator_deadline(saving_.rounds));
     }
     std::vector<Bytes> answers;
-    for (Begun& one : begun) {
+    for (Orders& one : planning_.orders) {
       if (transaction_) one.staging_name = transaction_->staging();
-      answers.push_back(one.encode());
-      one.orders = Bytes();
+      answers.push_back(std::exchange(one, {}).encode());
     }
     return answers;
   }
@@ -225,7 +223,7 @@ void plan_step(SavingByRounds& saving, const MadeRequest& request, SessionParts*
           [&](std::vector<Bytes> replies) { return coordinator.take(asked, std::move(replies)); });
     }
     if (session != nullptr) session->note_earlier_reported();
-    saving.planned = follow(std::move(own), Begun::decode(answer), session);
+    saving.planned = follow(std::move(own), Orders::decode(answer), session);
     coordinator.hand_over(saving.planned);
   } catch (...) {
     coordinator.abandon();

@@ -6,7 +6,6 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/options_internal.h"
-#include "tilestone/engine/save/common_state_internal.h"
 #include "tilestone/engine/save/orders_internal.h"
 #include "tilestone/state/content_hash.h"
 #include "tilestone/state/list_lengths.h"
@@ -101,7 +100,7 @@ Bytes reply_to(RankPlanning& own, const Question& question) {
   own.common_differs = question.other >= 0;
   Reply reply;
   const bool is_asked = own.share.rank == 0 || own.share.rank == question.other;
-  if (question.other >= 0 && is_asked) reply.parts = encode_parts(*own.compared);
+  if (question.other >= 0 && is_asked) reply.parts = content_parts(*own.compared);
   if (question.lists) reply.lists = std::move(own.share.lists);
   note_chunks(own.share, question.chunks);
   reply.contents = named_contents(own.share.local, groups_of(own), question.groups, question.chunks,
@@ -109,11 +108,10 @@ Bytes reply_to(RankPlanning& own, const Question& question) {
   return reply.encode();
 }
 
-PlannedShare follow(RankPlanning own, const Begun& begun, SessionParts* session) {
+PlannedShare follow(RankPlanning own, Orders orders, SessionParts* session) {
   SaveShare& share = own.share;
   // As in Megatron-Core, where each rank says that its common state differs.
-  if (!share.dialect->common_object().empty()) tell_of_lost(share.rank, begun.lost);
-  Orders orders = Orders::decode(begun.orders);
+  if (!share.dialect->common_object().empty()) tell_of_lost(share.rank, orders.lost);
   if (orders.way == Orders::Way::kAsBefore) {
     if (!own.cached) {
       throw Error(ErrorCode::kInternal,
@@ -135,7 +133,7 @@ PlannedShare follow(RankPlanning own, const Begun& begun, SessionParts* session)
   if (share.format->needs_grid()) set_grids(share, orders.grids);
   planned.result.common_differs = own.common_differs;
   planned.location = std::move(own.location);
-  planned.staging_name = begun.staging_name;
+  planned.staging_name = orders.staging_name;
   planned.share = std::move(share);
   return planned;
 }

@@ -8,9 +8,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/engine/save/compare_internal.h"
 #include "tilestone/engine/save/messages_internal.h"
-#include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/planned_internal.h"
 #include "tilestone/engine/save/request_internal.h"
 #include "tilestone/engine/save/session_parts_internal.h"
@@ -44,6 +42,6 @@ Bytes late_plan(RankPlanning& own, SessionParts* session);
 // For the answer kCompare. The coordinator reports what differs.
 Bytes reply_to(RankPlanning& own, const Question& question);
 // For the answer kOrders.
-PlannedShare follow(RankPlanning own, const Begun& begun, SessionParts* session);
+PlannedShare follow(RankPlanning own, Orders orders, SessionParts* session);
 
 }  // namespace tilestone::engine

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -108,23 +107,6 @@ void move_chunks(const ForeignShare& share, Receipt& receipt) {
   receipt.objects = std::move(objects);
 }
 
-// Adds what a later call of the same rank has written.
-void append(Receipt& receipt, Receipt&& more) {
-  const auto files = static_cast<uint32_t>(receipt.files.size());
-  const auto tensors = static_cast<uint32_t>(receipt.tensors.size());
-  std::move(more.files.begin(), more.files.end(), std::back_inserter(receipt.files));
-  std::move(more.tensors.begin(), more.tensors.end(), std::back_inserter(receipt.tensors));
-  for (Receipt::Chunk& chunk : more.chunks) {
-    chunk.tensor += tensors;
-    chunk.at.file += files;
-    receipt.chunks.push_back(std::move(chunk));
-  }
-  for (Receipt::Object& object : more.objects) {
-    object.at.file += files;
-    receipt.objects.push_back(std::move(object));
-  }
-}
-
 std::vector<Receipt> receipts_of(std::span<const Bytes> encoded, int world_size,
                                  const std::string& save_id) {
   std::vector<Receipt> receipts(static_cast<size_t>(world_size));
@@ -146,7 +128,7 @@ std::vector<Receipt> receipts_of(std::span<const Bytes> encoded, int world_size,
     }
     Receipt& all = receipts[static_cast<size_t>(receipt.rank)];
     all.host = receipt.host;
-    append(all, std::move(receipt));
+    all = joined_receipts(std::move(all), std::move(receipt));
   }
   return receipts;
 }

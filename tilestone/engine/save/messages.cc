@@ -53,7 +53,11 @@ PlanMessage PlanMessage::decode(Bytes message) {
 
 Bytes Orders::encode() const {
   ByteWriter writer;
+  writer.u8(static_cast<uint8_t>(Answer::kOrders));
   writer.string(save_id);
+  writer.string(staging_name);
+  writer.varint(lost.size());
+  for (const std::string& key : lost) writer.string(key);
   writer.u8(static_cast<uint8_t>(way));
   writer.varint(grids.size());
   for (const Dims& cell : grids) {
@@ -65,10 +69,14 @@ Bytes Orders::encode() const {
   return std::move(writer).take();
 }
 
-Orders Orders::decode(ByteView bytes) {
-  ByteReader reader(bytes, "orders of a save");
+Orders Orders::decode(ByteView answer) {
+  ByteReader reader(answer, "orders of a save");
+  reader.u8();
   Orders orders;
   orders.save_id = reader.string();
+  orders.staging_name = reader.string();
+  orders.lost.resize(reader.count());
+  for (std::string& key : orders.lost) key = reader.string();
   orders.way = static_cast<Way>(reader.u8());
   for (uint64_t count = reader.count(); count > 0; --count) {
     Dims& cell = orders.grids.emplace_back();
@@ -91,26 +99,72 @@ Answer kind_of(ByteView answer) {
 
 Bytes ask_for_plan() { return Bytes(1, static_cast<std::byte>(Answer::kSendPlans)); }
 
-Bytes Begun::encode() const {
-  ByteWriter writer;
-  writer.u8(static_cast<uint8_t>(Answer::kOrders));
-  writer.string(staging_name);
-  writer.varint(lost.size());
-  for (const std::string& key : lost) writer.string(key);
-  writer.raw(orders);
-  return std::move(writer).take();
+Bytes Question::encode() const {
+  ByteWriter out;
+  out.u8(static_cast<uint8_t>(Answer::kCompare));
+  out.varint(static_cast<uint64_t>(other + 1));
+  out.u8(lists ? 1 : 0);
+  out.varint(groups.size());
+  for (const uint64_t group : groups) out.u64(group);
+  out.varint(chunks.size());
+  for (const uint32_t chunk : chunks) out.varint(chunk);
+  return std::move(out).take();
 }
 
-Begun Begun::decode(ByteView answer) {
-  ByteReader reader(answer, "orders of a save");
-  reader.u8();
-  Begun begun;
-  begun.staging_name = reader.string();
-  begun.lost.resize(reader.count());
-  for (std::string& key : begun.lost) key = reader.string();
-  const ByteView orders = reader.raw(reader.remaining());
-  begun.orders.assign(orders.begin(), orders.end());
-  return begun;
+Question Question::decode(ByteView answer) {
+  ByteReader in(answer, "question of the coordinator");
+  in.u8();
+  Question question;
+  question.other = static_cast<int>(in.varint()) - 1;
+  question.lists = in.u8() != 0;
+  question.groups.resize(in.count(sizeof(uint64_t)));
+  for (uint64_t& group : question.groups) group = in.u64();
+  question.chunks.resize(in.count());
+  for (uint32_t& chunk : question.chunks) chunk = static_cast<uint32_t>(in.varint());
+  in.expect_end();
+  return question;
+}
+
+Bytes Reply::encode() const {
+  ByteWriter out;
+  out.varint(parts.size());
+  for (const ContentPart& part : parts) {
+    out.string(part.path);
+    out.u64(part.hash);
+    out.string(part.text);
+  }
+  write_lists(out, lists);
+  out.varint(contents.size());
+  for (const NamedContent& one : contents) {
+    out.u64(one.held.id);
+    out.u64(one.held.content);
+    out.string(one.key);
+    out.u8(static_cast<uint8_t>((one.is_saved ? 2 : 0) | (one.contested ? 1 : 0)));
+  }
+  return std::move(out).take();
+}
+
+Reply Reply::decode(ByteView bytes) {
+  ByteReader in(bytes, "contents that a rank holds");
+  Reply reply;
+  reply.parts.resize(in.count(10));
+  for (ContentPart& part : reply.parts) {
+    part.path = in.string();
+    part.hash = in.u64();
+    part.text = in.string();
+  }
+  reply.lists = read_lists(in);
+  reply.contents.resize(in.count(18));
+  for (NamedContent& one : reply.contents) {
+    one.held.id = in.u64();
+    one.held.content = in.u64();
+    one.key = in.string();
+    const uint8_t flags = in.u8();
+    one.is_saved = (flags & 2) != 0;
+    one.contested = (flags & 1) != 0;
+  }
+  in.expect_end();
+  return reply;
 }
 
 }  // namespace tilestone::engine

@@ -10,6 +10,8 @@
 #include "tilestone/engine/run/options.h"
 #include "tilestone/plan/contents.h"
 #include "tilestone/plan/save_plan.h"
+#include "tilestone/state/content_parts.h"
+#include "tilestone/state/list_lengths.h"
 
 namespace tilestone::engine {
 
@@ -33,38 +35,51 @@ struct PlanMessage {
   static PlanMessage decode(Bytes message);
 };
 
-// What a rank is to do, once the ranks have agreed.
-struct Orders {
-  std::string save_id;
-  enum class Way : uint8_t { kExchange, kAsBefore };
-  Way way = Way::kExchange;
-  Assignment assignment = {};    // kExchange only; with kAsBefore the cached plan has it
-  std::vector<Dims> grids = {};  // one per tensor of its plan, if the format needs grids
-  Bytes groups = {};  // ContentGroups::encode(), if the coordinator keeps plans in a session
-
-  Bytes encode() const;
-  static Orders decode(ByteView bytes);
-};
-
 // ---- The coordinator's answer to a planning message
 
 enum class Answer : uint8_t {
-  kOrders,     // the rank's orders
-  kCompare,    // a question (compare_internal.h): ranks may hold different versions of something
+  kOrders,     // the rank's orders: planning has ended
+  kCompare,    // a question: ranks may hold different versions of something
   kSendPlans,  // send the plan, if it was not sent: another rank's plan has changed
   kEarlier,    // wait for an earlier save of the session, or fail with it (in_flight_internal.h)
 };
 Answer kind_of(ByteView answer);  // throws if it is empty
 Bytes ask_for_plan();
 
-// The answer kOrders.
-struct Begun {
-  std::string staging_name;       // see PlannedShare::staging_name
-  std::vector<std::string> lost;  // keys of which another rank's version is saved
-  Bytes orders;                   // Orders::encode()
+// The answer kCompare: what the coordinator asks one rank, so that the ranks compare what they hold
+// (plan/contents.h).
+struct Question {
+  // The common states differ. Rank 0 and this rank send theirs; -1: they do not differ.
+  int other = -1;
+  bool lists = false;            // send the lists
+  std::vector<uint64_t> groups;  // send what it holds of these groups; ascending
+  std::vector<uint32_t> chunks;  // and of these chunks
 
   Bytes encode() const;
-  static Begun decode(ByteView answer);
+  static Question decode(ByteView answer);
+};
+struct Reply {
+  std::vector<ContentPart> parts = {};  // of the common state
+  std::vector<ListLength> lists = {};
+  std::vector<NamedContent> contents = {};
+
+  Bytes encode() const;
+  static Reply decode(ByteView bytes);
+};
+
+// The answer kOrders: what a rank is to do, once the ranks have agreed.
+struct Orders {
+  std::string save_id;
+  enum class Way : uint8_t { kExchange, kAsBefore };
+  Way way = Way::kExchange;
+  Assignment assignment = {};          // kExchange only; with kAsBefore the cached plan has it
+  std::vector<Dims> grids = {};        // one per tensor of its plan, if the format needs grids
+  Bytes groups = {};                   // ContentGroups::encode(), if the coordinator keeps plans
+  std::string staging_name = {};       // see PlannedShare::staging_name
+  std::vector<std::string> lost = {};  // keys of which another rank's version is saved
+
+  Bytes encode() const;
+  static Orders decode(ByteView answer);
 };
 
 }  // namespace tilestone::engine

@@ -1,15 +1,15 @@
 #include "tilestone/engine/save/orders_internal.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
+#include "tilestone/base/error.h"
 #include "tilestone/base/uuid.h"
 #include "tilestone/engine/open/cleanup_internal.h"
 #include "tilestone/engine/run/differing_internal.h"
 #include "tilestone/engine/run/terms_internal.h"
-#include "tilestone/engine/save/common_state_internal.h"
-#include "tilestone/engine/save/compare_internal.h"
-#include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/plan/access.h"
 #include "tilestone/plan/grid_plan.h"
 
@@ -25,24 +25,97 @@ std::vector<std::vector<Dims>> grids_of(const std::vector<PlanMessage>& messages
 }
 
 // For a group of one rank.
-std::vector<Bytes> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
-                                  const Format& format) {
-  std::vector<Dims> grids;
-  if (format.needs_grid()) grids = plan_grids({&plan, 1})[0];
+std::vector<Orders> orders_for_one(const LocalSavePlan& plan, const std::string& save_id,
+                                   const Format& format) {
   Orders orders{save_id, Orders::Way::kExchange, plan_save_alone(plan)};
-  orders.grids = std::move(grids);
-  return {orders.encode()};
+  if (format.needs_grid()) orders.grids = std::move(plan_grids({&plan, 1})[0]);
+  return {std::move(orders)};
 }
 
-// Each rank writes what its cached plan says.
-std::vector<Bytes> orders_as_before(size_t ranks, const std::string& save_id) {
-  return std::vector<Bytes>(ranks, Orders{save_id, Orders::Way::kAsBefore}.encode());
+// Whether all ranks have cached parts of the same plan.
+bool all_as_before(const std::vector<PlanMessage>& messages) {
+  const std::string& made_in = messages.front().made_in;
+  return !made_in.empty() && std::ranges::all_of(messages, [&](const PlanMessage& other) {
+    return other.made_in == made_in;
+  });
 }
 
 void validate(const std::vector<PlanMessage>& messages) {
   std::vector<ByteView> plans;
   for (const PlanMessage& message : messages) plans.emplace_back(message.plan);
   check_access(plans);
+}
+
+// ---- What the ranks hold differently
+
+// The groups whose ranks have sent different contents, ascending.
+std::vector<uint64_t> differing_groups(const std::vector<PlanMessage>& messages) {
+  std::map<uint64_t, uint64_t> first;
+  std::vector<uint64_t> differing;
+  for (const PlanMessage& message : messages) {
+    for (const GroupContent& one : message.contents) {
+      const auto [found, is_new] = first.emplace(one.group, one.content);
+      if (!is_new && found->second != one.content) differing.push_back(one.group);
+    }
+  }
+  std::sort(differing.begin(), differing.end());
+  differing.erase(std::unique(differing.begin(), differing.end()), differing.end());
+  return differing;
+}
+
+// One question for each rank; empty: there is nothing to ask. `others`: the ranks whose common
+// state differs from rank 0's.
+std::vector<Question> questions_of(const std::vector<PlanMessage>& messages,
+                                   const std::vector<int>& others,
+                                   const std::vector<ContestedChunk>& contested) {
+  const bool lists = std::ranges::any_of(messages, [&](const PlanMessage& message) {
+    return message.lists != messages.front().lists;
+  });
+  const int other = others.empty() ? -1 : others.front();
+  const Question for_all{other, lists, differing_groups(messages), {}};
+  if (for_all.other < 0 && !for_all.lists && for_all.groups.empty() && contested.empty()) return {};
+  std::vector<Question> questions(messages.size(), for_all);
+  for (const ContestedChunk& chunk : contested) {
+    for (const ContestedChunk::Holder& holder : chunk.holders) {
+      questions.at(static_cast<size_t>(holder.rank)).chunks.push_back(holder.chunk);
+    }
+  }
+  return questions;
+}
+
+// The ranks whose common state is not rank 0's, ascending.
+std::vector<int> differing_ranks(const std::vector<PlanMessage>& messages) {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    if (messages[rank].common != messages.front().common) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+// Reports how the common state of the first rank in `ranks` differs from rank 0's: logs a warning,
+// or throws Error(kMismatch) if `common_differs` is kError. The text names `ranks` and up to ten
+// paths, with the values of both ranks there.
+void tell_of_other_state(const std::vector<ContentPart>& of_0,
+                         const std::vector<ContentPart>& of_other, const std::vector<int>& ranks,
+                         Checks::Differing common_differs) {
+  constexpr size_t kMaxNamedPaths = 10;
+  const auto found = find_differences(of_0, of_other);
+  const std::string other = "rank " + std::to_string(ranks.front());
+  std::string text = "the common state of " + ranks_text(ranks) + " differs from that of rank 0: ";
+  for (size_t i = 0; i < std::min(found.size(), kMaxNamedPaths); ++i) {
+    text += (i == 0 ? "\"" : ", \"") + found[i].path + "\" (rank 0: " + found[i].a + "; " + other +
+            ": " + found[i].b + ")";
+  }
+  if (found.size() > kMaxNamedPaths) {
+    text += " and " + std::to_string(found.size() - kMaxNamedPaths) + " more";
+  }
+  if (found.empty()) text += "the difference has no path";
+  if (common_differs == Checks::Differing::kError) {
+    Error error(ErrorCode::kMismatch, text);
+    if (!found.empty()) error.with_key(found.front().path);
+    throw std::move(error).with_rank(ranks.front());
+  }
+  log(LogLevel::kWarning, text + "; the common state of rank 0 is saved");
 }
 
 }  // namespace
@@ -67,7 +140,7 @@ ExchangedOrders orders_by_exchange(std::vector<PlanMessage>& messages, const std
     Orders orders{save_id, Orders::Way::kExchange, std::move(assignments[rank])};
     orders.grids = std::move(grids[rank]);
     if (groups) orders.groups = of_ranks[rank].encode();
-    made.orders.push_back(orders.encode());
+    made.orders.push_back(std::move(orders));
   }
   return made;
 }
@@ -103,7 +176,7 @@ std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& o
   if (own.options.checks.access && !planning.as_before) validate(messages);
   planning.save_id = random_uuid();
   if (planning.as_before) {
-    planning.orders = orders_as_before(messages.size(), planning.save_id);
+    planning.orders.assign(messages.size(), {planning.save_id, Orders::Way::kAsBefore});
   } else if (own.world_size == 1) {
     planning.orders = orders_for_one(own.local, planning.save_id, *own.format);
   } else {
@@ -123,7 +196,7 @@ std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& o
 
 void add_replies(CoordinatorPlanning& planning, const std::vector<Bytes>& replies,
                  const SaveShare& own) {
-  std::vector<Bytes> parts;
+  std::vector<std::vector<ContentPart>> parts;
   std::vector<std::vector<ListLength>> lists;
   std::vector<std::vector<NamedContent>> contents;
   for (const Bytes& one : replies) {
@@ -144,16 +217,12 @@ void add_replies(CoordinatorPlanning& planning, const std::vector<Bytes>& replie
   sort_by_key(planning.differing);
 }
 
-std::vector<Begun> make_answers(CoordinatorPlanning& planning, const SaveShare& own) {
+void end_planning(CoordinatorPlanning& planning, const SaveShare& own) {
   tell_of_differing(planning.differing, own.options.checks.common_differs, own.dialect->name());
-  const size_t ranks = planning.messages.size();
+  auto lost = lost_of(planning.differing, planning.messages.size());
   planning.messages.clear();
-  auto lost = lost_of(planning.differing, ranks);
-  std::vector<Begun> answers;
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    answers.push_back({{}, std::move(lost[rank]), std::move(planning.orders[rank])});
-  }
-  return answers;
+  for (size_t rank = 0; rank < lost.size(); ++rank)
+    planning.orders[rank].lost = std::move(lost[rank]);
 }
 
 bool compares(const SaveShare& share) {

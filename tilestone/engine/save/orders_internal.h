@@ -21,7 +21,7 @@ struct CoordinatorPlanning {
   ReplicaNames replicas;              // additional names for the index
   bool as_before = false;             // all ranks use their cached plans
   std::string save_id;
-  std::vector<Bytes> orders;                // Orders::encode(), by rank
+  std::vector<Orders> orders;               // by rank
   std::vector<int> others;                  // ranks whose common state is not rank 0's
   std::vector<DifferingContent> differing;  // what else the ranks hold differently
   std::vector<ContestedChunk> contested;    // what must be compared for that
@@ -39,21 +39,21 @@ void add_plans(CoordinatorPlanning& planning, std::vector<Bytes> plans);
 // what check_access(), SavePlanner and plan_grids() throw.
 std::vector<Bytes> make_orders(CoordinatorPlanning& planning, const SaveShare& own,
                                bool keeps_plans);
-// Takes the replies to the questions. Throws what tell_of_other_state() and expect_same_lengths()
-// throw.
+// Takes the replies to the questions. Error(kMismatch) where the ranks' common states differ and
+// checks.common_differs is kError; what expect_same_lengths() throws.
 void add_replies(CoordinatorPlanning& planning, const std::vector<Bytes>& replies,
                  const SaveShare& own);
-// Ends the planning, after all comparisons: reports what differs. Returns the answers to the ranks,
-// without a staging name. Throws what tell_of_differing() throws.
-std::vector<Begun> make_answers(CoordinatorPlanning& planning, const SaveShare& own);
+// Ends the planning, after all comparisons: reports what differs. Throws what tell_of_differing()
+// throws.
+void end_planning(CoordinatorPlanning& planning, const SaveShare& own);
 
 // True if the ranks compare what should be equal on all of them.
 bool compares(const SaveShare& share);
 
-// ---- The encoded orders of each rank
+// ---- The orders of each rank
 
 struct ExchangedOrders {
-  std::vector<Bytes> orders;
+  std::vector<Orders> orders;
   std::vector<DifferingContent> differing;  // among the contents in the plans
   std::vector<ContestedChunk> contested;
 };

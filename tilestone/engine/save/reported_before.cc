@@ -15,10 +15,12 @@ namespace tilestone::engine {
 namespace {
 
 constexpr uint64_t kHasSum = uint64_t{1} << 32;  // so that no checksum counts as "not known"
+constexpr const char* kNothingThen = "nothing then, or something else";
+constexpr const char* kNothingNow = "nothing now, or something else";
 
-// What a rank holds or has written: ids tell keys, dtypes, shapes and boxes apart.
+// What a rank writes or has written: ids tell keys, dtypes, shapes and boxes apart.
 struct ReportedItem {
-  std::string_view key;  // "": not known
+  std::string_view key;
   uint64_t content = 0;  // 0: not known
 };
 using ReportedItems = std::map<uint64_t, ReportedItem>;
@@ -40,14 +42,8 @@ void expect_within(const ReportedItems& part, const ReportedItems& whole, int ra
   for (const auto& [id, item] : part) {
     const ReportedItem& other = whole.at(id);
     if (item.content == 0 || other.content == 0 || item.content == other.content) continue;
-    fail_other_state(rank, item.key.empty() ? other.key : item.key,
-                     "another value, or other elements");
+    fail_other_state(rank, item.key, "another value, or other elements");
   }
-}
-
-void expect_equal(const ReportedItems& then, const ReportedItems& now, int rank) {
-  expect_within(now, then, rank, "nothing then, or something else");
-  expect_within(then, now, rank, "nothing now, or something else");
 }
 
 // `sums`: checksums of elements instead of the contents that ranks compare.
@@ -65,40 +61,19 @@ ReportedItems written_items(const Receipt& receipt, bool sums) {
   return items;
 }
 
-void add_objects(ReportedItems& items, const LocalSavePlan& plan) {
-  for (const PlanObject& object : plan.objects) {
-    items[id_of(object.key)] = {object.key, object.content};
-  }
-}
-
-void add_chunk(ReportedItems& items, const LocalSavePlan& plan, const PlanChunk& chunk) {
-  if (chunk.box.empty()) return;
-  const PlanTensor& tensor = plan.tensors[chunk.tensor];
-  items[id_of(tensor, chunk.box)] = {tensor.key, chunk.content};
-}
-
-// Compares what it holds, whoever writes it. Most keys of then are known only if it wrote them.
-void expect_held(const AttemptReceipt& left, const ReportedItems& written, const SaveShare& share) {
-  ReportedItems then, now;
-  for (const HeldContent& held : left.held) {
-    const auto known = written.find(held.id);
-    then[held.id] = {known == written.end() ? "" : known->second.key, held.content};
-  }
-  add_objects(now, share.local);
-  for (const PlanChunk& chunk : share.local.chunks) add_chunk(now, share.local, chunk);
-  expect_equal(then, now, share.rank);
-}
-
-// Its part must be the same: otherwise another rank's state was another one. An object may also be
-// in a file of the index.
-void expect_assigned(const ReportedItems& written, const SaveShare& share) {
-  ReportedItems now;
+// What the rank would write now, and every object that it holds: one may be in a file of the index.
+ReportedItems items_of_now(const SaveShare& share, bool objects) {
+  const LocalSavePlan& plan = share.local;
+  ReportedItems items;
   for (const uint32_t i : share.assignment.chunks) {
-    add_chunk(now, share.local, share.local.chunks[i]);
+    const PlanChunk& chunk = plan.chunks[i];
+    const PlanTensor& tensor = plan.tensors[chunk.tensor];
+    if (!chunk.box.empty()) items[id_of(tensor, chunk.box)] = {tensor.key, chunk.content};
   }
-  expect_within(now, written, share.rank, "nothing then, or something else");
-  add_objects(now, share.local);
-  expect_within(written, now, share.rank, "nothing now, or something else");
+  for (const PlanObject& object : plan.objects) {
+    if (objects) items[id_of(object.key)] = {object.key, object.content};
+  }
+  return items;
 }
 
 // Reads all elements that the rank has written.
@@ -138,17 +113,18 @@ uint64_t state_of(const SaveShare& share) {
   return std::max<uint64_t>(xxh3_64(out.bytes()), 1);
 }
 
-void expect_reported_state(const Receipt& receipt, const AttemptReceipt* left,
-                           const SaveShare& share) {
+void expect_reported_state(const Receipt& receipt, const SaveShare& share) {
   const ReportedItems written = written_items(receipt, false);
-  if (left != nullptr) expect_held(*left, written, share);
-  expect_assigned(written, share);
+  expect_within(items_of_now(share, false), written, share.rank, kNothingThen);
+  expect_within(written, items_of_now(share, true), share.rank, kNothingNow);
   expect_elements(receipt, share);
   expect_state(receipt.state, state_of(share), share.rank);
 }
 
 void expect_same_receipt(const Receipt& counted, const Receipt& own) {
-  expect_equal(written_items(counted, true), written_items(own, true), own.rank);
+  const ReportedItems then = written_items(counted, true), now = written_items(own, true);
+  expect_within(now, then, own.rank, kNothingThen);
+  expect_within(then, now, own.rank, kNothingNow);
   expect_state(counted.state, own.state, own.rank);
 }
 

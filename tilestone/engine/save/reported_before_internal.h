@@ -2,9 +2,8 @@
 // left before.
 #pragma once
 
-#include <optional>
+#include <cstdint>
 
-#include "tilestone/engine/open/attempt_files_internal.h"
 #include "tilestone/engine/save/share_internal.h"
 #include "tilestone/plan/receipt.h"
 
@@ -13,13 +12,11 @@ namespace tilestone::engine {
 // Receipt::state of this share, whose contents are noted.
 uint64_t state_of(const SaveShare& share);
 
-// Compares what the receipt says with what the rank would save now: keys, dtypes, shapes, boxes,
+// Compares what the receipt says with what the rank would write now: keys, dtypes, shapes, boxes,
 // and then contents: the elements of all that it wrote, and of the replicas that ranks compare
-// (plan/contents.h). Reads the elements only if all else is the same. `left`: what the rank left
-// with its receipt, if that still exists. Throws Error(kMismatch) that names the rank and, if it
-// can be named, the first key that differs.
-void expect_reported_state(const Receipt& receipt, const AttemptReceipt* left,
-                           const SaveShare& share);
+// (plan/contents.h). Throws Error(kMismatch) that names the rank and, if the rank writes it, the
+// first key that differs.
+void expect_reported_state(const Receipt& receipt, const SaveShare& share);
 
 // The same for two receipts of one rank, of which `counted` counts, and `own` is what this process
 // has written at the same time.

@@ -15,7 +15,6 @@
 #include "tilestone/engine/commit/unpublished.h"
 #include "tilestone/engine/engine_testing.h"
 #include "tilestone/engine/open/attempt_files_internal.h"
-#include "tilestone/engine/save/plan_cache_internal.h"
 #include "tilestone/engine/save/save_steps_testing.h"
 #include "tilestone/storage/directories.h"
 #include "tilestone/storage/fault_storage_testing.h"

@@ -105,22 +105,6 @@ TEST_F(SaveByFilesBeside, AnOrdinarySaveDoesNotBeginBesideAnOpenRankLocalOne) {
                [&] { save(row_state(0, 2), location, by_files(0, 2, kOther)); });
 }
 
-TEST_F(SaveByFilesBeside, AnOrdinarySaveIsNotPublishedBesideARanksMetadata) {
-  const auto storage = memory_storage();
-  const Location location(storage);
-  save(row_state(0, 2), location, by_files(0, 2));
-  const auto elsewhere = memory_storage();
-  for (const int rank : {0, 1}) {
-    save(row_state(rank, 2, 9), Location(elsewhere), rank_local(rank, 2));
-  }
-  const auto file = storage->create("__0.metadata");
-  file->append(ByteView(read_file(*elsewhere, "__0.metadata", UINT64_MAX)));
-  file->close();
-  expect_error(ErrorCode::kAlreadyExists, "__0.metadata",
-               [&] { save(row_state(1, 2), location, by_files(1, 2)); });
-  EXPECT_EQ(engine::read_failed(*storage, id_of()).value().file(), "__0.metadata");
-}
-
 // Rank 1 writes when rank 0 is about to end the save.
 TEST_F(SaveByFilesBeside, ARankLocalSaveThatFailsHasNoMetadataAtAnyTime) {
   const auto inner = memory_storage();
