@@ -108,7 +108,7 @@ def test_an_abandoned_save_has_ended_and_gc_removes_it(ckpt: str, caplog) -> Non
     plain_ranks.save(ckpt, 0, 2, wait=False)
     assert tilestone.gc(ckpt) == []
     assert "unpublished save" in caplog.text and "rank 1" in caplog.text
-    with pytest.raises(tilestone.RankFailedError, match=r"1 of its ranks has not .*rank 1"):
+    with pytest.raises(tilestone.RankFailedError, match=r"1 of its 2 ranks has not .*rank 1"):
         tilestone.publish(ckpt)
     with pytest.raises(tilestone.NotFoundError, match=r"no checkpoint .*its 2 ranks has not"):
         tilestone.open(ckpt)
