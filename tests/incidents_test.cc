@@ -297,7 +297,7 @@ TEST(Incident, RanksThatMakeOneDirectoryAtOnceAllSucceed) {
   for (int round = 0; round < 20; ++round) {
     const fs::path root = folder.path() / std::to_string(round) / "a" / "b";
     const auto texts = failures(8, [&](Communicator comm) {
-      barrier(comm, Deadline::after(std::chrono::seconds(60)));
+      all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
       posix_storage(root.string())->directories()->make("c/d");
     });
     EXPECT_THAT(texts, Each(std::string()));

@@ -160,7 +160,7 @@ void expect_saves_in_the_background(const Communicator& comm, const Location& lo
     StateDict state = rows(comm, first);
     const AsyncSave saving = session.async_save(state, location, options);
     state = rows(comm, 0);
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     if (first == 22) continue;  // the next one waits for it
     expect(saving.result().published, "not published", comm);
     expect_boxes(comm, location, {{0, 0}, {kRows, kColumns}}, first);
@@ -190,7 +190,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (comm.is_coordinator()) std::filesystem::remove_all(argv[1]);
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     const Location location{std::string(argv[1])};
     SaveOptions options;
     options.comm = comm;

@@ -67,7 +67,7 @@ SaveOptions options_for(const Communicator& comm, double timeout) {
 // Trains until the save is over. Returns how many steps this took.
 int train(const Communicator& comm, const AsyncSave& saving) {
   for (int steps = 1;; ++steps) {
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::byte is_over{saving.durable().done() ? std::byte{1} : std::byte{0}};
     const Deadline limit = Deadline::after(std::chrono::seconds(60));
@@ -102,9 +102,9 @@ class Test {
       if (comm.is_coordinator()) expect(::kill(stopped_, SIGCONT) == 0, "can't continue");
       while (!failed.finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     if (comm.is_coordinator()) expect(whole_generation(place_, Kind::kTorch) == 1, "the old one");
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     session.async_save(state_of(comm, 3, kFew), place_, options_for(comm, kLong)).result();
     if (!comm.is_coordinator()) return;
     expect(whole_generation(place_, Kind::kTorch) == 3, "the new one");
@@ -117,7 +117,7 @@ class Test {
     SaveOptions options = options_for(comm, stopped_ != 0 ? kTimeout : kLong);
     options.progress = [this](const Progress&) { hold_.wait(); };
     AsyncSave saving = session.async_save(state_of(comm, 2, kMany), place_, options);
-    barrier(comm, Deadline::after(std::chrono::seconds(60)));
+    all_arrive(comm, Deadline::after(std::chrono::seconds(60)));
     if (comm.is_coordinator()) {
       if (stopped_ != 0) expect(::kill(stopped_, SIGSTOP) == 0, "can't stop the file system");
       hold_.let_go();

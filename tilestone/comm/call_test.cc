@@ -424,7 +424,7 @@ TEST(Call, ACallInsideACallOfTheSameThreadIsRefused) {
     const Call call(comm, "save", "a", plenty());
     EXPECT_THAT(failure_of([&] { const Call inner(comm, "save", "b", plenty()); }),
                 HasSubstr("already"));
-    barrier(comm, plenty());
+    all_arrive(comm, plenty());
   });
 }
 

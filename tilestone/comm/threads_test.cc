@@ -64,7 +64,7 @@ TEST(Threads, RanksOfTwoGroupsUseBothInTurn) {
 template <typename Call>
 void expect_failure_named(int ranks, int thrower, Call call) {
   const auto errors = run_ranks_collect(ranks, [&](const Communicator& comm) {
-    barrier(comm, kPlenty);
+    all_arrive(comm, kPlenty);
     if (comm.rank() == thrower) throw std::runtime_error("no more disk");
     call(comm);
   });
@@ -86,7 +86,7 @@ TEST(Threads, RankThatThrowsFailsThoseThatWaitForItLongBeforeTheDeadline) {
       comm.all_to_all(std::vector<Bytes>(static_cast<size_t>(comm.size())), kPlenty);
     });
     expect_failure_named(ranks, ranks - 1,
-                         [](const Communicator& comm) { barrier(comm, kPlenty); });
+                         [](const Communicator& comm) { all_arrive(comm, kPlenty); });
     expect_failure_named(ranks, 1, [](const Communicator& comm) {
       comm.scatter(std::vector<Bytes>(static_cast<size_t>(comm.size())), 1, kPlenty);
     });

@@ -16,6 +16,8 @@ inline std::vector<Bytes> all_gather(const Communicator& comm, ByteView mine, De
   return comm.all_to_all(to_all, deadline);
 }
 // Returns when all ranks have called it.
-inline void barrier(const Communicator& comm, Deadline deadline) { all_gather(comm, {}, deadline); }
+inline void all_arrive(const Communicator& comm, Deadline deadline) {
+  all_gather(comm, {}, deadline);
+}
 
 }  // namespace tilestone

@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   const bool stop = argc > 1 && std::string(argv[1]) == "stop";
   const Communicator world = tilestone::mpi_world();
   const int victim = world.size() - 1;
-  barrier(world, Deadline::after(std::chrono::seconds(60)));
+  all_arrive(world, Deadline::after(std::chrono::seconds(60)));
   if (world.rank() == victim) std::raise(stop ? SIGSTOP : SIGKILL);
   return survive(world, victim);
 }
