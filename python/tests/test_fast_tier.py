@@ -303,6 +303,19 @@ def test_what_a_step_shares_is_linked_on_the_host_and_in_the_run_s_directory(
         )
 
 
+def test_a_store_copies_what_drained_steps_share(bucket: str, tmp_path: pathlib.Path) -> None:
+    run = f"{bucket}/run"
+    with manager_of(run, tmp_path / "fast", reuse=True) as manager:
+        for step in range(1, 5):
+            manager.save(step, frozen_state(0, step))
+            manager.wait()
+        assert manager.latest() == 4
+    with tilestone.open(f"{run}/step-00000004") as checkpoint:
+        assert checkpoint.verify().ok
+    loaded = tilestone.load(f"{run}/step-00000004")
+    numpy.testing.assert_array_equal(loaded["base0"], frozen_state(0, 4)["base0"])
+
+
 def train_frozen(rank: int, world: int, folder: str, steps: list[int]) -> Any:
     fast = tilestone.Fast(f"{folder}/host{rank}", copies=1)
     with manager_of(f"{folder}/run", fast, drain_every=100, reuse=True) as manager:

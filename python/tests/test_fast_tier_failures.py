@@ -274,25 +274,6 @@ def test_a_step_that_another_process_holds_is_copied_later(
     tilestone.open(tmp_path / "run/step-00000001").verify()
 
 
-def test_a_host_that_cannot_note_that_a_step_is_copied_goes_on(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, fast = tmp_path / "run", tmp_path / "fast"
-    with manager_of(run, fast) as manager:
-        manager.save(1, state_of(1))
-        manager.wait()
-        with Broken(run):
-            manager.save(2, state_of(2))
-            until_said(caplog, "wait on the hosts")
-            (folder,) = fast.glob("step-00000002-*")
-            (folder / ".kept.tmp").mkdir()  # as a full disk: no file can be made there
-        assert manager.last_save.durable.exception() is None
-        assert manager.latest() == 2
-    with manager_of(run, fast) as manager:
-        assert manager.restore(state_of(0))[1] == 2
-    assert "can't be noted on this host" in caplog.text
-
-
 def test_a_program_that_ends_waits_for_its_save(tmp_path: pathlib.Path) -> None:
     code = f"""
         import numpy, tilestone
@@ -429,8 +410,6 @@ def test_ranks_try_again_together_once_the_run_s_directory_is_back(
     worlds[2].run(saved_while_the_run_s_directory_fails, str(tmp_path))
     for step in (1, 2):
         tilestone.open(tmp_path / f"run/step-{step:08}").verify()
-    for host in ("host0", "host1"):
-        assert len(list(tmp_path.glob(f"{host}/*/.drained"))) == 2
 
 
 def restored_of_both(rank: int, world: int, folder: str) -> Any:

@@ -10,7 +10,6 @@
 //     durable. Every two seconds the ranks meet: one that is lost is missed.
 //  4. Commit. Rank 0 publishes the index that the hosts keep, byte for byte. The run's directory
 //     shows nothing of the step before.
-//  5. Each host notes that the step is drained.
 //
 // A crash before 4 leaves what a transaction leaves, and after a restart the step is drained from
 // the beginning. If a try fails on any rank, all have failed, and try again later, each time after
@@ -190,7 +189,7 @@ void Drains::work(const Communicator& comm, bool is_first) {
       step = choose(comm, is_first);
       if (!step) return;
       drain(comm, *step);
-      ended(*step, is_first);
+      ended(*step);
       wait = first_wait_;
       continue;
     } catch (...) {
@@ -350,8 +349,7 @@ void Drains::drain(const Communicator& comm, const SaidStep& step) {
   }
 }
 
-void Drains::ended(const SaidStep& step, bool is_first) {
-  if (is_first) folder_.mark_drained(HostFolder::folder_of(step.step, step.save_id));
+void Drains::ended(const SaidStep& step) {
   std::shared_ptr<Pending::State> state;
   {
     const std::lock_guard lock(mutex_);

@@ -61,7 +61,7 @@ class Drains {
   void drain(const Communicator& comm, const SaidStep& step);
   void copy(const SaidStep& step, int rank, StepCopy& work, const Deadline& deadline) const;
   HeldStep held(const std::string& save_id) const;
-  void ended(const SaidStep& step, bool is_first);
+  void ended(const SaidStep& step);
   void note_stalled(bool is_stalled);
   void say_failure(const Error& error, double wait);
 

@@ -15,7 +15,7 @@ namespace tilestone::engine {
 namespace {
 
 constexpr std::string_view kStep = "step-";
-const std::string kKept = kKeptName, kDrained = ".drained", kScratch = ".kept.tmp";
+const std::string kKept = kKeptName, kScratch = ".kept.tmp";
 constexpr uint64_t kMostKept = 1u << 30;  // bytes of `.kept`
 constexpr int kIndexThreads = 1;          // for files of an index
 
@@ -25,7 +25,6 @@ HeldStep held_in(Storage& folder, std::string name) {
   HeldStep held;
   held.about = KeptStep::decode(read_file(folder, kKept, kMostKept), name + "/" + kKept);
   held.folder = std::move(name);
-  held.is_drained = folder.stat(kDrained).has_value();
   const std::vector<std::string> names = folder.list();
   for (size_t i = 0; i < held.about.files.size(); ++i) {
     const ReceiptFile& file = held.about.files[i];
@@ -93,17 +92,6 @@ void HostFolder::keep(const std::string& name, const KeptIndex& index,
   }
   write_new_files(*folder, files, kIndexThreads, deadline, [](const std::string&) {});
   folder->publish(kKept, kScratch, index.about.encode(), false, deadline);
-}
-
-void HostFolder::mark_drained(const std::string& folder) const noexcept {
-  try {
-    if (!at(folder)->stat(kKept)) return;  // a replaced host never had it
-    at(folder)->publish(kDrained, kScratch, {}, true, Deadline::never());
-  } catch (const std::exception& error) {
-    log(LogLevel::kWarning, fmt::format("that {} is in the run's directory can't be noted on this "
-                                        "host, and is found out again after a restart: {}",
-                                        folder, error.what()));
-  }
 }
 
 void HostFolder::remove(const std::string& folder) const noexcept {

@@ -22,7 +22,6 @@ struct HeldStep {
   KeptStep about;
   std::string folder;
   std::vector<uint32_t> here;  // which of about.files, whole by their sizes
-  bool is_drained = false;     // the run's directory has the step
 };
 
 // Thread-safe.
@@ -41,8 +40,6 @@ class HostFolder {
   static KeptIndex read(Storage& step, const KeptStep& about);
   // Makes the index durable, `.kept` last.
   void keep(const std::string& folder, const KeptIndex& index, const Deadline& deadline) const;
-  // Failures are logged.
-  void mark_drained(const std::string& folder) const noexcept;
   // Failures are logged.
   void remove(const std::string& folder) const noexcept;
   // Removes the folders without `.kept`, which saves have left that were killed.

@@ -9,16 +9,14 @@
 namespace tilestone::engine {
 namespace {
 
-constexpr uint64_t kMostOfTurn = 16u << 20;   // bytes to a rank and from a rank
-constexpr uint64_t kLeastOfPair = 64u << 10;  // bytes from one rank to another
+constexpr uint64_t kMostOfTurn = 16u << 20;  // bytes to a rank and from a rank
+constexpr uint64_t kPiece = 1u << 20;        // bytes of an answer
 constexpr std::chrono::duration<double> kLongestPause{0.05};
 
 // What a rank says in a turn.
 constexpr uint8_t kNothing = 0, kAsks = 1, kEnded = 2;
-
-uint64_t most_of_pair(int world) {
-  return std::max(kLeastOfPair, kMostOfTurn / static_cast<uint64_t>(world));
-}
+// What an owner answers.
+constexpr uint8_t kFailed = 0, kRead = 1, kLater = 2;
 
 }  // namespace
 
@@ -26,8 +24,8 @@ void HostReads::get(std::span<const FarRange> ranges, const Deadline& deadline) 
   const auto batch = std::make_shared<Batch>();
   std::unique_lock lock(mutex_);
   for (const FarRange& range : ranges) {
-    for (uint64_t done = 0; done < range.size; done += kLeastOfPair) {
-      const uint64_t size = std::min(kLeastOfPair, range.size - done);
+    for (uint64_t done = 0; done < range.size; done += kPiece) {
+      const uint64_t size = std::min(kPiece, range.size - done);
       waiting_.push_back(
           {{range.owner, range.file, range.offset + done, size, range.target + done}, batch});
       ++batch->left;
@@ -64,29 +62,17 @@ void HostReads::fail(const Error& error) noexcept {
 // `pauses`: nobody has asked in the turn before.
 HostReads::Turn HostReads::next_turn(int world, bool pauses) {
   Turn turn(static_cast<size_t>(world));
-  const uint64_t most = most_of_pair(world);
   std::unique_lock lock(mutex_);
   if (!pauses) pause_ = std::chrono::duration<double>(0.001);
   if (pauses) {
     changed_.wait_for(lock, pause_, [&] { return !waiting_.empty() || ended_; });
     pause_ = std::min(2 * pause_, kLongestPause);
   }
-  std::vector<uint64_t> bytes(turn.size(), 0);
-  uint64_t all = 0;
-  std::deque<Piece> later;
-  for (Piece& piece : waiting_) {
-    const auto owner = static_cast<size_t>(piece.range.owner);
-    const bool fits = bytes[owner] + piece.range.size <= most &&
-                      (all == 0 || all + piece.range.size <= kMostOfTurn);
-    if (!fits) {
-      later.push_back(std::move(piece));
-      continue;
-    }
-    bytes[owner] += piece.range.size;
-    all += piece.range.size;
-    turn[owner].push_back(std::move(piece));
+  for (uint64_t bytes = 0; !waiting_.empty() && bytes < kMostOfTurn; waiting_.pop_front()) {
+    Piece& piece = waiting_.front();
+    bytes += piece.range.size;
+    turn[static_cast<size_t>(piece.range.owner)].push_back(std::move(piece));
   }
-  waiting_ = std::move(later);
   return turn;
 }
 
@@ -143,6 +129,7 @@ void HostReads::take_turns(Rounds& rounds, const std::function<Deadline()>& limi
 
 std::vector<Bytes> HostReads::answers(const std::vector<Bytes>& asked) const {
   std::vector<Bytes> messages;
+  uint64_t sent = 0;
   for (const Bytes& message : asked) {
     ByteReader in(message, "a request to a host");
     in.u8();
@@ -152,13 +139,18 @@ std::vector<Bytes> HostReads::answers(const std::vector<Bytes>& asked) const {
       const uint64_t offset = in.varint();
       const uint64_t size = in.varint();
       try {
-        if (size > kLeastOfPair) in.fail("a range is too long");
+        if (size > kPiece) in.fail("a range is too long");
+        if (sent >= kMostOfTurn) {
+          out.u8(kLater);
+          continue;
+        }
         Bytes bytes(size);
         read_(file, offset, bytes);
-        out.u8(1);
+        sent += size;
+        out.u8(kRead);
         out.blob(bytes);
       } catch (const Error& error) {
-        out.u8(0);
+        out.u8(kFailed);
         out.blob(error.encode());
       }
     }
@@ -172,9 +164,13 @@ void HostReads::take(Turn& turn, const std::vector<Bytes>& answers) {
   for (size_t owner = 0; owner < turn.size(); ++owner) {
     ByteReader in(answers[owner], "bytes of another host");
     for (Piece& piece : turn[owner]) {
-      const bool is_there = in.u8() != 0;
+      const uint8_t answer = in.u8();
+      if (answer == kLater) {
+        waiting_.push_back(std::move(piece));
+        continue;
+      }
       const ByteView bytes = in.blob();
-      if (!is_there) {
+      if (answer == kFailed) {
         Error failed = Error::decode(bytes);
         failed.with_rank(piece.range.owner);
         if (!piece.batch->failure) piece.batch->failure = std::move(failed);

@@ -10,8 +10,9 @@
 //     files itself and those of other hosts through HostReads, so the layout may be another one. If
 //     it is damaged, and the run's directory has it too, or with `fallback`, the next one is
 //     chosen, from the hosts and the directory again; so it is if one of the directory is damaged.
-//  3. What is whole on the hosts and should be in the run's directory, but is not, is drained from
-//     now on.
+//  3. What is whole on the hosts, should be in the run's directory, and is newer than what is
+//  there,
+//     is drained from now on.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,6 +66,7 @@ Bytes Tier::Choice::encode() const {
   if (step) encode_step(out, *step);
   out.blob(record);
   out.u8(stands_there);
+  out.varint(drained ? *drained + 1 : 0);
   for (const SaidStep& each : of_run) encode_step(out, each);
   return std::move(out).take();
 }
@@ -76,6 +78,7 @@ Tier::Choice Tier::Choice::decode(ByteView bytes) {
   const ByteView record = in.blob();
   choice.record.assign(record.begin(), record.end());
   choice.stands_there = in.u8() != 0;
+  if (const uint64_t after = in.varint(); after > 0) choice.drained = after - 1;
   while (in.remaining() > 0) choice.of_run.push_back(decode_step(in));
   return choice;
 }
@@ -140,21 +143,20 @@ Tier::Choice Tier::choose(std::vector<SaidStep> said, std::optional<uint64_t> st
   say_choice(newest, tip ? &*tip : nullptr, takes_hosts);
   Choice choice;
   if (takes_hosts) choice.step = *newest;
+  choice.stands_there =
+      takes_hosts && tip && tip->save_id == newest->save_id && tip->state == StepState::kDurable;
 
   std::vector<StepInfo> all = there;
   for (const SaidStep& each : said) all.push_back(each.info());
   const StepInfo from = takes_hosts ? newest->info() : tip.value_or(StepInfo());
   std::set<std::string> on_line = {from.save_id};
   for (const StepInfo* each : line_of(all, from)) on_line.insert(each->save_id);
+  // Steps are drained in their order, so what is older than this one is drained, or not to be had.
+  const auto drained = newest_there(directory, there, true, damaged);
+  if (drained) choice.drained = drained->step;
   for (SaidStep& each : said) {
-    for (const StepInfo& standing : there) {
-      if (standing.save_id != each.save_id) continue;
-      if (!each.is_drained && directory.look(standing).state != StepState::kDurable) continue;
-      each.is_drained = true;
-      choice.stands_there =
-          choice.stands_there || (choice.step && choice.step->save_id == each.save_id);
-    }
-    if (!on_line.contains(each.save_id)) each.drains = false;
+    each.drains = each.drains && on_line.contains(each.save_id) &&
+                  (!drained || drained->lineage.ordinal < each.lineage.ordinal);
   }
   // What the line has left, or no host has whole, goes first.
   std::ranges::stable_partition(said, [&](const SaidStep& each) {
@@ -238,10 +240,10 @@ void Tier::adopt(const Choice& choice) {
     for (const SaidStep& each : choice.of_run) known_.push_back({each.step, each.save_id});
   }
   run_.note_ordinal(hosts_.ordinal);
+  if (choice.drained) drains_.note_drained(*choice.drained);
   for (const SaidStep& each : choice.of_run) {
     run_.note_ordinal(each.lineage.ordinal);
-    if (each.is_drained) drains_.note_drained(each.step);
-    if (!each.drains || each.is_drained || !each.is_whole()) continue;
+    if (!each.drains || !each.is_whole()) continue;
     drain(each.step, each.save_id,
           std::make_shared<Pending::State>(fmt::format("copying step {}", each.step),
                                            Deadline::never()));
@@ -283,7 +285,6 @@ std::optional<uint64_t> Tier::restore(const Communicator& comm, std::optional<ui
       const auto found = load_there(comm, step, fallback, limit, given, damaged, choice);
       if (!choice.step) {
         adopt(choice);
-        if (found) drains_.note_drained(*found);
         return found;
       }
     }

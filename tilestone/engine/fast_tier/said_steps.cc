@@ -9,7 +9,6 @@ namespace {
 
 // Of a step that no host holds whole, the owners are those that are known.
 void unite(SaidStep& step, const SaidStep& other) {
-  step.is_drained = step.is_drained || other.is_drained;
   if (step.owners.size() != other.owners.size()) return;  // damaged, or of another step
   for (size_t i = 0; i < step.owners.size(); ++i) {
     if (step.owners[i] < 0) step.owners[i] = other.owners[i];
@@ -40,7 +39,6 @@ void encode_step(ByteWriter& out, const SaidStep& step) {
     out.string(value);
   }
   out.u8(step.drains);
-  out.u8(step.is_drained);
   out.varint(static_cast<uint64_t>(step.keeper));
   out.varint(step.owners.size());
   for (const int rank : step.owners) out.varint(static_cast<uint64_t>(rank + 1));
@@ -57,7 +55,6 @@ SaidStep decode_step(ByteReader& in) {
   }
   step.lineage = lineage_of(attributes);
   step.drains = in.u8() != 0;
-  step.is_drained = in.u8() != 0;
   step.keeper = static_cast<int>(in.varint());
   for (uint64_t left = in.count(1); left > 0; --left) {
     step.owners.push_back(static_cast<int>(in.varint()) - 1);
@@ -72,7 +69,6 @@ Bytes say_steps(std::span<const HeldStep> held, int rank) {
                   each.about.save_id,
                   lineage_of(each.about.attributes),
                   each.about.drains,
-                  each.is_drained,
                   std::vector<int>(each.about.files.size(), -1),
                   rank};
     for (const uint32_t file : each.here) step.owners[file] = rank;

@@ -18,7 +18,6 @@ struct SaidStep {
   std::string save_id;
   Lineage lineage;
   bool drains = false;
-  bool is_drained = false;
   // Which rank of those that have it reads each of the step's data files; -1: no host has it.
   std::vector<int> owners;
   int keeper = 0;  // a rank whose host has the step's index

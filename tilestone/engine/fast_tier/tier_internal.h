@@ -68,10 +68,11 @@ class Tier {
   };
   // What rank 0 chooses for a restore.
   struct Choice {
-    std::optional<SaidStep> step;  // on the hosts; nullopt: the run's directory has the newest
-    Bytes record;                  // its KeptStep
-    bool stands_there = false;     // the run's directory has it, too
-    std::vector<SaidStep> of_run;  // whole steps of the run, oldest first
+    std::optional<SaidStep> step;     // on the hosts; nullopt: the run's directory has the newest
+    Bytes record;                     // its KeptStep
+    bool stands_there = false;        // the run's directory has it, too
+    std::optional<uint64_t> drained;  // the newest durable step of the run's directory
+    std::vector<SaidStep> of_run;     // whole steps of the run, oldest first
 
     Bytes encode() const;
     static Choice decode(ByteView bytes);
