@@ -87,14 +87,19 @@ DeltaReport save_live(const nb::callable& prepare, const nb::bytes& path, nb::ha
 }
 
 // `prepare` returns a LoadRequest, whose arrays are changed. Returns also how many of the deltas,
-// which are the newest first, were applied; with `or_none` None if the arrays are no version.
+// which are the newest first, were applied; None if the arrays are no version, and `whole`, the
+// version before the oldest delta, leads to the newest one.
 std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& prepare,
                                                            const std::vector<nb::bytes>& paths,
                                                            nb::handle comm, double seconds,
                                                            const OpenOptions& options,
-                                                           bool or_none) {
+                                                           nb::handle whole) {
   const Entered entered;
   std::vector<Location> deltas;
+  std::optional<Location> begin;
+  if (!whole.is_none()) {
+    begin.emplace(location_of(nb::cast<nb::bytes>(whole), options.reading.follow_links));
+  }
   for (const nb::bytes& path : paths) {
     deltas.push_back(location_of(path, options.reading.follow_links));
   }
@@ -110,7 +115,7 @@ std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& p
   }
   const engine::AppliedDelta applied = as_rank_of(
       communicator, deltas.at(0), until(deadline, failed), [&](const engine::DeltaCall& call) {
-        return engine::apply_in_place(call, state, deltas, options, or_none);
+        return engine::apply_in_place(call, state, deltas, options, begin);
       });
   const auto& asked = std::get<BridgedLoad>(made);
   // Tells the bridge which arrays have been changed.
@@ -138,21 +143,17 @@ void bind_live(nb::module_& m) {
                 "bytes, comm: object, seconds: float, base: DeltaBase, from_: bytes | None, "
                 "writes: bool) -> DeltaReport"));
   m.def("apply_live_deltas", &apply_live, "prepare"_a, "paths"_a, "comm"_a.none(), "seconds"_a,
-        "options"_a, "or_none"_a,
+        "options"_a, "whole"_a.none(),
         nb::sig("def apply_live_deltas(prepare: collections.abc.Callable[[], LoadRequest], paths: "
                 "collections.abc.Sequence[bytes], comm: object, seconds: float, options: "
-                "OpenOptions, or_none: bool) -> tuple[DeltaReport, int | None]"));
+                "OpenOptions, whole: bytes | None) -> tuple[DeltaReport, int | None]"));
   m.def(
       "delta_versions",
-      [](const nb::bytes& path, nb::handle comm, double seconds) {
-        const Entered entered;
+      [](const nb::bytes& path) {
         const Location location(path_of(path));
-        return as_rank_of(to_communicator(comm), location, end_after(seconds),
-                          [&](const engine::DeltaCall& call) {
-                            return versions_of(engine::agreed_versions(call, location));
-                          });
+        return without_gil([&] { return versions_of(engine::versions_at(location)); });
       },
-      "path"_a, "comm"_a.none(), "seconds"_a);
+      "path"_a);
   m.def("version_name", &engine::version_name, "number"_a);
 }
 

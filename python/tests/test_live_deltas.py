@@ -200,6 +200,31 @@ def test_tied_tensors_get_each_xor_once(tmp_path, place):
     assert_same(plain, {"a": tied[2], "b": tied[2], "o": other[2]})
 
 
+@pytest.mark.parametrize("view", [lambda w: w.view(-1), lambda w: w.t(), lambda w: w[:2]])
+def test_memory_that_is_shared_in_another_way_is_refused_before_anything_changes(tmp_path, view):
+    old = torch.randn(200, 200).to(torch.bfloat16)
+    new = low_bit_flipped(old)
+    last = tilestone.save_delta({"a": old, "b": view(old).clone()}, tmp_path / "v", anchor_every=9)
+    tilestone.save_delta({"a": new, "b": view(new).clone()}, tmp_path / "v", base=last, anchor_every=9)
+    memory = old.clone()
+    with pytest.raises(tilestone.InvalidArgumentError, match="shares memory with") as failed:
+        tilestone.apply_delta({"a": memory, "b": view(memory)}, tmp_path / "v")
+    assert {failed.value.key, str(failed.value).split("memory with ")[1][0]} == {"a", "b"}
+    assert_same({"a": memory}, {"a": old})
+
+
+def test_columns_of_one_memory_change(tmp_path):
+    old = torch.randn(64, 64).to(torch.bfloat16)
+    new = low_bit_flipped(old)
+    last = None
+    for each in (old, new):
+        state = {"a": each[:, :20], "b": each[:, 20:]}
+        last = tilestone.save_delta(state, tmp_path / "v", base=last, anchor_every=9)
+    memory = old.clone()
+    tilestone.apply_delta({"a": memory[:, :20], "b": memory[:, 20:]}, tmp_path / "v")
+    assert_same({"w": memory}, {"w": new})
+
+
 def test_a_missing_version_harms_only_those_before_it_and_changes_nothing(tmp_path, versions):
     save_versions(tmp_path / "v", versions[:4], 2, 0, anchor_every=10)
     shutil.rmtree(tmp_path / "v" / "version-00000001")
@@ -265,6 +290,49 @@ def test_a_base_that_is_not_the_version_before_is_refused(tmp_path, versions):
     state = {key: tensor.clone() for key, tensor in versions[0].items()}
     tilestone.apply_delta(state, tmp_path / "v")
     assert_same(state, versions[3])
+
+
+def test_a_whole_version_that_is_not_the_base_of_the_next_delta_changes_nothing(tmp_path, versions):
+    tilestone.save(versions[0], tmp_path / "v" / "version-00000000")
+    tilestone.save(versions[1], tmp_path / "step")
+    with pytest.raises(tilestone.MismatchError, match="has no id"):
+        tilestone.save_delta(versions[2], tmp_path / "v", base=tmp_path / "step", anchor_every=20)
+    tilestone.save_delta(versions[2], tmp_path / "v" / "other", base=tmp_path / "step")
+    (tmp_path / "v" / "other").rename(tmp_path / "v" / "version-00000001")
+    state = {key: tensor.clone() for key, tensor in versions[4].items()}
+    with pytest.raises(tilestone.MismatchError, match="is not the base of the delta after it"):
+        tilestone.apply_delta(state, tmp_path / "v")
+    assert_same(state, versions[4])
+
+
+def test_a_whole_version_removes_what_a_killed_delta_has_left(tmp_path, versions):
+    first = tilestone.save_delta(versions[0], tmp_path / "v", anchor_every=10)
+    left = tmp_path / "v" / "version-00000001" / "delta-00001-of-00002-0badc0de.safetensors"
+    left.parent.mkdir()
+    left.write_bytes(b"of a killed rank")
+    assert tilestone.save_delta(versions[1], tmp_path / "v", anchor_every=10).number == first.number + 1
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"anchor_every": 0}, {"anchor_every": 30}, {"path": 7}, {"base": 5}, {"base": "used"}]
+)
+def test_arguments_that_one_rank_refuses_fail_on_all_at_once(tmp_path, versions, bad):
+    (tmp_path / "a").mkdir()
+
+    def body(comm):
+        given = {"path": tmp_path / "v", "base": None, "anchor_every": 20}
+        used = tilestone.DeltaVersion("used", False, None)
+        if comm.rank == 1:
+            given |= bad if bad != {"base": "used"} else {"base": used}
+        with pytest.raises((tilestone.InvalidArgumentError, tilestone.MismatchError)):
+            tilestone.save_delta(versions[0], given.pop("path"), group=comm, timeout=60, **given)
+        wrong = {"to": "x"} if comm.rank == 1 else {}
+        with pytest.raises(tilestone.InvalidArgumentError, match="to is only for") as failed:
+            tilestone.apply_delta(versions[0], tmp_path / "a", group=comm, timeout=60, **wrong)
+        assert failed.value.rank == 1
+
+    run_ranks(2, body)
 
 
 def test_no_whole_version_is_saved_where_a_delta_is(tmp_path, versions):

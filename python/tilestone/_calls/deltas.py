@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilestone import _core
 from tilestone._calls.collective import LoadCall, SaveCall, communicator
 from tilestone._calls.save_load import load, save
-from tilestone._errors import InvalidArgumentError
+from tilestone._errors import InvalidArgumentError, MismatchError
 from tilestone._options import valid
 from tilestone._options.keywords import checked
 from tilestone._options.progress import ProgressCallback, reporting
@@ -95,13 +96,11 @@ def save_delta(
     """
     if isinstance(state, (str, os.PathLike)):
         return _of_checkpoints(state, path, base, anchor_every, resources, progress)
-    if base is None and anchor_every is None:
-        raise InvalidArgumentError("base is needed, or anchor_every, which saves a whole version")
     options: dict[str, Any] = {
         "resources": resources, "timeout": timeout, "progress": progress,
     }  # fmt: skip
-    place, number = _place(path, base, anchor_every, group, timeout)
-    whole = base is None or (anchor_every is not None and number % anchor_every == 0)
+    number, whole = _next(path, base, anchor_every, group, timeout)
+    place = os.fspath(path) if number is None else _within(path, _core.version_name(number))
     with _memory_of(base) as kept:
         if whole:
             kept = _core.DeltaBase()
@@ -111,7 +110,7 @@ def save_delta(
             read = valid.directory(base) if kept is None else None
             kept = kept or _core.DeltaBase()
             report = _live(state, place, group, kept, read, True, options)
-    return DeltaVersion(place, whole, report, None if anchor_every is None else number, kept)
+    return DeltaVersion(place, whole, report, number, kept)
 
 
 @contextlib.contextmanager
@@ -120,13 +119,7 @@ def _memory_of(base: Any) -> Iterator[_core.DeltaBase | None]:
     if not isinstance(base, DeltaVersion):
         yield None
         return
-    kept = base._kept
-    if kept is None:
-        raise InvalidArgumentError(
-            f"the version {base.path} is not in memory: it was a base before, or made of checkpoints",
-            hint="pass the version that the latest call returned, or a checkpoint's path",
-        )
-    base._kept = None
+    kept, base._kept = base._kept, None
     try:
         yield kept
     except BaseException:
@@ -134,28 +127,50 @@ def _memory_of(base: Any) -> Iterator[_core.DeltaBase | None]:
         raise
 
 
-def _place(
-    path: Any, base: Any, anchor_every: int | None, group: Any, timeout: float | None
-) -> tuple[str, int]:
-    """The folder of the new version, and its number; without `anchor_every` the path, and 0."""
+def _check(path: Any, base: Any, anchor_every: Any) -> None:
     valid.directory(path)
-    if anchor_every is None:
-        return os.fspath(path), 0
-    if valid.whole("anchor_every", anchor_every) < 1:
+    if anchor_every is not None and valid.whole("anchor_every", anchor_every) < 1:
         raise InvalidArgumentError(f"anchor_every is {anchor_every}; at least 1 is expected")
-    if isinstance(base, DeltaVersion) and base.number is not None:
-        number = base.number + 1
-    else:
-        versions = _versions(path, group, timeout)
-        number = versions[-1][0] + 1 if versions else 0
-    return _within(path, _core.version_name(number)), number
+    if base is None and anchor_every is None:
+        raise InvalidArgumentError("base is needed, or anchor_every, which saves a whole version")
+    if isinstance(base, DeltaVersion) and base._kept is None:
+        raise InvalidArgumentError(
+            f"the version {base.path} is not in memory: it was a base before, or made of checkpoints",
+            hint="pass the version that the latest call returned, or a checkpoint's path",
+        )
+    if not isinstance(base, DeltaVersion) and base is not None:
+        valid.directory(base, "base")
 
 
-def _versions(path: Any, group: Any, timeout: float | None) -> list[tuple[int, str, bool]]:
-    """(number, name, whether it is whole) of each version in a directory, as rank 0 finds them."""
-    return _core.delta_versions(
-        valid.directory(path), communicator(group), valid.limit_of(timeout)
-    )
+def _next(
+    path: Any, base: Any, anchor_every: int | None, group: Any, timeout: float | None
+) -> tuple[int | None, bool]:
+    """The number of the new version, if it has one, and whether it is whole, as the ranks agree.
+
+    If a rank refuses its arguments, all ranks raise that.
+    """
+
+    def say(_: int, __: bytes) -> bytes:
+        _check(path, base, anchor_every)
+        before = base.number if isinstance(base, DeltaVersion) else None
+        return json.dumps([anchor_every, anchor_every and before, base is None]).encode()
+
+    def decide(_: int, said: list[bytes]) -> tuple[bytes, bool]:
+        if len(set(said)) > 1:
+            raise MismatchError("ranks pass another base or anchor_every than others")
+        every, before, whole = json.loads(said[0])
+        if every is None:
+            return b"[null, false]", True
+        if before is None:
+            before = max((each[0] for each in _core.delta_versions(valid.directory(path))), default=-1)
+        return json.dumps([before + 1, whole or (before + 1) % every == 0]).encode(), True
+
+    number, whole = json.loads(_agree("save_delta", group, timeout, say, decide))
+    return number, whole
+
+
+def _agree(work: str, group: Any, timeout: float | None, say: Any, decide: Any) -> bytes:
+    return _core.agree(work, communicator(group), say, decide, valid.limit_of(timeout))
 
 
 def _live(
@@ -232,38 +247,51 @@ def apply_delta(
         if to is None:
             raise InvalidArgumentError("to is needed: the path of the new checkpoint")
         return _to_checkpoint(target, path, to, reading, resources, progress)
-    if to is not None:
-        raise InvalidArgumentError("to is only for a checkpoint; arrays are changed in place")
     options: dict[str, Any] = {"timeout": timeout, "resources": resources, "reading": reading}
-    versions = _versions(path, group, timeout)
+
+    def say(_: int, __: bytes) -> bytes:
+        if to is not None:
+            raise InvalidArgumentError("to is only for a checkpoint; arrays are changed in place")
+        _opening(options)
+        return valid.directory(path)
+
+    def decide(_: int, __: list[bytes]) -> tuple[bytes, bool]:
+        return json.dumps(_core.delta_versions(valid.directory(path))).encode(), True
+
+    versions = json.loads(_agree("apply_delta", group, timeout, say, decide))
     if not versions:
         return _in_place(target, [path], group, options)[0]
-    whole = [version for version in versions if version[2]]
-    after = whole[-1][0] if whole else -1
-    deltas = [_within(path, name) for number, name, _ in versions if number > after]
+    anchor = next((each for each in reversed(versions) if each[2]), None)
+    after = anchor[0] if anchor else -1
+    deltas = [_within(path, name) for number, name, _ in reversed(versions) if number > after]
+    whole = _within(path, anchor[1]) if anchor else None
     if deltas:
-        leads = bool(whole) and versions[-1][0] - after == len(deltas)
-        report, applied = _in_place(target, deltas[::-1], group, options, or_none=leads)
+        leads = versions[-1][0] - after == len(deltas)
+        report, applied = _in_place(target, deltas, group, options, whole if leads else None)
         if applied is not None:
             return report
-    load(target, _within(path, whole[-1][1]), group=group, **options)
-    return _in_place(target, deltas[::-1], group, options)[0] if deltas else None
+    load(target, whole, group=group, **options)
+    return _in_place(target, deltas, group, options)[0] if deltas else None
+
+
+def _opening(options: dict[str, Any]) -> OpenOptions:
+    given = {name: options[name] for name in ("reading", "resources")}
+    return checked("apply_delta", OpenOptions, given)
 
 
 def _in_place(
-    target: Any, deltas: list[Any], group: Any, options: dict[str, Any], or_none: bool = False
+    target: Any, deltas: list[Any], group: Any, options: dict[str, Any], whole: str | None = None
 ) -> tuple[_core.DeltaReport, int | None]:
     """Applies deltas, the newest first: what the newest holds, and how many were applied.
 
-    `or_none`: None, and nothing is changed, if the target is no version from which they lead.
+    `whole`: None of them, and nothing is changed, if the target is no version from which they lead,
+    but this one is.
     """
-    opening = {name: options[name] for name in ("reading", "resources")}
-    given = checked("apply_delta", OpenOptions, opening)
     with contextlib.ExitStack() as until_the_end:
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
         applied = _core.apply_live_deltas(
             call.prepare, [valid.location(each) for each in deltas], call.comm, call.limit,
-            given.fill(_core.OpenOptions()), or_none,
+            _opening(options).fill(_core.OpenOptions()), whole and valid.location(whole),
         )  # fmt: skip
         call.give_back()
     return applied

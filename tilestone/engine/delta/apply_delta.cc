@@ -32,10 +32,10 @@ class DeltaPatch final : public TensorPatch {
       : delta_(std::move(delta)), threads_(threads) {}
 
   bool supplies(const StoredTensor& tensor) const override {
-    return !delta_->added_or_kept(tensor.key)->before;
+    return !delta_->in_result(tensor.key)->before;
   }
   void apply(const StoredTensor& tensor, uint64_t begin, MutableByteView elements) const override {
-    const DeltaTensor& changes = *delta_->added_or_kept(tensor.key);
+    const DeltaTensor& changes = *delta_->in_result(tensor.key);
     if (changes.unchanged()) return;
     const auto item = static_cast<int64_t>(itemsize(tensor.dtype));
     const auto first = static_cast<int64_t>(begin) / item;
@@ -48,23 +48,21 @@ class DeltaPatch final : public TensorPatch {
   }
 
   // The tensors of the new version in the place of the base's.
-  std::vector<SourceEntry> entries(const std::vector<SourceEntry>& base) {
+  std::vector<SourceEntry> entries(const ConvertSource& base) {
     std::vector<SourceEntry> entries;
     for (const DeltaTensor& tensor : delta_->index().tensors) {
       if (tensor.removed()) continue;
-      const auto found = std::find_if(base.begin(), base.end(), [&](const SourceEntry& entry) {
-        return entry.tensor != nullptr && entry.key() == tensor.key;
-      });
+      const StoredTensor* const found = base.metadata().find_tensor(tensor.key);
       if (tensor.before) {
-        entries.push_back(*found);
+        entries.push_back({found});
         continue;
       }
       StoredTensor added{.key = tensor.key, .dtype = tensor.dtype, .shape = tensor.shape};
-      if (found != base.end()) added.path = found->path();
-      added.order = found != base.end() ? found->order() : static_cast<uint32_t>(base.size());
+      if (found != nullptr) added.path = found->path;
+      added.order = found != nullptr ? found->order : static_cast<uint32_t>(base.entries.size());
       entries.push_back({&added_.emplace_back(std::move(added))});
     }
-    for (const SourceEntry& entry : base) {
+    for (const SourceEntry& entry : base.entries) {
       if (entry.object != nullptr) entries.push_back(entry);
     }
     return entries;
@@ -103,11 +101,7 @@ class BaseCheck {
 
  private:
   void expect_known(const StoredTensor& tensor) const {
-    const auto& tensors = delta_.index().tensors;
-    const bool known = std::any_of(tensors.begin(), tensors.end(), [&](const DeltaTensor& other) {
-      return other.key == tensor.key && other.before;
-    });
-    if (!known) fail_base(delta_, tensor.key, "the delta's base has no such tensor");
+    if (delta_.in_base(tensor.key) == nullptr) fail_base(delta_, tensor.key, "the delta's base has no such tensor");
   }
 
   const StoredTensor& stored(const DeltaTensor& tensor) const {
@@ -204,7 +198,7 @@ DeltaReport apply_delta(const Location& base, const Location& delta, const Locat
     engine::BaseCheck(*source.stored, *opened, options).run();
     const auto patch = std::make_shared<engine::DeltaPatch>(
         opened, engine::thread_count(options.resources.threads));
-    source.entries = patch->entries(source.entries);
+    source.entries = patch->entries(source);
     source.stored->patch_with(patch);
     engine::convert(std::move(source), target, convert);
     DeltaReport report = engine::report_of(opened->index());

@@ -223,13 +223,21 @@ void DeltaFile::check_entries(const DeltaTensor& tensor, const DeltaPiece& piece
   expect(kDeltaValues, piece.kind == DeltaKind::kWhole ? bytes : 0, bytes);
 }
 
-const DeltaTensor* DeltaFile::added_or_kept(const std::string& key) const {
-  const auto& tensors = index_.tensors;
-  auto found =
-      std::lower_bound(tensors.begin(), tensors.end(), key,
-                       [](const DeltaTensor& a, const std::string& b) { return a.key < b; });
-  while (found != tensors.end() && found->key == key && found->removed()) ++found;
-  return found != tensors.end() && found->key == key ? &*found : nullptr;
+const DeltaTensor* DeltaFile::find(const std::string& key,
+                                   std::optional<uint32_t> DeltaTensor::* in) const {
+  for (const DeltaTensor& tensor :
+       std::ranges::equal_range(index_.tensors, key, {}, &DeltaTensor::key)) {
+    if (tensor.*in) return &tensor;
+  }
+  return nullptr;
+}
+
+const DeltaTensor* DeltaFile::in_base(const std::string& key) const {
+  return find(key, &DeltaTensor::before);
+}
+
+const DeltaTensor* DeltaFile::in_result(const std::string& key) const {
+  return find(key, &DeltaTensor::after);
 }
 
 Bytes DeltaFile::read(const DeltaPiece& piece, const DeltaEntry& entry) const {

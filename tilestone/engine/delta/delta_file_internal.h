@@ -60,7 +60,9 @@ class DeltaFile {
   static DeltaFile open(const Location& location, const Deadline& deadline = Deadline::never());
 
   const DeltaIndex& index() const { return index_; }
-  const DeltaTensor* added_or_kept(const std::string& key) const;  // null: not in the new version
+  // In that version; null: not there.
+  const DeltaTensor* in_base(const std::string& key) const;
+  const DeltaTensor* in_result(const std::string& key) const;
   uint64_t bytes() const { return bytes_; }                        // of all its files
   std::string describe() const { return place_; }
   Storage& folder() const { return *storage_; }  // of its files
@@ -84,6 +86,7 @@ class DeltaFile {
     Bytes positions, values;
   };
   DeltaFile() = default;
+  const DeltaTensor* find(const std::string& key, std::optional<uint32_t> DeltaTensor::* in) const;
   Opened open_file(const std::string& name, std::optional<DeltaIndex>* index) const;
   const DeltaEntry& entry(const DeltaTensor& tensor, const DeltaPiece& piece,
                           std::string_view suffix) const;

@@ -12,6 +12,7 @@
 #include "tilestone/engine/delta/chain_internal.h"
 #include "tilestone/engine/delta/compare_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
+#include "tilestone/engine/delta/versions_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
@@ -37,7 +38,7 @@ class InPlace {
         threads_(thread_count(options.resources.threads)) {}
 
   AppliedDelta run(const std::variant<const StateDict*, Error>& made,
-                   const std::vector<Location>& deltas, bool or_none) {
+                   const std::vector<Location>& deltas, const std::optional<Location>& whole) {
     const Bytes answer = rounds_.run(
         "comparing with the base",
         [&](Deadline) {
@@ -47,7 +48,7 @@ class InPlace {
           return own_sums();
         },
         [&](const std::vector<Bytes>& payloads) {
-          const std::optional<uint64_t> count = missed(summed(payloads), or_none);
+          const std::optional<uint64_t> count = missed(summed(payloads), whole);
           ByteWriter writer;
           writer.varint(count ? *count + 1 : 0);
           return std::vector<Bytes>(payloads.size(), writer.bytes());
@@ -93,6 +94,53 @@ class InPlace {
         targets_.push_back({{item.key, item.dtype, item.global_shape, piece.box}, piece.data});
       }
     }
+    std::ranges::stable_sort(targets_, {}, key_of);
+    refuse_overlap();
+  }
+
+  static const std::string& key_of(const Target& target) { return target.sum.key; }
+
+  // The bytes that a view in host memory reaches.
+  static std::pair<const std::byte*, const std::byte*> reach(const TensorView& view) {
+    std::pair reached{view.data, view.data + itemsize(view.dtype)};
+    for (size_t d = 0; d < view.shape.size(); ++d) {
+      const int64_t last = (view.shape[d] - 1) * view.strides[d];
+      (last < 0 ? reached.first : reached.second) += last * static_cast<int64_t>(itemsize(view.dtype));
+    }
+    return reached;
+  }
+
+  // Tied tensors, one memory as the same part under two keys, are changed once. Memory that is
+  // shared in another way would be changed twice. Views with the same steps, such as columns beside
+  // one another, reach over one another without sharing elements.
+  void refuse_overlap() const {
+    std::vector<const Target*> held;
+    for (const Target& target : targets_) {
+      if (target.memory.device == nullptr && target.memory.bytes() > 0) held.push_back(&target);
+    }
+    std::ranges::stable_sort(held, {}, [](const Target* each) { return reach(each->memory).first; });
+    const Target* before = nullptr;  // that reaches furthest
+    for (const Target* const each : held) {
+      const TensorView& now = each->memory;
+      const bool overlaps = before != nullptr && reach(now).first < reach(before->memory).second;
+      if (overlaps && !is_tied(*before, *each) && !are_beside(before->memory, now)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "the tensor shares memory with " + before->sum.key + ", as another part or shape")
+            .with_key(each->sum.key)
+            .with_hint("pass one of them; the other changes with it");
+      }
+      if (before == nullptr || reach(now).second > reach(before->memory).second) before = each;
+    }
+  }
+
+  static bool is_tied(const Target& a, const Target& b) {
+    return a.memory.data == b.memory.data && a.memory.strides == b.memory.strides &&
+           a.sum.dtype == b.sum.dtype && a.sum.shape == b.sum.shape && a.sum.box == b.sum.box;
+  }
+
+  static bool are_beside(const TensorView& a, const TensorView& b) {
+    return a.data != b.data && a.strides == b.strides && !a.strided_view().is_contiguous() &&
+           !b.strided_view().is_contiguous();
   }
 
   // Opens a delta and checks what this rank needs of it. Those before a break in the chain are not
@@ -108,10 +156,11 @@ class InPlace {
     }
     const DeltaFile& delta = deltas_.emplace_back(std::move(opened));
     delta.verify(threads_, [&](const DeltaTensor& tensor, const Box& box) {
-      return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
-        return target.sum.key == tensor.key && target.sum.dtype == tensor.dtype &&
-               target.sum.shape == tensor.shape && intersects(target.sum.box, box);
-      });
+      return std::ranges::any_of(
+          std::ranges::equal_range(targets_, tensor.key, {}, key_of), [&](const Target& target) {
+            return target.sum.dtype == tensor.dtype && target.sum.shape == tensor.shape &&
+                   intersects(target.sum.box, box);
+          });
     });
   }
 
@@ -138,9 +187,10 @@ class InPlace {
   }
 
   // How many of the deltas lead from these tensors to the newest version. If they are those of no
-  // base: nullopt if `or_none`, and all the deltas lead from a version with these keys to the
-  // newest one; otherwise Error(kMismatch).
-  std::optional<uint64_t> missed(const SummedTensors& sums, bool or_none) const {
+  // base: nullopt if all the deltas lead from the `whole` version, with these keys, to the newest
+  // one; otherwise Error(kMismatch).
+  std::optional<uint64_t> missed(const SummedTensors& sums,
+                                 const std::optional<Location>& whole) const {
     const DeltaFile& newest = deltas_.front();
     if (is_version(newest, sums, &DeltaTensor::after)) return 0;
     for (size_t i = 0; i < deltas_.size(); ++i) {
@@ -148,12 +198,15 @@ class InPlace {
       for (size_t j = 0; j <= i; ++j) expect_same_keys(deltas_[j], sums);
       return i + 1;
     }
-    if (or_none && broken_) throw *broken_;
+    if (whole && broken_) throw *broken_;
     for (const DeltaFile& delta : deltas_) {
       expect_same_keys(delta, sums);
-      if (!or_none) break;
+      if (!whole) break;
     }
-    if (or_none) return std::nullopt;
+    if (whole) {
+      expect_leads_on(*whole, deltas_.back());
+      return std::nullopt;
+    }
     for (const DeltaTensor& tensor : newest.index().tensors) {
       expect_base(newest, tensor, sums.find(tensor.key)->second.crc32());
     }
@@ -194,14 +247,14 @@ class InPlace {
                       to_string(has.shape), to_string(tensor.dtype), to_string(tensor.shape)));
     }
     for (const auto& [key, has] : sums) {
-      if (delta.added_or_kept(key) != nullptr) continue;
+      if (delta.in_result(key) != nullptr) continue;
       fail_base(delta, key, "the delta's base has no such tensor");
     }
   }
 
   void change(const DeltaFile& delta) {
     for (Target& target : targets_) {
-      const DeltaTensor& tensor = *delta.added_or_kept(target.sum.key);
+      const DeltaTensor& tensor = *delta.in_result(target.sum.key);
       if (tensor.unchanged()) continue;
       target.summed = false;
       try {
@@ -272,9 +325,9 @@ class InPlace {
 AppliedDelta apply_in_place(const DeltaCall& call,
                             const std::variant<const StateDict*, Error>& made,
                             const std::vector<Location>& deltas, const OpenOptions& options,
-                            bool or_none) {
+                            const std::optional<Location>& whole) {
   if (deltas.empty()) throw Error(ErrorCode::kInternal, "no delta is applied");
-  return InPlace(call, options).run(made, deltas, or_none);
+  return InPlace(call, options).run(made, deltas, whole);
 }
 
 }  // namespace tilestone::engine

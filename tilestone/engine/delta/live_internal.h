@@ -60,12 +60,12 @@ struct AppliedDelta {
 // Changes the tensors of the state in place. `made`: of this rank, or why it has none. `deltas`:
 // the newest first; each leads to the base of the one before it. The tensors of all ranks must be
 // those of the base of one of them, which is checked before any is changed: Error(kMismatch).
-// `or_none`: if they are those of none, but all the deltas can be applied to a version with the
-// same keys, this is no error.
+// `whole`: the version that is the base of the oldest one. If they are those of no base, but all
+// the deltas can be applied to that version, with the same keys, this is no error.
 // Throws Error(kCorrupt) if something else than the newest version comes out.
 AppliedDelta apply_in_place(const DeltaCall& call,
                             const std::variant<const StateDict*, Error>& made,
                             const std::vector<Location>& deltas, const OpenOptions& options,
-                            bool or_none);
+                            const std::optional<Location>& whole);
 
 }  // namespace tilestone::engine

@@ -9,7 +9,8 @@
 //    removes its file, because a put that has failed may have been done all the same.
 // 5. Each rank makes the base in its memory the new version.
 //
-// A crash before 4 leaves files that no index names; the next delta there removes them after its 4.
+// A crash before 4 leaves files that no index names; the next delta there removes them after its 4,
+// a whole version before it is saved.
 // A crash between 4 and 5 loses the base with the process; the next version is then a whole one.
 
 #include <fmt/format.h>
@@ -92,10 +93,8 @@ class LiveDelta {
       if (Rounds::reached_all(current_error())) remove_file();
       throw;
     }
-    if (writes_) {
-      publish();
-      if (saving_.rounds.comm().is_coordinator()) remove_leftovers();
-    }
+    if (writes_) publish();
+    if (saving_.rounds.comm().is_coordinator()) remove_leftovers();
     try {
       return finish(answer);
     } catch (...) {

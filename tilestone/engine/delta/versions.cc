@@ -5,12 +5,10 @@
 #include <optional>
 #include <string_view>
 
-#include "tilestone/base/bytes.h"
 #include "tilestone/base/error.h"
 #include "tilestone/engine/checkpoint/checkpoint.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
-#include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/storage/storage.h"
 
 namespace tilestone::engine {
@@ -28,14 +26,20 @@ std::optional<uint64_t> number_of(std::string_view name) {
 }
 
 // The id of a version; "" if it is a checkpoint that says none.
-std::string id_of(const Location& directory, const DeltaVersion& version) {
-  const Location location(directory.storage().child(version.name));
-  if (!version.whole) return DeltaFile::open(location).index().result;
-  const Checkpoint checkpoint = Checkpoint::open(location);
+std::string id_of(const Location& version) {
+  if (version.storage().stat(std::string(kDeltaName))) {
+    return DeltaFile::open(version).index().result;
+  }
+  const Checkpoint checkpoint = Checkpoint::open(version);
   if (!checkpoint.save_record()) return "";
   const auto& attributes = checkpoint.save_record()->attributes;
   const auto found = attributes.find(std::string(kVersionId));
   return found != attributes.end() ? found->second : "";
+}
+
+// Of an id, for a message.
+std::string said(const std::string& id) {
+  return id.empty() ? "it has no id, because save() has made it" : "its id is " + id;
 }
 
 }  // namespace
@@ -60,61 +64,30 @@ std::vector<DeltaVersion> versions_at(const Location& location) {
   return versions;
 }
 
-std::vector<DeltaVersion> agreed_versions(const DeltaCall& call, const Location& location) {
-  Rounds rounds(call.comm, "delta_versions", call.location, call.deadline);
-  const Bytes answer = rounds.run_last(
-      "listing versions", [](Deadline) { return Bytes(); },
-      [&](const std::vector<Bytes>& payloads) {
-        const std::vector<DeltaVersion> found = versions_at(location);
-        ByteWriter writer;
-        writer.varint(found.size());
-        for (const DeltaVersion& version : found) {
-          writer.u64(version.number);
-          writer.u8(version.whole ? 1 : 0);
-        }
-        return std::vector<Bytes>(payloads.size(), writer.bytes());
-      });
-  ByteReader reader(answer, "the versions of a directory");
-  std::vector<DeltaVersion> versions(reader.count(sizeof(uint64_t) + 1));
-  for (DeltaVersion& version : versions) {
-    version.number = reader.u64();
-    version.name = version_name(version.number);
-    version.whole = reader.u8() != 0;
-  }
-  return versions;
-}
-
-std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number) {
-  std::vector<DeltaVersion> chain;
-  for (const DeltaVersion& version : versions) {
-    if (version.number > number) break;
-    if (version.whole) chain.clear();
-    chain.push_back(version);
-  }
-  if (chain.empty() || chain.back().number != number) return {};
-  for (size_t i = 0; i < chain.size(); ++i) {
-    const uint64_t expected = number - (chain.size() - 1 - i);
-    if (chain[i].number == expected) continue;
-    throw Error(ErrorCode::kNotFound, version_name(expected) + " is missing");
-  }
-  return chain;
-}
-
 void expect_version_before(Storage& folder, const std::string& id) {
   const auto entry = folder.parent();
   const auto number = entry ? number_of(entry->name) : std::nullopt;
-  if (!number) return;
-  const Location directory(entry->storage);
-  for (const DeltaVersion& version : versions_at(directory)) {
-    if (version.number + 1 != *number) continue;
-    const std::string found = id_of(directory, version);
-    if (found.empty() || found == id) continue;
-    throw Error(ErrorCode::kMismatch,
-                fmt::format("the base is not {}, which is the version before: "
-                            "its id is {}, that of the base {}",
-                            version.name, found, id))
-        .with_hint("save a whole version (base=None), so that readers can go on");
-  }
+  if (!number || *number == 0) return;
+  const std::string name = version_name(*number - 1);
+  const auto before = entry->storage->child(name);
+  if (!before->stat(std::string(kDeltaName)) && !before->stat(".metadata")) return;
+  const std::string found = id_of(Location(before));
+  if (found == id) return;
+  throw Error(ErrorCode::kMismatch,
+              fmt::format("the base is not {}, which is the version before: {}, that of the base {}",
+                          name, said(found), id))
+      .with_hint("save a whole version (base=None), so that readers can go on");
+}
+
+void expect_leads_on(const Location& whole, const DeltaFile& delta) {
+  const std::string found = id_of(whole);
+  if (found == delta.index().base) return;
+  throw Error(ErrorCode::kMismatch,
+              fmt::format("the whole version is not the base of the delta after it, {}: {}, that "
+                          "of the base {}",
+                          delta.describe(), said(found), delta.index().base))
+      .with_file(whole.describe())
+      .with_hint("load the whole version, or wait for the next one");
 }
 
 std::string chain_text(Storage& delta) {
@@ -123,10 +96,15 @@ std::string chain_text(Storage& delta) {
   if (!number) return "";
   try {
     std::string text;
-    for (const DeltaVersion& version : chain_to(versions_at(Location(entry->storage)), *number)) {
+    uint64_t next = 0;  // without a gap so far
+    for (const DeltaVersion& version : versions_at(Location(entry->storage))) {
+      if (version.number > *number) break;
+      if (version.whole) text.clear();
+      if (!version.whole && version.number != next) return "";
       text += (text.empty() ? "" : ", ") + version.name + (version.whole ? " (whole)" : "");
+      next = version.number + 1;
     }
-    return text;
+    return next == *number + 1 ? text : "";
   } catch (const Error&) {
     return "";
   }

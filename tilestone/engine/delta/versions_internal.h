@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tilestone/engine/delta/live_internal.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/run/options.h"
 
 namespace tilestone::engine {
@@ -20,18 +20,15 @@ struct DeltaVersion {
 std::string version_name(uint64_t number);
 // Those that are complete, by number. Nothing if there is no directory.
 std::vector<DeltaVersion> versions_at(const Location& location);
-// The same on every rank: as rank 0 finds them.
-std::vector<DeltaVersion> agreed_versions(const DeltaCall& call, const Location& location);
-// Those that lead to the version: the latest whole one that is not after it, and all deltas after
-// that up to it. Error(kNotFound) if one of these is missing; empty if no version has the number.
-std::vector<DeltaVersion> chain_to(const std::vector<DeltaVersion>& versions, uint64_t number);
 // Error(kMismatch) if this is the folder version-N of such a directory, and the version before it
-// is there and has another id.
+// is there and has another id, or none.
 void expect_version_before(Storage& folder, const std::string& id);
+// Error(kMismatch) unless the whole version is the base of the delta.
+void expect_leads_on(const Location& whole, const DeltaFile& delta);
 // The attribute of a whole version that has its id.
 inline constexpr std::string_view kVersionId = "tilestone_delta_result";
-// For a message: "version-00000010 (whole), version-00000011"; "" if the folder of a delta is in no
-// such directory or has no such chain.
+// For a message: "version-00000010 (whole), version-00000011", without a gap up to the folder of a
+// delta; "" if it is in no such directory or has no such chain.
 std::string chain_text(Storage& delta);
 
 }  // namespace tilestone::engine
