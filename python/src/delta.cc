@@ -81,8 +81,7 @@ DeltaReport save_live(const nb::callable& prepare, const nb::bytes& path, nb::ha
   const MadeSave made = made_by(prepare);
   const Deadline end = until(deadline, failure_of(made));
   return as_rank_of(communicator, location, end, [&](const engine::DeltaCall& call) {
-    return writes ? engine::save_delta(call, view_of(made), base, base_at)
-                  : engine::keep_base(call, view_of(made), base);
+    return engine::save_delta(call, view_of(made), base, base_at, writes);
   });
 }
 

@@ -1,10 +1,7 @@
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,10 +10,10 @@
 #include "tilestone/engine/convert/convert_source_internal.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
-#include "tilestone/engine/delta/chain_internal.h"
-#include "tilestone/engine/delta/compare_internal.h"
+#include "tilestone/engine/delta/check_internal.h"
 #include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/delta_file_internal.h"
+#include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/progress_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/format/known/known.h"
@@ -40,11 +37,16 @@ class DeltaPatch final : public TensorPatch {
     const auto item = static_cast<int64_t>(itemsize(tensor.dtype));
     const auto first = static_cast<int64_t>(begin) / item;
     const FlatRange range{first, first + static_cast<int64_t>(elements.size()) / item};
+    std::vector<std::function<void()>> changing;
     for (const Box& box : flat_range_to_boxes(tensor.shape, range)) {
-      const uint64_t size = static_cast<uint64_t>(box.numel() * item);
-      delta_->apply(changes, box, elements.first(size), threads_);
-      elements = elements.subspan(size);
+      const MutableByteView there = elements.first(static_cast<uint64_t>(box.numel() * item));
+      elements = elements.subspan(there.size());
+      for (const DeltaPiece& piece : changes.pieces) {
+        if (!intersects(piece.box, box)) continue;
+        changing.push_back([&, box, there] { delta_->apply(changes, piece, box, there); });
+      }
     }
+    threads_.parallel_for(changing.size(), [&](size_t i) { changing[i](); });
   }
 
   // The tensors of the new version in the place of the base's.
@@ -75,96 +77,50 @@ class DeltaPatch final : public TensorPatch {
 };
 
 // Compares the base with what the delta says of it, and of what becomes of it.
-class BaseCheck {
- public:
-  BaseCheck(StoredSource& source, const DeltaFile& delta, const DeltaOptions& options)
-      : source_(source),
-        delta_(delta),
-        options_(options),
-        threads_(thread_count(options.resources.threads)) {}
-
-  void run() {
-    for (const StoredTensor& tensor : source_.metadata().tensors) expect_known(tensor);
-    uint64_t bytes = 0;
-    std::vector<TensorView> views;
-    for (const DeltaTensor& tensor : delta_.index().tensors) {
-      bytes += tensor.bytes();
-      views.push_back(tensor.before ? source_.tensor(stored(tensor), tensor.dtype) : TensorView());
+void check_base(StoredSource& source, const DeltaFile& delta, const DeltaOptions& options) {
+  SummedTensors before, after;
+  for (const StoredTensor& tensor : source.metadata().tensors) {
+    before[tensor.key] = {tensor.dtype, tensor.shape};
+  }
+  expect_keys(delta, before);
+  const std::vector<DeltaTensor>& tensors = delta.index().tensors;
+  std::vector<DeltaShard> shards;
+  uint64_t bytes = 0;
+  for (const DeltaTensor& tensor : tensors) {
+    const Box whole = Box::whole(tensor.shape);
+    DeltaShard& shard =
+        shards.emplace_back(DeltaShard{{tensor.key, tensor.dtype, tensor.shape, whole}});
+    if (tensor.before) {
+      shard.now = source.tensor(*source.metadata().find_tensor(tensor.key), tensor.dtype);
     }
-    delta_.verify(threads_);
-    ProgressMeter progress(options_.progress, "verify", bytes);
-    for (size_t i = 0; i < views.size(); ++i) {
-      check(delta_.index().tensors[i], views[i], progress);
-    }
-    progress.finish();
+    if (tensor.after) after[tensor.key] = {tensor.dtype, tensor.shape};
+    bytes += tensor.bytes();
   }
-
- private:
-  void expect_known(const StoredTensor& tensor) const {
-    if (delta_.in_base(tensor.key) == nullptr) fail_base(delta_, tensor.key, "the delta's base has no such tensor");
-  }
-
-  const StoredTensor& stored(const DeltaTensor& tensor) const {
-    const StoredTensor* const found = source_.metadata().find_tensor(tensor.key);
-    if (found == nullptr) fail_base(delta_, tensor.key, "the tensor is not there");
-    if (found->dtype == tensor.dtype && found->shape == tensor.shape) return *found;
-    fail_base(
-        delta_, tensor.key,
-        fmt::format("the tensor is {} {}, and {} {} in the delta's base", to_string(found->dtype),
-                    to_string(found->shape), to_string(tensor.dtype), to_string(tensor.shape)));
-  }
-
-  void check(const DeltaTensor& tensor, const TensorView& view, ProgressMeter& progress) {
+  ThreadPool threads(thread_count(options.resources.threads));
+  delta.verify(threads);
+  ProgressMeter progress(options.progress, "verify", bytes);
+  const auto work = [&](ShardPart& part) {
+    const DeltaTensor& tensor = tensors[part.shard];
     const uint64_t item = itemsize(tensor.dtype);
-    const std::vector<Box> boxes = pieces_of(Box::whole(tensor.shape), item);
-    uint32_t before = 0, after = 0;
-    for (const auto& [some, begin, size] : some_at_once(boxes, item)) {
-      elements_.assign(tensor.before ? 0 : size, std::byte{});
-      elements_.resize(size);
-      if (tensor.before) {
-        const DeviceCopy copy{view.device, begin, elements_};
-        copy_now(CopyTo::kHost, {&copy, 1});
-      }
-      const auto [old, made] = sum_and_apply(tensor, some);
-      before ^= old;
-      after ^= made;
-      progress.add(size);
-    }
-    if (tensor.before) expect_base(delta_, tensor, crc_of_portions(before, tensor.bytes()));
-    if (tensor.after) expect_result(delta_, tensor, crc_of_portions(after, tensor.bytes()));
-  }
-
-  std::pair<uint32_t, uint32_t> sum_and_apply(const DeltaTensor& tensor,
-                                              std::span<const Box> boxes) {
-    const uint64_t item = itemsize(tensor.dtype);
-    std::vector<std::pair<uint32_t, uint32_t>> portions(boxes.size());
-    std::vector<MutableByteView> parts;
-    MutableByteView rest(elements_);
-    for (const Box& box : boxes) {
-      parts.push_back(rest.first(static_cast<uint64_t>(box.numel()) * item));
-      rest = rest.subspan(parts.back().size());
-    }
-    threads_.parallel_for(boxes.size(), [&](size_t i) {
-      portions[i].first = crc_portion(parts[i], boxes[i], tensor.shape, item);
-      portions[i].second = portions[i].first;
-      if (tensor.unchanged() || tensor.removed()) return;
-      delta_.apply(tensor, boxes[i], parts[i], threads_);
-      portions[i].second = crc_portion(parts[i], boxes[i], tensor.shape, item);
-    });
-    std::pair<uint32_t, uint32_t> sums;
-    for (const auto& [before, after] : portions) {
-      sums.first ^= before;
-      sums.second ^= after;
-    }
-    return sums;
-  }
-
-  StoredSource& source_;
-  const DeltaFile& delta_;
-  const DeltaOptions& options_;
-  ThreadPool threads_;
-  Bytes elements_;
-};
+    Bytes added;
+    if (!tensor.before) added.resize(static_cast<uint64_t>(part.box.numel()) * item);
+    const MutableByteView elements = tensor.before ? part.now : MutableByteView(added);
+    part.before = part.after = crc_portion(elements, part.box, tensor.shape, item);
+    if (tensor.unchanged() || tensor.removed()) return;
+    delta.apply(tensor, part.box, elements);
+    part.after = crc_portion(elements, part.box, tensor.shape, item);
+  };
+  const auto then = [&](ShardPart& part) {
+    const DeltaTensor& tensor = tensors[part.shard];
+    if (tensor.before) before.find(tensor.key)->second.boxes[part.box].first = part.before;
+    if (tensor.after) after.find(tensor.key)->second.boxes[part.box].first = part.after;
+    progress.add(static_cast<uint64_t>(part.box.numel()) * itemsize(tensor.dtype));
+  };
+  walk(shards, parts_of(shards), threads, {.work = work, .then = then});
+  progress.finish();
+  expect_base(delta, before);
+  expect_result(delta, after);
+}
 
 ConvertOptions convert_options(const DeltaOptions& options) {
   ConvertOptions convert;
@@ -195,7 +151,7 @@ DeltaReport apply_delta(const Location& base, const Location& delta, const Locat
     if (!engine::names_a_file(target.describe()) && source.format() != "torch_save") {
       convert.format = source.format();
     }
-    engine::BaseCheck(*source.stored, *opened, options).run();
+    engine::check_base(*source.stored, *opened, options);
     const auto patch = std::make_shared<engine::DeltaPatch>(
         opened, engine::thread_count(options.resources.threads));
     source.entries = patch->entries(source);

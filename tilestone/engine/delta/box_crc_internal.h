@@ -7,13 +7,30 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/geometry/box.h"
 
 namespace tilestone::engine {
 
-// `elements`: of the box, in C order. The box is inside the tensor.
+// The portion of a box whose elements are passed in C order, in parts of any sizes.
+class BoxCrc {
+ public:
+  // The box is inside the tensor.
+  BoxCrc(const Box& box, const Dims& shape, uint64_t itemsize);
+  void add(ByteView elements);
+  uint32_t portion() const;  // 0 if nothing was added
+
+ private:
+  Dims counts_;                 // of the dims that choose a run: contiguous in the tensor
+  Dims index_;                  // of the run
+  std::vector<uint64_t> gaps_;  // by dim: appends the zeros before a run that differs in it
+  uint64_t run_ = 0;            // bytes
+  uint64_t left_ = 0;           // of the run
+  uint64_t rest_ = 0;           // bytes of the tensor after the last run
+  uint32_t crc_ = ~uint32_t{0};
+};
 uint32_t crc_portion(ByteView elements, const Box& box, const Dims& shape, uint64_t itemsize);
 
 // The CRC-32 of a tensor of so many bytes, from the XOR of its portions.

@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <set>
 #include <utility>
 
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/write/stream_internal.h"
-#include "tilestone/format/safetensors/safetensors.h"
+#include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/geometry/strided_copy.h"
 #include "tilestone/storage/one_file.h"
 
@@ -36,38 +34,36 @@ Bytes read_range(Storage& storage, const ReadableFile& file, uint64_t begin, uin
 
 // safetensors has no name for some dtypes, and other shapes for pairs of 4-bit elements.
 bool has_name(DType dtype) {
-  if (dtype == DType::kFloat4E2M1FNX2) return false;
-  try {
-    check_safetensors("key", dtype, {});
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// Where the inner box begins in the elements of the outer one, in bytes, if its elements follow one
-// another there.
-std::optional<uint64_t> place_if_contiguous(const Box& inner, const Box& outer, uint64_t itemsize) {
-  size_t dim = inner.rank();
-  while (dim > 0 && inner.shape[dim - 1] == outer.shape[dim - 1]) --dim;
-  for (size_t d = 0; d + 1 < dim; ++d) {
-    if (inner.shape[d] != 1) return std::nullopt;
-  }
-  const Dims strides = contiguous_strides(outer.shape);
-  uint64_t place = 0;
-  for (size_t d = 0; d < inner.rank(); ++d) {
-    place += static_cast<uint64_t>((inner.offset[d] - outer.offset[d]) * strides[d]) * itemsize;
-  }
-  return place;
+  return dtype != DType::kFloat4E2M1FNX2 && safetensors::name_of(dtype).has_value();
 }
 
 }  // namespace
+
+DeltaReport report_of(const DeltaIndex& index) {
+  DeltaReport report;
+  report.base = index.base;
+  report.result = index.result;
+  for (const DeltaTensor& tensor : index.tensors) {
+    if (tensor.removed()) {
+      ++report.removed;
+      continue;
+    }
+    report.whole_bytes += tensor.bytes();
+    if (tensor.unchanged()) {
+      ++report.unchanged;
+    } else {
+      ++(tensor.before ? report.changed : report.added);
+    }
+  }
+  return report;
+}
 
 void DeltaBody::put(const std::string& key, DType dtype, const Dims& shape, ByteView bytes) {
   Part& part = parts_[itemsize(dtype)];
   part.entries.push_back({key, dtype, shape});
   part.bytes += bytes.size();
-  if (spool_ != nullptr && part.held.size() + bytes.size() > kHeld) {
+  if (spool_ == nullptr) return part.views.push_back(bytes);
+  if (part.held.size() + bytes.size() > kHeld) {
     if (part.spooled == nullptr) {
       part.spooled = spool_->create("spool-" + std::to_string(itemsize(dtype)));
     }
@@ -139,6 +135,7 @@ void DeltaBody::write(Storage& storage, const std::string& name, const Bytes& he
       }
     }
     stream.write(ByteView(part.held));
+    for (const ByteView view : part.views) stream.write(view);
   }
   stream.finish();
   file->sync(deadline);
@@ -264,34 +261,33 @@ DeltaFile::Payload DeltaFile::read(const DeltaTensor& tensor, const DeltaPiece& 
       .with_file(piece.file.empty() ? place_ : piece.file);
 }
 
-void DeltaFile::apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements,
-                      ThreadPool& threads) const {
-  const uint64_t item = itemsize(tensor.dtype);
-  std::vector<const DeltaPiece*> pieces;
+void DeltaFile::apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements) const {
   for (const DeltaPiece& piece : tensor.pieces) {
-    if (intersects(piece.box, box)) pieces.push_back(&piece);
+    if (intersects(piece.box, box)) apply(tensor, piece, box, elements);
   }
-  const StridedView whole = StridedView::contiguous(elements.data(), box.shape, item);
-  threads.parallel_for(pieces.size(), [&](size_t i) {
-    const DeltaPiece& piece = *pieces[i];
-    const Payload payload = read(tensor, piece);
-    const auto patch = [&](MutableByteView bytes) {
-      apply_piece(piece.kind, piece.gap_bytes, payload.positions, payload.values, bytes, item);
-    };
-    const uint64_t size = static_cast<uint64_t>(piece.box.numel()) * item;
-    const auto place =
-        box.contains(piece.box) ? place_if_contiguous(piece.box, box, item) : std::nullopt;
-    if (place) return patch(elements.subspan(*place, size));
-    // Elements of the piece that are not in the box are made and left.
-    Bytes copy(size);
-    const Box common = *intersect(piece.box, box);
-    const StridedView here = whole.narrow(relative_to(common, box.offset));
-    const StridedView there = StridedView::contiguous(copy.data(), piece.box.shape, item)
-                                  .narrow(relative_to(common, piece.box.offset));
-    strided_copy(there, here);
-    patch(copy);
-    strided_copy(here, there);
-  });
+}
+
+void DeltaFile::apply(const DeltaTensor& tensor, const DeltaPiece& piece, const Box& box,
+                      MutableByteView elements) const {
+  const uint64_t item = itemsize(tensor.dtype);
+  const Payload payload = read(tensor, piece);
+  const auto patch = [&](MutableByteView bytes) {
+    apply_piece(piece.kind, piece.gap_bytes, payload.positions, payload.values, bytes, item);
+  };
+  const uint64_t size = static_cast<uint64_t>(piece.box.numel()) * item;
+  const auto place =
+      box.contains(piece.box) ? place_if_contiguous(piece.box, box, item) : std::nullopt;
+  if (place) return patch(elements.subspan(*place, size));
+  // Elements of the piece that are not in the box are made and left.
+  Bytes copy(size);
+  const Box common = *intersect(piece.box, box);
+  const StridedView here = StridedView::contiguous(elements.data(), box.shape, item)
+                               .narrow(relative_to(common, box.offset));
+  const StridedView there = StridedView::contiguous(copy.data(), piece.box.shape, item)
+                                .narrow(relative_to(common, piece.box.offset));
+  strided_copy(there, here);
+  patch(copy);
+  strided_copy(here, there);
 }
 
 void DeltaFile::verify(ThreadPool& threads, const Wanted& wanted) const {

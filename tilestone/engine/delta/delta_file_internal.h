@@ -12,6 +12,7 @@
 
 #include "tilestone/base/deadline.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/encoding_internal.h"
 #include "tilestone/engine/run/options.h"
 #include "tilestone/format/safetensors/delta_index.h"
@@ -22,11 +23,15 @@ namespace tilestone::engine {
 // The file with the index, in the folder of a delta of several ranks.
 inline constexpr std::string_view kDeltaName = "delta.safetensors";
 
+// What is known from the index; `bytes` and `seconds` are not set.
+DeltaReport report_of(const DeltaIndex& index);
+
 // What a file of a delta holds after its header. The entries are ordered by the size of their
 // elements, as the safetensors package does, so that each is aligned.
 class DeltaBody {
  public:
-  // `spool`: a directory for what exceeds kHeld bytes of memory; null: all is held in memory.
+  // `spool`: a directory for what exceeds kHeld bytes of memory. Null: nothing is copied, and what
+  // is added must stay until it is written.
   explicit DeltaBody(std::shared_ptr<Storage> spool) : spool_(std::move(spool)) {}
 
   // Adds a piece; `now` is needed for kWhole. The piece's `file` is not set.
@@ -44,6 +49,7 @@ class DeltaBody {
     std::vector<DeltaEntry> entries;
     uint64_t bytes = 0;
     Bytes held;
+    std::vector<ByteView> views;
     std::unique_ptr<WritableFile> spooled;
   };
   void put(const std::string& key, DType dtype, const Dims& shape, ByteView bytes);
@@ -63,15 +69,16 @@ class DeltaFile {
   // In that version; null: not there.
   const DeltaTensor* in_base(const std::string& key) const;
   const DeltaTensor* in_result(const std::string& key) const;
-  uint64_t bytes() const { return bytes_; }                        // of all its files
+  uint64_t bytes() const { return bytes_; }  // of all its files
   std::string describe() const { return place_; }
   Storage& folder() const { return *storage_; }  // of its files
 
-  // Makes `elements`, those of `box` in C order, which are the base's, those of the new version.
-  // Only the pieces that have a part of the box are read. Throws Error(kCorrupt) if they are
-  // damaged; elements may have been changed then.
-  void apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements,
-             ThreadPool& threads) const;
+  // Makes `elements`, those of `box` in C order, which are the base's, those of the new version; or
+  // those of them that are in one piece. Only the pieces that have a part of the box are read.
+  // Throws Error(kCorrupt) if they are damaged; elements may have been changed then.
+  void apply(const DeltaTensor& tensor, const Box& box, MutableByteView elements) const;
+  void apply(const DeltaTensor& tensor, const DeltaPiece& piece, const Box& box,
+             MutableByteView elements) const;
   // Reads the pieces for which `wanted` is true, or all, and checks them as far as this is possible
   // without the base.
   using Wanted = std::function<bool(const DeltaTensor& tensor, const Box& box)>;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -14,8 +15,9 @@ namespace tilestone::engine {
 namespace {
 
 constexpr size_t kScanned = 64;                // bytes that are compared at once
+constexpr uint64_t kBlock = 32 << 10;          // bytes of each side that are passed at once
 constexpr uint64_t kSampleElements = 1 << 15;  // by which the compression is judged
-constexpr double kWorthwhile = 0.95;           // of the bytes: more is stored as it is
+constexpr double kWorthwhile = 0.8;            // of the bytes: more is stored as it is
 
 [[noreturn]] void fail_piece(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "delta: " + problem);
@@ -25,103 +27,6 @@ uint64_t word_at(const std::byte* bytes) {
   uint64_t word;
   std::memcpy(&word, bytes, sizeof word);
   return word;
-}
-
-// The indices of the elements that differ. Stops once there are more than `most`.
-class Changes {
- public:
-  Changes(ByteView base, ByteView now, uint64_t itemsize, uint64_t most)
-      : a_(base.data()), b_(now.data()), item_(itemsize), most_(most) {
-    indices_.reserve(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
-    const uint64_t whole = now.size() - now.size() % kScanned;
-    for (uint64_t at = 0; at < whole && !too_many(); at += kScanned) {
-      if (is_same_block(at)) continue;
-      for (uint64_t word = at; word < at + kScanned; word += sizeof(uint64_t)) scan_word(word);
-    }
-    for (uint64_t at = whole; at < now.size(); at += item_) note_if_changed(at);
-  }
-
-  bool too_many() const { return indices_.size() > most_; }
-  const std::vector<uint32_t>& indices() const { return indices_; }
-
- private:
-  bool is_same_block(uint64_t at) const {
-    uint64_t differing = 0;
-    for (uint64_t word = at; word < at + kScanned; word += sizeof(uint64_t)) {
-      differing |= word_at(a_ + word) ^ word_at(b_ + word);
-    }
-    return differing == 0;
-  }
-
-  void scan_word(uint64_t at) {
-    uint64_t differing = word_at(a_ + at) ^ word_at(b_ + at);
-    if (differing == 0) return;
-    if (item_ >= sizeof(uint64_t)) {
-      const auto index = static_cast<uint32_t>(at / item_);
-      if (indices_.empty() || indices_.back() != index) indices_.push_back(index);
-      return;
-    }
-    const auto bits = static_cast<unsigned>(8 * item_);
-    const uint64_t mask = (uint64_t{1} << bits) - 1;
-    for (uint64_t i = at / item_; differing != 0; ++i, differing >>= bits) {
-      if ((differing & mask) != 0) indices_.push_back(static_cast<uint32_t>(i));
-    }
-  }
-
-  void note_if_changed(uint64_t at) {
-    if (std::memcmp(a_ + at, b_ + at, item_) == 0) return;
-    indices_.push_back(static_cast<uint32_t>(at / item_));
-  }
-
-  const std::byte* const a_;
-  const std::byte* const b_;
-  const uint64_t item_;
-  const uint64_t most_;
-  std::vector<uint32_t> indices_;
-};
-
-// A number is how many elements are unchanged before a changed one; the greatest that the bytes
-// hold: so many are unchanged, and the next number goes on.
-template <typename Number>
-constexpr uint32_t kGoesOn = static_cast<Number>(~Number{0});
-
-template <typename Number>
-uint64_t numbers_of(const std::vector<uint32_t>& indices) {
-  uint64_t count = 0;
-  uint32_t next = 0;
-  for (const uint32_t index : indices) {
-    count += 1 + (index - next) / kGoesOn<Number>;
-    next = index + 1;
-  }
-  return count;
-}
-
-template <typename Number>
-Bytes gaps_of(const std::vector<uint32_t>& indices) {
-  Bytes out(numbers_of<Number>(indices) * sizeof(Number));
-  std::byte* to = out.data();
-  const auto put = [&](uint32_t value) {
-    const auto number = static_cast<Number>(value);
-    std::memcpy(to, &number, sizeof number);
-    to += sizeof number;
-  };
-  uint32_t next = 0;
-  for (const uint32_t index : indices) {
-    uint32_t gap = index - next;
-    for (; gap >= kGoesOn<Number>; gap -= kGoesOn<Number>) put(kGoesOn<Number>);
-    put(gap);
-    next = index + 1;
-  }
-  return out;
-}
-
-template <size_t kItem>
-void gather(const std::vector<uint32_t>& indices, ByteView now, Bytes& out) {
-  std::byte* to = out.data();
-  for (const uint32_t index : indices) {
-    std::memcpy(to, now.data() + uint64_t{index} * kItem, kItem);
-    to += kItem;
-  }
 }
 
 // Calls `with` with the size of an element as a constant, of which the compiler makes moves.
@@ -143,13 +48,123 @@ void for_itemsize(uint64_t itemsize, const With& with) {
   }
 }
 
+// One bit for each element of a word: whether it is not 0.
+template <size_t kItem>
+uint64_t not_zero(uint64_t word) {
+  if constexpr (kItem >= sizeof word) {
+    return word != 0 ? 1 : 0;
+  } else {
+    constexpr int kBits = 8 * static_cast<int>(kItem), kElements = 64 / kBits;
+    constexpr auto kEach = [](int first, int step) {
+      uint64_t bits = 0;
+      for (int i = 0; i < kElements; ++i) bits |= uint64_t{1} << (first + i * step);
+      return bits;
+    };
+    constexpr uint64_t kHighest = kEach(kBits - 1, kBits);  // bit of each element
+    constexpr uint64_t kGather = kEach(64 - kElements, 1 - kBits);
+    const uint64_t marked = (((word & ~kHighest) + ~kHighest) | word) & kHighest;
+    return (marked >> (kBits - 1)) * kGather >> (64 - kElements);
+  }
+}
+
+// Bit i: whether element i of kScanned bytes differs.
+template <size_t kItem>
+uint64_t changed_bits(const std::byte* a, const std::byte* b) {
+  std::array<uint64_t, kScanned / sizeof(uint64_t)> words;
+  uint64_t any = 0;
+  for (size_t i = 0; i < words.size(); ++i) {
+    words[i] = word_at(a + 8 * i) ^ word_at(b + 8 * i);
+    any |= words[i];
+  }
+  if (any == 0) return 0;
+  uint64_t found = 0;
+  constexpr size_t kWords = std::max<size_t>(kItem / 8, 1),
+                   kElements = std::max<size_t>(8 / kItem, 1);
+  for (size_t i = 0; i < words.size() / kWords; ++i) {
+    uint64_t word = words[i * kWords];
+    for (size_t j = 1; j < kWords; ++j) word |= words[i * kWords + j];
+    found |= not_zero<kItem>(word) << (i * kElements);
+  }
+  return found;
+}
+
+// The indices of the elements that differ. Stops once there are more than `most`.
+template <size_t kItem>
+std::vector<uint32_t> changes_of(ByteView base, ByteView now, uint64_t most,
+                                 const PassedBlock& passed) {
+  std::vector<uint32_t> indices;
+  indices.reserve(std::min<uint64_t>(most, now.size() / kScanned) + kScanned);
+  const auto scan = [&](const std::byte* a, const std::byte* b, uint64_t first) {
+    for (uint64_t found = changed_bits<kItem>(a, b); found != 0; found &= found - 1) {
+      indices.push_back(
+          static_cast<uint32_t>(first + static_cast<uint64_t>(std::countr_zero(found))));
+    }
+  };
+  for (uint64_t begin = 0; begin < now.size(); begin += kBlock) {
+    const uint64_t size = std::min(kBlock, now.size() - begin);
+    const ByteView a = base.subspan(begin, size), b = now.subspan(begin, size);
+    if (passed != nullptr) passed(a, b);
+    for (uint64_t at = 0; at < size && indices.size() <= most; at += kScanned) {
+      const uint64_t first = (begin + at) / kItem;
+      if (size - at >= kScanned) {
+        scan(a.data() + at, b.data() + at, first);
+        continue;
+      }
+      std::array<std::byte, kScanned> old{}, made{};  // zeros after the last elements
+      std::memcpy(old.data(), a.data() + at, size - at);
+      std::memcpy(made.data(), b.data() + at, size - at);
+      scan(old.data(), made.data(), first);
+    }
+  }
+  return indices;
+}
+
+// A number is how many elements are unchanged before a changed one; the greatest that the bytes
+// hold: so many are unchanged, and the next number goes on.
+constexpr uint32_t goes_on(uint64_t gap_bytes) { return gap_bytes == 1 ? 0xff : 0xffff; }
+
+uint64_t numbers_of(const std::vector<uint32_t>& indices, uint64_t gap_bytes) {
+  uint64_t count = indices.size();
+  uint32_t next = 0;
+  for (const uint32_t index : indices) {
+    count += (index - next) / goes_on(gap_bytes);
+    next = index + 1;
+  }
+  return count;
+}
+
+Bytes gaps_of(const std::vector<uint32_t>& indices, uint64_t numbers, uint64_t gap_bytes) {
+  Bytes out(numbers * gap_bytes);
+  std::byte* to = out.data();
+  const auto put = [&](uint32_t number) {
+    *to++ = static_cast<std::byte>(number);
+    if (gap_bytes == 2) *to++ = static_cast<std::byte>(number >> 8);
+  };
+  uint32_t next = 0;
+  for (const uint32_t index : indices) {
+    uint32_t gap = index - next;
+    for (; gap >= goes_on(gap_bytes); gap -= goes_on(gap_bytes)) put(goes_on(gap_bytes));
+    put(gap);
+    next = index + 1;
+  }
+  return out;
+}
+
+template <size_t kItem>
+void gather(const std::vector<uint32_t>& indices, ByteView now, Bytes& out) {
+  std::byte* to = out.data();
+  for (const uint32_t index : indices) {
+    std::memcpy(to, now.data() + uint64_t{index} * kItem, kItem);
+    to += kItem;
+  }
+}
+
 EncodedPiece sparse_of(const std::vector<uint32_t>& indices, ByteView now, uint64_t itemsize) {
   EncodedPiece piece;
   piece.kind = DeltaKind::kSparse;
-  piece.changed = indices.size();
-  const bool wide = 2 * numbers_of<uint16_t>(indices) < numbers_of<uint8_t>(indices);
-  piece.gap_bytes = wide ? 2 : 1;
-  piece.positions = wide ? gaps_of<uint16_t>(indices) : gaps_of<uint8_t>(indices);
+  const uint64_t narrow = numbers_of(indices, 1), wide = numbers_of(indices, 2);
+  piece.gap_bytes = 2 * wide < narrow ? 2 : 1;
+  piece.positions = gaps_of(indices, piece.gap_bytes == 2 ? wide : narrow, piece.gap_bytes);
   piece.values.resize(indices.size() * itemsize);
   for_itemsize(itemsize, [&](auto item) { gather<item()>(indices, now, piece.values); });
   return piece;
@@ -191,23 +206,17 @@ bool is_worthwhile(uint64_t bytes, uint64_t of) {
   return static_cast<double>(bytes) < kWorthwhile * static_cast<double>(of);
 }
 
-template <typename Number>
-uint32_t number_at(ByteView positions, uint64_t at) {
-  Number number;
-  std::memcpy(&number, positions.data() + at, sizeof number);
-  return number;
-}
-
 // Calls `place` with the index of each changed element, in order, and where its value begins.
-template <typename Number, typename Place>
-void for_each_change(ByteView positions, ByteView values, uint64_t elements, uint64_t itemsize,
-                     const Place& place) {
-  if (positions.size() % sizeof(Number) != 0) fail_piece("its positions end inside one");
+template <typename Place>
+void for_each_change(uint64_t gap_bytes, ByteView positions, ByteView values, uint64_t elements,
+                     uint64_t itemsize, const Place& place) {
+  if (positions.size() % gap_bytes != 0) fail_piece("its positions end inside one");
   uint64_t index = 0, value = 0;
-  for (uint64_t at = 0; at < positions.size(); at += sizeof(Number)) {
-    const uint32_t number = number_at<Number>(positions, at);
+  for (uint64_t at = 0; at < positions.size(); at += gap_bytes) {
+    auto number = std::to_integer<uint32_t>(positions[at]);
+    if (gap_bytes == 2) number |= std::to_integer<uint32_t>(positions[at + 1]) << 8;
     index += number;
-    if (number == kGoesOn<Number>) continue;
+    if (number == goes_on(gap_bytes)) continue;
     if (index >= elements || values.size() - value < itemsize) {
       fail_piece("a position is beyond the elements or the values");
     }
@@ -216,13 +225,6 @@ void for_each_change(ByteView positions, ByteView values, uint64_t elements, uin
     value += itemsize;
   }
   if (value != values.size()) fail_piece("there are more values than positions");
-}
-
-template <typename Place>
-void for_each_change(uint64_t gap_bytes, ByteView positions, ByteView values, uint64_t elements,
-                     uint64_t itemsize, const Place& place) {
-  gap_bytes == 1 ? for_each_change<uint8_t>(positions, values, elements, itemsize, place)
-                 : for_each_change<uint16_t>(positions, values, elements, itemsize, place);
 }
 
 }  // namespace
@@ -252,17 +254,18 @@ std::vector<Box> pieces_of(const Box& box, uint64_t itemsize) {
   }
 }
 
-std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize) {
+std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize,
+                                         const PassedBlock& passed) {
   const uint64_t most = now.size() / 2 / (itemsize + 1);  // more are no smaller than an XOR
-  const Changes changes(base, now, itemsize, most);
-  if (changes.indices().empty()) return std::nullopt;
+  std::vector<uint32_t> changed;
+  for_itemsize(itemsize, [&](auto item) { changed = changes_of<item()>(base, now, most, passed); });
+  if (changed.empty()) return std::nullopt;
   std::optional<EncodedPiece> sparse;
-  if (!changes.too_many()) {
-    sparse = sparse_of(changes.indices(), now, itemsize);
-    const uint64_t bytes = sparse->positions.size() + sparse->values.size();
-    if (bytes <= std::max<uint64_t>(now.size() / 8, 64)) return sparse;
+  if (changed.size() <= most) {
+    sparse = sparse_of(changed, now, itemsize);
+    if (sparse->bytes() <= std::max<uint64_t>(now.size() / 8, 64)) return sparse;
   }
-  const uint64_t least = sparse ? sparse->positions.size() + sparse->values.size() : now.size();
+  const uint64_t least = sparse ? sparse->bytes() : now.size();
   // From the middle, because padding is at the ends.
   const uint64_t sample = std::min(now.size(), kSampleElements * itemsize);
   const uint64_t begin = (now.size() - sample) / 2 / itemsize * itemsize;
@@ -273,8 +276,7 @@ std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t i
   piece.kind = DeltaKind::kXor;
   if (small_enough) piece.values = compressed_xor(base, now, itemsize);
   if (small_enough && is_worthwhile(piece.values.size(), least)) return piece;
-  if (sparse) return sparse;
-  return EncodedPiece{};
+  return sparse ? *std::move(sparse) : EncodedPiece{};
 }
 
 void apply_piece(DeltaKind kind, uint64_t gap_bytes, ByteView positions, ByteView values,

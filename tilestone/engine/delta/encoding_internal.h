@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -20,15 +21,18 @@ std::vector<Box> pieces_of(const Box& box, uint64_t itemsize);
 
 struct EncodedPiece {
   DeltaKind kind = DeltaKind::kWhole;
-  uint64_t changed = 0;    // elements; of kXor and kWhole 0: not counted
   uint64_t gap_bytes = 1;  // of kSparse: of a number in `positions`, 1 or 2
   Bytes positions;         // of kSparse
   Bytes values;            // of kWhole nothing: they are the new elements themselves
+  uint64_t bytes() const { return positions.size() + values.size(); }
 };
 
 // The smallest of the encodings that are worth a try; nullopt: nothing has changed. Both are the
-// elements of one box in C order, of the same size.
-std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize);
+// elements of one box in C order, of the same size. `passed` gets them block by block, in their
+// order, while they are in the second-level cache.
+using PassedBlock = std::function<void(ByteView base, ByteView now)>;
+std::optional<EncodedPiece> encode_piece(ByteView base, ByteView now, uint64_t itemsize,
+                                         const PassedBlock& passed = nullptr);
 
 // Makes `elements`, which are the base's, those of the new version. Throws Error(kCorrupt) if the
 // piece does not fit them; some may have been changed then.

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -9,27 +7,22 @@
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
-#include "tilestone/engine/delta/chain_internal.h"
-#include "tilestone/engine/delta/compare_internal.h"
+#include "tilestone/engine/delta/check_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
+#include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/options_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/run/rounds_internal.h"
 #include "tilestone/format/dialect/dialect.h"
 #include "tilestone/format/known/known.h"
-#include "tilestone/geometry/strided_copy.h"
 
 namespace tilestone::engine {
 namespace {
 
-struct Target {
-  ShardSum sum;
-  TensorView memory;
-  bool summed = false;       // since it was changed
-  bool may_be_tied = false;  // an earlier target is equal to it
-  bool tied = false;         // it shares its memory with an earlier one, and changes with that
-};
+// Whether a target shares its memory with an earlier one. On a device there is no address to see
+// that by, but equal tensors of which one changes with the other are tied.
+enum class Tie { kNone, kPerhaps, kTied };
 
 class InPlace {
  public:
@@ -73,10 +66,7 @@ class InPlace {
           return own_sums();
         },
         [&](const std::vector<Bytes>& payloads) {
-          const SummedTensors sums = summed(payloads);
-          for (const DeltaTensor& tensor : newest.index().tensors) {
-            expect_result(newest, tensor, sums.find(tensor.key)->second.crc32());
-          }
+          expect_result(newest, summed(payloads));
           return std::vector<Bytes>();
         });
     return applied;
@@ -96,16 +86,19 @@ class InPlace {
     }
     std::ranges::stable_sort(targets_, {}, key_of);
     refuse_overlap();
+    ties_.resize(targets_.size(), Tie::kNone);
+    for (size_t i = 0; i < targets_.size(); ++i) unsummed_.insert(i);
   }
 
-  static const std::string& key_of(const Target& target) { return target.sum.key; }
+  static const std::string& key_of(const DeltaShard& target) { return target.sum.key; }
 
   // The bytes that a view in host memory reaches.
   static std::pair<const std::byte*, const std::byte*> reach(const TensorView& view) {
     std::pair reached{view.data, view.data + itemsize(view.dtype)};
     for (size_t d = 0; d < view.shape.size(); ++d) {
       const int64_t last = (view.shape[d] - 1) * view.strides[d];
-      (last < 0 ? reached.first : reached.second) += last * static_cast<int64_t>(itemsize(view.dtype));
+      (last < 0 ? reached.first : reached.second) +=
+          last * static_cast<int64_t>(itemsize(view.dtype));
     }
     return reached;
   }
@@ -114,27 +107,28 @@ class InPlace {
   // shared in another way would be changed twice. Views with the same steps, such as columns beside
   // one another, reach over one another without sharing elements.
   void refuse_overlap() const {
-    std::vector<const Target*> held;
-    for (const Target& target : targets_) {
-      if (target.memory.device == nullptr && target.memory.bytes() > 0) held.push_back(&target);
+    std::vector<const DeltaShard*> held;
+    for (const DeltaShard& target : targets_) {
+      if (target.now.device == nullptr && target.now.bytes() > 0) held.push_back(&target);
     }
-    std::ranges::stable_sort(held, {}, [](const Target* each) { return reach(each->memory).first; });
-    const Target* before = nullptr;  // that reaches furthest
-    for (const Target* const each : held) {
-      const TensorView& now = each->memory;
-      const bool overlaps = before != nullptr && reach(now).first < reach(before->memory).second;
-      if (overlaps && !is_tied(*before, *each) && !are_beside(before->memory, now)) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    "the tensor shares memory with " + before->sum.key + ", as another part or shape")
+    std::ranges::stable_sort(held, {},
+                             [](const DeltaShard* each) { return reach(each->now).first; });
+    const DeltaShard* before = nullptr;  // that reaches furthest
+    for (const DeltaShard* const each : held) {
+      const TensorView& now = each->now;
+      const bool overlaps = before != nullptr && reach(now).first < reach(before->now).second;
+      if (overlaps && !is_tied(*before, *each) && !are_beside(before->now, now)) {
+        throw Error(ErrorCode::kInvalidArgument, "the tensor shares memory with " +
+                                                     before->sum.key + ", as another part or shape")
             .with_key(each->sum.key)
             .with_hint("pass one of them; the other changes with it");
       }
-      if (before == nullptr || reach(now).second > reach(before->memory).second) before = each;
+      if (before == nullptr || reach(now).second > reach(before->now).second) before = each;
     }
   }
 
-  static bool is_tied(const Target& a, const Target& b) {
-    return a.memory.data == b.memory.data && a.memory.strides == b.memory.strides &&
+  static bool is_tied(const DeltaShard& a, const DeltaShard& b) {
+    return a.now.data == b.now.data && a.now.strides == b.now.strides &&
            a.sum.dtype == b.sum.dtype && a.sum.shape == b.sum.shape && a.sum.box == b.sum.box;
   }
 
@@ -156,24 +150,34 @@ class InPlace {
     }
     const DeltaFile& delta = deltas_.emplace_back(std::move(opened));
     delta.verify(threads_, [&](const DeltaTensor& tensor, const Box& box) {
-      return std::ranges::any_of(
-          std::ranges::equal_range(targets_, tensor.key, {}, key_of), [&](const Target& target) {
-            return target.sum.dtype == tensor.dtype && target.sum.shape == tensor.shape &&
-                   intersects(target.sum.box, box);
-          });
+      return std::ranges::any_of(std::ranges::equal_range(targets_, tensor.key, {}, key_of),
+                                 [&](const DeltaShard& target) {
+                                   return target.sum.dtype == tensor.dtype &&
+                                          target.sum.shape == tensor.shape &&
+                                          intersects(target.sum.box, box);
+                                 });
     });
   }
 
   Bytes own_sums() {
+    const std::vector<uint32_t> now = portions({unsummed_.begin(), unsummed_.end()});
+    for (const size_t i : unsummed_) targets_[i].sum.after = now[i];
+    unsummed_.clear();
     std::vector<ShardSum> sums;
-    for (Target& target : targets_) {
-      ShardSum& sum = target.sum;
-      if (!std::exchange(target.summed, true)) {
-        sum.after = portion_of(target.memory, sum.box, sum.shape, threads_);
-      }
-      sums.push_back(sum);
-    }
+    for (const DeltaShard& target : targets_) sums.push_back(target.sum);
     return encode_sums(sums);
+  }
+
+  // Of some targets as they are now, by index: their portions of the tensors' CRC-32s.
+  std::vector<uint32_t> portions(const std::vector<size_t>& some) {
+    std::vector<uint32_t> found(targets_.size());
+    const auto work = [&](ShardPart& part) {
+      const ShardSum& sum = targets_[part.shard].sum;
+      part.after = crc_portion(part.now, part.box, sum.shape, itemsize(sum.dtype));
+    };
+    walk(targets_, parts_of(targets_, some), threads_,
+         {.work = work, .then = [&](ShardPart& part) { found[part.shard] ^= part.after; }});
+    return found;
   }
 
   static SummedTensors summed(const std::vector<Bytes>& payloads) {
@@ -192,9 +196,14 @@ class InPlace {
   std::optional<uint64_t> missed(const SummedTensors& sums,
                                  const std::optional<Location>& whole) const {
     const DeltaFile& newest = deltas_.front();
-    if (is_version(newest, sums, &DeltaTensor::after)) return 0;
+    std::vector<TensorSum> tensors;
+    for (const auto& [key, sum] : sums) {
+      tensors.push_back({key, sum.dtype, sum.shape, sum.crc32()});
+    }
+    const std::string id = state_id(std::move(tensors));
+    if (id == newest.index().result) return 0;
     for (size_t i = 0; i < deltas_.size(); ++i) {
-      if (!is_version(deltas_[i], sums, &DeltaTensor::before)) continue;
+      if (id != deltas_[i].index().base) continue;
       for (size_t j = 0; j <= i; ++j) expect_same_keys(deltas_[j], sums);
       return i + 1;
     }
@@ -207,117 +216,74 @@ class InPlace {
       expect_leads_on(*whole, deltas_.back());
       return std::nullopt;
     }
-    for (const DeltaTensor& tensor : newest.index().tensors) {
-      expect_base(newest, tensor, sums.find(tensor.key)->second.crc32());
-    }
-    fail_base(newest, "", "some of its tensors are those of the new version");
-  }
-
-  static bool is_version(const DeltaFile& delta, const SummedTensors& sums,
-                         std::optional<uint32_t> DeltaTensor::* crc) {
-    size_t known = 0;
-    for (const DeltaTensor& tensor : delta.index().tensors) {
-      if (!(tensor.*crc)) continue;
-      const auto found = sums.find(tensor.key);
-      if (found == sums.end()) return false;
-      const SummedTensor& has = found->second;
-      if (has.dtype != tensor.dtype || has.shape != tensor.shape) return false;
-      if (has.crc32() != tensor.*crc) return false;
-      ++known;
-    }
-    return known == sums.size();
+    expect_base(newest, sums);
+    fail_base(newest, "", "the id is " + id);
   }
 
   static void expect_same_keys(const DeltaFile& delta, const SummedTensors& sums) {
     for (const DeltaTensor& tensor : delta.index().tensors) {
-      const auto found = sums.find(tensor.key);
-      if (found == sums.end()) fail_base(delta, tensor.key, "the tensor is not there");
-      if (!tensor.before || !tensor.after) {
-        throw Error(ErrorCode::kMismatch,
-                    "the delta adds, removes or reshapes a tensor, which can't be done in place")
-            .with_key(tensor.key)
-            .with_file(delta.describe())
-            .with_hint("apply it to a checkpoint, and load that");
-      }
-      const SummedTensor& has = found->second;
-      if (has.dtype == tensor.dtype && has.shape == tensor.shape) continue;
-      fail_base(
-          delta, tensor.key,
-          fmt::format("the tensor is {} {}, and {} {} in the delta's base", to_string(has.dtype),
-                      to_string(has.shape), to_string(tensor.dtype), to_string(tensor.shape)));
+      if (tensor.before && tensor.after) continue;
+      throw Error(ErrorCode::kMismatch,
+                  "the delta adds, removes or reshapes a tensor, which can't be done in place")
+          .with_key(tensor.key)
+          .with_file(delta.describe())
+          .with_hint("apply it to a checkpoint, and load that");
     }
-    for (const auto& [key, has] : sums) {
-      if (delta.in_result(key) != nullptr) continue;
-      fail_base(delta, key, "the delta's base has no such tensor");
+    expect_keys(delta, sums);
+  }
+
+  // Targets that are equal to an earlier one may be tied to it, and must not get an XOR twice.
+  void find_equal() {
+    std::set<std::tuple<DType, Dims, Box, uint32_t>> seen;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const ShardSum& sum = targets_[i].sum;
+      const bool is_new = seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second;
+      if (!is_new) ties_[i] = Tie::kPerhaps;
     }
   }
 
   void change(const DeltaFile& delta) {
-    for (Target& target : targets_) {
-      const DeltaTensor& tensor = *delta.in_result(target.sum.key);
-      if (tensor.unchanged()) continue;
-      target.summed = false;
-      try {
-        change_once(target, delta, tensor);
-      } catch (Error& error) {
-        error.with_key(tensor.key);
-        throw;
+    std::vector<size_t> free, perhaps;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (delta.in_result(targets_[i].sum.key)->unchanged()) continue;
+      unsummed_.insert(i);
+      if (ties_[i] != Tie::kTied) (ties_[i] == Tie::kNone ? free : perhaps).push_back(i);
+    }
+    change(delta, free);
+    const auto is_as_it_was = [&](size_t i) { return portions({i})[i] == targets_[i].sum.after; };
+    for (const size_t i : perhaps) {
+      if (!is_as_it_was(i)) {
+        ties_[i] = Tie::kTied;
+        continue;
+      }
+      change(delta, {i});
+      if (!is_as_it_was(i)) ties_[i] = Tie::kNone;
+    }
+  }
+
+  void change(const DeltaFile& delta, const std::vector<size_t>& some) {
+    std::vector<ShardPart> parts;
+    for (const size_t i : some) {
+      for (const DeltaPiece& piece : delta.in_result(targets_[i].sum.key)->pieces) {
+        if (auto common = intersect(piece.box, targets_[i].sum.box)) {
+          parts.push_back({i, *std::move(common), &piece});
+        }
       }
     }
-  }
-
-  // Tied tensors are one memory under two keys, which must not get an XOR twice. On a device there
-  // is no address to see that by, but equal tensors of which one changes with the other are tied.
-  void find_equal() {
-    std::set<std::tuple<DType, Dims, Box, uint32_t>> seen;
-    for (Target& target : targets_) {
-      const ShardSum& sum = target.sum;
-      target.may_be_tied = !seen.emplace(sum.dtype, sum.shape, sum.box, sum.after).second;
-    }
-  }
-
-  void change_once(Target& target, const DeltaFile& delta, const DeltaTensor& tensor) {
-    const auto is_as_it_was = [&] {
-      const ShardSum& sum = target.sum;
-      return portion_of(target.memory, sum.box, sum.shape, threads_) == sum.after;
+    const auto work = [&](ShardPart& part) {
+      const DeltaTensor& tensor = *delta.in_result(targets_[part.shard].sum.key);
+      delta.apply(tensor, *part.piece, part.box, part.now);
     };
-    if (!target.tied && target.may_be_tied) target.tied = !is_as_it_was();
-    if (target.tied) return;
-    change(target, delta, tensor);
-    if (target.may_be_tied) target.may_be_tied = is_as_it_was();
-  }
-
-  void change(const Target& target, const DeltaFile& delta, const DeltaTensor& tensor) {
-    const TensorView& memory = target.memory;
-    const Box& box = target.sum.box;
-    const bool is_plain_memory = memory.device == nullptr && memory.strided_view().is_contiguous();
-    if (is_plain_memory) {
-      return delta.apply(tensor, box, {memory.data, memory.bytes()}, threads_);
-    }
-    const uint64_t item = itemsize(tensor.dtype);
-    const std::vector<Box> parts = pieces_of(box, item);
-    threads_.parallel_for(parts.size(), [&](size_t i) {
-      Bytes copy(static_cast<uint64_t>(parts[i].numel()) * item);
-      const TensorView there = memory.narrow(relative_to(parts[i], box.offset));
-      const StridedView here = StridedView::contiguous(copy.data(), parts[i].shape, item);
-      if (there.device != nullptr) {
-        const DeviceCopy part = there.device_copy(copy);
-        copy_now(CopyTo::kHost, {&part, 1});
-        delta.apply(tensor, parts[i], copy, threads_);
-        copy_now(CopyTo::kDevice, {&part, 1});
-        return;
-      }
-      strided_copy(here, there.strided_view());
-      delta.apply(tensor, parts[i], copy, threads_);
-      strided_copy(there.strided_view(), here);
-    });
+    walk(targets_, std::move(parts), threads_, {.work = work, .writes_back = true});
   }
 
   Rounds rounds_;
   ThreadPool threads_;
-  std::vector<DeltaFile> deltas_;  // the newest first
-  std::optional<Error> broken_;    // why no more of them are there
-  std::vector<Target> targets_;
+  std::vector<DeltaFile> deltas_;    // the newest first
+  std::optional<Error> broken_;      // why no more of them are there
+  std::vector<DeltaShard> targets_;  // by key
+  std::vector<Tie> ties_;
+  std::set<size_t> unsummed_;  // those whose sums are not of what they are now
 };
 
 }  // namespace

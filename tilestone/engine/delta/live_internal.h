@@ -37,8 +37,6 @@ struct DeltaBase {
   std::vector<TensorSum> tensors = {};  // of the version; only on the coordinator
 };
 
-// Makes `base` the state, without writing anything. The id of the state is then known.
-DeltaReport keep_base(const DeltaCall& call, const MadeRequest& request, DeltaBase& base);
 // Writes the folder of the request with what has changed since the base, and makes `base` the
 // state. `from`: the base is read there first. Until the folder has its index, which is written
 // last, it is no delta; after a failure before that `base` is what it was, after one after it
@@ -46,9 +44,10 @@ DeltaReport keep_base(const DeltaCall& call, const MadeRequest& request, DeltaBa
 // key, if base and state have other tensors, or this rank's parts are other boxes than when the
 // base was made; Error(kInvalidArgument) for objects; Error(kAlreadyExists) if a delta is there;
 // Error(kMismatch) too if the folder is version-N and the version before it, which is there, is
-// not the base; and what a save's planning and writing throw.
+// not the base; and what a save's planning and writing throw. `writes` false: only makes `base` the
+// state, whose id is then known.
 DeltaReport save_delta(const DeltaCall& call, const MadeRequest& request, DeltaBase& base,
-                       const std::optional<Location>& from);
+                       const std::optional<Location>& from, bool writes);
 
 // What applying deltas to tensors in memory has done.
 struct AppliedDelta {

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -24,30 +25,26 @@
 #include "tilestone/base/error.h"
 #include "tilestone/engine/convert/stored_source_internal.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
-#include "tilestone/engine/delta/compare_internal.h"
 #include "tilestone/engine/delta/live_internal.h"
 #include "tilestone/engine/delta/versions_internal.h"
+#include "tilestone/engine/delta/walk_internal.h"
 #include "tilestone/engine/run/resources_internal.h"
 #include "tilestone/engine/save/by_rounds_internal.h"
 
 namespace tilestone::engine {
 namespace {
 
-// A box that this rank writes.
-struct Shard {
-  ShardSum sum;
-  TensorView now;
-  DeltaBase::Part* base = nullptr;  // null: the base has no such tensor
-  std::vector<std::pair<Box, EncodedPiece>> changes = {};
-};
+constexpr std::array kNumbers = {&DeltaReport::unchanged, &DeltaReport::changed,
+                                 &DeltaReport::added, &DeltaReport::bytes,
+                                 &DeltaReport::whole_bytes};
 
 DeltaTensor tensor_of(const ShardSum& sum) {
   return {.key = sum.key, .dtype = sum.dtype, .shape = sum.shape};
 }
 
 // The boxes that the ranks have agreed this one writes.
-std::vector<Shard> shards_of(const SaveShare& share) {
-  std::vector<Shard> all, written;
+std::vector<DeltaShard> shards_of(const SaveShare& share) {
+  std::vector<DeltaShard> all, written;
   for (const TensorItem& item : share.items.tensors) {
     for (const Piece& piece : item.pieces) {
       ShardSum sum{item.key, item.dtype, item.global_shape, piece.box};
@@ -73,6 +70,7 @@ class LiveDelta {
         writes_(writes),
         saving_(call.comm, writes ? "save_delta" : "keep_base", call.location, call.deadline) {
     saving_.publishes = false;
+    if (!writes) base = {};
   }
 
   DeltaReport run(const MadeRequest& request, const std::optional<Location>& from) {
@@ -90,7 +88,9 @@ class LiveDelta {
     try {
       answer = report(made);
     } catch (...) {
-      if (Rounds::reached_all(current_error())) remove_file();
+      if (has_file_ && Rounds::reached_all(current_error())) {
+        remove([&] { return std::vector{file_}; });
+      }
       throw;
     }
     if (writes_) publish();
@@ -116,51 +116,44 @@ class LiveDelta {
     refuse_objects(share().items);
     shards_ = shards_of(share());
     if (from) read_base(*from);
-    for (Shard& shard : shards_) {
+    sums_base_ = from.has_value();
+    for (DeltaShard& shard : shards_) {
       const auto found = base_.parts.find({shard.sum.key, shard.sum.box});
-      const bool fits = found != base_.parts.end() && found->second.memory.dtype == shard.sum.dtype;
-      if (fits) shard.base = &found->second;
-      shard.sum.has_base = fits;
+      if (found == base_.parts.end() || found->second.memory.dtype != shard.sum.dtype) continue;
+      shard.base = found->second.memory;
+      shard.sum.before = found->second.portion;
+      shard.sum.has_base = true;
     }
   }
 
+  // The portions are found out when it is compared.
   void read_base(const Location& from) {
     OpenOptions options;
     options.resources = share().options.resources;
     const auto source = StoredSource::open(from, options);
     base_ = {};
     std::vector<TensorItem> items;
-    for (const Shard& shard : shards_) {
-      const ShardSum& sum = shard.sum;
+    for (const auto& [sum, now, base] : shards_) {
       const StoredTensor* const stored = source->metadata().find_tensor(sum.key);
       if (stored == nullptr || stored->dtype != sum.dtype || stored->shape != sum.shape) continue;
-      TensorView memory = TensorView::allocate(sum.dtype, sum.box.shape);
-      TensorItem item;
+      TensorItem& item = items.emplace_back();
       item.key = sum.key;
       item.dtype = sum.dtype;
       item.global_shape = sum.shape;
-      item.pieces.push_back({sum.box, memory});
-      items.push_back(std::move(item));
-      base_.parts[{sum.key, sum.box}] = {std::move(memory), 0};
+      item.pieces.push_back({sum.box, TensorView::allocate(sum.dtype, sum.box.shape)});
+      base_.parts[{sum.key, sum.box}].memory = item.pieces.front().data;
     }
     source->read(items, false);
-    for (const TensorItem& item : items) {
-      const Piece& piece = item.pieces.front();
-      base_.parts.at({item.key, piece.box}).portion =
-          portion_of(piece.data, piece.box, item.global_shape, *threads_);
-    }
     for (const StoredTensor& tensor : source->metadata().tensors) {
       base_.tensors.push_back({tensor.key, tensor.dtype, tensor.shape});
     }
   }
 
   void expect_free() {
-    for (const std::string& name : {std::string(kDeltaName), std::string(".metadata")}) {
-      if (!storage().stat(name)) continue;
-      throw Error(ErrorCode::kAlreadyExists, "a version is at " + storage().describe())
-          .with_file(name)
-          .with_hint("save it elsewhere");
-    }
+    if (!is_whole(storage())) return;
+    throw Error(ErrorCode::kAlreadyExists, "a version is there")
+        .with_file(storage().describe())
+        .with_hint("save it elsewhere");
   }
 
   // Encodes and writes what has changed; returns the sums. Nothing is written without changes.
@@ -168,52 +161,65 @@ class LiveDelta {
     DeltaBody body(nullptr);
     file_ = fmt::format("delta-{:05}-of-{:05}-{}.safetensors", share().rank + 1, share().world_size,
                         share().save_id.substr(0, 8));
-    for (Shard& shard : shards_) {
-      try {
-        compare(shard, body);
-      } catch (Error& error) {
-        error.with_key(shard.sum.key);
-        throw;
-      }
+    if (writes_) {
+      compare_shards(shards_, sums_base_, *threads_, [&](ShardPart& part) { take(part, body); });
     }
+    copy_new();
     const std::vector<DeltaEntry> entries = body.entries();
-    if (writes_ && !entries.empty()) {
+    if (!entries.empty()) {
       const Bytes header = write_delta_header(entries, nullptr);
-      const Deadline deadline = saving_.rounds.deadline();
       has_file_ = true;
-      body.write(storage(), file_, header, deadline);
+      body.write(storage(), file_, header, saving_.rounds.deadline());
       storage().settle("");
       bytes_ = header.size() + body.bytes();
     }
     ByteWriter writer;
     writer.u64(bytes_);
     std::vector<ShardSum> sums;
-    for (const Shard& shard : shards_) sums.push_back(shard.sum);
+    for (const DeltaShard& shard : shards_) sums.push_back(shard.sum);
     writer.raw(encode_sums(sums));
     return std::move(writer).take();
   }
 
-  void compare(Shard& shard, DeltaBody& body) {
-    ShardSum& sum = shard.sum;
-    if (shard.base != nullptr) sum.before = shard.base->portion;
-    if (!writes_) {
-      sum.after = portion_of(shard.now, sum.box, sum.shape, *threads_);
-      return;
+  void take(ShardPart& part, DeltaBody& body) {
+    ShardSum& sum = shards_[part.shard].sum;
+    sum.before ^= part.before;
+    sum.after ^= part.after;
+    if (!part.encoded) return;
+    ShardPart& change = changes_.emplace_back(std::move(part));
+    if (change.is_copy && change.encoded->kind == DeltaKind::kWhole) {
+      Bytes& kept = change.encoded->values;
+      kept.assign(change.now.begin(), change.now.end());
+      change.now = kept;
     }
-    const DeltaTensor tensor = tensor_of(sum);
-    const std::vector<Box> boxes = pieces_of(sum.box, itemsize(sum.dtype));
-    for (const auto& [some, begin, size] : some_at_once(boxes, itemsize(sum.dtype))) {
-      const ByteView now = elements_of(shard.now, begin, size, scratch_);
-      const ByteView old =
-          shard.base != nullptr ? ByteView(shard.base->memory.data + begin, size) : ByteView();
-      for (ComparedPiece& piece : compare_pieces(tensor, some, old, now, false, *threads_)) {
-        sum.after ^= piece.after;
-        if (!piece.encoded) continue;
-        sum.pieces.push_back(body.add(tensor, piece.box, *piece.encoded, piece.now));
-        sum.pieces.back().file = file_;
-        shard.changes.emplace_back(piece.box, *std::move(piece.encoded));
-      }
+    sum.pieces.push_back(body.add(tensor_of(sum), change.box, *change.encoded, change.now));
+    sum.pieces.back().file = file_;
+  }
+
+  // Copies what the base lacks. If nothing is written, that is all, and it is summed, too.
+  void copy_new() {
+    std::vector<size_t> some;
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      const auto& [sum, now, base] = shards_[i];
+      memory_.push_back(sum.has_base ? base : TensorView::allocate(sum.dtype, sum.box.shape));
+      if (!sum.has_base) some.push_back(i);
     }
+    const auto copy = [&](ShardPart& part) {
+      const ShardSum& sum = shards_[part.shard].sum;
+      const MutableByteView to = memory_of(part.shard, part.box);
+      std::copy(part.now.begin(), part.now.end(), to.begin());
+      if (!writes_) part.after = crc_portion(to, part.box, sum.shape, itemsize(sum.dtype));
+    };
+    const auto sum = [&](ShardPart& part) { shards_[part.shard].sum.after ^= part.after; };
+    walk(shards_, parts_of(shards_, some), *threads_, {.work = copy, .then = sum});
+  }
+
+  // In the base, which is contiguous.
+  MutableByteView memory_of(size_t shard, const Box& box) const {
+    const ShardSum& sum = shards_[shard].sum;
+    const uint64_t item = itemsize(sum.dtype);
+    return {memory_[shard].data + *place_if_contiguous(box, sum.box, item),
+            static_cast<uint64_t>(box.numel()) * item};
   }
 
   Bytes report(const std::variant<Bytes, Error>& made) {
@@ -241,12 +247,19 @@ class LiveDelta {
 
   // Files of saves of this version that have failed.
   void remove_leftovers() noexcept {
-    try {
+    remove([&] {
       std::vector<std::string> files = storage().list_files("delta-");
       std::erase_if(files, [&](const std::string& file) {
         return file.find("-" + share().save_id.substr(0, 8) + ".") != std::string::npos;
       });
-      storage().remove(files);
+      return files;
+    });
+  }
+
+  template <typename Files>
+  void remove(const Files& files) noexcept {
+    try {
+      storage().remove(files());
     } catch (const Error& error) {
       log(LogLevel::kWarning, std::string("save_delta: a file is left: ") + error.what());
     }
@@ -257,10 +270,7 @@ class LiveDelta {
     ByteReader reader(answer, "the outcome of a delta");
     report.base = reader.string();
     report.result = reader.string();
-    for (uint64_t* number :
-         {&report.unchanged, &report.changed, &report.added, &report.bytes, &report.whole_bytes}) {
-      *number = reader.u64();
-    }
+    for (uint64_t DeltaReport::* const number : kNumbers) report.*number = reader.u64();
     update_base();
     base_.id = report.result;
     base_.tensors = std::move(new_tensors_);
@@ -269,33 +279,25 @@ class LiveDelta {
 
   // On the coordinator: makes the index of all ranks' sums, and the answer to them.
   Bytes merged(const std::vector<Bytes>& payloads) {
-    std::map<std::string, DeltaTensor, std::less<>> tensors;
-    std::map<std::string, std::pair<uint32_t, bool>, std::less<>> before;  // and: has a base
     SummedTensors sums;
     uint64_t bytes = 0;
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
       const ByteView payload(payloads[rank]);
       bytes += ByteReader(payload, "the sums of a rank").u64();
-      const auto of_rank = decode_sums(payload.subspan(sizeof bytes), static_cast<int>(rank));
-      add_sums(sums, of_rank, static_cast<int>(rank));
-      for (const ShardSum& sum : of_rank) {
-        DeltaTensor& tensor = tensors.try_emplace(sum.key, tensor_of(sum)).first->second;
-        tensor.pieces.insert(tensor.pieces.end(), sum.pieces.begin(), sum.pieces.end());
-        auto& [portion, has_base] = before.try_emplace(sum.key, 0, true).first->second;
-        portion ^= sum.before;
-        has_base = has_base && (sum.has_base || sum.box.empty());
-      }
+      const int number = static_cast<int>(rank);
+      add_sums(sums, decode_sums(payload.subspan(sizeof bytes), number), number);
     }
     expect_covered(sums);
     OldTensors old;
     for (const TensorSum& tensor : base_.tensors) old.emplace(tensor.key, &tensor);
     std::vector<DeltaTensor> made;
-    for (auto& [key, tensor] : tensors) {
-      tensor.after = sums.at(key).crc32();
-      if (take_kept(old, tensor, before.at(key).second)) {
-        tensor.before = crc_of_portions(before.at(key).first, tensor.bytes());
+    for (auto& [key, sum] : sums) {
+      DeltaTensor& tensor = made.emplace_back(DeltaTensor{key, sum.dtype, sum.shape});
+      tensor.after = sum.crc32();
+      tensor.pieces = std::move(sum.pieces);
+      if (take_kept(old, tensor, sum.has_base)) {
+        tensor.before = crc_of_portions(sum.before, tensor.bytes());
       }
-      made.push_back(std::move(tensor));
     }
     const DeltaIndex index = make_index(std::move(made));
     new_tensors_ = sums_after(index);
@@ -313,10 +315,7 @@ class LiveDelta {
     ByteWriter writer;
     writer.string(report.base);
     writer.string(report.result);
-    for (const uint64_t number :
-         {report.unchanged, report.changed, report.added, report.bytes, report.whole_bytes}) {
-      writer.u64(number);
-    }
+    for (uint64_t DeltaReport::* const number : kNumbers) writer.u64(report.*number);
     return std::move(writer).take();
   }
 
@@ -344,88 +343,45 @@ class LiveDelta {
         .with_hint("save a whole version, or give the base as the path of a checkpoint");
   }
 
-  void remove_file() noexcept {
-    if (!has_file_) return;
-    try {
-      storage().remove(file_);
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, std::string("save_delta: a file is left: ") + error.what());
-    }
-  }
-
   // The state is as it was when it was compared.
   void update_base() {
-    std::map<std::pair<std::string, Box>, DeltaBase::Part> parts;
-    for (Shard& shard : shards_) {
-      DeltaBase::Part part;
-      if (shard.base != nullptr) part = std::move(*shard.base);
-      if (shard.base == nullptr || !writes_) {
-        part.memory = TensorView::allocate(shard.sum.dtype, shard.sum.box.shape);
-        copy_all(shard, part.memory);
-      } else {
-        apply_changes(shard, part.memory);
-      }
-      part.portion = shard.sum.after;
-      parts.emplace(std::pair(shard.sum.key, shard.sum.box), std::move(part));
+    threads_->parallel_for(changes_.size(), [&](size_t i) {
+      const ShardPart& part = changes_[i];
+      const EncodedPiece& change = *part.encoded;
+      const ShardSum& sum = shards_[part.shard].sum;
+      if (!sum.has_base) return;  // it was copied
+      const bool is_whole = change.kind == DeltaKind::kWhole;
+      apply_piece(change.kind, change.gap_bytes, change.positions,
+                  is_whole ? ByteView(part.now) : ByteView(change.values),
+                  memory_of(part.shard, part.box), itemsize(sum.dtype));
+    });
+    base_.parts.clear();
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      const ShardSum& sum = shards_[i].sum;
+      base_.parts[{sum.key, sum.box}] = {memory_[i], sum.after};
     }
-    base_.parts = std::move(parts);
-  }
-
-  void copy_all(const Shard& shard, const TensorView& memory) {
-    const uint64_t bytes = memory.bytes();
-    const auto count = static_cast<size_t>((bytes + kPieceBytes - 1) / kPieceBytes);
-    threads_->parallel_for(count, [&](size_t i) {
-      const uint64_t begin = i * kPieceBytes;
-      const uint64_t size = std::min(kPieceBytes, bytes - begin);
-      Bytes scratch;
-      const ByteView now = elements_of(shard.now, begin, size, scratch);
-      std::copy(now.begin(), now.end(), memory.data + begin);
-    });
-  }
-
-  void apply_changes(const Shard& shard, const TensorView& memory) {
-    const uint64_t item = itemsize(shard.sum.dtype);
-    const Dims strides = contiguous_strides(shard.sum.box.shape);
-    threads_->parallel_for(shard.changes.size(), [&](size_t i) {
-      const auto& [box, change] = shard.changes[i];
-      uint64_t begin = 0;
-      for (size_t d = 0; d < box.rank(); ++d) {
-        begin += static_cast<uint64_t>((box.offset[d] - shard.sum.box.offset[d]) * strides[d]);
-      }
-      begin *= item;
-      const MutableByteView elements(memory.data + begin,
-                                     static_cast<uint64_t>(box.numel()) * item);
-      Bytes scratch;
-      const ByteView values = change.kind == DeltaKind::kWhole
-                                  ? elements_of(shard.now, begin, elements.size(), scratch)
-                                  : ByteView(change.values);
-      apply_piece(change.kind, change.gap_bytes, change.positions, values, elements, item);
-    });
   }
 
   DeltaBase& base_;
   const bool writes_;
   SavingByRounds saving_;
   std::optional<ThreadPool> threads_;
-  std::vector<Shard> shards_;
+  std::vector<DeltaShard> shards_;
+  bool sums_base_ = false;
+  std::vector<ShardPart> changes_;
+  std::vector<TensorView> memory_;  // of the shards, in the base that is to be
   std::string file_;
   bool has_file_ = false;
-  uint64_t bytes_ = 0;  // of the file
-  Bytes scratch_;
+  uint64_t bytes_ = 0;                  // of the file
   std::vector<TensorSum> new_tensors_;  // on the coordinator
   Bytes header_;                        // likewise: with the index
 };
 
 }  // namespace
 
-DeltaReport keep_base(const DeltaCall& call, const MadeRequest& request, DeltaBase& base) {
-  base = {};
-  return LiveDelta(call, base, false).run(request, std::nullopt);
-}
-
 DeltaReport save_delta(const DeltaCall& call, const MadeRequest& request, DeltaBase& base,
-                       const std::optional<Location>& from) {
-  return LiveDelta(call, base, true).run(request, from);
+                       const std::optional<Location>& from, bool writes) {
+  return LiveDelta(call, base, writes).run(request, from);
 }
 
 }  // namespace tilestone::engine

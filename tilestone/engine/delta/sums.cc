@@ -2,13 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <utility>
 
 #include "tilestone/base/error.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
-#include "tilestone/engine/delta/encoding_internal.h"
-#include "tilestone/geometry/strided_copy.h"
 #include "tilestone/plan/wire_internal.h"
 
 namespace tilestone::engine {
@@ -68,40 +65,6 @@ std::vector<ShardSum> decode_sums(ByteView bytes, int rank) {
   return sums;
 }
 
-ByteView elements_of(const TensorView& view, uint64_t begin, uint64_t size, Bytes& scratch) {
-  if (size == 0) return {};
-  if (view.device == nullptr && view.strided_view().is_contiguous()) {
-    return {view.data + begin, size};
-  }
-  scratch.resize(size);
-  if (view.device == nullptr) {
-    pack_range(view.strided_view(), begin, scratch);
-  } else {
-    const DeviceCopy copy{view.device, begin, scratch};
-    copy_now(CopyTo::kHost, {&copy, 1});
-  }
-  return scratch;
-}
-
-uint32_t portion_of(const TensorView& view, const Box& box, const Dims& shape,
-                    ThreadPool& threads) {
-  const uint64_t item = itemsize(view.dtype);
-  const std::vector<Box> parts = pieces_of(box, item);
-  std::vector<uint64_t> begins;
-  uint64_t begin = 0;
-  for (const Box& part : parts) {
-    begins.push_back(begin);
-    begin += static_cast<uint64_t>(part.numel()) * item;
-  }
-  std::atomic<uint32_t> portion = 0;
-  threads.parallel_for(parts.size(), [&](size_t i) {
-    Bytes scratch;
-    const uint64_t size = static_cast<uint64_t>(parts[i].numel()) * item;
-    portion ^= crc_portion(elements_of(view, begins[i], size, scratch), parts[i], shape, item);
-  });
-  return portion;
-}
-
 uint32_t SummedTensor::crc32() const {
   uint32_t portions = 0;
   for (const auto& [box, sum] : boxes) portions ^= sum.first;
@@ -117,6 +80,9 @@ void add_sums(SummedTensors& tensors, std::span<const ShardSum> sums, int rank) 
           .with_key(sum.key)
           .with_rank(rank);
     }
+    tensor.before ^= sum.before;
+    tensor.has_base = tensor.has_base && (sum.has_base || sum.box.empty());
+    tensor.pieces.insert(tensor.pieces.end(), sum.pieces.begin(), sum.pieces.end());
     const auto [found, is_new] = tensor.boxes.try_emplace(sum.box, sum.after, rank);
     if (is_new) {
       tensor.covered += static_cast<uint64_t>(sum.box.numel());

@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "tilestone/base/bytes.h"
-#include "tilestone/base/thread_pool.h"
 #include "tilestone/format/safetensors/delta_index.h"
-#include "tilestone/state/tensor_view.h"
 
 namespace tilestone::engine {
 
@@ -32,18 +30,16 @@ struct ShardSum {
 Bytes encode_sums(std::span<const ShardSum> sums);
 std::vector<ShardSum> decode_sums(ByteView bytes, int rank);
 
-// The elements of a view in C order, from byte `begin` on: where they are, or a copy in `scratch`.
-ByteView elements_of(const TensorView& view, uint64_t begin, uint64_t size, Bytes& scratch);
-// The portion of a box in the CRC-32 of its tensor.
-uint32_t portion_of(const TensorView& view, const Box& box, const Dims& shape, ThreadPool& threads);
-
 // A tensor, from the sums of all ranks: replicas count once.
 struct SummedTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
-  std::map<Box, std::pair<uint32_t, int>> boxes =
-      {};                // the portion, and the first rank that has it
+  // The portion, and the first rank that has it.
+  std::map<Box, std::pair<uint32_t, int>> boxes = {};
   uint64_t covered = 0;  // elements
+  uint32_t before = 0;   // the XOR of the portions in the base
+  bool has_base = true;  // of all its boxes
+  std::vector<DeltaPiece> pieces = {};
 
   uint32_t crc32() const;
 };

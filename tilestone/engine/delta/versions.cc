@@ -27,9 +27,7 @@ std::optional<uint64_t> number_of(std::string_view name) {
 
 // The id of a version; "" if it is a checkpoint that says none.
 std::string id_of(const Location& version) {
-  if (version.storage().stat(std::string(kDeltaName))) {
-    return DeltaFile::open(version).index().result;
-  }
+  if (is_whole(version.storage()) == false) return DeltaFile::open(version).index().result;
   const Checkpoint checkpoint = Checkpoint::open(version);
   if (!checkpoint.save_record()) return "";
   const auto& attributes = checkpoint.save_record()->attributes;
@@ -44,6 +42,11 @@ std::string said(const std::string& id) {
 
 }  // namespace
 
+std::optional<bool> is_whole(Storage& version) {
+  if (version.stat(std::string(kDeltaName))) return false;
+  return version.stat(".metadata") ? std::optional(true) : std::nullopt;
+}
+
 std::string version_name(uint64_t number) { return fmt::format("{}{:08}", kVersion, number); }
 
 std::vector<DeltaVersion> versions_at(const Location& location) {
@@ -52,12 +55,8 @@ std::vector<DeltaVersion> versions_at(const Location& location) {
   for (const std::string& name : storage.list_directories()) {
     const auto number = number_of(name);
     if (!number) continue;
-    const std::vector<std::string> files = storage.child(name)->list_files();
-    const auto has = [&](std::string_view file) {
-      return std::find(files.begin(), files.end(), file) != files.end();
-    };
-    const bool is_delta = has(kDeltaName);
-    if (is_delta || has(".metadata")) versions.push_back({*number, name, !is_delta});
+    const auto whole = is_whole(*storage.child(name));
+    if (whole) versions.push_back({*number, name, *whole});
   }
   std::sort(versions.begin(), versions.end(),
             [](const DeltaVersion& a, const DeltaVersion& b) { return a.number < b.number; });
@@ -70,12 +69,13 @@ void expect_version_before(Storage& folder, const std::string& id) {
   if (!number || *number == 0) return;
   const std::string name = version_name(*number - 1);
   const auto before = entry->storage->child(name);
-  if (!before->stat(std::string(kDeltaName)) && !before->stat(".metadata")) return;
+  if (!is_whole(*before)) return;
   const std::string found = id_of(Location(before));
   if (found == id) return;
-  throw Error(ErrorCode::kMismatch,
-              fmt::format("the base is not {}, which is the version before: {}, that of the base {}",
-                          name, said(found), id))
+  throw Error(
+      ErrorCode::kMismatch,
+      fmt::format("the base is not {}, which is the version before: {}, that of the base {}", name,
+                  said(found), id))
       .with_hint("save a whole version (base=None), so that readers can go on");
 }
 

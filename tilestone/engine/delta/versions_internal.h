@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,8 @@ struct DeltaVersion {
   bool whole = false;  // a checkpoint
 };
 
+// Whether a version is a checkpoint and no delta; nullopt: no complete version is there.
+std::optional<bool> is_whole(Storage& version);
 std::string version_name(uint64_t number);
 // Those that are complete, by number. Nothing if there is no directory.
 std::vector<DeltaVersion> versions_at(const Location& location);

@@ -143,6 +143,23 @@ DeltaTensor tensor_of(const Json& json) {
   return tensor;
 }
 
+std::vector<TensorSum> sums(const DeltaIndex& index, std::optional<uint32_t> DeltaTensor::* crc) {
+  std::vector<TensorSum> found;
+  for (const DeltaTensor& tensor : index.tensors) {
+    if (tensor.*crc) found.push_back({tensor.key, tensor.dtype, tensor.shape, *(tensor.*crc)});
+  }
+  return found;
+}
+
+std::string id_of(const DeltaIndex& index, std::optional<uint32_t> DeltaTensor::* crc) {
+  return state_id(sums(index, crc));
+}
+
+bool in_order(const DeltaTensor& a, const DeltaTensor& b) {
+  return std::pair(std::string_view(a.key), a.after.has_value()) <
+         std::pair(std::string_view(b.key), b.after.has_value());
+}
+
 DeltaIndex index_of(const Json& metadata) {
   const auto text = [&](const char* name) { return metadata.at(name).get<std::string>(); };
   if (text("version") != std::to_string(DeltaIndex::kVersion)) {
@@ -154,14 +171,11 @@ DeltaIndex index_of(const Json& metadata) {
   DeltaIndex index{.base = text("base"), .result = text("result"), .tensors = {}};
   for (const Json& tensor : Json::parse(text("tensors")))
     index.tensors.push_back(tensor_of(tensor));
-  const auto order = [](const DeltaTensor& a, const DeltaTensor& b) {
-    return std::pair(std::string_view(a.key), a.after.has_value()) <
-           std::pair(std::string_view(b.key), b.after.has_value());
-  };
   for (size_t i = 1; i < index.tensors.size(); ++i) {
-    if (!order(index.tensors[i - 1], index.tensors[i])) corrupt_delta("keys are not in order");
+    if (!in_order(index.tensors[i - 1], index.tensors[i])) corrupt_delta("keys are not in order");
   }
-  if (state_id(sums_before(index)) != index.base || state_id(sums_after(index)) != index.result) {
+  if (id_of(index, &DeltaTensor::before) != index.base ||
+      id_of(index, &DeltaTensor::after) != index.result) {
     corrupt_delta("its ids are not those of its tensors");
   }
   return index;
@@ -178,14 +192,6 @@ std::optional<DeltaIndex> index_in(std::string_view text) {
   return index_of(metadata);
 }
 
-std::vector<TensorSum> sums(const DeltaIndex& index, std::optional<uint32_t> DeltaTensor::* crc) {
-  std::vector<TensorSum> found;
-  for (const DeltaTensor& tensor : index.tensors) {
-    if (tensor.*crc) found.push_back({tensor.key, tensor.dtype, tensor.shape, *(tensor.*crc)});
-  }
-  return found;
-}
-
 }  // namespace
 
 std::string_view to_string(DeltaKind kind) {
@@ -200,11 +206,17 @@ std::string_view to_string(DeltaKind kind) {
   return "unknown";
 }
 
-std::vector<TensorSum> sums_before(const DeltaIndex& index) {
-  return sums(index, &DeltaTensor::before);
-}
 std::vector<TensorSum> sums_after(const DeltaIndex& index) {
   return sums(index, &DeltaTensor::after);
+}
+
+DeltaIndex make_index(std::vector<DeltaTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(), in_order);
+  DeltaIndex index;
+  index.tensors = std::move(tensors);
+  index.base = id_of(index, &DeltaTensor::before);
+  index.result = id_of(index, &DeltaTensor::after);
+  return index;
 }
 
 std::string state_id(std::vector<TensorSum> tensors) {

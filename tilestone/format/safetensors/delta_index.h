@@ -66,8 +66,9 @@ struct TensorSum {
 // The same for versions with the same keys, dtypes, shapes and CRC-32s: 64 hex digits, the SHA-256
 // of a line for each tensor. Sorts `tensors`.
 std::string state_id(std::vector<TensorSum> tensors);
-std::vector<TensorSum> sums_before(const DeltaIndex& index);
 std::vector<TensorSum> sums_after(const DeltaIndex& index);
+// The index of a delta with these tensors, in any order.
+DeltaIndex make_index(std::vector<DeltaTensor> tensors);
 
 // The safetensors keys of a piece's entries begin with it.
 std::string delta_entry(const DeltaTensor& tensor, const DeltaPiece& piece);
