@@ -26,7 +26,7 @@ struct Hello;
 
 // What a rank's end of a group remembers from one call to the next. Exists as long as the group in
 // this process. If a process has several ends on one rank of a group, they share it. Only call.cc
-// and arrival_*.cc use the members.
+// and arrival.cc use the members.
 struct CallMemory {
   CallMemory();
   ~CallMemory();

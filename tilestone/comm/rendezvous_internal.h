@@ -28,6 +28,8 @@ struct Hello {
   bool may_return = false;    // the rank left before the coordinator arrived or saw its hello, so
                               // it may be about to arrive again
   bool old = false;           // it was on its way, or waited, for long
+  bool is_asked = false;      // whether the rank still waits
+  bool is_confirmed = false;  // it does
 
   std::string name() const;  // "save at /checkpoints/5"
   Bytes encode() const;

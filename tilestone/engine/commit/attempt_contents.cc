@@ -54,17 +54,11 @@ void report_differing(const Attempt& attempt, const std::string& what, int rank)
   if (common_differs == Checks::Differing::kWarn) log(LogLevel::kWarning, what);
 }
 
-void expect_same_lists(const Attempt& attempt, const AllLeft& all) {
-  std::vector<std::vector<ListLength>> lists;
-  for (const AttemptReceipt& one : all.left) lists.push_back(one.lists);
-  expect_same_lengths(lists, !attempt.dialect->common_object().empty());
-}
-
 void expect_same_keys(const AllLeft& all) {
   std::vector<int> other_keys;
-  for (size_t rank = 1; rank < all.left.size(); ++rank) {
-    const auto number = static_cast<int>(rank);
-    if (all.left[rank].common_keys != all.left[0].common_keys) other_keys.push_back(number);
+  for (int rank = 0; const AttemptReceipt& one : all.left) {
+    if (one.common_keys != all.left.front().common_keys) other_keys.push_back(rank);
+    ++rank;
   }
   if (other_keys.empty()) return;
   throw Error(ErrorCode::kMismatch,
@@ -133,7 +127,9 @@ void expect_same_contents(const Attempt& attempt, const AllLeft& all) {
 }  // namespace
 
 void expect_one_state(const Attempt& attempt, const AllLeft& all) {
-  expect_same_lists(attempt, all);
+  std::vector<std::vector<ListLength>> lists;
+  for (const AttemptReceipt& one : all.left) lists.push_back(one.lists);
+  expect_same_lengths(lists, !attempt.dialect->common_object().empty());
   expect_same_keys(all);
   expect_all_objects(all);
   expect_same_contents(attempt, all);

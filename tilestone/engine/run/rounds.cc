@@ -64,16 +64,6 @@ Rounds::Rounds(Communicator comm, std::string work, std::string location, Deadli
       deadline_(deadline),
       call_(comm_, work_, std::move(location), deadline_) {}
 
-Bytes Rounds::run(std::string_view phase, const LocalStep& local,
-                  const CoordinatorStep& coordinate) {
-  return run(phase, local, coordinate, false, {});
-}
-
-Bytes Rounds::run_last(std::string_view phase, const LocalStep& local,
-                       const CoordinatorStep& coordinate, const FindAnswer& find) {
-  return run(phase, local, coordinate, true, find);
-}
-
 Bytes Rounds::run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
                   bool last, const FindAnswer& find) {
   const Deadline gather_deadline = deadline_.sooner(kGatherShare);

@@ -65,7 +65,9 @@ class Rounds {
   }
 
   // `phase` completes "rank 3 did not report after ...": "writing".
-  Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate);
+  Bytes run(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate) {
+    return run(phase, local, coordinate, false, {});
+  }
 
   const Communicator& comm() const { return comm_; }
   Deadline deadline() const { return deadline_; }
@@ -112,7 +114,9 @@ class Rounds {
   // coordinator was killed or cut off, `find` runs there before the rank reports an error, unless
   // its local step has failed.
   Bytes run_last(std::string_view phase, const LocalStep& local, const CoordinatorStep& coordinate,
-                 const FindAnswer& find = {});
+                 const FindAnswer& find = {}) {
+    return run(phase, local, coordinate, true, find);
+  }
 
   // On the coordinator, before a broadcast with which the call ends: see Call.
   void announce_last() { call_.announce_last(); }

@@ -59,13 +59,6 @@ class Earlier {
   bool has_failed_ = false;
 };
 
-Bytes answer_of(const AfterEarlier& after) {
-  ByteWriter writer;
-  writer.u8(static_cast<uint8_t>(Answer::kEarlier));
-  after.encode(writer);
-  return std::move(writer).take();
-}
-
 // The coordinator's part of the planning: takes what the ranks have replied to its last answers,
 // and answers them until they have their orders. Begins the save at the location just before that.
 class Coordinator {
@@ -111,7 +104,7 @@ class Coordinator {
 
   std::vector<Bytes> after_earlier() {
     const AfterEarlier after = earlier_.consider(planning_);
-    if (after.way != AfterEarlier::Way::kGoOn) return to_all(answer_of(after));
+    if (after.way != AfterEarlier::Way::kGoOn) return to_all(after.encode());
     return needs_plans(planning_) ? to_all(ask_for_plan()) : ask_or_begin();
   }
 
@@ -147,9 +140,7 @@ class Coordinator {
 // without one, beside ranks that have one.
 InFlight heed_earlier(const Bytes& answer, SessionParts* session, const Rounds& rounds,
                       const Deadline& deadline) {
-  ByteReader reader(answer, "what an earlier save has left");
-  reader.u8();
-  const AfterEarlier after = AfterEarlier::decode(reader);
+  const AfterEarlier after = AfterEarlier::decode(answer);
   if (after.way == AfterEarlier::Way::kWait) {
     const EarlierSave* const earlier = earlier_of(session);
     if (earlier == nullptr) return {};

@@ -205,35 +205,20 @@ struct ForeignSave::State {
   }
 };
 
-ForeignSave::ForeignSave(const Location& location, std::string save_id, bool overwrite,
-                         Deadline deadline)
-    : state_(std::make_unique<State>(State{location, std::move(save_id),
-                                           engine::format_of(SaveOptions()), pytorch_dialect(),
-                                           std::nullopt, ::getpid()})) {
-  state_->transaction.emplace(location.shared()->until(deadline), state_->format, state_->dialect,
-                              state_->save_id, overwrite);
-  try {
-    state_->transaction->begin(deadline);
-  } catch (...) {
-    abandon();
-    throw;
-  }
+// In a forked child the save still belongs to the parent.
+void ForeignSave::Ends::operator()(State* state) const {
+  if (state->process != ::getpid()) return;
+  if (state->transaction) state->transaction->abandon(false);
+  delete state;
 }
 
-// In a forked child the save still belongs to the parent.
-ForeignSave::~ForeignSave() {
-  if (state_ == nullptr) return;
-  if (state_->process == ::getpid()) {
-    abandon();
-  } else {
-    static_cast<void>(state_.release());
-  }
-}
-ForeignSave::ForeignSave(ForeignSave&&) noexcept = default;
-ForeignSave& ForeignSave::operator=(ForeignSave&& other) noexcept {
-  if (this != &other && state_ != nullptr) abandon();
-  state_ = std::move(other.state_);
-  return *this;
+ForeignSave::ForeignSave(const Location& location, std::string save_id, bool overwrite,
+                         Deadline deadline)
+    : state_(new State{location, std::move(save_id), engine::format_of(SaveOptions()),
+                       pytorch_dialect(), std::nullopt, ::getpid()}) {
+  state_->transaction.emplace(location.shared()->until(deadline), state_->format, state_->dialect,
+                              state_->save_id, overwrite);
+  state_->transaction->begin(deadline);
 }
 
 const std::string& ForeignSave::save_id() const { return state_->save_id; }

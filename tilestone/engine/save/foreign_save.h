@@ -83,10 +83,6 @@ class ForeignSave {
   // Begins the save. save_id: a random UUID in lower case. Throws what save() throws when it begins
   // at its location: kAlreadyExists if there is a checkpoint and `overwrite` is false.
   ForeignSave(const Location& location, std::string save_id, bool overwrite, Deadline deadline);
-  ~ForeignSave();
-  ForeignSave(ForeignSave&&) noexcept;
-  ForeignSave& operator=(ForeignSave&&) noexcept;
-
   const std::string& save_id() const;
   // The directory beside the location in which all ranks write; "": they write in the location.
   std::string staging() const;
@@ -105,7 +101,10 @@ class ForeignSave {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  struct Ends {
+    void operator()(State* state) const;
+  };
+  std::unique_ptr<State, Ends> state_;
 };
 
 }  // namespace tilestone

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "tilestone/engine/save/messages_internal.h"
+
 namespace tilestone::engine {
 namespace {
 
@@ -121,12 +123,17 @@ AfterEarlier consider(const std::vector<InFlight>& ranks, bool patient) {
   return {AfterEarlier::Way::kRaise, error, {}};
 }
 
-void AfterEarlier::encode(ByteWriter& out) const {
+Bytes AfterEarlier::encode() const {
+  ByteWriter out;
+  out.u8(static_cast<uint8_t>(Answer::kEarlier));
   out.u8(static_cast<uint8_t>(way));
   if (error) out.raw(error->encode());
+  return std::move(out).take();
 }
 
-AfterEarlier AfterEarlier::decode(ByteReader& in) {
+AfterEarlier AfterEarlier::decode(ByteView answer) {
+  ByteReader in(answer, "what an earlier save has left");
+  in.u8();
   AfterEarlier after;
   after.way = static_cast<Way>(in.u8());
   if (after.way != Way::kSkip && in.remaining() > 0) {

@@ -62,9 +62,9 @@ struct AfterEarlier {
   std::optional<Error> error = {};
   std::optional<std::string> warning = {};  // kGoOn: to be logged
 
-  // Of the ways that are an answer of the coordinator: all but kGoOn.
-  void encode(ByteWriter& out) const;
-  static AfterEarlier decode(ByteReader& in);
+  // Of the ways that are an answer of the coordinator (Answer::kEarlier): all but kGoOn.
+  Bytes encode() const;
+  static AfterEarlier decode(ByteView answer);
 };
 // `patient`: there is time to wait for ranks whose save has not ended.
 AfterEarlier consider(const std::vector<InFlight>& ranks, bool patient = false);

@@ -13,6 +13,101 @@
 namespace tilestone::comm_internal {
 namespace {
 
+class Member {
+ public:
+  Member(CallPort& port, int rank, const Hello& hello, Deadline deadline)
+      : port_(port),
+        rank_(rank),
+        hello_(hello),
+        deadline_(deadline),
+        waiting_(port.memory().waiting),
+        grace_(port.memory().grace) {}
+
+  // Waits for all ranks. Returns the call's number.
+  uint64_t arrive() {
+    try {
+      say({NoticeOf::kHello, hello_.nonce, 0, hello_}, deadline_);
+      while (true) {
+        const Deadline until = grace_.next_wait(coordinator_left(), deadline_);
+        if (const std::optional<uint64_t> number = answer(until)) return *number;
+        const bool late = deadline_.expired();
+        if (coordinator_left() && (late || grace_.over())) {
+          throw not_back(hello_, waiting_.at(0), 0);
+        }
+        if (late) throw timed_out(hello_.name(), {0});
+      }
+    } catch (...) {
+      if (!answered_) withdraw();
+      throw;
+    }
+  }
+
+ private:
+  // The call's number, or nullopt if there is no answer yet. If the coordinator refused, throws its
+  // error.
+  std::optional<uint64_t> answer(Deadline deadline) {
+    for (const Notice& notice : port_.newest(deadline, limit_)) {
+      if (notice.lost) throw rank_failed(hello_.name(), {0}, *notice.lost);
+      const CallNotice answer = CallNotice::from(notice);
+      const bool mine = answer.nonce == hello_.nonce;
+      waiting_.erase(0);
+      if (answer.kind == NoticeOf::kWithdrawal) {
+        waiting_.insert_or_assign(0, *answer.hello);
+        answered_ = answered_ || mine;
+        if (mine) throw Error(*answer.hello->left);
+      }
+      if (!mine || answer.kind == NoticeOf::kHere) continue;
+      if (answer.kind == NoticeOf::kQuestion) {
+        if (!leaving_) say({NoticeOf::kConfirmation, answer.nonce, answer.number}, deadline_);
+        continue;
+      }
+      answered_ = true;
+      if (answer.kind == NoticeOf::kRefusal) throw Error(*answer.error);
+      return answer.number;
+    }
+    return std::nullopt;
+  }
+
+  void say(const CallNotice& notice, const Deadline& deadline) {
+    port_.post({notice.to(0)}, deadline);
+  }
+
+  bool coordinator_left() const {
+    const auto found = waiting_.find(0);
+    return found != waiting_.end() && same_call(found->second, hello_);
+  }
+
+  // Withdraws the hello. The coordinator may have begun the call before it gets the withdrawal;
+  // then the call is aborted.
+  void withdraw() {
+    const Error why = current_error().with_rank(rank_);
+    leaving_ = true;
+    try {
+      limit_ = farewell_deadline();
+      say({NoticeOf::kWithdrawal, hello_.nonce, 0, hello_, why}, limit_);
+      const std::optional<uint64_t> number = answer(Deadline::after(std::chrono::seconds(0)));
+      if (!number) return;
+      port_.enter(*number);
+      port_.abort(why);
+      port_.leave();
+    } catch (...) {
+      log(LogLevel::kDebug,
+          hello_.name() + ": could not withdraw from the call: " + current_error().what());
+    }
+    port_.missed({0});
+  }
+
+  CallPort& port_;
+  const int rank_;
+  const Hello& hello_;
+  const Deadline deadline_;
+  Deadline limit_ = deadline_;  // passed to CallPort::newest
+  std::map<int, Hello>& waiting_;
+  Grace grace_;
+  bool answered_ = false;
+  bool leaving_ = false;
+};
+
 // The coordinator's share of the remaining time. The rest is for answering the others.
 constexpr double kCoordinatorShare = 0.9;
 // Contradicting hellos must persist this long before they fail the call: a rank may be about to
@@ -53,6 +148,7 @@ class Coordinator {
     });
     for (auto& [rank, hello] : waiting_) {
       hello.may_return = hello.left.has_value();
+      hello.is_asked = hello.is_confirmed = false;
       note_age(hello);
     }
     waiting_.insert_or_assign(0, own_);
@@ -103,7 +199,10 @@ class Coordinator {
       } else if (said.kind == NoticeOf::kWithdrawal) {
         on_withdrawal(notice.rank, std::move(said), first);
       } else if (said.kind == NoticeOf::kConfirmation && said.number == own_.nonce) {
-        confirmed_[notice.rank] = said.nonce;
+        const auto found = waiting_.find(notice.rank);
+        if (found != waiting_.end() && found->second.nonce == said.nonce) {
+          found->second.is_confirmed = true;
+        }
       }
     }
     if (!lost.empty()) fail_all(rank_failed(own_.name(), lost, why));
@@ -154,10 +253,8 @@ class Coordinator {
   }
 
   // `doubtful`: in_doubt().
-  bool unconfirmed(int rank, const Hello& hello, bool doubtful) const {
-    if (rank == 0 || hello.left || !(doubtful || hello.old)) return false;
-    const auto found = confirmed_.find(rank);
-    return found == confirmed_.end() || found->second != hello.nonce;
+  static bool unconfirmed(int rank, const Hello& hello, bool doubtful) {
+    return rank != 0 && !hello.left && (doubtful || hello.old) && !hello.is_confirmed;
   }
 
   // The ranks began the last call that all made within moments. So the difference is how long the
@@ -169,11 +266,8 @@ class Coordinator {
   void ask_for_confirmation() {
     const bool doubtful = in_doubt();
     std::vector<Notice> questions;
-    for (const auto& [rank, hello] : waiting_) {
-      if (!unconfirmed(rank, hello, doubtful)) continue;
-      uint64_t& asked = asked_[rank];
-      if (asked == hello.nonce) continue;
-      asked = hello.nonce;
+    for (auto& [rank, hello] : waiting_) {
+      if (!unconfirmed(rank, hello, doubtful) || std::exchange(hello.is_asked, true)) continue;
       questions.push_back(CallNotice{NoticeOf::kQuestion, hello.nonce, own_.nonce}.to(rank));
     }
     if (!questions.empty()) port_.post(std::move(questions), deadline_);
@@ -313,11 +407,14 @@ class Coordinator {
   const Deadline deadline_;
   CallMemory& memory_;
   std::map<int, Hello>& waiting_;
-  std::map<int, uint64_t> asked_, confirmed_;  // by rank, the nonce of a hello
   Grace grace_;
 };
 
 }  // namespace
+
+uint64_t arrive_as_member(CallPort& port, int rank, const Hello& hello, Deadline deadline) {
+  return Member(port, rank, hello, deadline).arrive();
+}
 
 uint64_t arrive_as_coordinator(CallPort& port, int size, const Hello& own, Deadline deadline) {
   return Coordinator(port, size, own, deadline.sooner(kCoordinatorShare)).arrive();
