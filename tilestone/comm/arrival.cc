@@ -355,8 +355,18 @@ class Coordinator {
     }
   }
 
+  // Refuses those that have arrived.
   [[noreturn]] void fail_all(const Error& error) {
-    refuse_present(error);
+    std::vector<Notice> answers;
+    std::erase_if(waiting_, [&](const auto& entry) {
+      const auto& [rank, hello] = entry;
+      if (hello.left) return false;
+      if (rank == 0) return true;
+      memory_.answered[rank] = hello.nonce;
+      answers.push_back(CallNotice{NoticeOf::kRefusal, hello.nonce, 0, {}, error}.to(rank));
+      return true;
+    });
+    port_.post(std::move(answers), farewell_deadline());
     throw error;
   }
 
@@ -383,19 +393,6 @@ class Coordinator {
           own_.name() +
               ": could not send this rank's error to the other ranks: " + current_error().what());
     }
-  }
-
-  void refuse_present(const Error& error) {
-    std::vector<Notice> answers;
-    std::erase_if(waiting_, [&](const auto& entry) {
-      const auto& [rank, hello] = entry;
-      if (hello.left) return false;
-      if (rank == 0) return true;
-      memory_.answered[rank] = hello.nonce;
-      answers.push_back(CallNotice{NoticeOf::kRefusal, hello.nonce, 0, {}, error}.to(rank));
-      return true;
-    });
-    port_.post(std::move(answers), farewell_deadline());
   }
 
   static constexpr std::string_view kHint =

@@ -15,13 +15,6 @@ int to_rank(int position, int root, int size) { return (position + root) % size;
 
 }  // namespace
 
-void check_size(std::string_view group, int size) {
-  if (size >= 1) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      std::string(group) + ": a group needs at least one rank, found " + std::to_string(size));
-}
-
 void check_root(std::string_view operation, int root, int size) {
   if (root >= 0 && root < size) return;
   throw Error(ErrorCode::kInvalidArgument, prefix(operation) + "root is " + std::to_string(root) +

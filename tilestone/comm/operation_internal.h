@@ -11,7 +11,6 @@
 namespace tilestone::comm_internal {
 
 // These throw Error(kInvalidArgument) unless the condition on the right holds.
-void check_size(std::string_view group, int size);                     // size >= 1
 void check_root(std::string_view operation, int root, int size);       // 0 <= root < size
 void check_parts(std::string_view operation, size_t parts, int size);  // one part per rank
 

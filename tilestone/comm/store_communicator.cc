@@ -171,10 +171,6 @@ bool StoreCommunicator::is_joined(int group) {
   return true;
 }
 
-std::optional<std::vector<Bytes>> StoreCommunicator::joined(int group) {
-  return split(group, store_->get(group_name(group)));
-}
-
 std::optional<std::vector<Bytes>> StoreCommunicator::split(int group,
                                                            const std::optional<Bytes>& bytes) {
   if (!bytes) return std::nullopt;
@@ -190,7 +186,7 @@ std::optional<std::vector<Bytes>> StoreCommunicator::split(int group,
 std::optional<Bytes> StoreCommunicator::joined_message_of(int rank) {
   if (!joins_) return std::nullopt;
   const int group = rank / group_size_;
-  auto messages = joined(group);
+  auto messages = split(group, store_->get(group_name(group)));
   if (!messages) return std::nullopt;
   return std::move((*messages)[static_cast<size_t>(rank - begin_of(group))]);
 }

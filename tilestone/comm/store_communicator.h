@@ -110,7 +110,6 @@ class StoreCommunicator {
   bool find_group(int group);
   bool read_group(int group);
   bool complete(int group, Deadline deadline, const Before& before);
-  std::optional<std::vector<Bytes>> joined(int group);
   std::optional<std::vector<Bytes>> split(int group, const std::optional<Bytes>& bytes);
   std::optional<Bytes> joined_message_of(int rank);
 

@@ -278,7 +278,10 @@ class ThreadsEnd final : public CommunicatorImpl, private CallPort {
 };
 
 std::vector<std::shared_ptr<ThreadsEnd>> make_ends(int n) {
-  comm_internal::check_size("threads", n);
+  if (n < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "threads: a group needs at least one rank, found " + std::to_string(n));
+  }
   if (n > kMaxThreadRanks) {
     throw Error(ErrorCode::kInvalidArgument, "threads: a group of threads has at most " +
                                                  std::to_string(kMaxThreadRanks) + " ranks, not " +

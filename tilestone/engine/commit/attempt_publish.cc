@@ -117,23 +117,21 @@ void expect_first(const Attempt& attempt) {
 
 // ---- Receipts
 
-Receipt checked_receipt(const Attempt& attempt, int rank, ByteView encoded) {
-  Receipt receipt = Receipt::decode(encoded);
-  if (receipt.rank == rank && receipt.save_id == attempt.id()) return receipt;
-  throw Error(ErrorCode::kCorrupt, "the file has the receipt of rank " +
-                                       std::to_string(receipt.rank) + " of the save " +
-                                       receipt.save_id)
-      .with_file(attempt.meeting->file_of(rank));
-}
-
 // `messages`: of adjacent ranks from `first` on, the results of AttemptReceipt::encode().
 AllLeft decode_left(const Attempt& attempt, const std::vector<Bytes>& messages, int first = 0) {
   AllLeft all;
-  for (const Bytes& bytes : messages) {
-    const int rank = first + static_cast<int>(all.left.size());
-    all.left.push_back(AttemptReceipt::decode(bytes, attempt.meeting->file_of(rank)));
-    all.receipts.push_back(checked_receipt(attempt, rank, all.left.back().receipt));
-    all.encoded.push_back(std::move(all.left.back().receipt));
+  for (int rank = first; const Bytes& bytes : messages) {
+    const std::string file = attempt.meeting->file_of(rank);
+    AttemptReceipt& left = all.left.emplace_back(AttemptReceipt::decode(bytes, file));
+    const Receipt& receipt = all.receipts.emplace_back(Receipt::decode(left.receipt));
+    if (receipt.rank != rank || receipt.save_id != attempt.id()) {
+      throw Error(ErrorCode::kCorrupt, "the file has the receipt of rank " +
+                                           std::to_string(receipt.rank) + " of the save " +
+                                           receipt.save_id)
+          .with_file(file);
+    }
+    all.encoded.push_back(std::move(left.receipt));
+    ++rank;
   }
   return all;
 }

@@ -1,5 +1,7 @@
 #include "tilestone/engine/open/attempt_files_internal.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <memory>
@@ -62,15 +64,6 @@ StoreCommunicator communicator_of(std::shared_ptr<MessageStore> store, const Att
   return {std::move(store), rank, head.world_size, {.most_names = 0, .removes = true}};
 }
 
-std::string in_hex(uint64_t a, uint64_t b) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string digits;
-  for (const uint64_t word : {a, b}) {
-    for (int shift = 60; shift >= 0; shift -= 4) digits += kHex[(word >> shift) & 15u];
-  }
-  return digits;
-}
-
 }  // namespace
 
 // The id has the form of a UUID of version 8, the version for derived ids.
@@ -81,7 +74,7 @@ std::string save_id_of(std::string_view token, uint64_t number) {
   seed.u64(number);
   const uint64_t first = xxh3_64(seed.bytes());
   seed.u64(first);
-  std::string hex = in_hex(first, xxh3_64(seed.bytes()));
+  std::string hex = fmt::format("{:016x}{:016x}", first, xxh3_64(seed.bytes()));
   hex[12] = '8';
   hex[16] = "89ab"[hex[16] % 4];
   return hex.substr(0, 8) + "-" + hex.substr(8, 4) + "-" + hex.substr(12, 4) + "-" +
@@ -358,25 +351,18 @@ std::string attempt_text(const std::string& save_id, const AttemptState& state) 
 }
 
 std::string unpublished_text(Storage& storage, const std::set<std::string>& saves) {
-  std::string first;
-  size_t others = 0;
+  std::vector<std::string> texts;
   for (const std::string& save_id : saves) {
-    std::string text;
     try {
       const auto state = look_at_attempt(storage, save_id);
-      if (state) text = attempt_text(save_id, *state);
+      if (state) texts.push_back(attempt_text(save_id, *state));
     } catch (const Error& error) {
-      text = "the save " + save_id + " is not published, and can't be: " + error.what();
-    }
-    if (text.empty()) continue;
-    if (first.empty()) {
-      first = std::move(text);
-    } else {
-      ++others;
+      texts.push_back("the save " + save_id + " is not published, and can't be: " + error.what());
     }
   }
-  if (others == 0) return first;
-  return first + "; `tilestone publish --list` shows " + std::to_string(others) + " more";
+  if (texts.size() < 2) return texts.empty() ? "" : texts.front();
+  return texts.front() + "; `tilestone publish --list` shows " + std::to_string(texts.size() - 1) +
+         " more";
 }
 
 Outcome decide(Storage& storage, const std::string& save_id,

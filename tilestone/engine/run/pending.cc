@@ -37,20 +37,13 @@ bool Pending::State::end(std::exception_ptr failure) {
   return true;
 }
 
-void Pending::State::end_if_late() {
-  if (!limit_.expired()) return;
-  end(std::make_exception_ptr(
-      Error(ErrorCode::kTimeout, what_ + " has not ended, though its time is over")
-          .with_hint("the storage does not answer; the checkpoint that was at the location before "
-                     "still stands unless the new one appears there later")));
-}
-
 bool Pending::State::done() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (done_) return true;
+  if (limit_.expired()) {
+    end(std::make_exception_ptr(
+        Error(ErrorCode::kTimeout, what_ + " has not ended, though its time is over")
+            .with_hint("the storage does not answer; the checkpoint that was at the location "
+                       "before still stands unless the new one appears there later")));
   }
-  end_if_late();
   const std::lock_guard lock(mutex_);
   return done_;
 }

@@ -35,8 +35,6 @@ struct Pending::State {
   bool was_asked() const;
 
  private:
-  void end_if_late();
-
   const pid_t process_ = ::getpid();
   const std::string what_;
   const Deadline limit_;

@@ -107,25 +107,17 @@ std::shared_ptr<Background> by_rounds(const SaveCall& call, const AsyncOptions& 
   return background;
 }
 
-std::shared_ptr<Background> failed_save(const Location& location, const AsyncOptions& async,
-                                        const Error& error) {
-  log(LogLevel::kWarning, std::string("an asynchronous save has failed, and the program goes on "
-                                      "because of on_error = warn: ") +
-                              error.what());
+// A save that has ended in its call. `failure`: it was logged; null: the save was skipped.
+std::shared_ptr<Background> ended_save(const Location& location, const AsyncOptions& async,
+                                       std::exception_ptr failure) {
+  const bool is_skipped = failure == nullptr;
   auto save = std::make_shared<Background>(
-      Background::About{"", text_of(location), 0, async.on_error, false}, Deadline::never(),
+      Background::About{"", text_of(location), 0, async.on_error, is_skipped}, Deadline::never(),
       std::make_shared<Interrupt>());
-  save->end(std::make_exception_ptr(error));
-  static_cast<void>(save->durable_state().failure(true));  // it was logged
-  return save;
-}
-
-std::shared_ptr<Background> skipped_save(const Location& location) {
-  auto save = std::make_shared<Background>(Background::About{"", text_of(location), 0, {}, true},
-                                           Deadline::never(), std::make_shared<Interrupt>());
-  SaveResult nothing;
-  nothing.published = false;
-  save->end(nullptr, nothing);
+  SaveResult result;
+  result.published = !is_skipped;
+  save->end(std::move(failure), result);
+  static_cast<void>(save->durable_state().failure(true));
   return save;
 }
 
@@ -159,10 +151,13 @@ std::shared_ptr<Background> save_in_background(const SaveCall& given, const Asyn
     if (call.lazy == nullptr || call.lazy->is_sealed()) save->note_staged();
     return save;
   } catch (const SkippedSave&) {
-    return skipped_save(given.location);
+    return ended_save(given.location, async, nullptr);
   } catch (const Error& error) {
     if (async.on_error != AsyncOptions::OnError::kWarn || !is_survived(error)) throw;
-    return failed_save(given.location, async, error);
+    log(LogLevel::kWarning, std::string("an asynchronous save has failed, and the program goes on "
+                                        "because of on_error = warn: ") +
+                                error.what());
+    return ended_save(given.location, async, std::make_exception_ptr(error));
   }
 }
 

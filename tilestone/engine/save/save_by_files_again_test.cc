@@ -84,6 +84,22 @@ TEST(SaveByFilesAgain, WhoWaitsPublishesAlsoWhereAllRanksOfAnotherGroupHaveDiedA
   EXPECT_TRUE(find_unpublished(location).empty());
 }
 
+// The publisher dies between the switch and its note, and gc removes what it has left.
+TEST(SaveByFilesAgain, WhoComesAfterGcHasRemovedWhatADeadPublisherLeftFindsItsSavePublished) {
+  const auto inner = memory_storage();
+  const auto disk = FaultDisk::create(inner, [](const StorageCall& call) {
+    const bool is_switch = call.op == StorageOp::kRename && call.to == ".metadata";
+    return is_switch ? FaultAction::die_after() : FaultAction::pass();
+  });
+  save(row_state(0, 2), Location(inner), by_files(0, 2));
+  error_of([&] { save(row_state(1, 2), Location(disk->storage()), by_files(1, 2)); });
+  EXPECT_FALSE(remove_leftovers(Location(inner)).empty());
+  EXPECT_FALSE(inner->stat(engine::attempt_name(head_for(2).save_id)));
+  EXPECT_TRUE(save(row_state(1, 2), Location(inner), by_files(1, 2, kToken, true)).published);
+  EXPECT_TRUE(find_unpublished(Location(inner)).empty());
+  expect_rows(Location(inner), 3, 2);
+}
+
 TEST(SaveByFilesAgain, WhoWaitsLearnsBeforeItsDeadlineThatAnotherRunWasPublished) {
   const Location location(memory_storage());
   // The other rank of this run never comes.

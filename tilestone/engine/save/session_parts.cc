@@ -61,25 +61,18 @@ void SessionParts::note_earlier_reported() {
   earlier_reported_ = true;
 }
 
-Assignment SessionParts::planned_by_rule(uint64_t structure,
-                                         const std::function<Assignment()>& plan) {
-  if (const CachedPlan* const found = plans.find(structure)) {
-    count({0, 0, 1, 0});
+Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
+  const uint64_t structure = session != nullptr ? structure_of(share, PlannedBy::kRule) : 0;
+  const CachedPlan* const found = session != nullptr ? session->plans.find(structure) : nullptr;
+  if (found != nullptr) {
+    session->count({0, 0, 1, 0});
     return found->assignment;
   }
-  Assignment mine = plan();
-  plans.put({structure, "", mine, {}});
+  const std::vector<int> group = replicate_group_of(share);
+  const bool all = group.size() == static_cast<size_t>(share.world_size);
+  Assignment mine = plan_save_by_rule(share.local, share.rank, group, all);
+  if (session != nullptr) session->plans.put({structure, "", mine, {}});
   return mine;
-}
-
-Assignment plan_by_rule(SessionParts* session, const SaveShare& share) {
-  const auto plan = [&] {
-    const std::vector<int> group = replicate_group_of(share);
-    const bool all = group.size() == static_cast<size_t>(share.world_size);
-    return plan_save_by_rule(share.local, share.rank, group, all);
-  };
-  if (session == nullptr) return plan();
-  return session->planned_by_rule(structure_of(share, PlannedBy::kRule), plan);
 }
 
 SessionStats SessionParts::stats() const {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -71,10 +70,6 @@ struct SessionParts {
   // with the save.
   std::shared_ptr<StagingMemory> lend_memory();
 
-  // Returns the assignment by rule that an earlier save of this structure (structure_of) had. If
-  // there is none, calls `plan` and keeps the result. Throws what `plan` throws.
-  Assignment planned_by_rule(uint64_t structure, const std::function<Assignment()>& plan);
-
   // The session's last asynchronous save; nullopt if there is none. Used by the session's thread,
   // which sets it before each save.
   const std::optional<EarlierSave>& earlier() const { return earlier_; }
@@ -105,7 +100,8 @@ inline const EarlierSave* earlier_of(const SessionParts* session) {
   return session != nullptr && session->earlier() ? &*session->earlier() : nullptr;
 }
 
-// What this rank writes of share.local, by rule. Without a session (null) nothing is cached.
+// What this rank writes of share.local, by rule: as in an earlier save of the session of this
+// structure. Null: without a session.
 Assignment plan_by_rule(SessionParts* session, const SaveShare& share);
 
 }  // namespace tilestone::engine
