@@ -230,9 +230,7 @@ Terms terms_of(const AttemptHead& head) {
           {"the version", head.writer},
           {"torch_rank_local", head.rank_local ? "true" : "false"},
           {"checks.common_differs", differing_text(differs)},
-          {"attributes", attributes_text(head.attributes)},
-          {"the token", std::to_string(head.token)},
-          {"number", std::to_string(head.number)}};
+          {"attributes", attributes_text(head.attributes)}};
 }
 
 void expect_same_head(const Attempt& attempt, const AttemptHead& other) {
