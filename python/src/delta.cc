@@ -122,16 +122,6 @@ std::pair<DeltaReport, std::optional<uint64_t>> apply_live(const nb::callable& p
   return {applied.report, applied.applied};
 }
 
-// (number, name, whether it is whole) of each version in the directory.
-std::vector<std::tuple<uint64_t, std::string, bool>> versions_of(
-    const std::vector<engine::DeltaVersion>& versions) {
-  std::vector<std::tuple<uint64_t, std::string, bool>> found;
-  for (const engine::DeltaVersion& version : versions) {
-    found.emplace_back(version.number, version.name, version.whole);
-  }
-  return found;
-}
-
 void bind_live(nb::module_& m) {
   nb::class_<engine::DeltaBase>(m, "DeltaBase", "A version in memory, for the next delta.")
       .def(nb::init<>())
@@ -150,9 +140,14 @@ void bind_live(nb::module_& m) {
       "delta_versions",
       [](const nb::bytes& path) {
         const Location location(path_of(path));
-        return without_gil([&] { return versions_of(engine::versions_at(location)); });
+        std::vector<std::tuple<uint64_t, std::string, bool>> found;
+        for (const auto& [number, whole] :
+             without_gil([&] { return engine::versions_at(location); })) {
+          found.emplace_back(number, engine::version_name(number), whole);
+        }
+        return found;
       },
-      "path"_a);
+      "path"_a, "(number, name, whether it is whole) of each version in the directory.");
   m.def("version_name", &engine::version_name, "number"_a);
 }
 

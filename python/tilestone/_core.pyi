@@ -1591,7 +1591,8 @@ def save_live_delta(prepare: Callable[[], SaveRequest], path: bytes, comm: objec
 
 def apply_live_deltas(prepare: Callable[[], LoadRequest], paths: Sequence[bytes], comm: object, seconds: float, options: OpenOptions, whole: bytes | None) -> tuple[DeltaReport, int | None]: ...
 
-def delta_versions(path: bytes) -> list[tuple[int, str, bool]]: ...
+def delta_versions(path: bytes) -> list[tuple[int, str, bool]]:
+    """(number, name, whether it is whole) of each version in the directory."""
 
 def version_name(number: int) -> str: ...
 

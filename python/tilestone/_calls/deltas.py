@@ -291,7 +291,7 @@ def _in_place(
         call = LoadCall(target, deltas[0], until_the_end, group=group, **options)
         applied = _core.apply_live_deltas(
             call.prepare, [valid.location(each) for each in deltas], call.comm, call.limit,
-            _opening(options).fill(_core.OpenOptions()), whole and valid.location(whole),
+            _opening(options).fill(_core.OpenOptions()), valid.location(whole) if whole else None,
         )  # fmt: skip
         call.give_back()
     return applied

@@ -1,6 +1,4 @@
-#include <chrono>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,21 +30,16 @@ class DeltaPatch final : public TensorPatch {
     return !delta_->in_result(tensor.key)->before;
   }
   void apply(const StoredTensor& tensor, uint64_t begin, MutableByteView elements) const override {
-    const DeltaTensor& changes = *delta_->in_result(tensor.key);
-    if (changes.unchanged()) return;
     const auto item = static_cast<int64_t>(itemsize(tensor.dtype));
     const auto first = static_cast<int64_t>(begin) / item;
     const FlatRange range{first, first + static_cast<int64_t>(elements.size()) / item};
-    std::vector<std::function<void()>> changing;
+    std::vector<DeltaShard> shards;
     for (const Box& box : flat_range_to_boxes(tensor.shape, range)) {
-      const MutableByteView there = elements.first(static_cast<uint64_t>(box.numel() * item));
-      elements = elements.subspan(there.size());
-      for (const DeltaPiece& piece : changes.pieces) {
-        if (!intersects(piece.box, box)) continue;
-        changing.push_back([&, box, there] { delta_->apply(changes, piece, box, there); });
-      }
+      shards.push_back({{tensor.key, tensor.dtype, tensor.shape, box},
+                        TensorView::contiguous(elements.data(), tensor.dtype, box.shape)});
+      elements = elements.subspan(shards.back().sum.bytes());
     }
-    threads_.parallel_for(changing.size(), [&](size_t i) { changing[i](); });
+    apply_to(shards, all_of(shards), *delta_, threads_);
   }
 
   // The tensors of the new version in the place of the base's.
@@ -116,7 +109,7 @@ void check_base(StoredSource& source, const DeltaFile& delta, const DeltaOptions
     if (tensor.after) after.find(tensor.key)->second.boxes[part.box].first = part.after;
     progress.add(static_cast<uint64_t>(part.box.numel()) * itemsize(tensor.dtype));
   };
-  walk(shards, parts_of(shards), threads, {.work = work, .then = then});
+  walk(shards, parts_of(shards, all_of(shards)), threads, {.work = work, .then = then});
   progress.finish();
   expect_base(delta, before);
   expect_result(delta, after);
@@ -141,8 +134,7 @@ bool names_a_file(const std::string& path) {
 
 DeltaReport apply_delta(const Location& base, const Location& delta, const Location& target,
                         const DeltaOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
-  try {
+  return engine::timed([&] {
     engine::expect_apart(base, target);
     ConvertOptions convert = engine::convert_options(options);
     const auto opened = std::make_shared<engine::DeltaFile>(
@@ -159,12 +151,8 @@ DeltaReport apply_delta(const Location& base, const Location& delta, const Locat
     engine::convert(std::move(source), target, convert);
     DeltaReport report = engine::report_of(opened->index());
     report.bytes = opened->bytes();
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return report;
-  } catch (...) {
-    rethrow_cause();
-  }
+  });
 }
 
 }  // namespace tilestone

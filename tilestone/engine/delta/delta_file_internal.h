@@ -1,6 +1,7 @@
 // The safetensors files of a delta: writing what was encoded, and reading it again.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "tilestone/base/deadline.h"
+#include "tilestone/base/error.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/delta/delta.h"
 #include "tilestone/engine/delta/encoding_internal.h"
@@ -25,6 +27,20 @@ inline constexpr std::string_view kDeltaName = "delta.safetensors";
 
 // What is known from the index; `bytes` and `seconds` are not set.
 DeltaReport report_of(const DeltaIndex& index);
+
+// What `work` returns, with the time that it has taken.
+template <typename Work>
+DeltaReport timed(const Work& work) {
+  const auto began = std::chrono::steady_clock::now();
+  try {
+    DeltaReport report = work();
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return report;
+  } catch (...) {
+    rethrow_cause();
+  }
+}
 
 // What a file of a delta holds after its header. The entries are ordered by the size of their
 // elements, as the safetensors package does, so that each is aligned.

@@ -249,32 +249,16 @@ class InPlace {
       unsummed_.insert(i);
       if (ties_[i] != Tie::kTied) (ties_[i] == Tie::kNone ? free : perhaps).push_back(i);
     }
-    change(delta, free);
+    apply_to(targets_, free, delta, threads_);
     const auto is_as_it_was = [&](size_t i) { return portions({i})[i] == targets_[i].sum.after; };
     for (const size_t i : perhaps) {
       if (!is_as_it_was(i)) {
         ties_[i] = Tie::kTied;
         continue;
       }
-      change(delta, {i});
+      apply_to(targets_, {i}, delta, threads_);
       if (!is_as_it_was(i)) ties_[i] = Tie::kNone;
     }
-  }
-
-  void change(const DeltaFile& delta, const std::vector<size_t>& some) {
-    std::vector<ShardPart> parts;
-    for (const size_t i : some) {
-      for (const DeltaPiece& piece : delta.in_result(targets_[i].sum.key)->pieces) {
-        if (auto common = intersect(piece.box, targets_[i].sum.box)) {
-          parts.push_back({i, *std::move(common), &piece});
-        }
-      }
-    }
-    const auto work = [&](ShardPart& part) {
-      const DeltaTensor& tensor = *delta.in_result(targets_[part.shard].sum.key);
-      delta.apply(tensor, *part.piece, part.box, part.now);
-    };
-    walk(targets_, std::move(parts), threads_, {.work = work, .writes_back = true});
   }
 
   Rounds rounds_;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -83,12 +82,11 @@ DeltaIndex compare_both(const std::vector<DeltaShard>& shards, DeltaBody& body,
 
 DeltaReport make_delta(const Location& a, const Location& b, const Location& path,
                        const DeltaOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
   if (!path.describe().ends_with(".safetensors")) {
     throw Error(ErrorCode::kInvalidArgument, "a delta is a file whose name ends with .safetensors")
         .with_file(path.describe());
   }
-  try {
+  return engine::timed([&] {
     DeltaReport report;
     engine::make_one_file(
         path, [&](const std::shared_ptr<Storage>& directory, const std::string& name) {
@@ -103,12 +101,8 @@ DeltaReport make_delta(const Location& a, const Location& b, const Location& pat
           body.write(*directory, name, header, Deadline::never().with_interrupt(options.interrupt));
           return name;
         });
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     return report;
-  } catch (...) {
-    rethrow_cause();
-  }
+  });
 }
 
 }  // namespace tilestone

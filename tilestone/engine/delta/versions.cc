@@ -56,7 +56,7 @@ std::vector<DeltaVersion> versions_at(const Location& location) {
     const auto number = number_of(name);
     if (!number) continue;
     const auto whole = is_whole(*storage.child(name));
-    if (whole) versions.push_back({*number, name, *whole});
+    if (whole) versions.push_back({*number, *whole});
   }
   std::sort(versions.begin(), versions.end(),
             [](const DeltaVersion& a, const DeltaVersion& b) { return a.number < b.number; });
@@ -101,7 +101,8 @@ std::string chain_text(Storage& delta) {
       if (version.number > *number) break;
       if (version.whole) text.clear();
       if (!version.whole && version.number != next) return "";
-      text += (text.empty() ? "" : ", ") + version.name + (version.whole ? " (whole)" : "");
+      text += (text.empty() ? "" : ", ") + version_name(version.number) +
+              (version.whole ? " (whole)" : "");
       next = version.number + 1;
     }
     return next == *number + 1 ? text : "";

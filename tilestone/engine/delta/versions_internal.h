@@ -14,7 +14,6 @@ namespace tilestone::engine {
 
 struct DeltaVersion {
   uint64_t number = 0;
-  std::string name;
   bool whole = false;  // a checkpoint
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/delta/box_crc_internal.h"
 #include "tilestone/geometry/strided_copy.h"
 
@@ -62,19 +62,20 @@ class PartMemory {
 
 }  // namespace
 
-std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards, std::span<const size_t> some) {
+std::vector<size_t> all_of(std::span<const DeltaShard> shards) {
+  std::vector<size_t> indices(shards.size());
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards,
+                                const std::vector<size_t>& some) {
   std::vector<ShardPart> parts;
   for (const size_t i : some) {
     const ShardSum& sum = shards[i].sum;
     for (Box& box : pieces_of(sum.box, itemsize(sum.dtype))) parts.push_back({i, std::move(box)});
   }
   return parts;
-}
-
-std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards) {
-  std::vector<size_t> all(shards.size());
-  std::iota(all.begin(), all.end(), 0);
-  return parts_of(shards, all);
 }
 
 void walk(std::span<const DeltaShard> shards, std::vector<ShardPart> parts, ThreadPool& threads,
@@ -100,16 +101,12 @@ void walk(std::span<const DeltaShard> shards, std::vector<ShardPart> parts, Thre
     }
     copy_now(CopyTo::kHost, fetched);
     threads.parallel_for(end - first, [&](size_t i) {
-      ShardPart& part = parts[first + i];
-      try {
+      with_key(shards[parts[first + i].shard].sum.key, [&] {
         now[i].pack();
         base[i].pack();
-        how.work(part);
+        how.work(parts[first + i]);
         if (how.writes_back) now[i].unpack();
-      } catch (Error& error) {
-        error.with_key(shards[part.shard].sum.key);
-        throw;
-      }
+      });
     });
     if (how.writes_back) copy_now(CopyTo::kDevice, fetched);
     for (size_t i = first; i < end && how.then != nullptr; ++i) how.then(parts[i]);
@@ -135,7 +132,25 @@ void compare_shards(std::span<const DeltaShard> shards, bool sum_base, ThreadPoo
     part.before = before.portion();
     part.after = after.portion();
   };
-  walk(shards, parts_of(shards), threads, {.work = work, .then = take});
+  walk(shards, parts_of(shards, all_of(shards)), threads, {.work = work, .then = take});
+}
+
+void apply_to(std::span<const DeltaShard> shards, const std::vector<size_t>& some,
+              const DeltaFile& delta, ThreadPool& threads) {
+  std::vector<ShardPart> parts;
+  for (const size_t i : some) {
+    const ShardSum& sum = shards[i].sum;
+    for (const DeltaPiece& piece : delta.in_result(sum.key)->pieces) {
+      if (auto common = intersect(piece.box, sum.box)) {
+        parts.push_back({i, *std::move(common), &piece});
+      }
+    }
+  }
+  const auto work = [&](ShardPart& part) {
+    const DeltaTensor& tensor = *delta.in_result(shards[part.shard].sum.key);
+    delta.apply(tensor, *part.piece, part.box, part.now);
+  };
+  walk(shards, std::move(parts), threads, {.work = work, .writes_back = true});
 }
 
 std::optional<uint64_t> place_if_contiguous(const Box& inner, const Box& outer, uint64_t itemsize) {

@@ -9,6 +9,7 @@
 
 #include "tilestone/base/bytes.h"
 #include "tilestone/base/thread_pool.h"
+#include "tilestone/engine/delta/delta_file_internal.h"
 #include "tilestone/engine/delta/encoding_internal.h"
 #include "tilestone/engine/delta/sums_internal.h"
 #include "tilestone/state/tensor_view.h"
@@ -35,9 +36,10 @@ struct ShardPart {
   std::optional<EncodedPiece> encoded = {};
 };
 
-// The shards cut into parts, in their order; or only some of the shards, by their indices.
-std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards);
-std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards, std::span<const size_t> some);
+std::vector<size_t> all_of(std::span<const DeltaShard> shards);  // 0, 1, ...
+// Some shards, by their indices, cut into parts.
+std::vector<ShardPart> parts_of(std::span<const DeltaShard> shards,
+                                const std::vector<size_t>& some);
 
 struct PartWork {
   std::function<void(ShardPart& part)> work;            // of many parts at once
@@ -54,6 +56,10 @@ void walk(std::span<const DeltaShard> shards, std::vector<ShardPart> parts, Thre
 // `take` gets the parts in their order; `encoded` is nullopt if nothing has changed.
 void compare_shards(std::span<const DeltaShard> shards, bool sum_base, ThreadPool& threads,
                     const std::function<void(ShardPart& part)>& take);
+
+// Makes `now` of some shards, by their indices, which is the base's, the new version's.
+void apply_to(std::span<const DeltaShard> shards, const std::vector<size_t>& some,
+              const DeltaFile& delta, ThreadPool& threads);
 
 // Where the inner box begins in the elements of the outer one, in bytes, if its elements follow one
 // another there.
