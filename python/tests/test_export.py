@@ -224,6 +224,15 @@ def test_nobody_waits_for_an_export_that_could_not_begin_or_exits(
     assert "Step 1 was not exported: can't start new thread" in caplog.text
 
 
+def test_no_export_begins_after_the_program_has_waited_for_them(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tilestone.CheckpointManager(tmp_path / "run", export=tilestone.Export()) as manager:
+        manager._exporter.finish()
+        manager.save(1, state_of(1))
+    assert manager.exports == [] and "not exported, because the program ends" in caplog.text
+
+
 ENDS = """
 import sys, time
 import numpy, tilestone

@@ -7,26 +7,31 @@
 
 namespace tilestone {
 
-// What `body` returns. An Error that it throws gets the file's name, if it names none.
-template <typename Body>
-decltype(auto) with_file(std::string_view file, const Body& body) {
-  try {
-    return body();
-  } catch (Error& error) {
-    error.with_file(file);
-    throw;
-  }
-}
-
-// The same with a key.
+// What `body` returns. What it throws becomes an Error (current_error()) that names the key, unless
+// it names one.
 template <typename Body>
 decltype(auto) with_key(std::string_view key, const Body& body) {
   try {
     return body();
-  } catch (Error& error) {
-    error.with_key(key);
-    throw;
+  } catch (...) {
+    throw current_error().with_key(key);
   }
+}
+
+// The same with a file.
+template <typename Body>
+decltype(auto) with_file(std::string_view file, const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    throw current_error().with_file(file);
+  }
+}
+
+// The same with both.
+template <typename Body>
+decltype(auto) with_key_and_file(std::string_view key, std::string_view file, const Body& body) {
+  return with_key(key, [&]() -> decltype(auto) { return with_file(file, body); });
 }
 
 }  // namespace tilestone

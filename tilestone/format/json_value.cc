@@ -1,12 +1,12 @@
 #include "tilestone/format/json_value_internal.h"
 
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/format/strict_json_internal.h"
 
 namespace tilestone {
 namespace {
@@ -14,28 +14,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxJsonNesting = 16;
-
-[[noreturn]] void refuse_json(const std::string& problem) {
-  throw Error(ErrorCode::kCorrupt, "not JSON, or not as expected: " + problem);
-}
-
-// Refuses keys that occur twice, and what is nested too deeply.
-Json parse_strictly(std::string_view text) {
-  using Event = Json::parse_event_t;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto check = [&](int depth, Event event, const Json& parsed) {
-    if (depth > kMaxJsonNesting) refuse_json("it is nested too deeply");
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      refuse_json("a key occurs twice: " + parsed.dump());
-    }
-    return true;
-  };
-  // The parser takes it for the end of the text.
-  if (text.find('\0') != std::string_view::npos) refuse_json("a NUL byte");
-  return Json::parse(text, check);
-}
 
 Value json_to_value(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
@@ -56,12 +34,37 @@ Value json_to_value(const Json& json) {
 
 }  // namespace
 
-Value value_of_json(std::string_view text) {
+nlohmann::json strict_json(std::string_view text, std::string_view what) {
+  using Event = Json::parse_event_t;
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::kCorrupt, std::string(what) + ": " + problem);
+  };
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto check = [&](int depth, Event event, const Json& parsed) {
+    if (depth > kMaxJsonNesting) {
+      refuse("the JSON is nested deeper than " + std::to_string(kMaxJsonNesting) + " levels");
+    }
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event != Event::key) return true;
+    const auto& key = parsed.get_ref<const std::string&>();
+    if (!keys.back().insert(key).second) refuse("\"" + key.substr(0, 60) + "\" occurs twice");
+    return true;
+  };
+  // The parser takes it for the end of the text.
+  if (text.find('\0') != std::string_view::npos) refuse("invalid JSON: a NUL byte");
   try {
-    return json_to_value(parse_strictly(text));
-  } catch (const Json::exception& error) {
-    refuse_json(error.what());
+    return Json::parse(text, check);
+  } catch (const Json::parse_error& error) {
+    refuse("invalid JSON at byte " + std::to_string(error.byte));
+  } catch (const Json::exception&) {
+    refuse("invalid JSON");
   }
+  return {};
+}
+
+Value value_of_json(std::string_view text, std::string_view what) {
+  return json_to_value(strict_json(text, what));
 }
 
 }  // namespace tilestone

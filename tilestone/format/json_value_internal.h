@@ -1,4 +1,4 @@
-// JSON as Values, for small files that people or other programs write.
+// JSON as Values.
 #pragma once
 
 #include <string_view>
@@ -7,8 +7,7 @@
 
 namespace tilestone {
 
-// Objects become dicts, sorted by key, arrays lists. Throws Error(kCorrupt) for text that is not
-// JSON, for a key that occurs twice, and for values nested more than 16 deep.
-Value value_of_json(std::string_view text);
+// Objects become dicts, sorted by key, arrays lists. Throws as strict_json().
+Value value_of_json(std::string_view text, std::string_view what);
 
 }  // namespace tilestone

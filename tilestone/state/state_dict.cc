@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/state/similar_keys_internal.h"
 
 namespace tilestone {
@@ -351,14 +352,12 @@ class TreeMerger {
   }
 
   static void run(StateNode& loaded, const ShardedTensorFactory& factory) {
-    try {
+    with_key(factory.key, [&] {
       if (!factory.merge) {
         throw Error(ErrorCode::kInvalidArgument, "the factory has no merge function");
       }
       loaded = factory.merge(std::move(loaded));
-    } catch (...) {
-      throw current_error().with_key(factory.key);
-    }
+    });
   }
 
   void expect_no_factory(const StateNode& original, const char* problem) const {

@@ -179,7 +179,8 @@ class Exporter:
         self._prune_after = prune_after
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._works = False  # whether the thread runs
+        self._works = False  # whether a thread makes exports
+        self._is_closed = False  # whether the program ends, and no export begins any more
         self._waiting: int | None = None  # the step that is next
         self._unpruned: list[int] = []
         self.ended: list[Exported] = []
@@ -205,13 +206,16 @@ class Exporter:
 
     def _begin(self, step: int) -> None:
         with self._changed:
+            if self._is_closed:
+                logger.warning("Step %d is not exported, because the program ends", step)
+                return
             if self._waiting is not None:
                 logger.warning(
                     "Step %d is not exported: the one before is still exported, and step %d takes its turn",
                     self._waiting, step,
                 )  # fmt: skip
             self._waiting = step
-            if self._works:
+            if self._works or _is_ending.is_set():  # then finish() makes it
                 return
             try:
                 threading.Thread(target=self._work, name="tilestone-export", daemon=False).start()
@@ -225,6 +229,15 @@ class Exporter:
         if self._process == os.getpid():
             with self._changed:
                 self._changed.wait_for(lambda: not self._works)
+
+    def finish(self) -> None:
+        """At the program's end, when no thread can begin: makes what waits; nothing begins later."""
+        self.wait()
+        with self._changed:
+            self._is_closed = True
+            self._works = self._waiting is not None and self._process == os.getpid()
+        if self._works:
+            self._work()
 
     def _path(self, step: int) -> str:
         return os.path.join(self._directory, "export", "hf", f"step-{step:08}")
@@ -326,10 +339,12 @@ class Exporter:
 
 
 _exporters: weakref.WeakSet[Exporter] = weakref.WeakSet()
+_is_ending = threading.Event()  # the program
 
 
 @atexit.register
 def _exit() -> None:
-    end_saves()  # whose exports then begin
+    _is_ending.set()
+    end_saves()  # whose exports then wait
     for each in list(_exporters):
-        each.wait()
+        each.finish()

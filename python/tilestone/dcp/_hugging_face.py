@@ -335,7 +335,7 @@ class _Flat(_calls.State):
 def _agree(work: str, comm: Any, check: Callable[[], None], decide: Callable[[], Any]) -> Any:
     """What rank 0 decides, once all have checked; or the error of one, on all ranks."""
 
-    def ask(_: int, __: list[bytes]) -> bytes:
+    def ask(_: int, __: bytes) -> bytes:
         check()
         return b""
 

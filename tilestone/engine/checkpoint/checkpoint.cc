@@ -234,12 +234,8 @@ void Checkpoint::read_parts(std::span<const Part> parts) const {
 
 Value Checkpoint::read_object(const std::string& key) const {
   const SharedBytes item = read_object_bytes(key);
-  try {
-    return engine::parse_object(state_->opened, item);
-  } catch (...) {
-    throw current_error().with_key(key).with_file(
-        metadata().files[metadata().find_object(key)->at.file]);
-  }
+  return with_key_and_file(key, metadata().files[metadata().find_object(key)->at.file],
+                           [&] { return engine::parse_object(state_->opened, item); });
 }
 
 std::optional<Value> Checkpoint::common() const {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/open/description_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/engine/read/reader_internal.h"
@@ -141,12 +142,10 @@ const OptimizerStates& StoredSource::unpack_optimizer(std::vector<OptimizerLayou
 
 Value StoredSource::object(const StoredObject& object) const {
   const ObjectRead read{&object};
-  try {
+  return with_key_and_file(object.key, metadata().files[object.at.file], [&] {
     std::vector<Bytes> bytes = read_objects(context(), {&read, 1});
     return parse_object(opened_, std::move(bytes.front()));
-  } catch (...) {
-    throw current_error().with_key(object.key).with_file(metadata().files[object.at.file]);
-  }
+  });
 }
 
 Value StoredSource::object_in_place(const StoredObject& object) {
@@ -163,7 +162,7 @@ Value StoredSource::object_in_place(const StoredObject& object) {
   }
   const ByteView item = file->bytes().subspan(object.at.offset, object.at.length);
   if (!as_text(item).starts_with("PK")) return this->object(object);  // no archive
-  try {
+  return with_key_and_file(object.key, metadata().files[object.at.file], [&] {
     if (verify_checksums_) {
       if (const auto fault = archive::check_archive(item)) {
         throw Error(ErrorCode::kCorrupt,
@@ -174,9 +173,7 @@ Value StoredSource::object_in_place(const StoredObject& object) {
     const std::lock_guard lock(mutex_);
     mapped_.push_back(std::move(file));
     return value;
-  } catch (...) {
-    throw current_error().with_key(object.key).with_file(metadata().files[object.at.file]);
-  }
+  });
 }
 
 void StoredSource::read(std::span<const TensorItem> items, bool cast) {

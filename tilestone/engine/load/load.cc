@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/host.h"
 #include "tilestone/base/size_text.h"
 #include "tilestone/engine/exchange/exchange_internal.h"
@@ -414,13 +415,9 @@ class LoadByRounds::Loading {
                     std::span<ObjectItem* const> read) const {
     std::vector<Bytes> bytes = read_objects(context, stored);
     for (size_t i = 0; i < read.size(); ++i) {
-      try {
-        read[i]->value = parse_object(opened_, std::move(bytes[i]));
-      } catch (...) {
-        throw current_error()
-            .with_key(read[i]->key)
-            .with_file(opened_.metadata.files[stored[i].stored->at.file]);
-      }
+      const std::string& file = opened_.metadata.files[stored[i].stored->at.file];
+      read[i]->value = with_key_and_file(
+          read[i]->key, file, [&] { return parse_object(opened_, std::move(bytes[i])); });
     }
   }
 

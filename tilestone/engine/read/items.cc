@@ -9,6 +9,7 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/checksum.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/read/lost_files_internal.h"
 #include "tilestone/engine/read/payloads_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
@@ -177,17 +178,14 @@ class ObjectReader {
 
 Bytes read_item(const ReadContext& context, const ItemLocation& at, const std::string& key,
                 uint64_t max_size) {
-  const std::string& name = context.metadata.files[at.file];
-  try {
+  return with_key_and_file(key, context.metadata.files[at.file], [&] {
     RangeReader reader(context, nullptr);
     check_place(at, reader.open(at.file).size());
     Bytes item(at.length);
     reader.add({.file = at.file, .begin = at.offset, .size = at.length, .target = item.data()});
     reader.read();
     return unwrap(context, at, std::move(item), max_size);
-  } catch (...) {
-    throw current_error().with_key(key).with_file(name);
-  }
+  });
 }
 
 std::vector<Bytes> read_objects(const ReadContext& context, std::span<const ObjectRead> objects) {
@@ -216,14 +214,11 @@ void expect_stored(const ReadContext& context, uint64_t bytes, const StoredTenso
   for (const uint32_t index : chunks) {
     const uint32_t place = lost.place_of_chunk(number, index, kNoCopy);
     const ItemLocation& at = context.metadata.place(number, index, place);
-    const std::string& name = context.metadata.files[at.file];
-    try {
+    with_key_and_file(tensor.key, context.metadata.files[at.file], [&] {
       auto [size, is_new] = sizes.try_emplace(at.file, 0);
       if (is_new) size->second = open_data(context, at.file)->size();
       check_place(at, size->second);
-    } catch (...) {
-      throw current_error().with_key(tensor.key).with_file(name);
-    }
+    });
     const uint64_t factor = at.codec == Codec::kNone ? kViewExpansion : kCodecExpansion;
     const auto more = try_mul(at.length, factor);
     plausible = try_add(plausible, more.value_or(UINT64_MAX)).value_or(UINT64_MAX);

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/read/items_internal.h"
 #include "tilestone/engine/read/objects_internal.h"
 #include "tilestone/format/dialect/dialect.h"
@@ -20,15 +21,13 @@ std::optional<Value> read_common(const ReadContext& context, const Opened& opene
         .with_key(opened.dialect->common_object());
   }
   const StoredObject* const stored = &*opened.common;
-  try {
+  return with_key_and_file(stored->key, opened.metadata.files[stored->at.file], [&] {
     std::vector<Bytes> bytes = read_objects(context, std::vector{ObjectRead{stored}});
     Value common = parse_object(opened, std::move(bytes.front()));
     if (common.kind() == Value::Kind::kDict) return common;
     throw Error(ErrorCode::kCorrupt,
                 "the common state is a " + std::string(to_string(common.kind())) + ", not a dict");
-  } catch (...) {
-    throw current_error().with_key(stored->key).with_file(opened.metadata.files[stored->at.file]);
-  }
+  });
 }
 
 }  // namespace tilestone::engine

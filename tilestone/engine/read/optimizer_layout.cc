@@ -155,7 +155,7 @@ OptimizerLayout optimizer_layout_of(const Value& plain) {
 }
 
 std::vector<OptimizerLayout> parse_optimizer_layouts(std::string_view json) {
-  const Value plain = value_of_json(json);
+  const Value plain = value_of_json(json, "the layout of an optimizer");
   std::vector<OptimizerLayout> layouts;
   for (const Value& each : list(field(plain, "optimizer_layouts"), "\"optimizer_layouts\"")) {
     layouts.push_back(optimizer_layout_of(each));

@@ -5,6 +5,7 @@
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/engine/read/parts_internal.h"
 #include "tilestone/engine/read/range_reader_internal.h"
 
@@ -244,13 +245,9 @@ StoredPayload payload_in(const ReadContext& context, ChunkRef chunk, ByteView it
   for (const ProbeRange& range : context.format.probe(at)) {
     probed.push_back(item.subspan(range.offset, range.size));
   }
-  try {
+  return with_key_and_file(tensor_of(context, chunk).key, context.metadata.files[at.file], [&] {
     return agreed(context, chunk, parse(context, chunk, at, probed), item.size());
-  } catch (...) {
-    throw current_error()
-        .with_key(tensor_of(context, chunk).key)
-        .with_file(context.metadata.files[at.file]);
-  }
+  });
 }
 
 }  // namespace tilestone::engine

@@ -10,6 +10,7 @@
 #include "tilestone/base/buffer_pool.h"
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/huge_pages.h"
 #include "tilestone/engine/write/stage_internal.h"
 #include "tilestone/geometry/strided_copy.h"
@@ -63,12 +64,10 @@ struct Copy {
 };
 
 void run(const Copy& copy, const Deadline& deadline) {
-  try {
+  with_key(*copy.key, [&] {
     check_time(deadline);
     pack_range(copy.from->strided_view(), copy.begin, {copy.to, copy.end - copy.begin});
-  } catch (...) {
-    throw current_error().with_key(*copy.key);
-  }
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tilestone/base/error.h"
+#include "tilestone/base/error_context.h"
 #include "tilestone/base/host.h"
 #include "tilestone/base/thread_pool.h"
 #include "tilestone/engine/open/cleanup_internal.h"
@@ -492,10 +493,10 @@ class RankWriter {
   void write_item(size_t file, FileStream& stream, ItemEncoder& encoder, const FileItem& item,
                   ReceiptItem& at) {
     const std::string& key = item.object != nullptr ? item.object->key : item.tensor->key;
-    if (context_.deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, "the deadline passed while writing").with_key(key);
-    }
-    try {
+    with_key(key, [&] {
+      if (context_.deadline.expired()) {
+        throw Error(ErrorCode::kTimeout, "the deadline passed while writing");
+      }
       const ItemRecipe recipe = item.object != nullptr
                                     ? encoder.object(*item.object, stream.position())
                                     : encoder.tensor(*item.tensor, *item.piece, stream.position());
@@ -503,9 +504,7 @@ class RankWriter {
       at.offset = stream.position() + recipe.padding;
       at.length = recipe.length;
       at.checksums = stream.write(recipe);
-    } catch (...) {
-      throw current_error().with_key(key);
-    }
+    });
   }
 
   void note_made(const std::string& name) {

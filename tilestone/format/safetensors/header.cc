@@ -9,14 +9,18 @@
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/format/json_value_internal.h"
 #include "tilestone/format/safetensors/dtype_names_internal.h"
 #include "tilestone/format/safetensors/header_internal.h"
-#include "tilestone/format/safetensors/sharding_info_internal.h"
 
 namespace tilestone::safetensors {
 namespace {
 
 using Json = nlohmann::json;
+
+const std::string kShardingInfoKey = "DCP_SHARDING_INFO";
+constexpr const char* kOffsetsField = "saved_offsets";
+constexpr const char* kWholeField = "whole_shape";  // Tilestone's, which torch ignores
 
 [[noreturn]] void corrupt_header(const std::string& problem) {
   throw Error(ErrorCode::kCorrupt, "safetensors header: " + problem);
@@ -222,7 +226,7 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
       const size_t dims = tensors.back().shape.size();
       if (piece->second.at.size() != dims ||
           piece->second.whole.value_or(tensors.back().shape).size() != dims) {
-        corrupt_header(std::string(kShardingInfoKey) + " and \"shape\" have other numbers of dims");
+        corrupt_header(kShardingInfoKey + " and \"shape\" have other numbers of dims");
       }
       tensors.back().piece = piece->second;
     });
@@ -235,7 +239,52 @@ std::vector<HeaderTensor> parse(ByteView text, uint64_t file_size) {
   return tensors;
 }
 
+const Value::Dict& entries_of(const Value& value) {
+  if (value.kind() != Value::Kind::kDict)
+    corrupt_header(kShardingInfoKey + ": an object is missing");
+  return value.as_dict();
+}
+
+Dims dims_of(const Value& value) {
+  if (value.kind() != Value::Kind::kList || value.items().size() > kMaxDims) {
+    corrupt_header(kShardingInfoKey + ": a list is missing, or too long");
+  }
+  std::vector<int64_t> dims;
+  for (const Value& dim : value.items()) {
+    if (dim.kind() != Value::Kind::kInt || dim.as_int() < 0) {
+      corrupt_header(kShardingInfoKey + ": a number is invalid");
+    }
+    dims.push_back(dim.as_int());
+  }
+  return Dims(dims);
+}
+
+SafetensorsPiece piece_of(const Value& entry) {
+  SafetensorsPiece piece;
+  if (entries_of(entry).empty() || entry.find(kOffsetsField) == nullptr) {
+    corrupt_header(kShardingInfoKey + ": no \"saved_offsets\"");
+  }
+  for (const auto& [field, value] : entry.as_dict()) {
+    if (field.as_string() == kOffsetsField) {
+      piece.at = dims_of(value);
+    } else if (field.as_string() == kWholeField) {
+      piece.whole = dims_of(value);
+    } else {
+      corrupt_header(kShardingInfoKey + ": the field " + in_quotes(field.as_string()));
+    }
+  }
+  return piece;
+}
+
 }  // namespace
+
+SafetensorsPieces parse_sharding_info(std::string_view text) {
+  SafetensorsPieces pieces;
+  if (text.empty()) return pieces;
+  const Value info = value_of_json(text, kShardingInfoKey);
+  for (const auto& [key, entry] : entries_of(info)) pieces[key.as_string()] = piece_of(entry);
+  return pieces;
+}
 
 std::string in_quotes(std::string_view text) {
   return "\"" + std::string(text.substr(0, 60)) + "\"";
@@ -299,8 +348,7 @@ std::string pieces_text(const std::vector<HeaderTensor>& tensors) {
     if (tensor.piece->whole) entry[kWholeField] = list_of(*tensor.piece->whole);
   }
   if (info.empty()) return "";
-  return ",\"" + std::string(kShardingInfoKey) + "\":" + Json(info.dump()).dump() +
-         R"(,"DCP_VERSION":"1.0")";
+  return ",\"" + kShardingInfoKey + "\":" + Json(info.dump()).dump() + R"(,"DCP_VERSION":"1.0")";
 }
 
 }  // namespace

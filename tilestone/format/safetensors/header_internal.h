@@ -61,4 +61,10 @@ Bytes write_header(const std::vector<HeaderTensor>& tensors,
 uint64_t max_entry_bytes(const HeaderTensor& tensor);
 inline constexpr uint64_t kEmptyHeader = 64;  // at least the bytes of the text without tensors
 
+// What PyTorch's HuggingFaceStorageWriter(save_distributed=True) says of the pieces of tensors in a
+// file: the text of "DCP_SHARDING_INFO" in the header's "__metadata__".
+// {"KEY": {"saved_offsets": [4, 0], "whole_shape": [8, 3]}}, the second one if it is recorded; of
+// "" nothing. Throws Error(kCorrupt).
+SafetensorsPieces parse_sharding_info(std::string_view text);
+
 }  // namespace tilestone::safetensors

@@ -7,7 +7,6 @@
 #include <functional>
 
 #include "tilestone/base/error.h"
-#include "tilestone/format/safetensors/sharding_info_internal.h"
 #include "tilestone/format/safetensors/weight_map_internal.h"
 
 namespace tilestone::safetensors::header_test {

@@ -27,7 +27,7 @@ WeightMap parse_weight_map(ByteView text, const std::string& file) {
       corrupt_index("it has " + std::to_string(text.size()) + " bytes; the limit is " +
                     std::to_string(kMaxText));
     }
-    const Value index = value_of_json(as_text(text));
+    const Value index = value_of_json(as_text(text), "index of safetensors files");
     const Value* const entries =
         index.kind() == Value::Kind::kDict ? index.find("weight_map") : nullptr;
     if (entries == nullptr || entries->kind() != Value::Kind::kDict) {

@@ -87,7 +87,7 @@ Distribution distribution_of(const Value& group) {
 
 // "model" and ["layer",0,"weight"]: "model.layer.0.weight".
 std::string key_of(const std::string& item, std::string_view json_path) {
-  const Value path = value_of_json(json_path);
+  const Value path = value_of_json(json_path, "the path of a tensor");
   std::string key = item;
   for (const Value& element : sequence(path)) {
     key += "." + (element.kind() == Value::Kind::kInt ? std::to_string(element.as_int())

@@ -41,7 +41,8 @@ using Content = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t, std::optional
 
 struct Part {
   StoredChunk chunk;
-  std::optional<Content> content;  // nullopt: without a checksum, nobody knows
+  std::optional<Content> content;         // nullopt: without a checksum, nobody knows
+  std::vector<ItemLocation> copies = {};  // in the files of higher ranks
 };
 
 // The elements of `local` in `part` of its own tensor.
@@ -94,11 +95,9 @@ class FolderReader {
   static constexpr int kShared = -1;
 
   struct Merged {
-    StoredTensor tensor;
-    bool is_plain = false;                              // not sharded
-    std::map<Box, uint32_t> chunks = {};                // by box
-    std::vector<std::optional<Content>> contents = {};  // of the chunks
-    std::vector<std::pair<uint32_t, ItemLocation>> copies = {};
+    StoredTensor tensor;    // without chunks
+    bool is_plain = false;  // not sharded
+    std::map<Box, Part> parts = {};
   };
 
   uint32_t number_of(const std::string& name) {
@@ -165,7 +164,7 @@ class FolderReader {
     add_keys(metadata_.dict_keys, items.dict_keys);
     for (TensorItem& item : items.tensors) {
       const std::string& file = names.at(key_text(item.path.front()));
-      with_key(item.key, [&] { with_file(file, [&] { add_tensor(item, rank, file); }); });
+      with_key_and_file(item.key, file, [&] { add_tensor(item, rank, file); });
     }
     for (ObjectItem& item : items.objects) {
       add_object(item, rank, number_of(names.at(key_text(item.path.front()))));
@@ -199,19 +198,17 @@ class FolderReader {
       parts.push_back(part_of(local, held.boxes[i], held.locals[i], number));
     }
     Key key{item.key, kShared};
-    bool fits = !objects_.contains(key);
     const auto known = merged_.find(key);
+    bool is_own = objects_.contains(key);
     if (known != merged_.end()) {
       const StoredTensor& tensor = known->second.tensor;
-      fits = tensor.dtype == item.dtype && tensor.shape == shape;
+      is_own = tensor.dtype != item.dtype || tensor.shape != shape;
     }
-    if (!fits && !is_plain) {
+    if (is_own && !is_plain) {
       throw Error(ErrorCode::kCorrupt,
                   "ranks have saved this tensor with different shapes or dtypes");
     }
-    const bool may_differ =
-        is_plain && known != merged_.end() && are_whole_and_differ(known->second, parts);
-    const bool is_own = !fits || may_differ;
+    if (known != merged_.end() && is_plain) is_own = is_own || may_differ(known->second, parts);
     if (is_own) note_own(key, rank);
     const auto [at, is_new] = merged_.try_emplace(key);
     Merged& merged = at->second;
@@ -229,9 +226,9 @@ class FolderReader {
 
   // Whether the bytes of a tensor that each rank has as a whole are not known to be those of the
   // first rank.
-  static bool are_whole_and_differ(const Merged& first, const std::vector<Part>& parts) {
-    if (!first.is_plain || parts.empty() || first.contents.empty()) return false;
-    return !are_same(first.contents[0], parts[0].content);
+  static bool may_differ(const Merged& first, const std::vector<Part>& parts) {
+    if (!first.is_plain || parts.empty() || first.parts.empty()) return false;
+    return !are_same(first.parts.begin()->second.content, parts[0].content);
   }
 
   // Makes it the key of the rank's own value.
@@ -248,14 +245,10 @@ class FolderReader {
   }
 
   void merge(const std::string& key, Merged& merged, const Part& part) {
-    std::vector<StoredChunk>& chunks = merged.tensor.chunks;
-    const auto [at, is_first] =
-        merged.chunks.emplace(part.chunk.box, static_cast<uint32_t>(chunks.size()));
-    if (is_first) {
-      chunks.push_back(part.chunk);
-      merged.contents.push_back(part.content);
-    } else if (are_same(merged.contents[at->second], part.content)) {
-      if (part.chunk.at.checksums) merged.copies.emplace_back(at->second, part.chunk.at);
+    const auto [at, is_first] = merged.parts.emplace(part.chunk.box, part);
+    if (is_first) return;
+    if (are_same(at->second.content, part.content)) {
+      if (part.chunk.at.checksums) at->second.copies.push_back(part.chunk.at);
     } else if (!std::exchange(has_other_replicas_, true)) {
       metadata_.notes.push_back(
           "replicas of a shard differ, or have no checksums; that of the lowest rank counts: \"" +
@@ -288,10 +281,10 @@ class FolderReader {
     }
     for (const auto& [key, merged] : merged_) {
       std::vector<Box> boxes;
-      for (const StoredChunk& chunk : merged.tensor.chunks) boxes.push_back(chunk.box);
+      for (const auto& [box, part] : merged.parts) boxes.push_back(box);
       const auto hole = find_uncovered(Box::whole(merged.tensor.shape), boxes);
       if (!hole) continue;
-      const uint32_t file = merged.tensor.chunks.empty() ? 0 : merged.tensor.chunks[0].at.file;
+      const uint32_t file = boxes.empty() ? 0 : merged.parts.begin()->second.chunk.at.file;
       fail_missing(key.first, "no file has the elements " + to_string(*hole) +
                                   " of this tensor; others are in " + metadata_.files[file]);
     }
@@ -332,14 +325,15 @@ class FolderReader {
     std::map<std::string, Merged*> tensors;
     for (auto& [key, merged] : merged_) tensors[name_of(key)] = &merged;
     for (auto& [name, merged] : tensors) {
-      const auto tensor = static_cast<uint32_t>(metadata_.tensors.size());
-      for (auto& [chunk, at] : merged->copies) metadata_.copies.push_back({tensor, chunk, at});
-      metadata_.tensors.push_back(std::move(merged->tensor));
-      metadata_.tensors.back().key = name;
+      const auto number = static_cast<uint32_t>(metadata_.tensors.size());
+      StoredTensor& tensor = metadata_.tensors.emplace_back(std::move(merged->tensor));
+      tensor.key = name;
+      for (auto& [box, part] : merged->parts) {
+        const auto chunk = static_cast<uint32_t>(tensor.chunks.size());
+        for (const ItemLocation& at : part.copies) metadata_.copies.push_back({number, chunk, at});
+        tensor.chunks.push_back(std::move(part.chunk));
+      }
     }
-    std::ranges::sort(metadata_.copies, {}, [](const StoredCopy& copy) {
-      return std::tuple(copy.tensor, copy.chunk, copy.at.file);
-    });
     for (auto& [key, object] : objects_) {
       metadata_.objects.push_back(object);
       metadata_.objects.back().key = name_of(key);

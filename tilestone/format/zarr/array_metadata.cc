@@ -2,11 +2,11 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tilestone/base/checked.h"
 #include "tilestone/base/error.h"
 #include "tilestone/base/error_context.h"
+#include "tilestone/format/strict_json_internal.h"
 #include "tilestone/format/zarr/array_metadata_internal.h"
 #include "tilestone/format/zarr/dtype_names_internal.h"
 
@@ -15,7 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;         // of nested JSON; a structured dtype needs 3
 constexpr size_t kMaxDims = 64;       // numpy's limit
 constexpr size_t kMaxText = 1 << 20;  // bytes
 
@@ -27,32 +26,14 @@ constexpr size_t kMaxText = 1 << 20;  // bytes
   throw Error(ErrorCode::kUnsupported, "array description: " + problem);
 }
 
-// Parses one JSON object. Refuses a name that occurs twice, because JSON readers differ in which of
-// the two they use.
 Json parse_object(ByteView text) {
   if (text.size() > kMaxText) {
     corrupt("it has " + std::to_string(text.size()) + " bytes; the limit is " +
             std::to_string(kMaxText));
   }
-  std::set<std::string> names;
-  const auto check = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-    if (depth > kMaxDepth) {
-      corrupt("the JSON is nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    }
-    if (event != Json::parse_event_t::key || depth != 1) return true;
-    const auto& name = parsed.get_ref<const std::string&>();
-    if (!names.insert(name).second) corrupt("\"" + name.substr(0, 40) + "\" occurs twice");
-    return true;
-  };
-  const std::string_view chars = as_text(text);
-  try {
-    Json json = Json::parse(chars.begin(), chars.end(), check);
-    if (!json.is_object()) corrupt("it is not a JSON object");
-    return json;
-  } catch (const Json::exception& error) {
-    const auto* syntax = dynamic_cast<const Json::parse_error*>(&error);
-    corrupt("invalid JSON" + (syntax == nullptr ? "" : " at byte " + std::to_string(syntax->byte)));
-  }
+  Json json = strict_json(as_text(text), "array description");
+  if (!json.is_object()) corrupt("it is not a JSON object");
+  return json;
 }
 
 const Json& field(const Json& json, const char* name) {
