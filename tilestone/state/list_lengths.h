@@ -33,6 +33,9 @@ std::vector<ListLength> list_lengths(const StateDict& state);
 // there are none that count.
 uint64_t hash_of(const std::vector<ListLength>& lists);
 
+// As the functions of base/both_ways.h.
+void walk_lists(ByteWriter& out, const std::vector<ListLength>& lists);
+void walk_lists(ByteReader& in, std::vector<ListLength>& lists);
 void write_lists(ByteWriter& out, const std::vector<ListLength>& lists);
 std::vector<ListLength> read_lists(ByteReader& in);
 
