@@ -171,14 +171,6 @@ void walk_lengths(auto& io, auto& lists) {
 void walk_lists(ByteWriter& out, const std::vector<ListLength>& lists) { walk_lengths(out, lists); }
 void walk_lists(ByteReader& in, std::vector<ListLength>& lists) { walk_lengths(in, lists); }
 
-void write_lists(ByteWriter& out, const std::vector<ListLength>& lists) { walk_lists(out, lists); }
-
-std::vector<ListLength> read_lists(ByteReader& in) {
-  std::vector<ListLength> lists;
-  walk_lists(in, lists);
-  return lists;
-}
-
 void expect_same_lengths(const std::vector<std::vector<ListLength>>& by_rank, bool by_sharded) {
   std::map<std::string_view, SamePath> paths;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
